@@ -89,6 +89,13 @@ cases! {
         47 "a demoted anchor admits, revokes and rules in the past" "no effect",
         48 "a revoked member comes back by the same code with another key" "no effect",
     }
+    "strangers and neighbours" {
+        54 "silent connections from four addresses of the home's network" "connection_limit",
+        55 "strangers hold all sockets for calls while there is an invite" "session_limit",
+        56 "strangers use up what a node has to spare for strangers" "no effect",
+        57 "one member takes all sessions and streams of a host" "preempted",
+        58 "neighbours keep all streams of a host from its owner" "preempted",
+    }
 }
 
 impl Case {

@@ -21,9 +21,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
+use hearthnet_bus::joining::{self, JoinHandler};
 use hearthnet_bus::log::{EventLog, LogHealth};
 use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_bus::{Descriptor, NodeId, NodeKey, now_ms};
 use hearthnet_http::{Metrics, Part};
 use hearthnet_shard::{RunningHost, ShardConfig, ShardHost, Stats};
 use hearthnet_testkit::TinyLlama;
@@ -197,6 +198,10 @@ impl Member {
         let problems = log.verify().map_err(HarnessError::victim)?.problems;
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         register_shards(&registry, key.clone(), log.clone(), served.clone())
+            .map_err(HarnessError::victim)?;
+        let joins = JoinHandler::new(log.clone(), key.clone(), now_ms);
+        registry
+            .register(joining::descriptor(), Arc::new(joins))
             .map_err(HarnessError::victim)?;
         let mut node = NodeSettings::new("victim");
         node.listen = Some("127.0.0.1:0".to_owned());

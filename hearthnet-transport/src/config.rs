@@ -41,9 +41,13 @@ pub struct Config {
     pub session_lifetime: Duration,
     /// Sessions that a listener serves at a time.
     pub max_sessions: usize,
-    /// Connections that a listener lets stand between accept and HELLO, in all.
+    /// The same for one peer, and those that it [counts with](crate::Admission::counts_with).
+    pub max_sessions_per_peer: usize,
+    /// Connections that a listener lets stand between accept and HELLO, in all: half of them from
+    /// addresses at which no admitted peer was of late. Admitted peers, from when they have proved
+    /// their key, may have as many more. For one beyond that an older one is closed.
     pub max_handshakes: usize,
-    /// The same per remote address.
+    /// The same per remote address, and per peer.
     pub max_handshakes_per_address: usize,
     /// Streams that a peer may open per second, over time; it may save up four seconds' worth.
     pub stream_opens_per_second: u32,
@@ -89,6 +93,8 @@ impl Default for Config {
             keep_alive: Duration::from_secs(30),
             session_lifetime: Duration::from_secs(3600),
             max_sessions: 64,
+            // One for each program that asks, on one machine. Four peers together can take all.
+            max_sessions_per_peer: 16,
             max_handshakes: 64,
             max_handshakes_per_address: 16,
             stream_opens_per_second: 64,
@@ -169,6 +175,11 @@ impl Config {
             "1 KiB to 1 MiB",
         )?;
         check(self.max_sessions >= 1, "max_sessions", "at least 1")?;
+        check(
+            self.max_sessions_per_peer >= 1,
+            "max_sessions_per_peer",
+            "at least 1",
+        )?;
         check(self.max_handshakes >= 1, "max_handshakes", "at least 1")?;
         check(
             self.max_handshakes_per_address >= 1,

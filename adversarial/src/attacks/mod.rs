@@ -55,6 +55,11 @@ macro_rules! every_attack {
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;
                 47 who_loses_a_level_cannot_write_into_the_past;
                 48 an_invite_ends_with_whom_it_let_in;
+                54 silent_strangers_keep_no_member_out;
+                55 strangers_hold_no_socket_that_a_joiner_or_a_member_needs;
+                56 calls_without_a_proof_keep_no_joiner_out;
+                57 a_member_has_no_more_than_its_share_of_a_host;
+                58 the_owner_of_a_machine_has_a_place_on_it;
             }
         }
     };
@@ -83,7 +88,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47 | 48 => Scene::COMMUNITY,
+        21..=27 | 47 | 48 | 54..=56 | 58 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -100,6 +105,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
             "four batches of 512 KiB as they arrive and are decoded, the database's cache of 16 MiB \
              and the index of what is kept",
         ),
+        57 => Budget::sessions(19, "those of the attacker, the guest's, and one that is closing"),
         45 => Budget::sessions(3, "the grabber, the guest, and one that is closing"),
         _ => Budget::SESSION,
     };

@@ -2,7 +2,7 @@
 //! log for as long as it is open. That binds both directions: whoever asks this node, and the
 //! hosts that this node asks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use hearthnet_transport::{
@@ -11,7 +11,7 @@ use hearthnet_transport::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use crate::community::log::{Community, EventLog, Level};
+use crate::community::log::{Community, EventLog, Level, OpenInvite};
 use crate::community::sync::SYNC_PATH;
 use crate::node::calls::{Authority, BUS_PATH, Research, Trust};
 use crate::node::flight;
@@ -21,6 +21,10 @@ use crate::{Grant, NodeId};
 /// How long a peer that this node has dialled may stay unknown: until then the log that says who
 /// it is may be on its way, from itself.
 const UNKNOWN_MS: u64 = 60_000;
+/// Longest chain of inviters that is followed: more members than homes have.
+const MAX_CHAIN: usize = 256;
+/// Strangers with a proof that are remembered: more than can be joining at a time.
+const MAX_INVITED: usize = 32;
 
 /// What a shard host decides about tensor sessions. Membership has been looked at before.
 pub trait TensorAcceptor: Send + Sync {
@@ -70,11 +74,7 @@ pub(super) fn may_use(
     }
     if state.level(peer).is_none() {
         // A stranger may ask to join, while there is an invite with which it could.
-        let invited = || {
-            state.invites().any(|(_, invite)| {
-                !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
-            })
-        };
+        let invited = || state.invites().any(|(_, invite)| is_open(invite, now_ms));
         return match what {
             Use::Bus if invited() => Ok(()),
             _ => Err(CloseCode::Unauthorized),
@@ -94,6 +94,27 @@ pub(super) fn may_use(
     }
 }
 
+/// Whether somebody may still join with an invite.
+pub(super) fn is_open(invite: &OpenInvite, now_ms: u64) -> bool {
+    !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
+}
+
+/// Whom a member counts with where what one may have is limited: with whoever invited it, and that
+/// one with its own inviter, up to one that an anchor let in. A member that lets in as many keys as it
+/// likes has no more by that. Anchors are exempt: most homes are let in by one of them, and who is no
+/// friend of the community and an anchor has better ways.
+pub(super) fn counts_with(state: &Community, node: &NodeId) -> NodeId {
+    let is_anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
+    let inviter = |node: &NodeId| {
+        let invite = state.member(node)?.invite?;
+        let by = state.invite(&invite)?.author;
+        (!is_anchor(node) && !is_anchor(&by)).then_some(by)
+    };
+    // An invite is older than who joins with it, so the chain ends; no log makes this loop for ever.
+    let chain = std::iter::successors(Some(*node), inviter);
+    chain.take(MAX_CHAIN).last().unwrap_or(*node)
+}
+
 /// Where tensor sessions go.
 #[derive(Clone)]
 pub(super) struct TensorService {
@@ -107,6 +128,8 @@ pub(super) struct Access {
     /// This machine's own setting.
     pub(super) research: bool,
     pub(super) tensor: RwLock<Option<TensorService>>,
+    /// Strangers that proved of late that they were invited, the oldest first.
+    pub(super) invited: Mutex<VecDeque<NodeId>>,
 }
 
 impl Access {
@@ -141,6 +164,18 @@ impl Admission for Access {
                 false
             }
         }
+    }
+
+    fn belongs(&self, key: &NodeId) -> bool {
+        self.log.state().level(key).is_some()
+    }
+
+    fn is_invited(&self, key: &NodeId) -> bool {
+        self.invited.lock().contains(key)
+    }
+
+    fn counts_with(&self, key: &NodeId) -> NodeId {
+        counts_with(&self.log.state(), key)
     }
 
     fn admit_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
@@ -178,6 +213,15 @@ impl Authority for Access {
             (false, _) => Research::OffHere,
             (true, false) => Research::OffInCommunity,
             (true, true) => Research::On,
+        }
+    }
+
+    fn invited(&self, node: &NodeId) {
+        let mut invited = self.invited.lock();
+        if !invited.contains(node) {
+            invited.push_back(*node);
+            let too_many = invited.len().saturating_sub(MAX_INVITED);
+            invited.drain(..too_many);
         }
     }
 }

@@ -208,6 +208,7 @@ pub fn bus_rule() -> PathRule {
     PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES)
         .with_text()
         .with_sockets(128, 8)
+        .with_strangers(16)
 }
 
 /// A node at work. Clones are the same one; it ends when it is shut down, or with its last clone.
@@ -246,6 +247,7 @@ impl Node {
             log: log.clone(),
             research: settings.research,
             tensor: RwLock::new(None),
+            invited: Mutex::default(),
         });
         let listener = match &settings.listen {
             None => None,
@@ -397,6 +399,11 @@ impl Node {
             // The sender lives as long as this node.
             let _ = changes.changed().await;
         }
+    }
+
+    /// Whom a member counts with where what one may have is limited: itself, or who invited it.
+    pub fn counts_with(&self, node: &NodeId) -> NodeId {
+        access::counts_with(&self.inner.log.state(), node)
     }
 
     /// Serves tensor sessions from now on: those that `door` lets in come out of what is returned.

@@ -41,6 +41,11 @@ impl<K: Hash + Eq + Clone> Caps<K> {
         })
     }
 
+    /// Places that are taken.
+    pub fn taken(&self) -> usize {
+        self.taken.lock().0
+    }
+
     /// A place for `key`.
     ///
     /// # Errors

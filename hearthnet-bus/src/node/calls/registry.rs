@@ -26,6 +26,16 @@ pub trait Handler: Send + Sync {
     /// is dropped; work on other threads has to watch the former and to keep
     /// [`CallContext::slot`] for as long as it goes on.
     fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_>;
+
+    /// Who vouches for a stranger that calls with these parameters: the key of the invite that it
+    /// proves to have. Asked before the call takes a place, so it must be cheap: a signature, a look
+    /// at the log. `None` if strangers need nobody for it, or nobody vouches any more.
+    ///
+    /// # Errors
+    /// The refusal of one that claims a proof and has none.
+    fn vouches(&self, _caller: &NodeId, _params: &Value) -> Result<Option<NodeId>, CallError> {
+        Ok(None)
+    }
 }
 
 /// Who calls, and how to notice that it gave up.
