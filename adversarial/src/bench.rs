@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{Client, ShardGrant};
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::joining::join_through;
+use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
 use hearthnet_orchestrator::link::HostAddr;
@@ -17,7 +20,8 @@ use crate::honest::Honest;
 use crate::raw::event::now_ms;
 use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, Step, kind, stream_open};
 use crate::test_community::TestCommunity;
-use crate::victim::{self, MODEL_ID, Pace, Scene, Settings, Victim};
+use crate::trial::until;
+use crate::victim::{self, Gauges, MODEL_ID, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
 
 /// How long a token of the harness holds, in seconds.
@@ -168,6 +172,37 @@ impl Bench {
     pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
         let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
         test_community.goes_on(&mut self.victim, found).await
+    }
+
+    /// The victim has heard what the anchor wrote.
+    pub(crate) async fn agrees(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+        let state = self.test_community()?.state();
+        let agrees = |gauges: &Gauges| gauges.state() == state;
+        let held = agrees(&until(&mut self.victim, agrees).await?);
+        found.check(
+            "the host hears of what the anchor wrote",
+            "true",
+            held,
+            held,
+        );
+        Ok(())
+    }
+
+    /// Somebody with a code joins through the victim, once and without patience.
+    pub(crate) async fn join(&mut self, invite: &Invite) -> Result<Level, HarnessError> {
+        let key = new_key()?;
+        let request = invite.request(key.id(), "kim");
+        let request = request.map_err(HarnessError::attacker)?;
+        let home = tempfile::tempdir()?;
+        let log = EventLog::prepare(home.path(), invite.community());
+        let log = log.map_err(HarnessError::attacker)?;
+        let identity = key.identity().map_err(HarnessError::attacker)?;
+        let (addr, expected, rule) = (self.target.addr.to_string(), self.target.node, bus_rule());
+        let config = Config::default();
+        let socket = connect_path(&addr, &identity, Some(expected), &rule, &config).await;
+        let client = Client::new(socket.map_err(HarnessError::honest)?, Arc::new(key));
+        let joined = join_through(&client, expected, &request, &log, now_ms, |_| {}).await;
+        joined.map_err(HarnessError::honest)
     }
 
     /// What becomes of the guest, in a process of its own, when it opens a session with a host.

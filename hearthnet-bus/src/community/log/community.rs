@@ -13,6 +13,9 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, NodeId};
 
+/// Longest chain of inviters that is followed: more members than homes have.
+const MAX_CHAIN: usize = 256;
+
 /// A member of the community.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -304,6 +307,21 @@ impl Community {
         joined.fold((0, 0), |(all, with), same| {
             (all + 1, with + usize::from(same))
         })
+    }
+
+    /// Whom a member counts with where what one may have is limited: with whoever invited it, and that
+    /// one with its own inviter, up to one that an anchor let in. So a member that lets in as many keys
+    /// as it likes has no more by that. Anchors are exempt: most homes are let in by one of them, and
+    /// who is no friend of the community and an anchor has better ways.
+    pub fn party(&self, node: &NodeId) -> NodeId {
+        let is_anchor = |node: &NodeId| self.level(node) == Some(Level::Anchor);
+        let inviter = |node: &NodeId| {
+            let by = self.invite(&self.member(node)?.invite?)?.author;
+            (!is_anchor(node) && !is_anchor(&by)).then_some(by)
+        };
+        // An invite is older than who joins with it, so the chain ends; no log makes this loop for ever.
+        let chain = std::iter::successors(Some(*node), inviter);
+        chain.take(MAX_CHAIN).last().unwrap_or(*node)
     }
 
     /// Whether a node may invite others at `level` now.
