@@ -149,7 +149,7 @@ impl Admission for Access {
     }
 
     fn counts_with(&self, key: &NodeId) -> NodeId {
-        self.log.state().party(key)
+        self.log.state().answers_for(key)
     }
 
     fn admit_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {

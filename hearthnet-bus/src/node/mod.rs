@@ -402,12 +402,12 @@ impl Node {
         }
     }
 
-    /// Whom a caller counts with where what one may have is limited ([`Community::party`]). This node
+    /// Whom a caller counts with where what one may have is limited ([`Community::answers_for`]). This node
     /// stands for itself.
     pub fn party(&self, node: &NodeId) -> NodeId {
         match *node == self.id() {
             true => *node,
-            false => self.inner.log.state().party(node),
+            false => self.inner.log.state().answers_for(node),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, NodeId};
 
-/// Longest chain of inviters that is followed: more members than homes have.
-const MAX_CHAIN: usize = 256;
+/// How many invites lie between a member and who answers for it, at most.
+const MAX_ANSWERING: usize = 64;
 
 /// A member of the community.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -309,19 +309,28 @@ impl Community {
         })
     }
 
-    /// Whom a member counts with where what one may have is limited: with whoever invited it, and that
-    /// one with its own inviter, up to one that an anchor let in. So a member that lets in as many keys
-    /// as it likes has no more by that. Anchors are exempt: most homes are let in by one of them, and
-    /// who is no friend of the community and an anchor has better ways.
-    pub fn party(&self, node: &NodeId) -> NodeId {
-        let is_anchor = |node: &NodeId| self.level(node) == Some(Level::Anchor);
-        let inviter = |node: &NodeId| {
-            let by = self.invite(&self.member(node)?.invite?)?.author;
-            (!is_anchor(node) && !is_anchor(&by)).then_some(by)
-        };
-        // An invite is older than who joins with it, so the chain ends; no log makes this loop for ever.
-        let chain = std::iter::successors(Some(*node), inviter);
-        chain.take(MAX_CHAIN).last().unwrap_or(*node)
+    /// Who answers for a member where members have shares, so that nobody has more of them for inviting:
+    /// the member itself, if the root or somebody who is an anchor now has let it in, or its level says that
+    /// somebody who was one has; else the member that did, or who answers for that one.
+    ///
+    /// Anchors are left out because all that their invitees could take they can take away from everybody as
+    /// they please, and because an honest one has invited the whole village.
+    pub fn answers_for(&self, node: &NodeId) -> NodeId {
+        let mut answers = *node;
+        // Nobody is let in by whom it has let in before, unless it came back: so it ends.
+        for _ in 0..MAX_ANSWERING {
+            let invite = self.member(&answers).and_then(|member| member.invite);
+            let Some(invite) = invite.and_then(|invite| self.invite(&invite)) else {
+                break;
+            };
+            let by = invite.author;
+            let by_anchor = by == self.id.root() || self.level(&by) == Some(Level::Anchor);
+            if by_anchor || invite.level > Level::Member {
+                break;
+            }
+            answers = by;
+        }
+        answers
     }
 
     /// Whether a node may invite others at `level` now.
