@@ -402,8 +402,8 @@ impl Node {
         }
     }
 
-    /// Whom a caller counts with where what one may have is limited ([`Community::answers_for`]). This node
-    /// stands for itself.
+    /// Whom a caller counts with where what one may have is limited: who
+    /// [answers for it](crate::community::log::Community::answers_for). This node stands for itself.
     pub fn party(&self, node: &NodeId) -> NodeId {
         match *node == self.id() {
             true => *node,
