@@ -226,10 +226,13 @@ impl Findings {
         what: impl Into<String>,
         expected: &str,
         result: Result<T, impl fmt::Display>,
-    ) {
-        let held = result.is_ok();
-        let seen = result.err().map(|why| why.to_string());
-        self.check_or(what, expected, held, || seen.unwrap_or_default());
+    ) -> Option<T> {
+        let (done, why) = match result {
+            Ok(done) => (Some(done), String::new()),
+            Err(why) => (None, why.to_string()),
+        };
+        self.check_or(what, expected, done.is_some(), || why);
+        done
     }
 
     /// What is seen must be this, to the letter.

@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::joining::join_through;
+use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_orchestrator::link::HostAddr;
 
 use crate::caller::{self, Called};
 use crate::honest::Honest;
+use crate::raw::event::now_ms;
 use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, Step, kind, stream_open};
 use crate::target::grant;
 pub(crate) use crate::target::{Target, token};
@@ -132,6 +136,17 @@ impl Bench {
         let what = "the host hears of what the anchor wrote";
         self.comes_to(found, what, "true", |gauges| gauges.state() == state)
             .await
+    }
+
+    /// Somebody with a code joins through the victim, once and without patience.
+    pub(crate) async fn join(&mut self, invite: &Invite) -> Result<Level, HarnessError> {
+        let key = new_key()?;
+        let request = invite.request(key.id(), "kim")?;
+        let home = tempfile::tempdir()?;
+        let log = EventLog::prepare(home.path(), invite.community())?;
+        let (client, expected) = (self.target.client(&key).await?, self.target.node);
+        let joined = join_through(&client, expected, &request, &log, now_ms, |_| {}).await;
+        joined.map_err(HarnessError::honest)
     }
 
     /// What becomes of the guest, in a process of its own, when it opens a session with a host.

@@ -93,6 +93,15 @@ cases! {
         51 "a member that says it listens on others' own machines" "no effect",
         52 "a crowd of made-up nodes with one code" "busy",
         53 "events sent one by one that sort before all others" "no effect",
+    }
+    "strangers and neighbours" {
+        54 "silent connections from four addresses of the home's network" "connection_limit",
+        55 "strangers hold all sockets for calls while there is an invite" "session_limit",
+        56 "strangers use up what a node has to spare for strangers" "no effect",
+        57 "one member takes all sessions and streams of a host" "preempted",
+        58 "neighbours keep all streams of a host from its owner" "preempted",
+    }
+    "rights and names" {
         59 "a host that is put out or demoted and does not care" "no effect",
         60 "a web page whose name resolves to this machine" "forbidden_host",
         61 "events that are dated back, by one who lost a level and by one who did not" "no effect",
@@ -106,6 +115,12 @@ cases! {
         71 "a chat template that wants all time or memory" "no effect",
         72 "a record beside other weights says that they are the genuine ones" "no effect",
         73 "another template or tokenizer beside the genuine weights" "no effect",
+    }
+    "neighbours and other users" {
+        74 "neighbours fill a service's places and its queue" "no effect",
+        75 "another user of the machine asks what its owner asked, and for long answers" "no effect",
+        76 "hundreds of requests over HTTP whose heads have no end" "no effect",
+        77 "silent connections to the local API" "no effect",
     }
 }
 

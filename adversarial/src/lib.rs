@@ -18,6 +18,7 @@
 //! | its community, where it is in one | `test_community.rs` |
 //! | the attacked caller, in its own process | `caller.rs` |
 //! | the caller that must not notice | `honest.rs` |
+//! | a chat service and its doors to this machine, and another user of it | `household.rs` |
 //! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
@@ -32,6 +33,7 @@ mod caller;
 mod case;
 mod fleet;
 mod honest;
+mod household;
 mod memory;
 mod raw;
 mod report;

@@ -219,6 +219,12 @@ impl TestCommunity {
         hear(log, &self.anchor.log);
     }
 
+    /// The key of a node whose folder [`home`](Self::home) made.
+    pub(crate) fn key_of(&self, name: &str) -> Result<NodeKey, HarnessError> {
+        NodeKey::load_or_create(&self.folder.join(name).join(KEY_FILE))
+            .map_err(HarnessError::victim)
+    }
+
     /// Lets the anchor's node link with the victim.
     pub(crate) async fn link(&mut self, victim: &Victim) -> Result<(), HarnessError> {
         let mut settings = NodeSettings::new("anchor");

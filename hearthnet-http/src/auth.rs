@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use super::error::ApiError;
+use super::peer::User;
 
 /// The shortest key that is accepted: 16 characters of a random one are 80 bits or more.
 pub const MIN_KEY_BYTES: usize = 16;
@@ -49,10 +50,11 @@ impl std::fmt::Debug for ApiKey {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Client {
-    /// The address of whoever asks.
+    /// The address of whoever asks; of this machine's own ones always the same.
     pub ip: IpAddr,
-    /// Which user of this machine asks, where the connection is from here and the system tells.
-    pub user: Option<u32>,
+    /// Which user of this machine asks, where there is no key, the connection is from here and the
+    /// system tells.
+    pub user: Option<User>,
     /// The connection's number, which no other one of this listener has.
     pub number: u64,
     /// The connection, for as long as it lasts.

@@ -2,9 +2,13 @@
 //!
 //! A connection is *attended* while a request on it is being answered, and *idle* otherwise: before
 //! the first request, between two, and while the head of one arrives. When there are as many as may
-//! be, the one that has been idle for longest goes. So connections that ask nothing keep nobody out.
+//! be, one that is idle goes: of whoever has most, the one that has been for longest. One client has
+//! three quarters of them at most. So connections that ask nothing keep nobody out, and whoever opens
+//! many of them closes its own.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -31,7 +35,11 @@ struct State {
     all: BTreeMap<u64, Open>,
 }
 
+/// Who has a connection, as far as the system tells: an address, and which user of this machine.
+pub(super) type Who = (IpAddr, Option<u32>);
+
 struct Open {
+    who: Who,
     closed: Arc<Notify>,
     /// Requests that are being answered.
     requests: usize,
@@ -56,19 +64,29 @@ impl Connections {
         })
     }
 
-    /// A place for a connection; the one that has been idle for longest makes room where there is
-    /// none. `None` if none is idle.
-    pub(super) fn admit(self: &Arc<Self>) -> Option<Connection> {
+    /// A place for a connection; an idle one makes room where there is none, or this client has as
+    /// many as it may. `None` if none is idle.
+    pub(super) fn admit(self: &Arc<Self>, who: Who) -> Option<Connection> {
         let mut state = self.state.lock();
-        if state.all.len() >= self.most {
-            let idle = state.all.values_mut().filter(|open| open.idle.is_some());
-            let longest = idle.min_by_key(|open| open.idle)?;
+        let mut of_each = HashMap::<Who, usize>::new();
+        for open in state.all.values() {
+            *of_each.entry(open.who).or_default() += 1;
+        }
+        let of = |who: &Who| of_each.get(who).copied().unwrap_or(0);
+        let has_all = of(&who) >= self.most - self.most / 4;
+        if has_all || state.all.len() >= self.most {
+            let idle = state.all.values_mut().filter(|open| {
+                // Who has as many as it may takes nobody else's.
+                open.idle.is_some() && (!has_all || open.who == who)
+            });
+            let longest = idle.max_by_key(|open| (of(&open.who), Reverse(open.idle)))?;
             // Its place is counted until it has ended, which is soon.
             longest.idle = None;
             longest.closed.notify_one();
         }
         let (id, closed) = (state.tick(), Arc::<Notify>::default());
         let open = Open {
+            who,
             closed: Arc::clone(&closed),
             requests: 0,
             idle: Some(id),
@@ -180,6 +198,11 @@ mod tests {
 
     use super::*;
 
+    /// A user of this machine.
+    fn user(id: u32) -> Who {
+        (IpAddr::from([127, 0, 0, 1]), Some(id))
+    }
+
     fn ask(connection: &Connection) -> Attended {
         Attended::new(&connection.connections, connection.id)
     }
@@ -187,28 +210,46 @@ mod tests {
     #[test]
     fn the_connection_that_has_been_idle_for_longest_makes_room_and_an_attended_one_never() {
         let connections = Connections::new(1);
-        let a = connections.admit().unwrap();
-        let b = connections.admit().unwrap();
+        let admit = || connections.admit(user(0));
+        let a = admit().unwrap();
+        let b = admit().unwrap();
         let asked = ask(&a);
-        let c = connections.admit().unwrap();
+        let c = admit().unwrap();
         assert!(b.closed().now_or_never().is_some());
         assert!(a.closed().now_or_never().is_none());
         drop(b);
         // Now A has been idle for less long than C.
         drop(asked);
-        let d = connections.admit().unwrap();
+        let d = admit().unwrap();
         assert!(c.closed().now_or_never().is_some());
         drop(c);
         let (_a, _d) = (ask(&a), ask(&d));
-        assert!(connections.admit().is_none());
+        assert!(admit().is_none());
         drop(a);
-        assert!(connections.admit().is_some());
+        assert!(admit().is_some());
+    }
+
+    #[test]
+    fn whoever_opens_many_closes_its_own_and_has_a_quarter_less_than_all() {
+        let connections = Connections::new(4);
+        let guest = connections.admit(user(1)).unwrap();
+        let crowd: Vec<Connection> = (0..100)
+            .map(|_| connections.admit(user(2)).unwrap())
+            .collect();
+        let is_open = |one: &Connection| one.closed().now_or_never().is_none();
+        assert!(is_open(&guest));
+        assert_eq!(crowd.iter().filter(|one| is_open(one)).count(), 6);
+        // What it asks on all of them keeps nobody else out, nor lets it have more.
+        let asked: Vec<Attended> = crowd.iter().map(ask).collect();
+        assert!(connections.admit(user(2)).is_none());
+        drop((crowd, asked));
+        assert!(connections.admit(user(3)).is_some() && is_open(&guest));
     }
 
     #[test]
     fn what_has_ended_is_not_idle() {
         let connections = Connections::new(1);
-        let a = connections.admit().unwrap();
+        let a = connections.admit(user(0)).unwrap();
         let asked = ask(&a);
         drop(a);
         drop(asked);

@@ -27,4 +27,5 @@ pub use self::connections::held;
 pub use self::endpoint::{Health, metrics_route, serve_metrics};
 pub use self::error::{ApiError, json_response};
 pub use self::metrics::{Metrics, OtherRecorder, Part};
+pub use self::peer::User;
 pub use self::server::{HttpError, HttpServer, HttpSettings};

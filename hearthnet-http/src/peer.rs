@@ -1,12 +1,22 @@
 //! Whose a connection is that comes from this machine: Linux tells of each TCP socket which user opened
-//! it. Elsewhere nobody does.
+//! it, of both ends. Elsewhere nobody does.
 
 use std::fs;
 use std::net::SocketAddr;
 
-/// The user whose socket is at `peer`, connected to `own`; `None` beyond this machine, or where the
-/// system does not tell.
-pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+/// A user of this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct User {
+    /// The system's number for it.
+    pub id: u32,
+    /// Whether this program runs in its name.
+    pub is_owner: bool,
+}
+
+/// The user whose socket is at `peer`, connected to `own`, which is this program's; `None` beyond this
+/// machine, or where the system does not tell.
+pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<User> {
     if !peer.ip().is_loopback() {
         return None;
     }
@@ -14,7 +24,10 @@ pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
         SocketAddr::V4(_) => "/proc/net/tcp",
         SocketAddr::V6(_) => "/proc/net/tcp6",
     };
-    read(&fs::read_to_string(table).ok()?, peer, own)
+    let table = fs::read_to_string(table).ok()?;
+    let id = read(&table, peer, own)?;
+    let is_owner = read(&table, own, peer) == Some(id);
+    Some(User { id, is_owner })
 }
 
 /// The same from the table of all sockets: `sl local remote st tx:rx tr:when retrnsmt uid ...`.
@@ -77,7 +90,13 @@ mod tests {
             };
             let at = listener.local_addr().unwrap();
             let client = std::net::TcpStream::connect(at).unwrap();
-            assert_eq!(user_of(client.local_addr().unwrap(), at), Some(own));
+            let (_accepted, peer) = listener.accept().unwrap();
+            let owner = User {
+                id: own,
+                is_owner: true,
+            };
+            assert_eq!(user_of(peer, at), Some(owner));
+            drop(client);
         }
         let far = SocketAddr::from(([192, 0, 2, 1], 1));
         assert_eq!(user_of(far, far), None);

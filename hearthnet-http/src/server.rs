@@ -1,7 +1,7 @@
 //! Connections: how many, how long, and how they end.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,6 +110,7 @@ impl HttpServer {
         let (stop, stopped) = watch::channel(false);
         let accept = Accept {
             router,
+            has_key: settings.api_key.is_some(),
             deadline: settings.client_deadline,
             connections: Connections::new(settings.max_connections),
             stopped,
@@ -152,6 +153,7 @@ impl Drop for HttpServer {
 
 struct Accept {
     router: Router,
+    has_key: bool,
     deadline: Duration,
     connections: Arc<Connections>,
     stopped: watch::Receiver<bool>,
@@ -165,14 +167,22 @@ impl Accept {
                 () = told(&mut self.stopped) => break,
                 Some(_) = connections.join_next() => {}
                 (stream, peer) = accept(&listener) => {
-                    let Some(connection) = self.connections.admit() else {
+                    // The system lists all sockets to tell: in vain where a key does.
+                    let own = stream.local_addr().ok().filter(|_| !self.has_key);
+                    let user = own.and_then(|own| user_of(peer, own));
+                    // This machine has as many addresses as anybody on it likes.
+                    let ip = match peer.ip().is_loopback() {
+                        true => Ipv4Addr::LOCALHOST.into(),
+                        false => peer.ip().to_canonical(),
+                    };
+                    let who = (ip, user.map(|user| user.id));
+                    let Some(connection) = self.connections.admit(who) else {
                         // All others are being answered; this one hears so by its end.
                         continue;
                     };
-                    let own = stream.local_addr();
                     let client = Client {
-                        ip: peer.ip(),
-                        user: own.ok().and_then(|own| user_of(peer, own)),
+                        ip,
+                        user,
                         number: connection.number(),
                         connection: Arc::default(),
                     };

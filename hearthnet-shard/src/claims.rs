@@ -12,7 +12,9 @@
 //! C asks again: it has the place.
 //! ```
 //!
-//! A caller has one claim, however often it asks, and loses it when it does not come back.
+//! A caller has one claim, however often it asks, and loses it when it does not come back. Nobody has
+//! to wait for ever for those that give nothing back: a claim is *due* after a while, and then a place
+//! is taken from whoever has more than its share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,6 +24,10 @@ use hearthnet_transport::NodeId;
 /// How long a refused caller may take to ask again: the longest pause between two requests for
 /// room (2 s, distributed-inference.md 4.3), and half of that for a slow machine.
 pub(crate) const HOLDS: Duration = Duration::from_secs(3);
+
+/// How long a claim waits until it is due: most answers have ended by then, and whoever waits for one
+/// is still there.
+pub(crate) const DUE: Duration = Duration::from_secs(10);
 
 /// Most claims: more callers than share a host in earnest. Who comes later has none.
 const MOST: usize = 256;
@@ -55,6 +61,12 @@ impl Claims {
                 **other != caller && (running(other), claim.since, **other) < rank
             })
             .count()
+    }
+
+    /// Whether a caller has waited for long enough.
+    pub(crate) fn is_due(&self, caller: NodeId, now: Duration) -> bool {
+        let claim = self.0.get(&caller);
+        claim.is_some_and(|claim| now.saturating_sub(claim.since) >= DUE)
     }
 
     /// A caller was refused.

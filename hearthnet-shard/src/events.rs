@@ -82,13 +82,16 @@ pub struct Stats {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) node: NodeId,
+    /// Whom it counts with where callers have shares.
+    pub(crate) party: NodeId,
     pub(crate) session: SessionId,
 }
 
 impl Caller {
-    pub(crate) fn of(connection: &Connection) -> Self {
+    pub(crate) fn of(connection: &Connection, party: NodeId) -> Self {
         Self {
             node: connection.peer(),
+            party,
             session: SessionId::of_token(connection.token()),
         }
     }

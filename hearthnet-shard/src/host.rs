@@ -27,7 +27,7 @@ use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, End, Phase};
 use crate::stream_handle::{Quota, Slots};
-use crate::stream_table::HostState;
+use crate::stream_table::{HostState, Parties};
 
 /// How a host ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -173,12 +173,13 @@ pub(crate) async fn start<S: EngineSource>(
         served,
         weight_bytes: footprint.weight_bytes,
         kv_budget_bytes: config.kv_budget_bytes,
-        slots: Slots::new(config.max_concurrent_streams, quota, events.clone()),
+        slots: Slots::new(node, config.max_concurrent_streams, quota, events.clone()),
         max_streams: config.max_concurrent_streams,
         max_waiting_steps: config.max_waiting_steps,
         inbox,
         events,
         clock,
+        parties: parties(place),
     });
     // The texts in it are the operator's: said now, rather than to each caller.
     let descriptor = host_state.descriptor();
@@ -213,6 +214,21 @@ pub(crate) async fn start<S: EngineSource>(
         phase,
         accepting,
     })
+}
+
+/// Whom a caller counts with: alone, with nobody.
+fn parties(place: Place<'_>) -> Parties {
+    match place {
+        Place::Alone(_) => Box::new(|caller| *caller),
+        Place::In(node) => {
+            // The host does not keep its node alive.
+            let node = node.downgrade();
+            Box::new(move |caller| {
+                let node = node.upgrade();
+                node.map_or(*caller, |node| node.party(caller))
+            })
+        }
+    }
 }
 
 /// The pages that a budget makes.

@@ -337,7 +337,7 @@ impl<S: EngineSource> Scheduler<S> {
         self.could_hold(handle.max_positions())?;
         self.look();
         let holders = holders(&self.views, &pool, self.clock.now());
-        admit(&holders, &pool, handle.caller.node).map_err(|full| match full {
+        admit(&holders, &pool, handle.caller.party).map_err(|full| match full {
             Full::Host => StreamFault::KvFull,
             Full::Caller => StreamFault::KvQuota { percent },
         })

@@ -75,7 +75,8 @@ pub(crate) async fn serve(
     end: End,
     max_unread: u64,
 ) {
-    let (events, caller) = (&host_state.events, Caller::of(&connection));
+    let party = (host_state.parties)(&connection.peer());
+    let (events, caller) = (&host_state.events, Caller::of(&connection, party));
     events.session_began(caller, connection.purpose());
     let code = match connection.purpose() {
         BENCH => echo(&mut connection, &host_state, end).await,

@@ -75,7 +75,7 @@ impl<Q: Copy> Stream<Q> {
         });
         View {
             stream: id,
-            caller: self.handle.caller.node,
+            caller: self.handle.caller.party,
             length: engine.len(self.seq),
             active: self.active,
             rests: self.handle.rests(),

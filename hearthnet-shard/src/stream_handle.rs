@@ -1,5 +1,6 @@
 //! One life of a stream, as the connection and the compute thread share it.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -36,9 +37,13 @@ pub(crate) struct Quota {
 }
 
 /// The places for streams, over all connections. A place is taken or refused at once; where none is
-/// free, a stream that rests gives its own up.
+/// free, a stream that rests gives its own up. If none rests, a running one has to go: for the owner
+/// of the machine, who always has a place on it; and for whoever has waited for long and has less than
+/// its share, from the caller that has most. Callers are counted as [parties](Caller::party).
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// Who owns the machine.
+    owner: NodeId,
     max: u32,
     quota: Quota,
     events: Arc<HostEvents>,
@@ -127,8 +132,9 @@ struct Slot {
 }
 
 impl Slots {
-    pub(crate) fn new(max: u32, quota: Quota, events: Arc<HostEvents>) -> Arc<Self> {
+    pub(crate) fn new(owner: NodeId, max: u32, quota: Quota, events: Arc<HostEvents>) -> Arc<Self> {
         Arc::new(Self {
+            owner,
             max,
             quota,
             events,
@@ -186,12 +192,36 @@ impl Slots {
                 let resting = u32::try_from(resting(Some(*caller)).count());
                 streams(caller).saturating_sub(resting.unwrap_or(u32::MAX))
             };
-            let ahead = taken.claims.ahead(caller, now, running);
-            if free.saturating_add(resting(None).count()) <= ahead {
-                taken.claims.refused(caller, now);
-                return Err(StreamFault::StreamLimit { max: self.max });
+            // The owner's first stream waits for nobody.
+            let is_owed = caller == self.owner && running(&caller) == 0;
+            let ahead = match is_owed {
+                true => 0,
+                false => taken.claims.ahead(caller, now, running),
+            };
+            if free.saturating_add(resting(None).count()) > ahead {
+                if free == 0 { longest(None) } else { None }
+            } else {
+                // A running one has to go, if there is a caller that runs more than it keeps then.
+                let callers = by_caller.len() + usize::from(!by_caller.contains_key(&caller));
+                let share = self.max / u32::try_from(callers).unwrap_or(u32::MAX);
+                let share = share.max(1);
+                let is_due = ahead == 0 && taken.claims.is_due(caller, now);
+                let keeps = match is_owed {
+                    true => 0,
+                    false if is_due && running(&caller) < share => share,
+                    false => u32::MAX,
+                };
+                let theirs = standing.iter().filter(|(_, s)| s.caller != caller);
+                let theirs = theirs.filter(|(_, s)| running(&s.caller) > keeps);
+                let least = theirs.max_by_key(|(id, s)| {
+                    (running(&s.caller), Reverse(s.now.lock().work.rows), **id)
+                });
+                let Some((_, least)) = least else {
+                    taken.claims.refused(caller, now);
+                    return Err(StreamFault::StreamLimit { max: self.max });
+                };
+                Some(Weak::clone(&least.handle))
             }
-            if free == 0 { longest(None) } else { None }
         };
         if let Some(victim) = victim {
             // A life that ends here gives its place back, and needs the lock for that.
@@ -276,14 +306,14 @@ impl StreamHandle {
         give_way: impl Fn(&Self),
     ) -> Result<Arc<Self>, StreamFault> {
         let (slot, of_caller) = loop {
-            match slots.take(caller.node, now)? {
+            match slots.take(caller.party, now)? {
                 Asked::Granted(slot, of_caller) => break (slot, of_caller),
                 Asked::Instead(handle) => handle.iter().for_each(|handle| give_way(handle)),
             }
         };
         Ok(Arc::new_cyclic(|handle| {
             let standing = Arc::new(Standing {
-                caller: caller.node,
+                caller: caller.party,
                 handle: Weak::clone(handle),
                 now: Mutex::new(Now {
                     max_positions: open.max_positions,

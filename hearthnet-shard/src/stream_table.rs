@@ -36,6 +36,9 @@ use crate::stream_handle::{Outlet, Slots, StreamHandle};
 /// step of one from a step that makes no sense.
 const REMEMBERED_PER_SLOT: usize = 16;
 
+/// Whom a caller counts with.
+pub(crate) type Parties = Box<dyn Fn(&NodeId) -> NodeId + Send + Sync>;
+
 /// What the stream tables of all connections share.
 pub(crate) struct HostState {
     pub(crate) node: NodeId,
@@ -52,6 +55,7 @@ pub(crate) struct HostState {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) events: Arc<HostEvents>,
     pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) parties: Parties,
 }
 
 impl HostState {

@@ -41,9 +41,13 @@ pub struct Config {
     pub session_lifetime: Duration,
     /// Sessions that a listener serves at a time.
     pub max_sessions: usize,
-    /// Connections that a listener lets stand between accept and HELLO, in all.
+    /// The same for one peer, and those that it [counts with](crate::Admission::counts_with).
+    pub max_sessions_per_peer: usize,
+    /// Connections that a listener lets stand between accept and HELLO, in all: half of them from
+    /// addresses at which no admitted peer was of late. Admitted peers, from when they have proved
+    /// their key, may have as many more. For one beyond that an older one is closed.
     pub max_handshakes: usize,
-    /// The same per remote address.
+    /// The same per remote address, and per peer.
     pub max_handshakes_per_address: usize,
     /// Streams that a peer may open per second, over time; it may save up four seconds' worth.
     pub stream_opens_per_second: u32,
@@ -89,6 +93,8 @@ impl Default for Config {
             keep_alive: Duration::from_secs(30),
             session_lifetime: Duration::from_secs(3600),
             max_sessions: 64,
+            // One for each program that asks, on one machine. Four peers together can take all.
+            max_sessions_per_peer: 16,
             max_handshakes: 64,
             max_handshakes_per_address: 16,
             stream_opens_per_second: 64,
@@ -131,68 +137,40 @@ impl Config {
     /// # Errors
     /// The first setting that is out of its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let check = |ok: bool, setting, rule| {
-            if ok {
-                Ok(())
-            } else {
-                Err(ConfigError { setting, rule })
-            }
-        };
-        check(
-            (MIN_CHUNK_BYTES..=MAX_CHUNK_BYTES).contains(&self.chunk_bytes),
-            "chunk_bytes",
-            "4 KiB to 16 MiB",
-        )?;
-        check(
-            (1..=MAX_WINDOW_CHUNKS).contains(&self.window_chunks),
-            "window_chunks",
-            "1 to 1024",
-        )?;
-        check(
-            self.recv_buffer_bytes >= self.chunk_bytes,
-            "recv_buffer_bytes",
-            "at least chunk_bytes",
-        )?;
-        check(
-            (1024..=1024 * 1024).contains(&self.inline_max),
-            "inline_max",
-            "1 KiB to 1 MiB",
-        )?;
-        check(
-            (1..=65_535).contains(&self.max_steps_in_flight),
-            "max_steps_in_flight",
-            "1 to 65535",
-        )?;
-        check(
-            (1024..=1024 * 1024).contains(&self.read_buffer_bytes),
-            "read_buffer_bytes",
-            "1 KiB to 1 MiB",
-        )?;
-        check(self.max_sessions >= 1, "max_sessions", "at least 1")?;
-        check(self.max_handshakes >= 1, "max_handshakes", "at least 1")?;
-        check(
-            self.max_handshakes_per_address >= 1,
-            "max_handshakes_per_address",
-            "at least 1",
-        )?;
-        check(
-            self.stream_opens_per_second >= 1,
-            "stream_opens_per_second",
-            "at least 1",
-        )?;
-        check(
-            self.control_frames_per_second >= 1,
-            "control_frames_per_second",
-            "at least 1",
-        )?;
-        check(!self.keep_alive.is_zero(), "keep_alive", "more than zero")?;
-        check(
-            !self.session_lifetime.is_zero(),
-            "session_lifetime",
-            "more than zero",
-        )?;
+        let within = |value: u32, least: u32, most: u32| (least..=most).contains(&value);
+        let chunk = within(self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);
+        let window = within(self.window_chunks, 1, MAX_WINDOW_CHUNKS);
+        let recv_buffer = self.recv_buffer_bytes >= self.chunk_bytes;
+        let inline = within(self.inline_max, 1024, 1024 * 1024);
+        let steps = within(self.max_steps_in_flight, 1, 65_535);
+        let read_buffer = (1024..=1024 * 1024).contains(&self.read_buffer_bytes);
+        let in_range = [
+            ("chunk_bytes", chunk, "4 KiB to 16 MiB"),
+            ("window_chunks", window, "1 to 1024"),
+            ("recv_buffer_bytes", recv_buffer, "at least chunk_bytes"),
+            ("inline_max", inline, "1 KiB to 1 MiB"),
+            ("max_steps_in_flight", steps, "1 to 65535"),
+            ("read_buffer_bytes", read_buffer, "1 KiB to 1 MiB"),
+        ];
+        let (opens, frames) = (
+            self.stream_opens_per_second as usize,
+            self.control_frames_per_second as usize,
+        );
+        let counts = [
+            ("max_sessions", self.max_sessions),
+            ("max_sessions_per_peer", self.max_sessions_per_peer),
+            ("max_handshakes", self.max_handshakes),
+            (
+                "max_handshakes_per_address",
+                self.max_handshakes_per_address,
+            ),
+            ("stream_opens_per_second", opens),
+            ("control_frames_per_second", frames),
+        ];
         let d = &self.deadlines;
-        for (setting, deadline) in [
+        let times = [
+            ("keep_alive", self.keep_alive),
+            ("session_lifetime", self.session_lifetime),
             ("deadlines.connect", d.connect),
             ("deadlines.tls", d.tls),
             ("deadlines.upgrade", d.upgrade),
@@ -200,8 +178,13 @@ impl Config {
             ("deadlines.stall", d.stall),
             ("deadlines.credit", d.credit),
             ("deadlines.close", d.close),
-        ] {
-            check(!deadline.is_zero(), setting, "more than zero")?;
+        ];
+        let counts = counts.map(|(setting, count)| (setting, count >= 1, "at least 1"));
+        let times = times.map(|(setting, time)| (setting, !time.is_zero(), "more than zero"));
+        for (setting, holds, rule) in in_range.into_iter().chain(counts).chain(times) {
+            if !holds {
+                return Err(ConfigError { setting, rule });
+            }
         }
         Ok(())
     }

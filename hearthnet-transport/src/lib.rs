@@ -42,6 +42,7 @@
 //! | plain messages, for the other paths | `session/plain.rs` |
 //! | the driver task, and who does the I/O | `net/driver.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
+//! | who waits to be known, who goes when there are too many | `net/newcomers.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
 //! | cores that wake quickly meanwhile | `cpu_latency.rs` |

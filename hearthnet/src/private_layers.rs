@@ -3,6 +3,8 @@
 
 use hearthnet_model::engine::EngineOptions;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
+use hearthnet_orchestrator::service::ServiceSettings;
+use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 
 use crate::args::PrivateArgs;
 use crate::backends::kv_bytes;
@@ -65,7 +67,11 @@ pub(crate) fn load(
 /// Conversations of `serve` that run or are kept.
 pub(crate) fn chats(config: &Config) -> usize {
     let inference = &config.research.distributed_inference;
-    inference.max_concurrent_pipelines + inference.kept_conversations
+    let turns = QueueLimits {
+        places: inference.max_concurrent_pipelines,
+        ..ServiceSettings::default().turns
+    };
+    turns.most_running() + inference.kept_conversations
 }
 
 /// How many first and last layers there is room for, of those asked for: at least one layer of the

@@ -113,12 +113,7 @@ pub(crate) fn converse(
 
 /// Memory for as many conversations as may run, each as long as the model allows.
 fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
-    let inference = &config.research.distributed_inference;
-    let reserved = ServiceSettings::default().turns.reserved;
-    let all = kv_bytes(
-        model.file.spec(),
-        inference.max_concurrent_pipelines.saturating_add(reserved),
-    );
+    let all = kv_bytes(model.file.spec(), settings(config).turns.most_running());
     let options = engine_options(config, None);
     EngineOptions {
         max_kv_bytes: options.max_kv_bytes.max(all),

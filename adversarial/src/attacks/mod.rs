@@ -63,6 +63,11 @@ macro_rules! every_attack {
                 51 nobody_knocks_where_a_member_points;
                 52 one_code_lets_no_crowd_in;
                 53 events_that_sort_first_cost_no_core;
+                54 silent_strangers_keep_no_member_out;
+                55 strangers_hold_no_socket_that_a_joiner_or_a_member_needs;
+                56 calls_without_a_proof_keep_no_joiner_out;
+                57 a_member_has_no_more_than_its_share_of_a_host;
+                58 the_owner_of_a_machine_has_a_place_on_it;
                 59 a_host_that_lost_its_right_sees_no_more_rows;
                 60 a_page_that_pretends_to_be_this_machine_gets_nothing;
                 61 what_is_dated_back_shows_and_counts_for_nothing;
@@ -74,6 +79,10 @@ macro_rules! every_attack {
                 71 no_chat_template_takes_the_callers_time_or_memory;
                 72 what_is_remembered_of_a_file_is_this_machines_own_word;
                 73 a_changed_template_shows_although_the_weights_are_genuine;
+                74 neighbours_keep_no_service_from_its_owner;
+                75 another_user_of_the_machine_learns_and_takes_nothing;
+                76 requests_that_never_end_keep_nobody_out;
+                77 silent_connections_hide_no_local_api;
             }
         }
     };
@@ -102,7 +111,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47..=53 | 59 | 61..=66 => Scene::COMMUNITY,
+        21..=27 | 47..=56 | 58..=59 | 61..=66 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -119,6 +128,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
             "four batches of 512 KiB as they arrive and are decoded, the database's cache of 16 MiB \
              and the index of what is kept",
         ),
+        57 => Budget::sessions(19, "those of the attacker, the guest's, and one that is closing"),
         45 => Budget::sessions(3, "the grabber, the guest, and one that is closing"),
         _ => Budget::SESSION,
     };

@@ -11,7 +11,7 @@ use hearthnet_transport::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
-use crate::community::log::{Community, EventLog, Level};
+use crate::community::log::{Community, EventLog, Level, OpenInvite};
 use crate::community::sync::SYNC_PATH;
 use crate::node::calls::{Authority, BUS_PATH, Research, Trust};
 use crate::node::flight;
@@ -77,11 +77,7 @@ pub(super) fn may_use(
     }
     if state.level(peer).is_none() {
         // A stranger may ask to join, while there is an invite with which it could.
-        let invited = || {
-            state.invites().any(|(_, invite)| {
-                !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
-            })
-        };
+        let invited = || state.invites().any(|(_, invite)| is_open(invite, now_ms));
         return match what {
             Use::Bus if invited() => Ok(()),
             _ => Err(CloseCode::Unauthorized),
@@ -99,6 +95,11 @@ pub(super) fn may_use(
         }
         Use::Tensor(_) | Use::Host(_) => Ok(()),
     }
+}
+
+/// Whether somebody may still join with an invite.
+pub(super) fn is_open(invite: &OpenInvite, now_ms: u64) -> bool {
+    !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
 }
 
 /// Where tensor sessions go.
@@ -153,6 +154,14 @@ impl Admission for Access {
                 false
             }
         }
+    }
+
+    fn belongs(&self, key: &NodeId) -> bool {
+        self.log.state().level(key).is_some()
+    }
+
+    fn counts_with(&self, key: &NodeId) -> NodeId {
+        self.log.state().answers_for(key)
     }
 
     fn admit_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {

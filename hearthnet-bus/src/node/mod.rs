@@ -211,6 +211,7 @@ pub fn bus_rule() -> PathRule {
     PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES)
         .with_text()
         .with_sockets(128, 8)
+        .with_strangers(16)
 }
 
 /// A node at work. Clones are the same one; it ends when it is shut down, or with its last clone.
@@ -417,6 +418,15 @@ impl Node {
             }
             // The sender lives as long as this node.
             let _ = changes.changed().await;
+        }
+    }
+
+    /// Whom a caller counts with where what one may have is limited: who
+    /// [answers for it](crate::community::log::Community::answers_for). This node stands for itself.
+    pub fn party(&self, node: &NodeId) -> NodeId {
+        match *node == self.id() {
+            true => *node,
+            false => self.inner.log.state().answers_for(node),
         }
     }
 

@@ -23,6 +23,7 @@ use serde_json::{Value, json};
 use self::request::Given;
 use crate::chat::Frame;
 use crate::error::ChatError;
+use crate::service::fair_queue::OWNER;
 use crate::service::retries::Mark;
 use crate::service::{Caller, Refusal, Service};
 
@@ -71,7 +72,10 @@ impl Handler for ChatHandler {
             };
             let model = Arc::clone(model);
             let request = given.into_request(&model.text.sampling, drawn)?;
-            let caller = Caller::from(ctx.caller.to_string().as_str());
+            let caller = match ctx.is_local {
+                true => Caller::from(OWNER),
+                false => Caller::from(ctx.caller.to_string().as_str()),
+            };
             let asked = self.service.ask_as(&caller, &mark, &model.id, request);
             let mut answer = asked.map_err(|refusal| refused(&refusal))?;
             while let Some(frame) = answer.next().await {

@@ -46,6 +46,7 @@ use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
+use crate::service::fair_queue::OWNER;
 use crate::service::retries::Mark;
 use crate::service::{Answer, Caller, ServedModel, Service};
 
@@ -87,7 +88,7 @@ pub async fn serve(
         has_key: settings.api_key.is_some(),
         since: now_ms() / 1000,
     });
-    let places = Places::new(settings.max_connections);
+    let (places, has_key) = (Places::new(settings.max_connections), shared.has_key);
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
@@ -95,7 +96,7 @@ pub async fn serve(
         .route("/v1/models/{id}", get(model))
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
-                let place = places.take(who(&client));
+                let place = places.take(who(&client, has_key));
                 async move {
                     match place {
                         Ok(place) => held(next.run(request).await, place),
@@ -160,11 +161,13 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
     )
 }
 
-/// Who asks, as far as the system tells: a user of this machine, or an address. Nothing that a client
-/// chooses is in it.
-fn who(client: &Client) -> String {
+/// Who asks, as far as the system tells: a user of this machine, or an address. Who has the key and is
+/// here is its owner. Nothing that a client chooses is in it.
+fn who(client: &Client, has_key: bool) -> String {
     match client.user {
-        Some(user) => format!("user {user}"),
+        Some(user) if user.is_owner => OWNER.to_owned(),
+        Some(user) => format!("user {}", user.id),
+        None if has_key && client.ip.is_loopback() => OWNER.to_owned(),
         None => format!("address {}", client.ip),
     }
 }
@@ -207,7 +210,7 @@ impl Api {
 
     /// Who asks, for whom it says that it does.
     fn caller(&self, client: &Client, user: &str) -> Caller {
-        let who = who(client);
+        let who = who(client, self.has_key);
         // How much of a prompt was held already tells what was asked before. Without a key anybody on
         // this machine may ask: of whom nothing is known but the address, the connection is.
         let held_by = match self.has_key || client.user.is_some() {

@@ -1,65 +1,57 @@
 //! Places for requests that are being answered: bounded in all, and of one caller, so that it leaves
-//! some for others.
+//! some for others. The owner of the machine has one in any case.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use hearthnet_transport::{Caps, Full, Place};
 
-/// All places, and who has how many.
+use crate::service::fair_queue::OWNER;
+
+/// All places. Clones are the same ones.
+#[derive(Clone)]
 pub(super) struct Places {
     most: usize,
-    taken: Mutex<BTreeMap<String, usize>>,
-}
-
-/// A place. Dropping it gives it back.
-pub(super) struct Place {
-    places: Arc<Places>,
-    who: String,
+    all: Arc<Caps<String>>,
+    owners: Arc<Caps<String>>,
 }
 
 impl Places {
     /// For so many requests at once, at least 1.
-    pub(super) fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self {
-            most: most.max(1),
-            taken: Mutex::default(),
-        })
+    pub(super) fn new(most: usize) -> Self {
+        let most = most.max(1);
+        Self {
+            most,
+            all: Caps::new(most, own(most)),
+            owners: Caps::new(1, 1),
+        }
     }
 
     /// A place for a request, or what is full.
-    pub(super) fn take(self: &Arc<Self>, who: String) -> Result<Place, String> {
-        let mut taken = self.taken.lock();
-        // A quarter is left to others: 64 of 256, twice what may run and wait.
-        let own = self.most - self.most / 4;
-        if taken.values().sum::<usize>() >= self.most {
-            let most = self.most;
-            return Err(format!(
-                "{most} requests are being answered, which is as many as may"
-            ));
+    pub(super) fn take(&self, who: String) -> Result<Place<String>, String> {
+        let is_owner = who == OWNER;
+        let full = match self.all.enter(who) {
+            Ok(place) => return Ok(place),
+            Err(full) => full,
+        };
+        if is_owner
+            && full == Full::InAll
+            && let Ok(place) = self.owners.enter(OWNER.to_owned())
+        {
+            return Ok(place);
         }
-        let count = taken.entry(who.clone()).or_default();
-        if *count >= own {
-            return Err(format!(
-                "{own} requests of yours are being answered, which is as many as may"
-            ));
-        }
-        *count += 1;
-        let places = Arc::clone(self);
-        Ok(Place { places, who })
+        let whose = match full {
+            Full::InAll => format!("{} requests", self.most),
+            Full::ForKey => format!("{} requests of yours", own(self.most)),
+        };
+        Err(format!(
+            "{whose} are being answered, which is as many as may"
+        ))
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.places.taken.lock();
-        if let Some(count) = taken.get_mut(&self.who) {
-            *count -= 1;
-            if *count == 0 {
-                taken.remove(&self.who);
-            }
-        }
-    }
+/// Those of one caller. A quarter is left to others: 64 of 256, twice what may run and wait.
+fn own(most: usize) -> usize {
+    most - most / 4
 }
 
 #[cfg(test)]
@@ -70,14 +62,16 @@ mod tests {
     fn one_caller_leaves_a_quarter_of_the_places_to_others_and_all_have_no_more_than_there_are() {
         let places = Places::new(8);
         let take = |who: &str| places.take(who.to_owned());
-        let hog: Vec<Place> = std::iter::from_fn(|| take("hog").ok()).collect();
+        let hog: Vec<_> = std::iter::from_fn(|| take("hog").ok()).collect();
         assert_eq!(hog.len(), 6);
         let others = [take("a").unwrap(), take("b").unwrap()];
         assert!(take("c").is_err_and(|why| why.starts_with("8 requests are")));
-        drop(others);
+        let owner = take(OWNER).unwrap();
+        assert!(take(OWNER).is_err());
+        drop((others, owner));
         assert!(take("hog").is_err_and(|why| why.starts_with("6 requests of yours")));
         drop(hog);
-        assert!(places.taken.lock().is_empty());
+        assert_eq!(places.all.taken(), 0);
     }
 
     #[test]

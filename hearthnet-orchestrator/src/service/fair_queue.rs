@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A caller that runs nothing may have a place beyond those that all share ([`QueueLimits::reserved`]):
-//! whoever holds all others with long items keeps nobody else waiting until one of them ends.
+//! whoever holds all others with long items keeps nobody else waiting until one of them ends. The
+//! [`OWNER`] of the machine has one beyond these, and may always have an item that waits.
 //!
 //! Callers take turns: between two items of one caller, every other caller that waits has one.
 //! With places 1 and the arrivals `a1 a2 a3 b1 c1`, the order is `a1 a2 b1 c1 a3`.
@@ -23,9 +24,19 @@ pub struct QueueLimits {
     pub waiting: usize,
     /// Items of one caller that wait.
     pub waiting_per_caller: usize,
-    /// Items that run beyond `places`, of callers of whom no other runs.
+    /// Items that run beyond `places`, of callers of whom no other runs. One more may be the owner's.
     pub reserved: usize,
 }
+
+impl QueueLimits {
+    /// Most items that run at once, whoever's they are.
+    pub fn most_running(&self) -> usize {
+        self.places + self.reserved + 1
+    }
+}
+
+/// Who asks when the owner of the machine does. No other caller is called so.
+pub const OWNER: &str = "owner";
 
 /// Who a caller is, whomever it asks for: its name as far as the first NUL. The rest it may choose, so
 /// that no bound rests on it.
@@ -89,11 +100,22 @@ impl<T> FairQueue<T> {
 
     /// Whether a place is free for a caller of whom items run already, or do not (`runs`).
     pub fn has_place(&self, caller: &str, runs: bool) -> bool {
-        let reserved = match runs || self.waiting_for(caller) > 0 {
-            true => 0,
-            false => self.limits.reserved,
-        };
-        self.running < self.limits.places + reserved
+        let runs = runs || self.waiting_for(caller) > 0;
+        self.running < self.places_of(caller, runs)
+    }
+
+    /// How many may run when one of this caller's is among them.
+    fn places_of(&self, caller: &str, runs: bool) -> usize {
+        match runs {
+            true => self.limits.places,
+            false if who_of(caller) == OWNER => self.limits.most_running(),
+            false => self.limits.places + self.limits.reserved,
+        }
+    }
+
+    /// Whether this is the owner, who may have an item that waits, and has none.
+    pub fn is_owed(&self, caller: &str) -> bool {
+        who_of(caller) == OWNER && self.waiting_for(caller) == 0
     }
 
     /// An item arrives, of a caller of whom others run, or do not (`runs`).
@@ -103,7 +125,7 @@ impl<T> FairQueue<T> {
             self.running += 1;
             return Entry::Run(item);
         }
-        if self.waiting() >= self.limits.waiting {
+        if self.waiting() >= self.limits.waiting && !self.is_owed(caller) {
             return Entry::Full(Refused::Queue);
         }
         if self.room_of(caller) == 0 {
@@ -124,13 +146,12 @@ impl<T> FairQueue<T> {
     /// A running item has ended. The item that takes its place, if one waits that may; `runs` says
     /// whether items of a caller still run.
     pub fn finish(&mut self, runs: impl Fn(&str) -> bool) -> Option<T> {
-        let reserved = self.running > self.limits.places;
-        let next = |line: &Line<T>| !reserved || !runs(&line.caller);
-        let next = self.ring.iter().position(next);
-        let Some(mut line) = next.and_then(|next| self.ring.remove(next)) else {
-            self.running = self.running.saturating_sub(1);
-            return None;
-        };
+        self.running = self.running.saturating_sub(1);
+        let caller =
+            |line: &Line<T>| self.running < self.places_of(&line.caller, runs(&line.caller));
+        let next = self.ring.iter().position(caller)?;
+        let mut line = self.ring.remove(next)?;
+        self.running += 1;
         let item = line.items.pop_front();
         if !line.items.is_empty() {
             self.ring.push_back(line);
@@ -236,6 +257,36 @@ mod tests {
         assert_eq!(turns.finish(|caller| who_of(caller) == "hog"), None);
         assert_eq!((turns.running(), turns.waiting()), (4, 1));
         assert_eq!(turns.finish(|_| true), Some(4));
+    }
+
+    #[test]
+    fn the_owner_of_the_machine_has_a_place_to_run_and_one_to_wait_whoever_holds_the_others() {
+        let mut turns = FairQueue::new(QueueLimits {
+            places: 2,
+            waiting: 2,
+            waiting_per_caller: 2,
+            reserved: 1,
+        });
+        for n in 0..5 {
+            let entry = turns.enter(&format!("neighbour {n}"), false, n);
+            assert!(matches!(entry, Entry::Run(_)) == (n < 3));
+        }
+        assert!(matches!(
+            turns.enter("late", false, 5),
+            Entry::Full(Refused::Queue)
+        ));
+        let own = |more: &str| format!("{OWNER}\0{more}");
+        assert!(matches!(turns.enter(&own("a"), false, 6), Entry::Run(6)));
+        assert!(matches!(turns.enter(&own("b"), true, 7), Entry::Wait(_)));
+        assert!(matches!(
+            turns.enter(&own("c"), true, 8),
+            Entry::Full(Refused::Queue)
+        ));
+        // The owner's place stays the owner's: when its item ends, the one that waits has it.
+        assert_eq!(turns.finish(|_| false), Some(7));
+        // When one of the others ends, the owner's counts among as many as before.
+        assert_eq!(turns.finish(|caller| who_of(caller) == OWNER), None);
+        assert_eq!((turns.running(), turns.waiting()), (3, 2));
     }
 
     #[test]

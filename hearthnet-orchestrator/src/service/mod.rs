@@ -390,7 +390,7 @@ impl State {
         let (turns, running) = (&self.turns, &self.running);
         let left = limits.waiting.saturating_sub(turns.waiting());
         let room = |caller: &str| Room {
-            idle: turns.has_place(caller, runs(running, caller)),
+            idle: turns.has_place(caller, runs(running, caller)) || turns.is_owed(caller),
             all: left,
             own: left.min(turns.room_of(caller)),
         };

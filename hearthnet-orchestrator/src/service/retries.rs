@@ -44,7 +44,7 @@ struct Refused {
 /// Room in the queue, as a caller finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
-    /// Nothing waits, and a place to run is free.
+    /// Nothing waits, and a place to run is free; or it is the owner's turn in any case.
     pub(super) idle: bool,
     /// Places to wait.
     pub(super) all: usize,

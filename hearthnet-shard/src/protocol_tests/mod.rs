@@ -65,12 +65,13 @@ impl Host {
         *probe.clock.lock() = Some(clock.clone());
         let events = Arc::new(HostEvents::recording(record));
         let host_state = HostState {
-            node: NodeKey::from_secret(&[1; 32]).id(),
+            node: owner(),
             endpoint: "127.0.0.1:1".into(),
             served: served(),
             weight_bytes: 1,
             kv_budget_bytes: 1,
             slots: Slots::new(
+                owner(),
                 STREAMS,
                 Quota {
                     streams: STREAMS,
@@ -84,6 +85,7 @@ impl Host {
             inbox: Arc::new(Inbox::default()),
             events: Arc::clone(&events),
             clock: clock.clone(),
+            parties: Box::new(|caller| *caller),
         };
         let mut limits = Limits {
             kv_budget: u64::MAX,
@@ -105,9 +107,13 @@ impl Host {
     }
 
     fn caller(&self, peer: u8) -> Caller {
+        self.caller_as(caller_id(peer))
+    }
+
+    fn caller_as(&self, id: CallerId) -> Caller {
         let outlet = Arc::new(Recorder::default());
         let host_state = Arc::clone(&self.host_state);
-        let stream_table = StreamTable::new(host_state, caller_id(peer), outlet.clone());
+        let stream_table = StreamTable::new(host_state, id, outlet.clone());
         Caller {
             stream_table,
             outlet,
@@ -158,10 +164,17 @@ impl Host {
 }
 
 fn caller_id(peer: u8) -> CallerId {
+    let node = NodeId::from_checked([peer; 32]);
     CallerId {
-        node: NodeId::from_checked([peer; 32]),
+        node,
+        party: node,
         session: SessionId::of_token(&[peer]),
     }
+}
+
+/// The key of the host itself.
+fn owner() -> NodeId {
+    NodeKey::from_secret(&[1; 32]).id()
 }
 
 thread_local! {

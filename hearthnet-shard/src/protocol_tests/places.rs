@@ -1,6 +1,6 @@
 //! Places for streams where there are fewer than are wanted: who gives way, and who is next.
 
-use crate::claims::HOLDS;
+use crate::claims::{DUE, HOLDS};
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
 
 use crate::stream_handle::StreamHandle;
@@ -98,6 +98,7 @@ fn a_caller_that_never_says_that_it_rests_is_taken_to_when_it_asks_nothing_for_l
 #[test]
 fn of_its_own_streams_the_one_that_rests_makes_room_within_a_callers_share() {
     let slots = Slots::new(
+        owner(),
         4,
         Quota {
             streams: 2,
@@ -157,4 +158,83 @@ fn a_caller_that_was_refused_and_stays_away_holds_no_place_free() {
     assert_eq!(a.refusal_now(open(4, 1)), "stream_limit");
     host.clock.advance(HOLDS + Duration::from_millis(1));
     a.open(&mut host, 5);
+}
+
+/// Runs a row in each of these streams, as somebody does whose answers go on.
+fn goes_on(caller: &mut Caller, host: &mut Host, streams: &[u32], position: u32) {
+    for stream in streams {
+        let answers = caller.ask(host, Message::Step(step(*stream, position, &rows(1))));
+        assert_eq!(result(&answers).rows, 1);
+    }
+}
+
+#[test]
+fn who_has_waited_for_long_gets_its_share_from_whoever_has_most() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(2), host.caller(3));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+    }
+    // What is further on costs more to repeat.
+    goes_on(&mut a, &mut host, &[1, 3], 1);
+    for second in 0..DUE.as_secs() as u32 {
+        assert_eq!(b.refusal_now(open(1, 1)), "stream_limit", "second {second}");
+        host.clock.advance(Duration::from_secs(1));
+        goes_on(&mut a, &mut host, &[1, 3], 2 + second);
+        goes_on(&mut a, &mut host, &[2], 1 + second);
+    }
+    run_in(&mut b, &mut host, 1);
+    assert_eq!(preempted(&a.outlet.take()), 2);
+    // A third of the places each is one, so B has what it may have, and A does not get back more.
+    for second in 0..3 * DUE.as_secs() as u32 {
+        assert_eq!(b.refusal_now(open(2, 1)), "stream_limit");
+        assert_eq!(a.refusal_now(open(2, 2)), "stream_limit");
+        host.clock.advance(Duration::from_secs(1));
+        goes_on(&mut a, &mut host, &[1, 3], 12 + second);
+        goes_on(&mut b, &mut host, &[1], 1 + second);
+    }
+    assert_eq!(host.stats().streams, STREAMS);
+}
+
+#[test]
+fn a_member_and_those_that_it_let_in_have_one_share() {
+    let mut host = Host::new();
+    let sybil = |n: u8| CallerId {
+        party: caller_id(2).party,
+        ..caller_id(n)
+    };
+    let mut them: Vec<Caller> = [2, 12, 22].map(|n| host.caller_as(sybil(n))).into();
+    for caller in &mut them {
+        run_in(caller, &mut host, 1);
+    }
+    let mut b = host.caller(3);
+    for second in 0..DUE.as_secs() as u32 {
+        assert_eq!(b.refusal_now(open(1, 1)), "stream_limit");
+        host.clock.advance(Duration::from_secs(1));
+        for caller in &mut them {
+            goes_on(caller, &mut host, &[1], 1 + second);
+        }
+    }
+    run_in(&mut b, &mut host, 1);
+    assert_eq!(preempted(&them[2].outlet.take()), 1);
+}
+
+#[test]
+fn the_owner_of_the_machine_has_a_place_on_it_at_once() {
+    let mut host = Host::new();
+    let owner = CallerId {
+        node: owner(),
+        party: owner(),
+        ..caller_id(9)
+    };
+    let (mut a, mut owner) = (host.caller(2), host.caller_as(owner));
+    for stream in 1..=STREAMS {
+        run_in(&mut a, &mut host, stream);
+    }
+    run_in(&mut owner, &mut host, 1);
+    // Of equals, the one that began last.
+    assert_eq!(preempted(&a.outlet.take()), STREAMS);
+    // One place is its own by right, for more it waits like anybody.
+    assert_eq!(owner.refusal_now(open(2, 1)), "stream_limit");
+    assert_eq!(a.refusal_now(open(9, 1)), "stream_limit");
 }

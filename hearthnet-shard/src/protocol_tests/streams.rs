@@ -71,6 +71,7 @@ fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
 #[test]
 fn a_peer_cannot_take_more_places_than_its_share() {
     let slots = Slots::new(
+        owner(),
         4,
         Quota {
             streams: 2,

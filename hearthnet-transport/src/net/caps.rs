@@ -41,6 +41,11 @@ impl<K: Hash + Eq + Clone> Caps<K> {
         })
     }
 
+    /// Places that are taken.
+    pub fn taken(&self) -> usize {
+        self.taken.lock().0
+    }
+
     /// A place for `key`.
     ///
     /// # Errors
@@ -49,11 +54,11 @@ impl<K: Hash + Eq + Clone> Caps<K> {
         let mut guard = self.taken.lock();
         let (total, by_key) = &mut *guard;
         let here = by_key.get(&key).copied().unwrap_or(0);
-        if *total >= self.max {
-            return Err(Full::InAll);
-        }
         if here >= self.max_per_key {
             return Err(Full::ForKey);
+        }
+        if *total >= self.max {
+            return Err(Full::InAll);
         }
         *total += 1;
         by_key.insert(key.clone(), here + 1);

@@ -264,6 +264,7 @@ pub async fn connect_path_over(
         begin,
         config,
         ended,
+        None,
     ))
 }
 

@@ -397,18 +397,6 @@ impl Connection {
         }
     }
 
-    /// Lets the peer have `grant` more chunks in flight, for the rest of the session.
-    ///
-    /// # Errors
-    /// `credit_overflow` when the window would exceed 1,024 chunks.
-    pub fn widen_window(&self, grant: u32) -> Result<(), Violation> {
-        match self.sender.link.socket() {
-            Some(shared) => shared.change(|s, _| s.session.widen_window(grant)),
-            // Nothing is in chunks there.
-            None => Ok(()),
-        }
-    }
-
     /// Ends the session. What is queued is dropped; the peer learns the code.
     pub fn close(&self, code: CloseCode) {
         self.sender.close(code);

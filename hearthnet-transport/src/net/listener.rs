@@ -2,14 +2,14 @@
 //! time, and sessions that are bounded in number.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -25,6 +25,7 @@ use super::connection::{Connection, Pending};
 use super::driver::{Socket, websocket_config};
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
+use super::newcomers::{Most, Newcomer, Newcomers};
 use super::paths::{Arrival, PathRule};
 use super::peer_socket;
 use super::tls::{peer_of, server_config};
@@ -53,6 +54,17 @@ pub trait Admission: Send + Sync {
     /// Whether a node with this key may connect at all. Asked during the TLS handshake; the peer
     /// has not yet proved that it holds the key.
     fn admit_peer(&self, key: &NodeId) -> bool;
+
+    /// Whether the holder of this key belongs here. For others there are few places, and these do not
+    /// take away what is there for those who do. `key` is proved. By default whoever is admitted does.
+    fn belongs(&self, _key: &NodeId) -> bool {
+        true
+    }
+
+    /// Whom the sessions of this peer count with: by default itself.
+    fn counts_with(&self, key: &NodeId) -> NodeId {
+        *key
+    }
 
     /// Whether this peer may use a path of the listener. `key` is proved. Asked during the upgrade;
     /// a refusal is answered with HTTP 403 and the code. By default the tensor path is open, for
@@ -165,7 +177,7 @@ pub struct Acceptor {
     tls: Arc<ServerConfig>,
     admission: Arc<dyn Admission>,
     config: Arc<Config>,
-    sessions: Arc<Semaphore>,
+    sessions: Arc<Caps<NodeId>>,
     paths: Arc<[Path]>,
 }
 
@@ -173,6 +185,8 @@ pub struct Acceptor {
 struct Path {
     rule: PathRule,
     sockets: Arc<Caps<NodeId>>,
+    /// Those of them whose peers do not belong here.
+    strangers: Arc<Newcomers>,
 }
 
 impl Acceptor {
@@ -189,12 +203,15 @@ impl Acceptor {
         config.validate()?;
         let tls = server_config(identity, admission.clone())
             .map_err(|error| BindError::Tls(error.to_string()))?;
-        let sessions = Arc::new(Semaphore::new(
-            config.max_sessions.min(Semaphore::MAX_PERMITS),
-        ));
+        let sessions = Caps::new(config.max_sessions, config.max_sessions_per_peer);
         let with_caps = |rule: &PathRule| Path {
             rule: rule.clone(),
             sockets: Caps::new(rule.max_sockets, rule.max_sockets_per_peer),
+            strangers: Newcomers::new(Most {
+                somebody: rule.max_strangers,
+                all: rule.max_sockets,
+                each: rule.max_strangers.div_ceil(4),
+            }),
         };
         Ok(Acceptor {
             tls,
@@ -207,9 +224,7 @@ impl Acceptor {
 
     /// Sessions that are open, or in their HELLOs.
     pub fn sessions(&self) -> usize {
-        self.config
-            .max_sessions
-            .saturating_sub(self.sessions.available_permits())
+        self.sessions.taken()
     }
 
     /// Turns a byte stream into a session or a socket, as the peer asks.
@@ -217,7 +232,16 @@ impl Acceptor {
     /// # Errors
     /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
     pub async fn arrive(&self, io: Box<dyn Io>) -> Result<Arrival, RefusedConnection> {
-        let result = self.shake_hands(io).await;
+        self.arrive_as(io, None).await
+    }
+
+    /// The same for a connection that waits to be known among others.
+    async fn arrive_as(
+        &self,
+        io: BoxIo,
+        newcomer: Option<&Newcomer>,
+    ) -> Result<Arrival, RefusedConnection> {
+        let result = self.shake_hands(io, newcomer).await;
         if let Err(error) = &result {
             match error {
                 RefusedConnection::Tls { cause, .. } => metrics::tls_failed(Side::Host, cause),
@@ -236,7 +260,11 @@ impl Acceptor {
         self.admission.connection_refused(why);
     }
 
-    async fn shake_hands(&self, io: BoxIo) -> Result<Arrival, RefusedConnection> {
+    async fn shake_hands(
+        &self,
+        io: BoxIo,
+        newcomer: Option<&Newcomer>,
+    ) -> Result<Arrival, RefusedConnection> {
         let begin = Instant::now();
         let d = &self.config.deadlines;
 
@@ -256,6 +284,10 @@ impl Acceptor {
         };
         let peer = peer_of(stream.get_ref().1)
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
+        let belongs = self.admission.belongs(&peer);
+        if let (true, Some(newcomer)) = (belongs, newcomer) {
+            newcomer.known_as(peer);
+        }
 
         let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
         let limited = Limited::new(Box::new(stream), limiter, begin);
@@ -268,6 +300,7 @@ impl Acceptor {
         let route = Route {
             of: self,
             peer,
+            belongs,
             choice: &mut choice,
         };
         let upgrading = accept_hdr_async_with_config(limited, route, Some(websocket));
@@ -285,22 +318,39 @@ impl Acceptor {
             Ok(Err(error)) => return Err(failed(Phase::Upgrade, error.to_string())),
             Ok(Ok(socket)) => socket,
         };
-        let Choice::Socket(rule, place) = choice else {
+        let Choice::Socket(path, place) = choice else {
             let opened = self.open_session(socket, peer, begin).await?;
             return Ok(Arrival::Session(opened));
         };
+        let Path {
+            rule, strangers, ..
+        } = path;
         let limiter = &mut socket.get_mut().limiter;
         limiter.set_limit(rule.max_message_bytes);
         limiter.allow_text(rule.text);
+        // Not every stream of bytes comes from an address.
+        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let address = newcomer.map_or(nowhere, |newcomer| newcomer.address);
+        let (stranger, given_up) = (!belongs).then(|| strangers.enter(address)).unzip();
+        let stranger = stranger.map(Arc::new);
+        let places = (place, stranger.clone());
         let (admission, path) = (self.admission.clone(), rule.path);
         let open = OpenSocket::new(Side::Host, path);
         let ended = move |closed: &SessionClosed| {
             open.end(closed);
             admission.path_ended(&peer, path, closed);
-            drop(place);
+            drop(places);
         };
         let ended = Box::new(ended);
-        let socket = peer_socket::start(socket, peer, rule, begin, &self.config, ended);
+        let (rule, config) = (rule.clone(), &self.config);
+        let socket = peer_socket::start(socket, peer, rule, begin, config, ended, stranger);
+        if let Some(given_up) = given_up {
+            let closer = socket.closer();
+            tokio::spawn(async move {
+                let _ = given_up.await;
+                closer.close(CloseCode::SessionLimit);
+            });
+        }
         Ok(Arrival::Peer(socket))
     }
 
@@ -311,14 +361,14 @@ impl Acceptor {
         peer: NodeId,
         begin: Instant,
     ) -> Result<Connection, RefusedConnection> {
-        let permit = self.sessions.clone().try_acquire_owned().ok();
-        let has_room = permit.is_some();
+        let place = self.sessions.enter(self.admission.counts_with(&peer));
+        let has_room = place.is_ok();
         let session = Session::host(&self.config, Time::from(begin.elapsed()));
         let admission = self.admission.clone();
         let ended = move |closed: &SessionClosed| {
             admission.session_ended(&peer, closed);
             // The session counts against the limit until its connection is gone.
-            drop(permit);
+            drop(place);
         };
         let pending = Pending::start(
             session,
@@ -366,26 +416,27 @@ async fn linger(mut io: BoxIo) {
 }
 
 /// What an upgrade request asked for.
-enum Choice {
+enum Choice<'a> {
     /// Nothing that is served, or nothing yet.
     Nowhere,
     /// A tensor session.
     Session,
-    /// A socket, which counts until it is gone.
-    Socket(PathRule, Place<NodeId>),
+    /// A socket, which counts until it is gone; a stranger's counts among strangers.
+    Socket(&'a Path, Option<Place<NodeId>>),
     /// A path that this peer does not get.
     Refused(&'static str, CloseCode),
 }
 
 /// Finds the path that is asked for, and asks whether this peer may use it.
-struct Route<'a> {
-    of: &'a Acceptor,
+struct Route<'a, 'b> {
+    of: &'b Acceptor,
     peer: NodeId,
-    choice: &'a mut Choice,
+    belongs: bool,
+    choice: &'a mut Choice<'b>,
 }
 
-impl Route<'_> {
-    fn choose(&self, asked: &str) -> Choice {
+impl<'b> Route<'_, 'b> {
+    fn choose(&self, asked: &str) -> Choice<'b> {
         let admit = |path| self.of.admission.admit_path(&self.peer, path);
         if asked == PATH {
             return match admit(PATH) {
@@ -399,14 +450,19 @@ impl Route<'_> {
         if let Err(code) = admit(path.rule.path) {
             return Choice::Refused(path.rule.path, code);
         }
-        match path.sockets.enter(self.peer) {
-            Ok(place) => Choice::Socket(path.rule.clone(), place),
+        // One of a stranger that was closed takes a while to be gone, and is in no member's way.
+        match self
+            .belongs
+            .then(|| path.sockets.enter(self.peer))
+            .transpose()
+        {
+            Ok(place) => Choice::Socket(path, place),
             Err(_) => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
         }
     }
 }
 
-impl Callback for Route<'_> {
+impl Callback for Route<'_, '_> {
     // The type is tungstenite's.
     #[allow(clippy::result_large_err)]
     fn on_request(self, request: &Request, response: Response) -> Result<Response, ErrorResponse> {
@@ -458,12 +514,16 @@ impl Listener {
             addr: addr.to_owned(),
             source,
         };
-        let half_open = Caps::new(config.max_handshakes, config.max_handshakes_per_address);
+        let newcomers = Newcomers::new(Most {
+            somebody: config.max_handshakes.div_ceil(2),
+            all: config.max_handshakes,
+            each: config.max_handshakes_per_address,
+        });
         let acceptor = Acceptor::new(identity, admission, config, paths)?;
         let tcp = TcpListener::bind(addr).await.map_err(address)?;
         let addr = tcp.local_addr().map_err(address)?;
         let (ready, arrivals) = mpsc::channel(ACCEPT_QUEUE);
-        let task = tokio::spawn(accept_loop(tcp, acceptor, half_open, ready));
+        let task = tokio::spawn(accept_loop(tcp, acceptor, newcomers, ready));
         Ok(Listener {
             addr,
             arrivals,
@@ -520,7 +580,7 @@ pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
 async fn accept_loop(
     tcp: TcpListener,
     acceptor: Acceptor,
-    half_open: Arc<Caps<IpAddr>>,
+    newcomers: Arc<Newcomers>,
     ready: mpsc::Sender<Arrival>,
 ) {
     // Dropped with this task, and the handshakes with it.
@@ -528,17 +588,20 @@ async fn accept_loop(
     loop {
         while handshakes.try_join_next().is_some() {}
         let (stream, address) = accept(&tcp).await;
-        let Ok(place) = half_open.enter(address.ip().to_canonical()) else {
-            let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
-            acceptor.count_refusal(&RefusedConnection::Closed(limit));
-            tracing::debug!(code = %CloseCode::ConnectionLimit, "a connection was turned away");
-            continue;
-        };
+        let (newcomer, given_up) = newcomers.enter(address.ip().to_canonical());
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         handshakes.spawn(async move {
-            let result = handshake(&acceptor, stream).await;
+            let result = tokio::select! {
+                result = handshake(&acceptor, stream, &newcomer) => result,
+                _ = given_up => {
+                    let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
+                    let refused = RefusedConnection::Closed(limit);
+                    acceptor.count_refusal(&refused);
+                    Err(refused)
+                }
+            };
             // From here on it counts as a session, or as a socket of its path.
-            drop(place);
+            drop(newcomer);
             match result {
                 Ok(arrival) => {
                     let _ = ready.send(arrival).await;
@@ -551,10 +614,14 @@ async fn accept_loop(
     }
 }
 
-async fn handshake(acceptor: &Acceptor, stream: TcpStream) -> Result<Arrival, RefusedConnection> {
+async fn handshake(
+    acceptor: &Acceptor,
+    stream: TcpStream,
+    newcomer: &Newcomer,
+) -> Result<Arrival, RefusedConnection> {
     let no_delay = stream.set_nodelay(true);
     no_delay.map_err(|error| failed(Phase::Connect, error.to_string()))?;
-    acceptor.arrive(Box::new(stream)).await
+    acceptor.arrive_as(Box::new(stream), Some(newcomer)).await
 }
 
 /// Whether accepting failed because of the connection that was accepted, not of this process.

@@ -10,6 +10,7 @@
 //! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; how the peer learns why |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
+//! | `newcomers.rs` | who waits to be known, and who goes when there are too many |
 //! | `local.rs` | a session of a process with itself, without a socket |
 //! | `metrics.rs` | what is counted |
 
@@ -23,6 +24,7 @@ mod frame_limiter;
 mod listener;
 mod local;
 mod metrics;
+mod newcomers;
 mod paths;
 mod peer_socket;
 mod tls;

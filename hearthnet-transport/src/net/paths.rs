@@ -19,6 +19,9 @@ pub struct PathRule {
     pub max_sockets: usize,
     /// The same for one peer.
     pub max_sockets_per_peer: usize,
+    /// How many of them may be of peers that do not [belong](super::Admission::belongs) here. For one
+    /// more, one of these is closed: the oldest of the address that has most.
+    pub max_strangers: usize,
     /// Messages that wait here in each direction: coming ones for the application, outgoing ones
     /// for the peer. When as many have come, no more are read.
     pub queue_messages: usize,
@@ -36,6 +39,7 @@ impl PathRule {
             text: false,
             max_sockets: 64,
             max_sockets_per_peer: 4,
+            max_strangers: 64,
             queue_messages: 64,
             queue_bytes: max_message_bytes.saturating_mul(2),
         }
@@ -53,6 +57,14 @@ impl PathRule {
     pub fn with_sockets(mut self, in_all: usize, per_peer: usize) -> PathRule {
         self.max_sockets = in_all;
         self.max_sockets_per_peer = per_peer;
+        self.max_strangers = in_all;
+        self
+    }
+
+    /// Sets how many of the sockets may be of peers that do not belong here.
+    #[must_use]
+    pub fn with_strangers(mut self, most: usize) -> PathRule {
+        self.max_strangers = most;
         self
     }
 }

@@ -14,6 +14,7 @@ use super::closer::{Closer, Ends};
 use super::connection::SendError;
 use super::driver::{self, Ended, Shared, Socket, websocket_config};
 use super::frame_limiter::{FrameLimiter, Limited};
+use super::newcomers::Newcomer;
 use super::paths::PathRule;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
@@ -33,6 +34,8 @@ pub struct PeerSocket {
 pub struct PeerSender {
     shared: Arc<Shared<PlainSession>>,
     rule: Arc<PathRule>,
+    /// The place of a peer that does not belong here.
+    stranger: Option<Arc<Newcomer>>,
 }
 
 /// Starts driving a socket whose upgrade is done.
@@ -43,6 +46,7 @@ pub(crate) fn start(
     begin: Instant,
     config: &Config,
     ended: Ended,
+    stranger: Option<Arc<Newcomer>>,
 ) -> PeerSocket {
     let bounds = Bounds {
         messages: rule.queue_messages,
@@ -53,7 +57,11 @@ pub(crate) fn start(
     let shared = driver::start(session, socket, peer, begin, config, ended);
     let rule = Arc::new(rule);
     PeerSocket {
-        sender: PeerSender { shared, rule },
+        sender: PeerSender {
+            shared,
+            rule,
+            stranger,
+        },
     }
 }
 
@@ -127,7 +135,8 @@ impl PeerSocket {
             let websocket = websocket_config(rule.max_message_bytes, config.read_buffer_bytes);
             let limited = Limited::new(Box::new(io), limiter, begin);
             let socket = WebSocketStream::from_raw_socket(limited, role, Some(websocket)).await;
-            start(socket, peer, rule.clone(), begin, &config, Box::new(|_| {}))
+            let ended = Box::new(|_: &SessionClosed| {});
+            start(socket, peer, rule.clone(), begin, &config, ended, None)
         };
         let [first, second] = keys;
         (
@@ -156,6 +165,14 @@ impl PeerSender {
     /// The peer's key.
     pub fn peer(&self) -> NodeId {
         self.shared.peer
+    }
+
+    /// The peer has shown that it will [belong](super::Admission::belongs) here: its socket gives way to
+    /// no other stranger's from here on.
+    pub fn is_invited(&self) {
+        if let Some(stranger) = &self.stranger {
+            stranger.known_as(self.peer());
+        }
     }
 
     /// Whether the path carries such a message.

@@ -1,7 +1,9 @@
 //! How many calls a peer may make.
 //!
 //! Pure: times are Unix milliseconds, given by the caller. Each member has a token
-//! bucket of its own; all strangers share one, for a stranger has as many keys as it likes.
+//! bucket of its own. A stranger has as many keys as it likes: whoever brings the proof that it was
+//! invited pays with what there is for that invite, and all others share one bucket. So who has no
+//! code cannot use up what is there for somebody who has.
 
 use std::collections::HashMap;
 
@@ -9,7 +11,7 @@ use hearthnet_transport::{Time, TokenBucket};
 
 use crate::NodeId;
 
-/// Members whose buckets are remembered. A full bucket says nothing and is dropped first.
+/// Members and invites whose buckets are remembered. A full bucket says nothing and is dropped first.
 const MAX_PEERS: usize = 1024;
 
 /// A rate: `per_second` calls over time, `burst` at once.
@@ -27,7 +29,8 @@ impl Rate {
         per_second: 10,
         burst: 40,
     };
-    /// What all strangers get together: 1 a second, 10 at once. They only ever join.
+    /// What all strangers get together, and what those get who bring the proof of one invite: 1 a
+    /// second, 10 at once. They only ever join.
     pub const STRANGERS: Self = Self {
         per_second: 1,
         burst: 10,
@@ -38,44 +41,61 @@ impl Rate {
     }
 }
 
+/// Whose budget a call is taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // There is nobody else.
+pub enum Payer {
+    /// A member's own.
+    Member(NodeId),
+    /// That of an open invite, by its key.
+    Invite(NodeId),
+    /// That of all others.
+    Strangers,
+}
+
 /// The budgets of all peers.
 #[derive(Debug)]
 pub struct Budgets {
     member: Rate,
-    members: HashMap<NodeId, TokenBucket>,
+    stranger: Rate,
+    /// Of members and invites.
+    own: HashMap<NodeId, TokenBucket>,
     strangers: TokenBucket,
 }
 
 impl Budgets {
     /// Full budgets with these rates.
-    pub fn new(member: Rate, strangers: Rate, now_ms: u64) -> Self {
+    pub fn new(member: Rate, stranger: Rate, now_ms: u64) -> Self {
         Self {
             member,
-            members: HashMap::new(),
-            strangers: strangers.bucket(time(now_ms)),
+            stranger,
+            own: HashMap::new(),
+            strangers: stranger.bucket(time(now_ms)),
         }
     }
 
-    /// Takes one call from a peer's budget.
+    /// Takes one call from a budget.
     ///
     /// # Errors
     /// If there is none left: the milliseconds until there is.
-    pub fn take(&mut self, peer: NodeId, is_member: bool, now_ms: u64) -> Result<(), u64> {
+    pub fn take(&mut self, payer: Payer, now_ms: u64) -> Result<(), u64> {
         let now = time(now_ms);
-        if !is_member {
-            return take(&mut self.strangers, now);
-        }
-        if self.members.len() >= MAX_PEERS && !self.members.contains_key(&peer) {
-            self.members.retain(|_, bucket| {
+        let (key, rate) = match payer {
+            Payer::Member(key) => (key, self.member),
+            Payer::Invite(key) => (key, self.stranger),
+            Payer::Strangers => return take(&mut self.strangers, now),
+        };
+        if self.own.len() >= MAX_PEERS && !self.own.contains_key(&key) {
+            self.own.retain(|_, bucket| {
                 bucket.refill(now);
                 !bucket.is_full()
             });
-            if self.members.len() >= MAX_PEERS {
+            if self.own.len() >= MAX_PEERS {
                 return Err(1000);
             }
         }
-        let bucket = self.members.entry(peer);
-        take(bucket.or_insert_with(|| self.member.bucket(now)), now)
+        let bucket = self.own.entry(key);
+        take(bucket.or_insert_with(|| rate.bucket(now)), now)
     }
 }
 
@@ -107,36 +127,43 @@ mod tests {
         NodeKey::from_secret(&[seed; 32]).id()
     }
 
-    fn burst(budgets: &mut Budgets, peer: u8, is_member: bool, now_ms: u64) -> usize {
-        (0..100)
-            .filter(|_| budgets.take(node(peer), is_member, now_ms).is_ok())
-            .count()
+    fn member(seed: u8) -> Payer {
+        Payer::Member(node(seed))
+    }
+
+    fn burst(budgets: &mut Budgets, payer: Payer, now_ms: u64) -> usize {
+        let taken = (0..100).filter(|_| budgets.take(payer, now_ms).is_ok());
+        taken.count()
     }
 
     #[test]
     fn a_peer_gets_its_burst_and_then_its_rate() {
         let mut budgets = Budgets::new(RATE, RATE, 0);
-        assert_eq!(burst(&mut budgets, 1, true, 0), 20);
-        assert_eq!(budgets.take(node(1), true, 0), Err(100));
-        assert_eq!(budgets.take(node(1), true, 99), Err(1));
-        assert_eq!(budgets.take(node(1), true, 100), Ok(()));
-        assert_eq!(burst(&mut budgets, 1, true, 600), 5);
-        assert_eq!(burst(&mut budgets, 1, true, u64::MAX), 20);
+        assert_eq!(burst(&mut budgets, member(1), 0), 20);
+        assert_eq!(budgets.take(member(1), 0), Err(100));
+        assert_eq!(budgets.take(member(1), 99), Err(1));
+        assert_eq!(budgets.take(member(1), 100), Ok(()));
+        assert_eq!(burst(&mut budgets, member(1), 600), 5);
+        assert_eq!(burst(&mut budgets, member(1), u64::MAX), 20);
     }
 
     #[test]
     fn one_member_does_not_spend_what_is_anothers() {
         let mut budgets = Budgets::new(RATE, RATE, 0);
-        assert_eq!(burst(&mut budgets, 1, true, 0), 20);
-        assert_eq!(burst(&mut budgets, 2, true, 0), 20);
+        assert_eq!(burst(&mut budgets, member(1), 0), 20);
+        assert_eq!(burst(&mut budgets, member(2), 0), 20);
     }
 
     #[test]
-    fn strangers_share_one_budget_whatever_their_keys() {
+    fn strangers_share_one_budget_and_those_of_one_invite_another() {
         let mut budgets = Budgets::new(RATE, RATE, 0);
-        assert_eq!(burst(&mut budgets, 1, false, 0), 20);
-        assert_eq!(burst(&mut budgets, 2, false, 0), 0);
-        assert_eq!(burst(&mut budgets, 3, true, 0), 20);
+        assert_eq!(burst(&mut budgets, Payer::Strangers, 0), 20);
+        assert_eq!(burst(&mut budgets, Payer::Strangers, 0), 0);
+        for invite in [node(7), node(8)] {
+            assert_eq!(burst(&mut budgets, Payer::Invite(invite), 0), 20);
+            assert_eq!(burst(&mut budgets, Payer::Invite(invite), 0), 0);
+        }
+        assert_eq!(burst(&mut budgets, member(3), 0), 20);
     }
 
     proptest! {
@@ -148,7 +175,7 @@ mod tests {
             let (mut now, mut taken) = (0, 0);
             for (pass, tries) in steps {
                 now += pass;
-                taken += (0..tries).filter(|_| budgets.take(node(1), true, now).is_ok()).count() as u64;
+                taken += (0..tries).filter(|_| budgets.take(member(1), now).is_ok()).count() as u64;
                 prop_assert!(taken <= 20 + now * 10 / 1000);
             }
         }

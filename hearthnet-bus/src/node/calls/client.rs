@@ -160,6 +160,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     let Wire {
         mut incoming,
         mut outgoing,
+        ..
     } = wire;
     let mut violation = None;
     let read = async {

@@ -8,7 +8,6 @@ use std::time::Duration;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::runtime::Handle as Runtime;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -106,17 +105,12 @@ impl Connection {
 pub struct FrameSink {
     connection: Arc<Connection>,
     call: u32,
-    runtime: Runtime,
 }
 
 impl FrameSink {
-    /// For one call of a connection; must be made within a tokio runtime.
+    /// For one call of a connection.
     pub(super) fn new(connection: Arc<Connection>, call: u32) -> Self {
-        Self {
-            connection,
-            call,
-            runtime: Runtime::current(),
-        }
+        Self { connection, call }
     }
 
     /// Sends an event; waits while the caller has not acknowledged earlier ones.
@@ -152,13 +146,5 @@ impl FrameSink {
                 return Err(CallError::new(Code::TIMEOUT, took));
             }
         }
-    }
-
-    /// The same for a thread that is not the runtime's.
-    ///
-    /// # Errors
-    /// As [`FrameSink::send`].
-    pub fn blocking_send(&self, event: &str, data: &Value) -> Result<(), CallError> {
-        self.runtime.block_on(self.send(event, data))
     }
 }

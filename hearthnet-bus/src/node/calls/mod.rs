@@ -80,7 +80,7 @@ mod wire;
 /// Capabilities that a node has at most.
 pub(crate) const MAX_CAPABILITIES: usize = 64;
 
-pub use budget::{Budgets, Rate};
+pub use budget::{Budgets, Payer, Rate};
 pub use cancel::Cancel;
 pub use client::{CallStream, Client, Event};
 pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};

@@ -26,6 +26,16 @@ pub trait Handler: Send + Sync {
     /// is dropped; work on other threads has to watch the former and to keep
     /// [`CallContext::slot`] for as long as it goes on.
     fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_>;
+
+    /// Who vouches for a stranger that calls with these parameters: the key of the invite that it
+    /// proves to have. Asked before the call takes a place, so it must be cheap: a signature, a look
+    /// at the log. `None` if strangers need nobody for it, or nobody vouches any more.
+    ///
+    /// # Errors
+    /// The refusal of one that claims a proof and has none.
+    fn vouches(&self, _caller: &NodeId, _params: &Value) -> Result<Option<NodeId>, CallError> {
+        Ok(None)
+    }
 }
 
 /// Who calls, and how to notice that it gave up.
@@ -70,13 +80,16 @@ pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<Place<Nod
 pub(crate) struct Local {
     pub(crate) descriptor: Arc<CapabilityDescriptor>,
     pub(crate) handler: Arc<dyn Handler>,
-    slots: Arc<Caps<NodeId>>,
+    /// Of peers, and of programs on this machine: what is others' takes nothing from its owner.
+    slots: [Arc<Caps<NodeId>>; 2],
 }
 
 impl Local {
     /// A place for one more call.
-    pub(crate) fn slot(&self, caller: NodeId) -> Result<Slot, CallError> {
-        let full = match self.slots.enter(caller) {
+    pub(crate) fn slot(&self, caller: NodeId, is_local: bool) -> Result<Slot, CallError> {
+        let [peers, here] = &self.slots;
+        let slots = if is_local { here } else { peers };
+        let full = match slots.enter(caller) {
             Ok(place) => return Ok(Slot(Arc::new(place))),
             Err(full) => full,
         };
@@ -144,13 +157,11 @@ impl Registry {
         if all.len() >= MAX_CAPABILITIES {
             return Err(RegisterError::Full);
         }
+        let (most, each) = (limits.concurrent, limits.concurrent_per_caller);
         let local = Local {
             descriptor: Arc::new(descriptor),
             handler,
-            slots: Caps::new(
-                limits.concurrent as usize,
-                limits.concurrent_per_caller as usize,
-            ),
+            slots: [(); 2].map(|()| Caps::new(most as usize, each as usize)),
         };
         all.insert(key, local);
         Ok(())
@@ -284,17 +295,17 @@ mod tests {
         registry.register(tight, Arc::new(Nothing)).unwrap();
         let local = registry.find(&cap("a@1.0")).unwrap();
         let code = |slot: Result<Slot, CallError>| slot.unwrap_err().code().clone();
-        let first = local.slot(node(1)).unwrap();
+        let first = local.slot(node(1), false).unwrap();
         let copy = first.clone();
-        let _second = local.slot(node(1)).unwrap();
-        assert_eq!(code(local.slot(node(1))), Code::BUSY);
-        let third = local.slot(node(2)).unwrap();
-        assert_eq!(code(local.slot(node(3))), Code::BUSY);
+        let _second = local.slot(node(1), false).unwrap();
+        assert_eq!(code(local.slot(node(1), false)), Code::BUSY);
+        let third = local.slot(node(2), false).unwrap();
+        assert_eq!(code(local.slot(node(3), false)), Code::BUSY);
         // A clone keeps the place: a thread may still be at work.
         drop(first);
-        assert_eq!(code(local.slot(node(3))), Code::BUSY);
+        assert_eq!(code(local.slot(node(3), false)), Code::BUSY);
         drop(copy);
         drop(third);
-        local.slot(node(1)).unwrap();
+        local.slot(node(1), false).unwrap();
     }
 }

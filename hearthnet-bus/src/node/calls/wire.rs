@@ -6,7 +6,7 @@ use std::pin::Pin;
 use futures_util::sink::{self, SinkExt as _};
 use futures_util::stream::{BoxStream, StreamExt as _, unfold};
 use futures_util::{Sink, Stream};
-use hearthnet_transport::{CloseCode, Frame, PeerSocket, Violation};
+use hearthnet_transport::{CloseCode, Frame, PeerSender, PeerSocket, Violation};
 use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
@@ -17,6 +17,8 @@ pub struct Wire {
     pub(crate) incoming: BoxStream<'static, Result<String, String>>,
     /// Takes messages as fast as the peer does.
     pub(crate) outgoing: Pin<Box<dyn Sink<Out, Error = String> + Send>>,
+    /// The same socket, where it is a peer's.
+    pub(crate) peer: Option<PeerSender>,
 }
 
 /// What goes to the peer.
@@ -29,7 +31,8 @@ pub(crate) enum Out {
 
 impl From<PeerSocket> for Wire {
     fn from(socket: PeerSocket) -> Self {
-        let outgoing = sink::unfold(socket.sender(), |sender, out| async {
+        let peer = socket.sender();
+        let outgoing = sink::unfold(peer.clone(), |sender, out| async {
             match out {
                 Out::Text(text) => sender.send(Frame::Text(text)).await,
                 Out::Broken(violation) => {
@@ -49,6 +52,7 @@ impl From<PeerSocket> for Wire {
         Self {
             incoming: incoming.boxed(),
             outgoing: Box::pin(outgoing),
+            peer: Some(peer),
         }
     }
 }
@@ -82,6 +86,7 @@ impl Wire {
         Self {
             incoming: incoming.boxed(),
             outgoing: Box::pin(outgoing.sink_map_err(|e| e.to_string())),
+            peer: None,
         }
     }
 
@@ -100,6 +105,7 @@ impl Wire {
             Self {
                 incoming: incoming.boxed(),
                 outgoing: Box::pin(outgoing),
+                peer: None,
             }
         };
         let (left, from_left) = mpsc::channel(4);

@@ -20,10 +20,12 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
-use crate::community::log::{Body, EventLog, Heads, Level, LogError};
+use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
+use crate::node::access::is_open;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, Kind, MAX_EVENT_BYTES, Params, Trust,
@@ -116,6 +118,15 @@ impl Handler for JoinHandler {
             Ok(json!({ "level": level }))
         })
     }
+
+    fn vouches(&self, caller: &NodeId, params: &Value) -> Result<Option<NodeId>, CallError> {
+        let request =
+            JoinRequest::deserialize(params).map_err(|e| CallError::bad_request("params", e))?;
+        check_proof(&self.log, *caller, &request)?;
+        let state = self.log.state();
+        let open = is_open(named(&state, &request)?, (self.now_ms)());
+        Ok(open.then_some(request.invite))
+    }
 }
 
 /// Runs what waits for the disk beside the tasks that must not.
@@ -142,28 +153,12 @@ pub fn admit(
     request: &JoinRequest,
     now_ms: u64,
 ) -> Result<Level, CallError> {
-    if request.community != log.community() {
-        let message = "the invite is for another community than this node's";
-        return Err(CallError::new(Code::new("wrong_community"), message));
-    }
-    if request.node != caller {
-        let message = "the request to join names another node than the one that brings it";
-        return Err(CallError::new(Code::UNAUTHORIZED, message));
-    }
-    request
-        .verify()
-        .map_err(|e| CallError::new(e.code(), e.to_string()))?;
+    check_proof(log, caller, request)?;
     let state = log.state();
     if let Some(level) = state.level(&caller) {
         return Ok(level);
     }
-    let Some(invite) = state.invite(&request.invite) else {
-        return Err(CallError::new(
-            Code::new("unknown_invite"),
-            "this node does not know the invite; it may not have heard of it yet",
-        )
-        .with_hint("try again in a moment, or ask for a new code"));
-    };
+    let invite = named(&state, request)?;
     let level = invite.level;
     // By the log, and so also what other nodes admitted, and this one before it was started.
     let since_ms = now_ms.saturating_sub(JOINS_MS);
@@ -182,6 +177,31 @@ pub fn admit(
     };
     log.append(key, body, now_ms).map_err(|e| log_error(&e))?;
     Ok(level)
+}
+
+/// Whether a request is for this community, and the caller's own.
+fn check_proof(log: &EventLog, caller: NodeId, request: &JoinRequest) -> Result<(), CallError> {
+    if request.community != log.community() {
+        let message = "the invite is for another community than this node's";
+        return Err(CallError::new(Code::new("wrong_community"), message));
+    }
+    if request.node != caller {
+        let message = "the request to join names another node than the one that brings it";
+        return Err(CallError::new(Code::UNAUTHORIZED, message));
+    }
+    let proof = request.verify();
+    proof.map_err(|e| CallError::new(e.code(), e.to_string()))
+}
+
+/// The invite that a request names.
+fn named<'a>(state: &'a Community, request: &JoinRequest) -> Result<&'a OpenInvite, CallError> {
+    state.invite(&request.invite).ok_or_else(|| {
+        CallError::new(
+            Code::new("unknown_invite"),
+            "this node does not know the invite; it may not have heard of it yet",
+        )
+        .with_hint("try again in a moment, or ask for a new code")
+    })
 }
 
 /// A refusal of the log as the caller hears it.

@@ -5,6 +5,7 @@
 //! this user, so a call through it is a call of this node. Web pages cannot use it:
 //! they cannot read the token, and a browser says where a page came from.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +17,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use subtle::ConstantTimeEq as _;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_tungstenite::accept_hdr_async_with_config;
 use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
@@ -35,7 +36,9 @@ pub const TOKEN_FILE: &str = "bus.token";
 /// Holds the address, `ws://127.0.0.1:PORT/bus/v1`, while the node runs.
 pub const ENDPOINT_FILE: &str = "bus.endpoint";
 
-/// Connections at once: apps of one machine.
+/// Connections at once: apps of one machine. As many may be on their upgrade request: for one more the
+/// one that has been for longest is closed, so that other users of the machine, who have no token,
+/// keep nobody out.
 const MAX_CONNECTIONS: usize = 32;
 /// For the upgrade request.
 const UPGRADE_DEADLINE: Duration = Duration::from_secs(5);
@@ -166,22 +169,35 @@ async fn accept(
     stop: Cancel,
 ) {
     let expected = Arc::new(Zeroizing::new(format!("Bearer {}", token.as_str())));
-    // Dropped, it ends every connection.
-    let mut open = JoinSet::new();
+    // Dropped, they end every connection.
+    let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
+    let mut oldest = VecDeque::<AbortHandle>::new();
     loop {
-        let (stream, _) = tokio::select! {
-            accepted = hearthnet_transport::accept(&listener) => accepted,
-            Some(_) = open.join_next(), if !open.is_empty() => continue,
+        tokio::select! {
+            (stream, _) = hearthnet_transport::accept(&listener) => {
+                oldest.retain(|one| !one.is_finished());
+                if oldest.len() >= MAX_CONNECTIONS
+                    && let Some(one) = oldest.pop_front()
+                {
+                    one.abort();
+                }
+                oldest.push_back(entering.spawn(enter(stream, Arc::clone(&expected))));
+            }
+            Some(entered) = entering.join_next(), if !entering.is_empty() => {
+                // One too many is closed.
+                if let (Ok(Some(wire)), true) = (entered, open.len() < MAX_CONNECTIONS) {
+                    let server = Arc::clone(&server);
+                    open.spawn(async move { server.serve_wire(wire, Origin::Local).await });
+                }
+            }
+            Some(_) = open.join_next(), if !open.is_empty() => {}
             () = stop.cancelled() => return,
-        };
-        // One too many is closed.
-        if open.len() < MAX_CONNECTIONS {
-            open.spawn(serve(stream, Arc::clone(&expected), Arc::clone(&server)));
         }
     }
 }
 
-async fn serve(stream: TcpStream, expected: Arc<Zeroizing<String>>, server: Arc<CallServer>) {
+/// An app that shows the token.
+async fn enter(stream: TcpStream, expected: Arc<Zeroizing<String>>) -> Option<Wire> {
     // Small messages matter more than full packets.
     let _ = stream.set_nodelay(true);
     let config = WebSocketConfig::default()
@@ -194,14 +210,11 @@ async fn serve(stream: TcpStream, expected: Arc<Zeroizing<String>>, server: Arc<
     let check = |request: &Request, response: Response| may_enter(request, &expected, response);
     let upgrade = accept_hdr_async_with_config(stream, check, Some(config));
     match timeout(UPGRADE_DEADLINE, upgrade).await {
-        Ok(Ok(socket)) => {
-            server
-                .serve_wire(Wire::websocket(socket), Origin::Local)
-                .await;
-        }
+        Ok(Ok(socket)) => return Some(Wire::websocket(socket)),
         Ok(Err(error)) => tracing::info!(%error, "an app was not let in"),
         Err(_) => tracing::info!("an app's upgrade request took too long"),
     }
+    None
 }
 
 #[expect(clippy::result_large_err, reason = "the library's own type")]

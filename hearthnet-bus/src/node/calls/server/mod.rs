@@ -7,14 +7,14 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::{SinkExt as _, StreamExt as _};
-use hearthnet_transport::{Code, PeerSocket};
+use hearthnet_transport::{CloseCode, Code, PeerSocket};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Cancel;
-use super::budget::{Budgets, Rate};
+use super::budget::{Budgets, Payer, Rate};
 use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::CallError;
@@ -29,6 +29,9 @@ use crate::{Capability, NodeId, ReplayCache};
 
 /// How long a stranger may stay: it has one thing to ask.
 const STRANGER_STAYS: Duration = Duration::from_secs(15);
+/// Calls that it may make meanwhile: a few, if it mistypes. What each costs this node, two signatures,
+/// is less than the handshake before.
+const STRANGER_CALLS: usize = 4;
 /// Envelopes remembered against replay, for four minutes at most: 34 a second.
 const REMEMBERED_CALLS: usize = 8192;
 
@@ -95,12 +98,22 @@ struct Gate {
     seen: ReplayCache,
 }
 
+/// What is asked.
+struct Call {
+    capability: Capability,
+    params: Value,
+    /// Id of the envelope that it came in, and when that is dead.
+    envelope: Option<([u8; 16], u64)>,
+}
+
 /// A call that may run.
 pub struct Admitted {
     handler: Arc<dyn Handler>,
     ctx: CallContext,
     params: Value,
     seconds: u32,
+    /// It is a stranger's that has proved that it is invited.
+    is_invited: bool,
 }
 
 impl std::fmt::Debug for Admitted {
@@ -151,7 +164,8 @@ impl CallServer {
     }
 
     /// Everything that has to hold before a handler runs. What is cheap comes first, and
-    /// what would tell a stranger something comes after the question who asks.
+    /// what would tell a stranger something comes after the question who asks. What a stranger
+    /// brings is looked at before it takes anything that there is little of.
     ///
     /// # Errors
     /// The refusal that the caller gets.
@@ -166,32 +180,25 @@ impl CallServer {
             Origin::Local => (self.own, true),
         };
         let trust = self.authority.trust(&caller);
-        let is_member = trust >= Trust::Member || is_local;
-        let taken = self.gate.lock().budgets.take(caller, is_member, now_ms);
-        taken.map_err(|wait_ms| {
-            CallError::new(Code::RATE_LIMITED, "too many calls in a short time")
-                .with_hint(format!("try again in {wait_ms} ms"))
-        })?;
-        let (capability, params) = match request {
-            Request::Signed { envelope, params } if !is_local => {
-                self.open_signed(caller, &envelope, params, now_ms)?
-            }
-            Request::Plain { capability, params } if is_local => (capability, params),
-            Request::Signed { .. } => {
-                let problem = "calls from this machine carry no envelope";
-                return Err(CallError::bad_request("envelope", problem));
-            }
-            Request::Plain { .. } => {
-                let problem = "is missing; calls between nodes are signed";
-                return Err(CallError::bad_request("envelope", problem));
-            }
+        let (invite, call) = if trust == Trust::Anyone && !is_local {
+            // It pays when it is known what it brings.
+            let brought = self
+                .read(origin, request, now_ms)
+                .and_then(|call| Ok((self.vouched(&caller, &call)?, call)));
+            let payer = match &brought {
+                Ok((Some(invite), _)) => Payer::Invite(*invite),
+                _ => Payer::Strangers,
+            };
+            self.pay(payer, now_ms)?;
+            brought?
+        } else {
+            self.pay(Payer::Member(caller), now_ms)?;
+            (None, self.read(origin, request, now_ms)?)
         };
-        if trust == Trust::Anyone && !is_join(&capability) && !is_local {
-            return Err(
-                unauthorized(format!("{caller} is not a member of this community"))
-                    .with_hint("join with an invite code: `hearthnet community join CODE`"),
-            );
-        }
+        self.note(caller, &call, now_ms)?;
+        let Call {
+            capability, params, ..
+        } = call;
         let local = self.registry.find(&capability)?;
         let descriptor = &local.descriptor;
         if trust < descriptor.trust {
@@ -206,10 +213,7 @@ impl CallServer {
         if descriptor.stability == Stability::Experimental {
             self.authority.research().check(capability.name())?;
         }
-        descriptor
-            .params
-            .check(&params)
-            .map_err(|e| CallError::bad_request(&e.field, e.problem))?;
+        check_params(descriptor, &params)?;
         Ok(Admitted {
             ctx: CallContext {
                 caller,
@@ -217,43 +221,92 @@ impl CallServer {
                 is_local,
                 capability,
                 cancel: Cancel::default(),
-                slot: local.slot(caller)?,
+                slot: local.slot(caller, is_local)?,
             },
             params,
             seconds: descriptor.limits.seconds,
             handler: local.handler,
+            is_invited: invite.is_some(),
         })
+    }
+
+    fn pay(&self, payer: Payer, now_ms: u64) -> Result<(), CallError> {
+        let taken = self.gate.lock().budgets.take(payer, now_ms);
+        taken.map_err(|wait_ms| {
+            CallError::new(Code::RATE_LIMITED, "too many calls in a short time")
+                .with_hint(format!("try again in {wait_ms} ms"))
+        })
+    }
+
+    /// Who vouches for a stranger that calls this.
+    fn vouched(&self, caller: &NodeId, call: &Call) -> Result<Option<NodeId>, CallError> {
+        if !is_join(&call.capability) {
+            return Err(
+                unauthorized(format!("{caller} is not a member of this community"))
+                    .with_hint("join with an invite code: `hearthnet community join CODE`"),
+            );
+        }
+        let local = self.registry.find(&call.capability)?;
+        check_params(&local.descriptor, &call.params)?;
+        local.handler.vouches(caller, &call.params)
+    }
+
+    /// What is asked, whoever asks.
+    fn read(&self, origin: Origin, request: Request, now_ms: u64) -> Result<Call, CallError> {
+        let problem = match (origin, request) {
+            (Origin::Peer(peer), Request::Signed { envelope, params }) => {
+                return self.open_signed(peer, &envelope, &params, now_ms);
+            }
+            (Origin::Local, Request::Plain { capability, params }) => {
+                return Ok(Call {
+                    capability,
+                    params,
+                    envelope: None,
+                });
+            }
+            (Origin::Local, Request::Signed { .. }) => "calls from this machine carry no envelope",
+            (Origin::Peer(_), Request::Plain { .. }) => {
+                "is missing; calls between nodes are signed"
+            }
+        };
+        Err(CallError::bad_request("envelope", problem))
     }
 
     fn open_signed(
         &self,
         sender: NodeId,
         envelope: &str,
-        params: String,
+        params: &str,
         now_ms: u64,
-    ) -> Result<(Capability, Value), CallError> {
+    ) -> Result<Call, CallError> {
         let unreadable = || CallError::bad_request("envelope", "is no base64url of an envelope");
         if envelope.len() > MAX_ENVELOPE_BYTES.div_ceil(3) * 4 {
             return Err(unreadable());
         }
         let bytes = URL_SAFE_NO_PAD.decode(envelope).map_err(|_| unreadable())?;
-        let envelope = Envelope::open(&bytes, &params, sender, self.own, now_ms)?;
-        let death = envelope.dead_from_ms();
-        let noted = self
-            .gate
-            .lock()
-            .seen
-            .note(sender, envelope.id, death, now_ms);
+        let envelope = Envelope::open(&bytes, params, sender, self.own, now_ms)?;
+        let params = serde_json::from_str(params)
+            .map_err(|_| CallError::bad_request("params", "is not JSON"))?;
+        Ok(Call {
+            envelope: Some((envelope.id, envelope.dead_from_ms())),
+            capability: envelope.capability,
+            params,
+        })
+    }
+
+    /// Remembers the envelope of a call, so that it counts once.
+    fn note(&self, sender: NodeId, call: &Call, now_ms: u64) -> Result<(), CallError> {
+        let Some((id, death)) = call.envelope else {
+            return Ok(());
+        };
+        let noted = self.gate.lock().seen.note(sender, id, death, now_ms);
         noted.map_err(|refusal| match refusal {
             NotNoted::Seen => CallError::new(Code::CALL_REPLAYED, "the envelope was used before")
                 .with_hint("make a new one for each call"),
             NotNoted::Full => {
                 CallError::new(Code::RATE_LIMITED, "too many calls in the last minutes")
             }
-        })?;
-        let params = serde_json::from_str(&params)
-            .map_err(|_| CallError::bad_request("params", "is not JSON"))?;
-        Ok((envelope.capability, params))
+        })
     }
 
     /// Answers the calls of a peer until its socket closes.
@@ -271,12 +324,14 @@ impl CallServer {
         let Wire {
             mut incoming,
             mut outgoing,
+            peer,
         } = wire;
         let connection = Arc::new(Connection::default());
         let _closes = Closes(&connection);
         let read = async {
             // Dropped, it aborts what runs.
             let mut running = JoinSet::new();
+            let mut calls = 0;
             loop {
                 connection.until_drained().await;
                 let text = match incoming.next().await {
@@ -289,9 +344,17 @@ impl CallServer {
                 };
                 while running.try_join_next().is_some() {}
                 match connection.receive(&text) {
+                    Ok(Asked::Open { .. }) if is_stranger && calls == STRANGER_CALLS => {
+                        let detail = "a stranger that asks again and again";
+                        return Some(CloseCode::FrameRate.violation(detail));
+                    }
                     Ok(Asked::Open { call, request }) => {
+                        calls += 1;
                         match request.and_then(|r| self.admit(origin, r, now_ms())) {
                             Ok(admitted) => {
+                                if let (true, Some(peer)) = (admitted.is_invited, &peer) {
+                                    peer.is_invited();
+                                }
                                 running.spawn(run(Arc::clone(&connection), call, admitted));
                             }
                             Err(refusal) => connection.finish(call, Err(refusal)),
@@ -347,6 +410,7 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
         ctx,
         params,
         seconds,
+        ..
     } = admitted;
     // A handler that needs nothing of its context drops it at once.
     let (cancel, _slot) = (ctx.cancel.clone(), ctx.slot.clone());
@@ -413,6 +477,11 @@ fn register_describe(registry: &Arc<Registry>) -> Result<(), RegisterError> {
     let summary = "Lists what this node can be asked to do.";
     let descriptor = CapabilityDescriptor::new(Capability::bus_describe(), summary, Trust::Member);
     registry.register(descriptor, Arc::new(Describe(Arc::downgrade(registry))))
+}
+
+fn check_params(descriptor: &CapabilityDescriptor, params: &Value) -> Result<(), CallError> {
+    let checked = descriptor.params.check(params);
+    checked.map_err(|e| CallError::bad_request(&e.field, e.problem))
 }
 
 fn is_join(capability: &Capability) -> bool {

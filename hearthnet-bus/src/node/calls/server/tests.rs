@@ -126,11 +126,11 @@ struct Threaded(Arc<Count>);
 
 impl Handler for Threaded {
     fn call(&self, ctx: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
-        let count = Arc::clone(&self.0);
+        let (count, runtime) = (Arc::clone(&self.0), tokio::runtime::Handle::current());
         Box::pin(async move {
             let work = tokio::task::spawn_blocking(move || {
                 let (_running, _slot) = (Running::new(&count), ctx.slot.clone());
-                while out.blocking_send("tick", &json!(0)).is_ok() {}
+                while runtime.block_on(out.send("tick", &json!(0))).is_ok() {}
                 assert!(ctx.cancel.is_cancelled());
             });
             let _ = work.await;
@@ -517,6 +517,20 @@ fn only_this_machine_calls_without_a_signature() {
 }
 
 #[test]
+fn what_peers_ask_takes_no_place_from_programs_of_this_machine() {
+    let world = world();
+    let peers = [(2, 1), (2, 2), (3, 3)];
+    let held = peers.map(|(seed, id)| world.admit(seed, "tick@1.0", "{}", id).unwrap());
+    assert!(world.refusal(3, "tick@1.0", "{}").starts_with("busy: "));
+    let plain = Request::Plain {
+        capability: cap("tick@1.0"),
+        params: json!({}),
+    };
+    world.server.admit(Origin::Local, plain, NOW).unwrap();
+    drop(held);
+}
+
+#[test]
 fn a_peer_that_calls_too_often_is_told_when_to_come_back() {
     let world = world_with(Rate {
         per_second: 1,
@@ -580,6 +594,7 @@ async fn a_message_written_to_nobody_stops_nothing_from_being_freed() {
     let Wire {
         incoming,
         mut outgoing,
+        ..
     } = ours;
     let data = r#"{"capability":"tick@1.0","params":{"ticks":1000}}"#;
     let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);

@@ -1,0 +1,47 @@
+//! The local API listens on the loopback interface, where every user of the machine may connect. Without
+//! the token nobody gets further; but who says nothing holds a connection as well, and could keep the
+//! programs of the node's owner from their node.
+
+use hearthnet_bus::Capability;
+use hearthnet_bus::calls::Client;
+use serde_json::json;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::household::{SOON, local_api};
+use crate::{Bench, Findings, HarnessError};
+
+/// More than the 32 that may be there at a time.
+const SILENT: usize = 40;
+
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let (folder, api) = local_api(None).await?;
+    let before = Client::connect_local(folder.path()).await;
+    let before = before.map_err(HarnessError::attacker)?;
+    let mut silent = Vec::new();
+    for round in 1..=3 {
+        for _ in 0..SILENT {
+            silent.push(TcpStream::connect(api.addr()).await?);
+        }
+        let connected = Client::connect_local(folder.path()).await;
+        let connected = connected.map_err(|error| error.to_string());
+        let what = format!("a program that comes beside {} silent ones", silent.len());
+        let late = found.done(what, "let in", connected);
+        for (who, client) in [("it", late.as_ref()), ("one from before", Some(&before))] {
+            let Some(client) = client else { continue };
+            let call = client.call(&Capability::bus_describe(), &json!({}));
+            let call = call.map_err(HarnessError::attacker)?;
+            let answered = timeout(SOON, call.result())
+                .await
+                .is_ok_and(|end| end.is_ok());
+            found.check(
+                format!("{who} calls, round {round}"),
+                "answered",
+                answered,
+                answered,
+            );
+        }
+    }
+    api.close().await;
+    Ok(())
+}

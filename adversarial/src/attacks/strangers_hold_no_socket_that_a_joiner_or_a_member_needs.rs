@@ -1,0 +1,47 @@
+//! While there is an invite, anybody may connect in order to join, with as many keys as it likes. It
+//! could hold every socket for calls that a node has, and ask nothing.
+
+use hearthnet_bus::log::Level;
+
+use crate::bench::new_key;
+use crate::raw::{Papers, SWITCHING};
+use crate::trial::until;
+use crate::{Bench, Findings, HarnessError};
+
+/// More than all the sockets for calls of a node.
+const STRANGERS: usize = 160;
+/// Those of them that strangers may have.
+const THEIRS: usize = 16;
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let invite = bench.test_community()?.invite(Level::Member, 2);
+    bench.agrees(found).await?;
+    let mut crowd = Vec::new();
+    for _ in 0..STRANGERS {
+        let papers = Papers::of(&new_key()?.secret());
+        let mut stranger = bench.secured_with(&papers).await?;
+        let answer = stranger.upgrade_at("/bus/v1").await?;
+        if answer.starts_with(SWITCHING) {
+            crowd.push(stranger);
+        }
+    }
+    let called = bench.target.token(&bench.guest).await;
+    found.done(
+        "a member calls beside a crowd of strangers",
+        "answered",
+        called,
+    );
+    let joined = bench.join(&invite).await;
+    found.done("somebody with a code joins beside it", "admitted", joined);
+    // They are gone when they have had their time to say so too, which they do not.
+    let all_but_theirs = |gone: u64| gone >= (STRANGERS - THEIRS) as u64;
+    let gone = until(&mut bench.victim, |gauges| {
+        all_but_theirs(gauges.raised("session_limit"))
+    });
+    let gone = gone.await?.raised("session_limit");
+    let held = all_but_theirs(gone);
+    let what = "sockets of strangers that were closed for others";
+    found.counted(what, "all but 16", gone, held, "session_limit");
+    drop(crowd);
+    bench.goes_on(found).await
+}
