@@ -15,7 +15,6 @@ use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
@@ -69,6 +68,9 @@ pub(crate) struct Fleet {
     file: Arc<ModelFile>,
     model: ModelOnWire,
     pub(crate) text: TextModel,
+    /// Last layers that the caller computes itself.
+    pub(crate) private_last: u32,
+    pub(crate) pump: PumpSettings,
 }
 
 impl Fleet {
@@ -106,6 +108,8 @@ impl Fleet {
             model: ModelOnWire::new(model_id, weights, file.spec(), bands),
             file,
             text,
+            private_last: 0,
+            pump: PumpSettings::default(),
         })
     }
 
@@ -166,8 +170,14 @@ impl Fleet {
         private: u32,
         tokens: u32,
     ) -> Result<Asked, HarnessError> {
-        let own = PrivateLayers::load(&self.file, MODEL, (private, 0), 4, &options())
-            .map_err(HarnessError::attacker)?;
+        let own = PrivateLayers::load(
+            &self.file,
+            MODEL,
+            (private, self.private_last),
+            self.pump.prefill_rows,
+            &options(),
+        )
+        .map_err(HarnessError::attacker)?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
@@ -209,7 +219,7 @@ impl Fleet {
         &self,
         source: Box<dyn HostSource>,
     ) -> Result<ShardedBackend, HarnessError> {
-        let (runtime, pump) = (self.runtime.clone(), PumpSettings::default());
+        let (runtime, pump) = (self.runtime.clone(), self.pump.clone());
         let opened = ShardedBackend::open(runtime, source, pump, &Cancel::default());
         opened.map_err(HarnessError::attacker)
     }
@@ -257,7 +267,6 @@ impl Fleet {
 fn choice(model: &ModelOnWire, caller: NodeId) -> Choice {
     Choice {
         model: model.clone(),
-        policy: Arc::new(GreedyCover),
         max_shards: 4,
         own_id: caller,
         allow_self: false,

@@ -4,12 +4,11 @@
 //! left out of a crowd no key decides.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, ModelOnWire};
-use hearthnet_orchestrator::router::{Candidate, GreedyCover};
+use hearthnet_orchestrator::router::Candidate;
 
 use crate::fleet::Fleet;
 use crate::{Bench, Findings, HarnessError};
@@ -44,7 +43,6 @@ fn looks(model: &ModelOnWire, candidates: &[Candidate]) -> Result<usize, Harness
     let finds = |_: &usize| {
         let choice = Choice {
             model: model.clone(),
-            policy: Arc::new(GreedyCover),
             max_shards: 4,
             own_id: NodeId::from_checked([255; 32]),
             allow_self: false,

@@ -65,6 +65,9 @@ macro_rules! every_attack {
                 53 events_that_sort_first_cost_no_core;
                 59 a_host_that_lost_its_right_sees_no_more_rows;
                 60 a_page_that_pretends_to_be_this_machine_gets_nothing;
+                67 rows_of_a_prompt_keep_their_places;
+                68 one_row_does_not_stand_for_others;
+                70 a_changed_template_is_told_apart_by_the_neighbours;
                 71 no_chat_template_takes_the_callers_time_or_memory;
                 72 what_is_remembered_of_a_file_is_this_machines_own_word;
                 73 a_changed_template_shows_although_the_weights_are_genuine;
