@@ -89,7 +89,7 @@ async fn the_example_app_prints_what_the_community_answers() {
 
     let service = Service::new(Handle::current(), vec![tiny()], ServiceSettings::default());
     let registry = Arc::new(Registry::new());
-    let handler = Arc::new(bus::ChatHandler::new(service.clone()));
+    let handler = Arc::new(bus::ChatHandler(service.clone()));
     registry
         .register(bus::descriptor(8), handler)
         .expect("a free name");

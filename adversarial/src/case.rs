@@ -111,7 +111,12 @@ cases! {
         65 "an old copy of an anchor's data, used once" "no effect",
         66 "a member whose invites make up more members" "no effect",
     }
+    "rows between hosts" {
+        67 "rows of a prompt in each other's places" "tensor_band",
+        68 "one row of a prompt for others as well" "tensor_band",
+    }
     "hostile files" {
+        70 "a file that is passed on with another template and the genuine weights" "no effect",
         71 "a chat template that wants all time or memory" "no effect",
         72 "a record beside other weights says that they are the genuine ones" "no effect",
         73 "another template or tokenizer beside the genuine weights" "no effect",

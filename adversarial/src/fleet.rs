@@ -15,7 +15,6 @@ use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
@@ -69,6 +68,9 @@ pub(crate) struct Fleet {
     file: Arc<ModelFile>,
     model: ModelOnWire,
     pub(crate) text: TextModel,
+    /// Last layers that the caller computes itself.
+    pub(crate) private_last: u32,
+    pub(crate) pump: PumpSettings,
 }
 
 impl Fleet {
@@ -104,6 +106,8 @@ impl Fleet {
             model: ModelOnWire::new(model_id, weights, file.spec(), bands),
             file,
             text,
+            private_last: 0,
+            pump: PumpSettings::default(),
         })
     }
 
@@ -161,7 +165,13 @@ impl Fleet {
         private: u32,
         tokens: u32,
     ) -> Result<Asked, HarnessError> {
-        let own = PrivateLayers::load(&self.file, MODEL, (private, 0), 4, &options())?;
+        let own = PrivateLayers::load(
+            &self.file,
+            MODEL,
+            (private, self.private_last),
+            self.pump.prefill_rows,
+            &options(),
+        )?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
@@ -199,7 +209,7 @@ impl Fleet {
         &self,
         source: Box<dyn HostSource>,
     ) -> Result<ShardedBackend, HarnessError> {
-        let (runtime, pump) = (self.runtime.clone(), PumpSettings::default());
+        let (runtime, pump) = (self.runtime.clone(), self.pump.clone());
         Ok(ShardedBackend::open(
             runtime,
             source,
@@ -249,7 +259,6 @@ impl Fleet {
 pub(crate) fn choice(model: ModelOnWire, caller: NodeId) -> Choice {
     Choice {
         model,
-        policy: Arc::new(GreedyCover),
         max_shards: 4,
         own_id: caller,
         allow_self: false,

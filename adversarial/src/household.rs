@@ -86,7 +86,7 @@ pub(crate) async fn local_api(
 ) -> Result<(TempDir, LocalApi), HarnessError> {
     let (folder, registry) = (tempfile::tempdir()?, Arc::new(Registry::new()));
     if let Some(service) = service {
-        let chats = Arc::new(ChatHandler::new(service.clone()));
+        let chats = Arc::new(ChatHandler(service.clone()));
         let registered = registry.register(descriptor(36), chats);
         registered.map_err(HarnessError::victim)?;
     }

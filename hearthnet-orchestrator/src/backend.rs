@@ -11,87 +11,11 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
-use serde::{Deserialize, Serialize};
 
 use crate::Cancel;
-use crate::chat::Frame;
 use crate::error::ChatError;
-
-/// One piece of the route, as `done` reports it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RouteHop {
-    /// `<model_id>:<lo>-<hi>` of the layers that ran here.
-    pub shard_id: String,
-    /// Node id of the host; absent when the layers ran on this machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host: Option<String>,
-    /// `ADDR:PORT`; absent when the layers ran on this machine.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// First and last layer, inclusive.
-    pub layers: (u32, u32),
-    /// What the host says its layers and KV budget take, in MiB; for this machine, what they take.
-    pub memory_mb: u64,
-}
-
-/// Time spent at one hop, over the decode steps of an answer.
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct HopTimes {
-    /// Decode steps measured.
-    pub steps: u64,
-    /// Median of the host's compute time, in microseconds.
-    pub compute_us_p50: u32,
-    /// Median of the time a step waited in the host's queue, in microseconds.
-    pub queue_us_p50: u32,
-    /// Median of what remains of the round trip after compute: wire, TLS, queues and wake-ups.
-    pub overhead_us_p50: u32,
-    /// 95th percentile of the same.
-    pub overhead_us_p95: u32,
-}
-
-/// The times of one hop's decode steps, in microseconds.
-#[derive(Debug, Default)]
-pub(crate) struct HopClock {
-    compute: Vec<u32>,
-    queue: Vec<u32>,
-    overhead: Vec<u32>,
-}
-
-impl HopClock {
-    pub(crate) fn record(&mut self, round_trip: Duration, compute_us: u32, queue_us: u32) {
-        let round_trip = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
-        self.compute.push(compute_us);
-        self.queue.push(queue_us);
-        self.overhead.push(round_trip.saturating_sub(compute_us));
-    }
-
-    pub(crate) fn summary(&self) -> HopTimes {
-        HopTimes {
-            steps: self.compute.len() as u64,
-            compute_us_p50: percentile(self.compute.iter().copied(), 50),
-            queue_us_p50: percentile(self.queue.iter().copied(), 50),
-            overhead_us_p50: percentile(self.overhead.iter().copied(), 50),
-            overhead_us_p95: percentile(self.overhead.iter().copied(), 95),
-        }
-    }
-}
-
-/// Nearest-rank percentile; 0 for no values.
-pub(crate) fn percentile<T: Copy + Default + Ord>(
-    values: impl IntoIterator<Item = T>,
-    percent: usize,
-) -> T {
-    let mut sorted: Vec<T> = values.into_iter().collect();
-    sorted.sort_unstable();
-    let rank = (sorted.len() * percent).div_ceil(100).max(1);
-    sorted.get(rank - 1).copied().unwrap_or_default()
-}
-
-/// Whole milliseconds of a time, as the flight record counts.
-pub(crate) fn whole_ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
+use crate::frames::Frame;
+pub use crate::frames::{HopTimes, RouteHop};
 
 /// What a run needs of its caller.
 pub struct Run<'a> {
@@ -219,29 +143,5 @@ pub(crate) mod tests {
             backend.submit(Rows::at(position, rows), run.cancel).await;
             backend.output(run).await
         })
-    }
-
-    #[test]
-    fn percentiles_follow_the_nearest_rank() {
-        assert_eq!(percentile([0u32; 0], 50), 0);
-        assert_eq!(percentile([7], 95), 7);
-        let values = || (1..=100).rev();
-        assert_eq!(
-            (percentile(values(), 50), percentile(values(), 95)),
-            (50, 95)
-        );
-    }
-
-    #[test]
-    fn overhead_is_the_round_trip_less_compute() {
-        let mut clock = HopClock::default();
-        clock.record(Duration::from_micros(500), 300, 20);
-        // A host that claims more than the whole round trip cannot make it negative.
-        clock.record(Duration::from_micros(100), 900, 0);
-        let times = clock.summary();
-        assert_eq!(
-            (times.steps, times.overhead_us_p50, times.overhead_us_p95),
-            (2, 0, 200)
-        );
     }
 }

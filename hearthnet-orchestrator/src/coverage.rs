@@ -1,6 +1,6 @@
 //! Which layers of which models the community serves: advertisements, gathered by model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Advert;
@@ -22,6 +22,20 @@ pub struct Coverage<'a> {
     pub shards: Vec<&'a Advert>,
     /// Layers that nobody serves who answers.
     pub missing: Vec<(u32, u32)>,
+}
+
+impl<'a> Coverage<'a> {
+    /// Hosts by the identity of the tokenizer and the chat template in their files (`specs/weights-identity.md`),
+    /// those that say it. More than one: somebody's file makes something else of the same words.
+    pub fn by_text(&self) -> BTreeMap<&'a str, BTreeSet<NodeId>> {
+        let mut texts: BTreeMap<&str, BTreeSet<NodeId>> = BTreeMap::new();
+        for advert in &self.shards {
+            if let Some(text) = advert.descriptor.text_id() {
+                texts.entry(text).or_default().insert(advert.author);
+            }
+        }
+        texts
+    }
 }
 
 /// Gathers advertisements by weights: two files of one name are two models, and one model under two
@@ -142,6 +156,28 @@ mod tests {
         let models = by_model(all.iter(), |host| *host != all[1].author);
         assert_eq!(models[0].missing, [(15, 29)]);
         assert_eq!(models[0].shards.len(), 2);
+    }
+
+    #[test]
+    fn hosts_whose_files_make_something_else_of_text_are_told_apart() {
+        let says = |seed, text: &str| {
+            let mut one = advert(seed, "m", "a", 0, 29);
+            one.descriptor.software = format!("hearthnet/0.1.0{text}");
+            one
+        };
+        let all = [
+            says(1, " text/aa"),
+            says(2, ""),
+            says(3, " text/bb"),
+            says(4, " text/aa"),
+        ];
+        let models = by_model(all.iter(), |_| true);
+        let texts = models[0].by_text();
+        let of = |text: &str| texts[text].iter().copied().collect::<Vec<_>>();
+        let mut same = vec![all[0].author, all[3].author];
+        same.sort();
+        assert_eq!((texts.len(), of("aa")), (2, same));
+        assert_eq!(of("bb"), [all[2].author]);
     }
 
     #[test]

@@ -12,9 +12,10 @@ use hearthnet_transport::Code;
 use metrics::{Counter, Histogram, counter, histogram};
 use parking_lot::Mutex;
 
-use crate::backend::{Run, whole_ms};
-use crate::chat::Frame;
+use crate::backend::Run;
 use crate::error::ChatError;
+use crate::frames::Frame;
+use crate::times::whole_ms;
 
 /// Something has happened.
 pub(crate) fn tell(event: Event) {

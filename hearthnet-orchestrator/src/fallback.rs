@@ -40,17 +40,8 @@ enum Runs {
 }
 
 impl WithFallback {
-    /// `load` is called at most once, when the hosts have failed for good.
-    pub fn new(hosts: ShardedBackend, load: LoadLocal) -> Self {
-        Self {
-            pipeline: hosts.name(),
-            runs: Runs::Hosts(Box::new(hosts), load),
-            alone: None,
-        }
-    }
-
     /// Begins with the hosts, or here when none could be had: a new question falls back as a
-    /// running answer does. Blocks while this machine loads what it needs.
+    /// running answer does. `load` is called once at most, and when it is needed; this blocks meanwhile.
     ///
     /// # Errors
     /// The hosts' own, when it is not theirs to answer for; [`ChatError::Cancelled`]; and what
@@ -63,7 +54,13 @@ impl WithFallback {
     ) -> Result<Self, ChatError> {
         let since = Instant::now();
         let error = match hosts {
-            Ok(hosts) => return Ok(Self::new(hosts, load)),
+            Ok(hosts) => {
+                return Ok(Self {
+                    pipeline: hosts.name(),
+                    runs: Runs::Hosts(Box::new(hosts), load),
+                    alone: None,
+                });
+            }
             Err(error) if error.blame() == Blame::Peer => error,
             Err(error) => return Err(error),
         };

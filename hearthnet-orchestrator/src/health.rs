@@ -32,9 +32,8 @@ use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{percentile, whole_ms};
 use crate::checks::SeenRows;
-use crate::hop_timeout::median;
+use crate::times::{median, percentile, whole_ms};
 
 /// Most hosts that are remembered; the one not heard of for longest goes. A community has tens.
 const MAX_HOSTS: usize = 512;
@@ -453,23 +452,17 @@ pub struct SharedHealth(Arc<Shared>);
 struct Shared {
     begin: Instant,
     tracker: Mutex<ShardHealthTracker>,
-    /// What hosts returned, the host and layers last asked for last.
-    seen: Mutex<VecDeque<Returned>>,
+    /// What hosts returned.
+    seen: Arc<Mutex<SeenRows>>,
     key: RandomState,
 }
-
-/// What a host returned for a range of layers of a model.
-type Returned = ((NodeId, WeightsId, u32, u32), Arc<Mutex<SeenRows>>);
-
-/// Most hosts and ranges whose rows are remembered; together some 10 MiB.
-const MAX_SEEN: usize = 64;
 
 impl Default for SharedHealth {
     fn default() -> Self {
         Self(Arc::new(Shared {
             begin: Instant::now(),
             tracker: Mutex::default(),
-            seen: Mutex::default(),
+            seen: Arc::default(),
             key: RandomState::new(),
         }))
     }
@@ -486,25 +479,9 @@ impl SharedHealth {
         &self.0.key
     }
 
-    /// What a host returned for layers of a model, in all calls of late.
-    pub(crate) fn seen(
-        &self,
-        host: &NodeId,
-        weights: WeightsId,
-        (lo, hi): (u32, u32),
-    ) -> Arc<Mutex<SeenRows>> {
-        let mut all = self.0.seen.lock();
-        let of = (*host, weights, lo, hi);
-        let known = all.iter().position(|(one, _)| *one == of);
-        let (_, rows) = known.and_then(|at| all.remove(at)).unwrap_or_else(|| {
-            let rows = SeenRows::new(self.0.key.clone());
-            (of, Arc::new(Mutex::new(rows)))
-        });
-        if all.len() >= MAX_SEEN {
-            all.pop_front();
-        }
-        all.push_back((of, Arc::clone(&rows)));
-        rows
+    /// What hosts returned, in all calls of late.
+    pub(crate) fn seen(&self) -> Arc<Mutex<SeenRows>> {
+        Arc::clone(&self.0.seen)
     }
 
     /// As [`ShardHealthTracker::failed`], now; it is counted.

@@ -20,6 +20,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::times::median;
+
 /// Steps that make up the history: long enough to be calm, short enough to follow a
 /// machine that got busy for good.
 const WINDOW: usize = 64;
@@ -150,13 +152,6 @@ impl HopTimeout {
             (None, None) => None,
         }
     }
-}
-
-/// The middle one; of two, the longer.
-pub(crate) fn median(durations: impl Iterator<Item = Duration>) -> Option<Duration> {
-    let mut sorted: Vec<Duration> = durations.collect();
-    sorted.sort_unstable();
-    sorted.get(sorted.len() / 2).copied()
 }
 
 /// Silence of a host that owes something after which it is asked whether it is there.

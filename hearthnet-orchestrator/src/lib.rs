@@ -20,6 +20,8 @@
 //! | chat as a capability of the bus | [`bus`] |
 //! | many callers: turns, kept conversations, giving up | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
+//! | what a caller hears of its answer | `frames` |
+//! | times that were measured | `times` (pure) |
 //! | what flight record, numbers and readers hear of hosts | `events` |
 //! | codes, hints, blame | [`error`] |
 
@@ -32,6 +34,7 @@ pub mod coverage;
 pub mod error;
 mod events;
 pub mod fallback;
+mod frames;
 pub mod health;
 mod hop_timeout;
 pub mod hosts;
@@ -46,6 +49,7 @@ pub mod router;
 pub mod service;
 pub mod sharded;
 mod steps;
+mod times;
 
 /// A host of the tests, by a short name.
 #[cfg(test)]

@@ -43,6 +43,9 @@ pub struct ServeConfig {
     pub evict_after: Option<Duration>,
     /// How many seconds the clocks of two nodes may differ. Default 30, at most 300.
     pub clock_skew_secs: u64,
+    /// What the descriptor names as software: products with versions, separated by spaces. Of a model
+    /// file, the identity of its text is added.
+    pub software: String,
     /// Limits and deadlines of sessions. Answers that a peer does not read may pile up to
     /// the send buffer.
     pub transport: hearthnet_transport::Config,
@@ -67,6 +70,7 @@ impl ServeConfig {
             stream_idle: Duration::from_secs(300),
             evict_after: Some(Duration::from_secs(600)),
             clock_skew_secs: 30,
+            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
             transport: hearthnet_transport::Config::default(),
         }
     }

@@ -171,6 +171,7 @@ pub(crate) async fn start<S: EngineSource>(
         endpoint: endpoint.unwrap_or_else(|| addr.to_string()),
         max_positions: config.max_positions.unwrap_or(u32::MAX).min(served.context),
         served,
+        software: config.software,
         weight_bytes: footprint.weight_bytes,
         kv_budget_bytes: config.kv_budget_bytes,
         slots: Slots::new(node, config.max_concurrent_streams, quota, events.clone()),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
-use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
+use hearthnet_model::{BoundaryDtype, ModelFile, TextId, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
@@ -83,7 +83,7 @@ async fn prepare(
         boundary,
         expected_weights,
         engine,
-        serve,
+        mut serve,
     } = config;
     serve.validate()?;
     let (report, mut reports) = mpsc::channel(16);
@@ -98,10 +98,13 @@ async fn prepare(
     while let Some(step) = reports.recv().await {
         progress(step);
     }
-    let (manifest, weights) = opening.await.map_err(|error| StartError::Load {
+    let (manifest, weights, text) = opening.await.map_err(|error| StartError::Load {
         reason: error.to_string(),
     })??;
 
+    if let Some(text) = text {
+        serve.software.push_str(&format!(" text/{text}"));
+    }
     let spec = manifest.spec();
     let served = Served {
         model_id: model_id.unwrap_or_else(|| stem(&model)),
@@ -137,7 +140,7 @@ fn open(
     boundary: Option<BoundaryDtype>,
     expected: Option<WeightsId>,
     mut progress: impl FnMut(u64, u64),
-) -> Result<(Manifest, WeightsId), StartError> {
+) -> Result<(Manifest, WeightsId, Option<TextId>), StartError> {
     let mut file = ModelFile::open(path)?;
     if let Some(boundary) = boundary {
         file = file.with_boundary(boundary);
@@ -153,7 +156,8 @@ fn open(
             expected: expected.to_string(),
             found: found.to_string(),
         }),
-        _ => Ok((manifest, found)),
+        // One without a tokenizer is served as well.
+        _ => Ok((manifest, found, file.gguf().text_id().ok())),
     }
 }
 

@@ -45,6 +45,8 @@ pub(crate) struct HostState {
     /// Where others reach this host.
     pub(crate) endpoint: String,
     pub(crate) served: Served,
+    /// Name and version of the program, and what else the descriptor says so.
+    pub(crate) software: String,
     /// Memory that the layers take, and that the KV of all streams may take.
     pub(crate) weight_bytes: u64,
     pub(crate) kv_budget_bytes: u64,
@@ -82,7 +84,7 @@ impl HostState {
             arithmetic: served.arithmetic.clone(),
             ms_per_token,
             queue_depth,
-            software: concat!("hearthnet/", env!("CARGO_PKG_VERSION")).to_owned(),
+            software: self.software.clone(),
         }
     }
 

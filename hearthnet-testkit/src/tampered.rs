@@ -17,6 +17,8 @@ pub struct Passing<'a> {
     pub sent: &'a [f32],
     /// What it has computed of it, and will return.
     pub rows: &'a mut [f32],
+    /// What the streams end with instead, if it is set.
+    pub fault: &'a mut Option<StreamFault>,
 }
 
 /// Looks at rows that pass, or changes them.
@@ -82,12 +84,14 @@ impl LayerEngine for Tampered {
     ) -> Result<(), StreamFault> {
         let sent = x.to_vec();
         LayerEngine::forward(&mut self.engine, layers, spans, x)?;
+        let mut fault = None;
         (self.tamper)(Passing {
             spans,
             sent: &sent,
             rows: x,
+            fault: &mut fault,
         });
-        Ok(())
+        fault.map_or(Ok(()), Err)
     }
     fn footprint(&self) -> Footprint {
         LayerEngine::footprint(&self.engine)

@@ -18,7 +18,6 @@ use hearthnet_orchestrator::hosts::{
 };
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
-use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::PumpSettings;
 use tokio::runtime::Handle;
 
@@ -79,7 +78,6 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
     let inference = &config.research.distributed_inference;
     Choice {
         model: on_wire(model),
-        policy: Arc::new(GreedyCover),
         max_shards: inference.max_shards_per_request,
         own_id,
         allow_self: inference.allow_self_as_shard,
@@ -136,7 +134,7 @@ pub(crate) fn community_source(
         let asked = home.clone();
         hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
         if let Some(discovery) = discovery.clone() {
-            hosts.places = Arc::new(move |node| discovery.endpoints(node));
+            hosts.known_addresses = Arc::new(move |node| discovery.endpoints(node));
         }
         hosts.here.clone_from(&here);
         hosts.in_sync.clone_from(&in_sync);

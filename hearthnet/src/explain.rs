@@ -71,6 +71,13 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
     ];
     let mut out = format!("\n{}", table(&head, &rows));
     out.push_str("  per token; wire: the rest of the round trip, with its time in queues\n");
+    if let Some(host) = done.route.last().and_then(|last| last.host.as_ref()) {
+        let host = short(host);
+        let _ = writeln!(
+            out,
+            "  the last layers, which choose the words, ran at {host}: --private-last N runs N of them here"
+        );
+    }
     for frame in moves {
         if let Frame::ShardFailover {
             shard_id,

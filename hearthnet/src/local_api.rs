@@ -257,7 +257,7 @@ pub(crate) fn offer_chats(
     let at_once = inference.max_concurrent_pipelines + inference.max_waiting_chats;
     let chats = descriptor(u32::try_from(at_once).unwrap_or(u32::MAX));
     registry
-        .register(chats, Arc::new(ChatHandler::new(service.clone())))
+        .register(chats, Arc::new(ChatHandler(service.clone())))
         .map_err(Failure::internal)?;
     // A path that is no text cannot be told; such a model is then not found here, and no more.
     let path = file

@@ -17,7 +17,6 @@ use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Searc
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::router::GreedyCover;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
 use tokio::runtime::{Handle, Runtime};
@@ -182,7 +181,6 @@ impl Caller {
     pub(crate) fn choice(&self) -> Choice {
         Choice {
             model: self.wire.clone(),
-            policy: Arc::new(GreedyCover),
             max_shards: 16,
             own_id: self.key.id(),
             allow_self: false,
@@ -222,7 +220,14 @@ impl Caller {
         let hosts: Box<dyn Backend> = if fallback {
             let local = Arc::clone(&self.between);
             let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
-            Box::new(WithFallback::new(sharded, Box::new(load)))
+            let runtime = self.runtime.handle();
+            let cancel = Cancel::default();
+            Box::new(WithFallback::begin(
+                Ok(sharded),
+                Box::new(load),
+                runtime,
+                &cancel,
+            )?)
         } else {
             Box::new(sharded)
         };

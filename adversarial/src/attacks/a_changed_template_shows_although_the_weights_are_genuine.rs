@@ -26,7 +26,11 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         *byte.ok_or_else(|| HarnessError::attacker(format!("the model has no {what}")))? ^= 1;
         std::fs::write(&path, changed)?;
         let (weights_now, text_now) = identities(&path)?;
-        found.same(format!("the weights with another {what}"), weights, weights_now);
+        found.same(
+            format!("the weights with another {what}"),
+            weights,
+            weights_now,
+        );
         found.check(
             format!("the identity of the text with another {what}"),
             "another",

@@ -27,7 +27,12 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     let honest = || descriptor(&model, u32::MAX, layers, 1);
     let one: Vec<Candidate> = (0..FLOOD).map(of_one).chain([honest()]).collect();
     let seen = looks(&model, &one)?;
-    found.check("a flood of one member: the honest host", "seen", seen, seen == LOOKS);
+    found.check(
+        "a flood of one member: the honest host",
+        "seen",
+        seen,
+        seen == LOOKS,
+    );
     // A third more hosts than are looked at: the honest one is not always among them, nor never.
     let many: Vec<Candidate> = (0..FLOOD / 2).map(of_many).chain([honest()]).collect();
     let seen = looks(&model, &many)?;

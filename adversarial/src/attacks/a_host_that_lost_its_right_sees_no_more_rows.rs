@@ -69,7 +69,11 @@ async fn lose(
     );
     go_on.send(()).await?;
     let next = asking.await??;
-    found.same(format!("{how}: the next turn, with nobody else there"), "no host", next);
+    found.same(
+        format!("{how}: the next turn, with nobody else there"),
+        "no host",
+        next,
+    );
     let after = host.gauges().await?;
     found.same(
         format!("{how}: steps that it saw since"),
@@ -105,7 +109,13 @@ fn converse(
     let cancel = Cancel::default();
     let mut ask = |tokens| {
         let (mut hear, now) = (|_: &Frame| {}, Instant::now());
-        conversation.answer(&fleet.text, &question(tokens, TOKENS), now, &cancel, &mut hear)
+        conversation.answer(
+            &fleet.text,
+            &question(tokens, TOKENS),
+            now,
+            &cancel,
+            &mut hear,
+        )
     };
     let first = ask(PROMPT)?;
     let tokens = u32::try_from(first.token_ids.len()).unwrap_or(u32::MAX);

@@ -14,12 +14,20 @@ const SLACK_MS: u64 = 1_000;
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, _] = bench.members();
     let attacker_id = attacker.id();
-    let mut leap = bench.test_community()?.attacker.draft("notes.written", vec![1]);
+    let mut leap = bench
+        .test_community()?
+        .attacker
+        .draft("notes.written", vec![1]);
     leap.time = now_ms() + LEAP_MS;
     leap.lamport = leap.time;
     let leap = bench.test_community()?.attacker.go_on(&leap);
     let pushed = bench.gossip(&attacker).await?.push(&[leap]).await;
-    found.taken("an event ten minutes ahead, all but five seconds", (1, 0), None, &pushed);
+    found.taken(
+        "an event ten minutes ahead, all but five seconds",
+        (1, 0),
+        None,
+        &pushed,
+    );
     let heard = bench.test_community()?.hears(&attacker_id, 1).await;
     found.same("the anchor hears it", true, heard);
 

@@ -36,7 +36,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.holds("a new member with the code", "let in", open);
 
     let node = first.id();
-    bench.test_community()?.append(Body::Revoked { node, last_seq: 0 });
+    bench
+        .test_community()?
+        .append(Body::Revoked { node, last_seq: 0 });
     bench.agrees(found).await?;
     let open = let_in(bench, &invite, &second).await?;
     found.holds("the same code after it was put out", "not let in", !open);

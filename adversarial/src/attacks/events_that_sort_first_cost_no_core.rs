@@ -28,13 +28,24 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut taken = 0;
     for n in 0..FIRST {
         let event = bench.test_community()?.attacker.note(10, n as u8);
-        taken += u64::from(gossip.push(&[event]).await == (crate::raw::Pushed::Stored { accepted: 1, refused: 0 }));
+        taken += u64::from(
+            gossip.push(&[event]).await
+                == (crate::raw::Pushed::Stored {
+                    accepted: 1,
+                    refused: 0,
+                }),
+        );
     }
     found.same("events that sort first, taken one by one", FIRST, taken);
     let gauges = bench.victim.gauges().await?;
     let reworked = gauges.log.map_or(u64::MAX, |log| log.reworked);
     // One pass more, for the budget is looked at before it.
     let most = AT_ONCE + PER_SECOND * (begin.elapsed().as_secs() + 1) + 2 * (THERE + FIRST) as u64;
-    found.check("events that were folded again for them", format!("at most {most}"), reworked, reworked <= most);
+    found.check(
+        "events that were folded again for them",
+        format!("at most {most}"),
+        reworked,
+        reworked <= most,
+    );
     bench.goes_on(found).await
 }

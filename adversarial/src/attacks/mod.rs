@@ -76,6 +76,9 @@ macro_rules! every_attack {
                 64 one_root_key_in_two_places_keeps_its_word;
                 65 who_froze_itself_comes_back_by_the_root_alone;
                 66 who_invites_many_has_no_more_of_a_neighbour;
+                67 rows_of_a_prompt_keep_their_places;
+                68 one_row_does_not_stand_for_others;
+                70 a_changed_template_is_told_apart_by_the_neighbours;
                 71 no_chat_template_takes_the_callers_time_or_memory;
                 72 what_is_remembered_of_a_file_is_this_machines_own_word;
                 73 a_changed_template_shows_although_the_weights_are_genuine;

@@ -22,13 +22,18 @@ const WATCHED: Duration = Duration::from_secs(3);
 
 /// What a member says of itself.
 fn seen(author: &Author, seq: u64, endpoints: &[String]) -> Vec<u8> {
-    let endpoints = endpoints.iter().map(|at| Value::from(at.as_str())).collect();
+    let endpoints = endpoints
+        .iter()
+        .map(|at| Value::from(at.as_str()))
+        .collect();
     let body = cbor(&[
         ("name", "kim".into()),
         ("software", "s".into()),
         ("endpoints", Value::Array(endpoints)),
     ]);
-    author.say("node.seen", "node", seq, 120_000, body).signed(author.key())
+    author
+        .say("node.seen", "node", seq, 120_000, body)
+        .signed(author.key())
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
@@ -47,7 +52,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     // Others of this community are elsewhere, at an address that is no place to try either.
     let test_community = bench.test_community()?;
-    let elsewhere = seen(&test_community.guest, now_ms(), &["192.0.2.10:80".to_owned()]);
+    let elsewhere = seen(
+        &test_community.guest,
+        now_ms(),
+        &["192.0.2.10:80".to_owned()],
+    );
     let events: Vec<Vec<u8>> = (1..)
         .zip(services.chunks(AT_ONCE))
         .map(|(n, at)| seen(&test_community.attacker, now_ms() + n, at))
@@ -57,7 +66,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.taken("where the guest is", (1, 0), None, &pushed);
     for event in events {
         let pushed = gossip.push(&[event]).await;
-        found.taken("services of the host's own machine, said to be the attacker's", (1, 0), None, &pushed);
+        found.taken(
+            "services of the host's own machine, said to be the attacker's",
+            (1, 0),
+            None,
+            &pushed,
+        );
     }
     tokio::time::sleep(WATCHED).await;
     found.same("knocks at them", 0, knocks.load(Ordering::Relaxed));

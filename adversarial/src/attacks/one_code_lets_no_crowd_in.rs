@@ -49,7 +49,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let [crowds, honest] = [49, 1].map(|uses| test_community.invite(Level::Member, uses));
     let written = test_community.events_of(&anchor);
     let heard = |gauges: &Gauges| gauges.events_of(&anchor) >= written;
-    bench.comes_to(found, "the host hears of the codes", "it does", heard).await?;
+    bench
+        .comes_to(found, "the host hears of the codes", "it does", heard)
+        .await?;
     let mut let_in = 0;
     for n in 1..=CROWD {
         let answer = join(bench, &crowds).await?;
@@ -57,7 +59,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             true => "a member",
             false => "busy",
         };
-        found.same(format!("node {n} of a crowd with one code"), expected, &answer);
+        found.same(
+            format!("node {n} of a crowd with one code"),
+            expected,
+            &answer,
+        );
         let_in += usize::from(answer == "a member");
     }
     found.same("how many are in", JOINS_PER_CODE, let_in);

@@ -28,13 +28,23 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     };
     let events = [ahead.signed(&attacker), other.signed(&attacker)];
     let pushed = bench.gossip(&attacker).await?.push(&events).await;
-    found.taken("an event a day ahead, and one that does not name it", (1, 1), Some("log_time"), &pushed);
+    found.taken(
+        "an event a day ahead, and one that does not name it",
+        (1, 1),
+        Some("log_time"),
+        &pushed,
+    );
 
     let mut gossip = bench.gossip(&guest).await?;
     let pushed = gossip.push(std::slice::from_ref(&first)).await;
     found.taken("an event a day ahead", (0, 1), Some("log_time"), &pushed);
     let pushed = gossip.push(&[first, second]).await;
-    found.taken("the same with what was written after it", (2, 0), None, &pushed);
+    found.taken(
+        "the same with what was written after it",
+        (2, 0),
+        None,
+        &pushed,
+    );
     let heard = bench.test_community()?.hears(&guest_id, 2).await;
     found.same("both are passed on", true, heard);
     bench.goes_on(found).await

@@ -39,9 +39,18 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         std::fs::write(record_path(&path), [proof, &forged].concat())?;
         let state = file_state(&path);
         let held = !matches!(state, FileState::Verified(_));
-        found.check(format!("a record {what}"), "not believed", format!("{state:?}"), held);
+        found.check(
+            format!("a record {what}"),
+            "not believed",
+            format!("{state:?}"),
+            held,
+        );
         let known = weights(&path)?;
-        let seen = if known == genuine { "genuine" } else { "others" };
+        let seen = if known == genuine {
+            "genuine"
+        } else {
+            "others"
+        };
         found.same(format!("the weights, by a record {what}"), "others", seen);
     }
     Ok(())
@@ -61,7 +70,10 @@ fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
     };
     let info = std::fs::metadata(path)?;
     let modified = info.modified()?.duration_since(UNIX_EPOCH)?.as_nanos() as u64;
-    let mut now = vec![("bytes", info.len().into()), ("modified_ns", modified.into())];
+    let mut now = vec![
+        ("bytes", info.len().into()),
+        ("modified_ns", modified.into()),
+    ];
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt as _;

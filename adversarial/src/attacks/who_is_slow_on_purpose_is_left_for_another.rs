@@ -1,13 +1,15 @@
 //! A host whose every answer comes just before it would be late holds an answer up for as long as it
 //! likes: fast in earlier chats and slow in this one, where others show what is usual; or slow from
 //! its first token, where nobody shows anything. Either way it is left, where another one has its
-//! layers, and the answer is the same.
+//! layers, and the answer is the same. One that answers a row and takes the stream's memory back before
+//! the next is out of its time for room, however many rows it answers in between.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+use hearthnet_shard::StreamFault;
 use hearthnet_testkit::Tamper;
 use hearthnet_transport::Code;
 use tokio::runtime::Handle;
@@ -20,6 +22,10 @@ use crate::{Bench, Findings, HarnessError};
 const NOBODY: usize = usize::MAX;
 /// Chats after which both hosts have been measured: two of one, and then one of the other.
 const BEFORE: usize = 4;
+/// What a piece of the prompt takes a host that is slow: 32 times as long is no less than a token takes it.
+const PIECE: Duration = Duration::from_millis(150);
+/// How long an answer that has begun asks for room: some pauses, and not as many as it has tokens.
+const ROOM: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     for (what, before, pause) in [
@@ -30,13 +36,52 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         let asked = tokio::task::spawn_blocking(move || asked(runtime, before, pause));
         let (left, same, slow) = asked.await??;
         let degraded = left == "degraded" && slow > 0;
-        found.check(format!("{what}: why it is left"), "degraded", &left, degraded);
+        found.check(
+            format!("{what}: why it is left"),
+            "degraded",
+            &left,
+            degraded,
+        );
         found.holds(format!("{what}: the same answer"), "yes", same);
         // Three tokens, and one that was on its way.
         let few = (1..=4).contains(&slow);
         found.check(format!("{what}: slow tokens"), "at most 4", slow, few);
     }
+    let runtime = Handle::current();
+    let rows = tokio::task::spawn_blocking(move || preempted(runtime));
+    let rows = rows.await.map_err(HarnessError::attacker)??;
+    found.check_or(
+        "a row, then the memory taken back, and again: the answer",
+        "ends",
+        (1..TOKENS).contains(&rows),
+        || format!("goes on for {rows} rows"),
+    );
     Ok(())
+}
+
+/// How many rows of its answer a question gets out of the only host, which takes its memory back after
+/// each of them.
+fn preempted(runtime: Handle) -> Result<u32, HarnessError> {
+    let mut fleet = Fleet::new(runtime, None)?;
+    fleet.pump.room_timeout = ROOM;
+    let rows = Arc::new(AtomicU32::new(0));
+    let (answered, mut served) = (Arc::clone(&rows), PROMPT);
+    let preempts: Tamper = Box::new(move |passing| {
+        let decode = passing.spans.iter().find(|span| span.rows == 1);
+        let Some(at) = decode.map(|span| span.position) else {
+            return;
+        };
+        if at > served {
+            (served, *passing.fault) = (at, Some(StreamFault::Preempted));
+        } else {
+            answered.fetch_max((at + 1).saturating_sub(PROMPT), Ordering::Relaxed);
+        }
+    });
+    match fleet.ask(0, vec![preempts]) {
+        Ok(_) => Ok(TOKENS),
+        // The answer has ended without its end.
+        Err(_) => Ok(rows.load(Ordering::Relaxed)),
+    }
 }
 
 /// Why hosts were left, whether the answer was the honest one, and how many tokens were slow.
@@ -47,7 +92,10 @@ fn asked(
 ) -> Result<(String, bool, usize), HarnessError> {
     let fleet = Fleet::new(runtime, None)?;
     // Whichever host has the first token of the chat in question is slow from then on.
-    let (slow, count) = (Arc::new(AtomicUsize::new(NOBODY)), Arc::new(AtomicUsize::new(0)));
+    let (slow, count) = (
+        Arc::new(AtomicUsize::new(NOBODY)),
+        Arc::new(AtomicUsize::new(0)),
+    );
     let pause = Arc::new((AtomicU64::new(0), pause));
     let width = fleet.width();
     let host = |name: usize| -> Tamper {
@@ -56,7 +104,12 @@ fn asked(
             let ms = pause.0.load(Ordering::Relaxed);
             let decode = passing.rows.len() == width
                 && passing.spans.iter().all(|span| span.position >= PROMPT);
-            if ms == 0 || !decode {
+            if ms == 0 {
+                return;
+            }
+            if !decode {
+                // A prompt that takes as long as would explain the tokens.
+                sleep(PIECE);
                 return;
             }
             let first = slow.compare_exchange(NOBODY, name, Ordering::AcqRel, Ordering::Acquire);

@@ -28,9 +28,13 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     // It is an anchor, and the host has seen it act as one.
     let before = bench.test_community()?.events_of(&root);
-    bench.test_community()?.append_as_root(level(Level::Anchor, 0))?;
+    bench
+        .test_community()?
+        .append_as_root(level(Level::Anchor, 0))?;
     let heard = |gauges: &Gauges| gauges.events_of(&root) > before;
-    bench.comes_to(found, "the host hears of the promotion", "it does", heard).await?;
+    bench
+        .comes_to(found, "the host hears of the promotion", "it does", heard)
+        .await?;
     let test_community = bench.test_community()?;
     let mut note = test_community.attacker.draft("notes.written", vec![1]);
     note.lamport = now_ms() / 2;
@@ -48,7 +52,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     // It is demoted, and writes at once into the time before.
     let seen = bench.test_community()?.events_of(&attacker_id);
-    bench.test_community()?.append_as_root(level(Level::Member, seen))?;
+    bench
+        .test_community()?
+        .append_as_root(level(Level::Member, seen))?;
     bench.agrees(found).await?;
     let state = bench.test_community()?.state();
     let community = bench.test_community()?.id();
@@ -68,10 +74,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         ("member.admitted", admission(&invite, &sybil, "trusted")?),
         (
             "member.revoked",
-            cbor(&[
-                ("seq", 0.into()),
-                ("node", bytes(guest.id().as_bytes())),
-            ]),
+            cbor(&[("seq", 0.into()), ("node", bytes(guest.id().as_bytes()))]),
         ),
         (
             "community.policy",
@@ -88,7 +91,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         .collect();
     let count = events.len() as u64;
     let pushed = bench.gossip(&attacker).await?.push(&events).await;
-    found.taken("its events from before the demotion", (count, 0), None, &pushed);
+    found.taken(
+        "its events from before the demotion",
+        (count, 0),
+        None,
+        &pushed,
+    );
     let after = bench.victim.gauges().await?;
     let same = after.state() == state;
     found.holds("what the host's log says", "the same as before", same);

@@ -53,7 +53,7 @@ pub struct Descriptor {
     pub ms_per_token: f32,
     /// Streams open now.
     pub queue_depth: u32,
-    /// Software name and version.
+    /// Name and version of the software, and the identity of the text ([`Descriptor::text_id`]).
     pub software: String,
 }
 
@@ -103,6 +103,13 @@ impl Descriptor {
     /// The shard id that belongs to a model and an inclusive layer range.
     pub fn shard_id(model_id: &str, lo: u32, hi: u32) -> String {
         format!("{model_id}:{lo}-{hi}")
+    }
+
+    /// Identity of the tokenizer and the chat template in the host's file, if it says so: 64 hex digits
+    /// as `text/` among the products of `software`, where nodes of before take it.
+    pub fn text_id(&self) -> Option<&str> {
+        let mut products = self.software.split(' ');
+        products.find_map(|product| product.strip_prefix("text/"))
     }
 
     /// Encodes as CBOR.
@@ -215,6 +222,21 @@ mod tests {
     fn a_good_descriptor_survives_the_round_trip() {
         let d = good();
         assert_eq!(Descriptor::from_cbor(&d.to_cbor().unwrap()).unwrap(), d);
+    }
+
+    #[test]
+    fn the_identity_of_the_text_stands_where_nodes_of_before_take_it() {
+        let mut d = good();
+        assert_eq!(d.text_id(), None);
+        let entries = |d: &Descriptor| match ciborium::Value::serialized(d).unwrap() {
+            ciborium::Value::Map(map) => map.len(),
+            other => panic!("{other:?}"),
+        };
+        let before = entries(&d);
+        let text = "0b".repeat(32);
+        d.software = format!("hearthnet/0.1.0 text/{text}");
+        assert_eq!((d.text_id(), entries(&d)), (Some(&*text), before));
+        d.validate().unwrap();
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 use sha2::{Digest as _, Sha256};
 
 /// A text that is not 64 hexadecimal digits.
@@ -43,7 +44,9 @@ macro_rules! sha256_type {
 
             /// Reads 64 hexadecimal digits of either case.
             fn from_str(s: &str) -> Result<Self, ParseDigestError> {
-                parse(s).map(Self)
+                let mut bytes = [0; 32];
+                hex::decode_to_slice(s, &mut bytes).map_err(|_| ParseDigestError)?;
+                Ok(Self(bytes))
             }
         }
 
@@ -59,12 +62,12 @@ macro_rules! sha256_type {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                if deserializer.is_human_readable() {
-                    deserializer.deserialize_str(Visitor)
-                } else {
-                    deserializer.deserialize_bytes(Visitor)
+                if !deserializer.is_human_readable() {
+                    let bytes = ByteArray::<32>::deserialize(deserializer)?;
+                    return Ok(Self(bytes.into_array()));
                 }
-                .map(Self)
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(serde::de::Error::custom)
             }
         }
     };
@@ -84,30 +87,6 @@ sha256_type! {
 sha256_type! {
     /// Identity of what a model makes of text: see [`Gguf::text_id`](crate::Gguf::text_id).
     TextId
-}
-
-fn parse(s: &str) -> Result<[u8; 32], ParseDigestError> {
-    let mut out = [0; 32];
-    hex::decode_to_slice(s, &mut out).map_err(|_| ParseDigestError)?;
-    Ok(out)
-}
-
-struct Visitor;
-
-impl serde::de::Visitor<'_> for Visitor {
-    type Value = [u8; 32];
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a SHA-256, as 64 hexadecimal digits or 32 bytes")
-    }
-
-    fn visit_str<E: serde::de::Error>(self, v: &str) -> Result<[u8; 32], E> {
-        parse(v).map_err(E::custom)
-    }
-
-    fn visit_bytes<E: serde::de::Error>(self, v: &[u8]) -> Result<[u8; 32], E> {
-        v.try_into().map_err(|_| E::invalid_length(v.len(), &self))
-    }
 }
 
 #[cfg(test)]

@@ -303,10 +303,10 @@ impl ChatTemplate {
         messages: &[ChatMessage],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>, TemplateError> {
-        let structure = tokenizer.structure();
         let usual = self.render(messages, add_generation_prompt)?;
-        let shield = Shield::new(structure.alphabet(), &usual, messages)
-            .ok_or(TemplateError::CannotShield(structure.alphabet().len()))?;
+        let alphabet = tokenizer.structure_alphabet();
+        let shield = Shield::new(alphabet, &usual, messages)
+            .ok_or(TemplateError::CannotShield(alphabet.len()))?;
         let shielded =
             self.render_with(messages, &|text| shield.apply(text), add_generation_prompt)?;
 
@@ -314,13 +314,13 @@ impl ChatTemplate {
         let harmless = || {
             !messages
                 .iter()
-                .any(|message| structure.occurs_in(&message.content))
-                && structure.ids_in(&usual) == structure.ids_in(&shielded)
+                .any(|message| tokenizer.has_structure(&message.content))
+                && tokenizer.structure_in(&usual) == tokenizer.structure_in(&shielded)
         };
         let ids = if looks_into_messages && harmless() {
             tokenizer.encode(&usual, Special::Parse)?
         } else {
-            structure.encode_through(&shielded, &|text| shield.undo(text))?
+            tokenizer.encode_through(&shielded, &|text| shield.undo(text))?
         };
         Ok(match tokenizer.bos() {
             Some(bos) if tokenizer.adds_bos() && ids.first() != Some(&bos) => {

@@ -1,9 +1,10 @@
 //! What can be wrong with a file's tokenizer, and with a text.
 
-use super::MAX_TEXT_BYTES;
-use super::pre::PreTokenizer;
-use super::special::MAX_SPECIAL_BYTES;
 use crate::gguf::MetadataError;
+
+/// The longest text that is tokenised at once, in bytes: eight contexts of 131,072 tokens at
+/// the usual four bytes per token. Merging takes some 80 bytes of memory for each byte.
+pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
 /// The tokenizer of a model file is unusable.
 #[derive(Debug, thiserror::Error)]
@@ -13,38 +14,12 @@ pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
 
-    /// `tokenizer.ggml.model` names another algorithm than the two that are known here.
-    #[error(
-        "the model file's tokenizer is of kind {0:?}; only `gpt2` (byte-level BPE) and `llama` (SentencePiece) are supported"
-    )]
-    UnsupportedModel(String),
+    /// `tokenizer.ggml.model` or `tokenizer.ggml.pre` names what is not known here. Its rules decide the
+    /// token ids, so nothing else is ever put in its place.
+    #[error("{0}")]
+    Unsupported(String),
 
-    /// `tokenizer.ggml.pre` names a pre-tokeniser that is not known here. Its rules decide the
-    /// token ids, so another one is never put in its place.
-    #[error(
-        "the model file's pre-tokeniser {0:?} is not supported (known: {known})",
-        known = PreTokenizer::names().collect::<Vec<_>>().join(", ")
-    )]
-    UnsupportedPre(String),
-
-    /// A merge takes or makes a control token: then plain text could turn into that token.
-    #[error(
-        "merge {index} of the model file would let plain text become the control token {token:?}"
-    )]
-    MergeControlToken {
-        /// The position in `tokenizer.ggml.merges`, from 0.
-        index: usize,
-        /// The text of the control token.
-        token: String,
-    },
-
-    /// The special tokens together, of so many bytes, are larger than any real set of them.
-    #[error(
-        "the special tokens of the model file take {0} bytes; at most {MAX_SPECIAL_BYTES} are accepted"
-    )]
-    SpecialTooLarge(usize),
-
-    /// What else is missing, too large, or contradicts itself. Texts of the file are quoted.
+    /// Something is missing, too large, or contradicts itself, or would let plain text become a control token. Texts of the file are quoted.
     #[error("{0}")]
     Malformed(String),
 }

@@ -49,7 +49,7 @@ mod sentencepiece;
 mod special;
 mod vocabulary;
 
-pub use error::{EncodeError, TokenizerError};
+pub use error::{EncodeError, MAX_TEXT_BYTES, TokenizerError};
 pub use parts::TokenizerParts;
 pub use special::TokenKind;
 
@@ -62,10 +62,6 @@ use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
 use std::sync::Arc;
 use vocabulary::{Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet};
-
-/// The longest text that is tokenised at once, in bytes: eight contexts of 131,072 tokens at
-/// the usual four bytes per token. Merging takes some 80 bytes of memory for each byte.
-pub const MAX_TEXT_BYTES: usize = 4 << 20;
 
 /// What the text of a control token means in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -296,11 +292,6 @@ impl Tokenizer {
         }
     }
 
-    /// The control tokens, for those who build prompts.
-    pub(crate) fn structure(&self) -> Structure<'_> {
-        Structure(self)
-    }
-
     fn encode_into(
         &self,
         text: &str,
@@ -349,19 +340,16 @@ pub(crate) fn written_byte(byte: u8) -> String {
     alphabet::char_of(byte).into()
 }
 
-/// A view of the control tokens of a tokenizer.
-#[derive(Clone, Copy)]
-pub(crate) struct Structure<'a>(&'a Tokenizer);
-
-impl<'a> Structure<'a> {
+/// The control tokens, for those who build prompts.
+impl Tokenizer {
     /// Whether the text of a control token occurs in `text`.
-    pub(crate) fn occurs_in(self, text: &str) -> bool {
-        self.0.0.structure.occurs_in(text)
+    pub(crate) fn has_structure(&self, text: &str) -> bool {
+        self.0.structure.occurs_in(text)
     }
 
     /// The control tokens whose text occurs in `text`, in order.
-    pub(crate) fn ids_in(self, text: &str) -> Vec<u32> {
-        let pieces = self.0.pieces(&self.0.0.structure, text);
+    pub(crate) fn structure_in(&self, text: &str) -> Vec<u32> {
+        let pieces = self.pieces(&self.0.structure, text);
         let ids = pieces.into_iter().filter_map(|piece| match piece {
             Piece::Token(id) => Some(id),
             Piece::Text(_) => None,
@@ -370,22 +358,22 @@ impl<'a> Structure<'a> {
     }
 
     /// Every character in the texts of control tokens, white space left out, ascending.
-    pub(crate) fn alphabet(self) -> &'a [char] {
-        &self.0.0.structure_alphabet
+    pub(crate) fn structure_alphabet(&self) -> &[char] {
+        &self.0.structure_alphabet
     }
 
     /// The ids of `text`: control tokens are found in the text as it is, and what lies between
     /// them goes through `undo` first.
     pub(crate) fn encode_through(
-        self,
+        &self,
         text: &str,
         undo: &dyn Fn(&str) -> String,
     ) -> Result<Vec<u32>, EncodeError> {
         let mut ids = Vec::new();
-        for piece in self.0.pieces(&self.0.0.structure, text) {
+        for piece in self.pieces(&self.0.structure, text) {
             match piece {
                 Piece::Token(id) => ids.push(id),
-                Piece::Text(text) => self.0.encode_into(&undo(text), Special::Plain, &mut ids)?,
+                Piece::Text(text) => self.encode_into(&undo(text), Special::Plain, &mut ids)?,
             }
         }
         Ok(ids)

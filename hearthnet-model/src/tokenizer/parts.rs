@@ -23,7 +23,10 @@ impl Algorithm {
         match model {
             "gpt2" => Ok(Self::ByteLevelBpe),
             "llama" => Ok(Self::SentencePiece),
-            _ => Err(TokenizerError::UnsupportedModel(model.to_owned())),
+            _ => Err(TokenizerError::Unsupported(format!(
+                "the model file's tokenizer is of kind {model:?}; only `gpt2` (byte-level BPE) and \
+                 `llama` (SentencePiece) are supported"
+            ))),
         }
     }
 }

@@ -50,15 +50,22 @@ enum GiveBack {
 
 use GiveBack::{Nothing, Space, SpaceExceptNewlines as Spaces};
 
-/// Names of `tokenizer.ggml.pre` that ask for the same; what cuts the text, one after the other;
-/// whether a word that is in the vocabulary is taken whole, without merging; whether texts begin
-/// with the beginning-of-sequence token if the file does not say.
-type Rules = (
-    &'static str,
-    &'static [(&'static str, GiveBack)],
-    bool,
-    bool,
-);
+/// What becomes of a word that is in the vocabulary.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Words {
+    /// It is merged like any other.
+    Merged,
+    /// It is taken whole, without merging.
+    Whole,
+    /// The same; and texts begin with the beginning-of-sequence token if the file does not say.
+    WholeAndBos,
+}
+
+use Words::{Merged, Whole, WholeAndBos};
+
+/// Names of `tokenizer.ggml.pre` that ask for the same; what cuts the text, one after the other; and
+/// what becomes of words.
+type Rules = (&'static str, &'static [(&'static str, GiveBack)], Words);
 
 const RULES: &[Rules] = &[
     // llama.cpp's rules for files that were converted without knowing better.
@@ -70,48 +77,38 @@ const RULES: &[Rules] = &[
             (r"\p{N}+", Nothing),
             (r"[0-9][0-9][0-9]", Nothing),
         ],
-        false,
-        false,
+        Merged,
     ),
     (
         "gpt-2 phi-2 olmo exaone4 mpt jais gigachat mellum a.x-4.0 trillion",
         &[(GPT2, Space)],
-        false,
-        false,
+        Merged,
     ),
     // Every digit by itself, then GPT-2.
     (
         "smollm starcoder refact command-r codeshell exaone minerva-7b",
         &[(r"\p{N}", Nothing), (GPT2, Space)],
-        false,
-        false,
+        Merged,
     ),
     (
         "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
         &[(LLAMA3, Spaces)],
-        true,
-        true,
+        WholeAndBos,
     ),
-    ("glm4", &[(LLAMA3, Spaces)], true, false),
-    (
-        "smaug-bpe dbrx chatglm-bpe",
-        &[(LLAMA3, Spaces)],
-        false,
-        false,
-    ),
+    ("glm4", &[(LLAMA3, Spaces)], Whole),
+    ("smaug-bpe dbrx chatglm-bpe", &[(LLAMA3, Spaces)], Merged),
     // Llama 3 with every digit by itself.
     (
         "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2",
         &[(QWEN2, Spaces)],
-        false,
-        false,
+        Merged,
     ),
     // Qwen2 with combining marks among the letters.
-    ("qwen35", &[(QWEN35, Spaces)], false, false),
+    ("qwen35", &[(QWEN35, Spaces)], Merged),
     // Mistral Nemo: words also end where their case changes.
-    ("tekken", &[(TEKKEN, Spaces)], true, true),
+    ("tekken", &[(TEKKEN, Spaces)], WholeAndBos),
     // The same with contractions and three digits.
-    ("gpt-4o llama4 kanana2", &[(GPT4O, Spaces)], false, false),
+    ("gpt-4o llama4 kanana2", &[(GPT4O, Spaces)], Merged),
     // Punctuation, GPT-2, three digits.
     (
         "falcon",
@@ -120,8 +117,7 @@ const RULES: &[Rules] = &[
             (GPT2, Space),
             (r"[0-9][0-9][0-9]", Nothing),
         ],
-        false,
-        false,
+        Merged,
     ),
     (
         "deepseek-llm",
@@ -133,8 +129,7 @@ const RULES: &[Rules] = &[
             (DEEPSEEK_CJK, Nothing),
             (r"\p{N}+", Nothing),
         ],
-        false,
-        false,
+        Merged,
     ),
     (
         "deepseek-coder",
@@ -145,8 +140,7 @@ const RULES: &[Rules] = &[
             (DEEPSEEK_CJK, Nothing),
             (r"\p{N}", Nothing),
         ],
-        false,
-        false,
+        Merged,
     ),
     (
         "deepseek-v3 hunyuan-dense",
@@ -155,8 +149,7 @@ const RULES: &[Rules] = &[
             (r"[一-龥぀-ゟ゠-ヿ]+", Nothing),
             (DEEPSEEK_V3, Spaces),
         ],
-        false,
-        false,
+        Merged,
     ),
 ];
 
@@ -182,9 +175,14 @@ impl PreTokenizer {
     /// The rules for a value of `tokenizer.ggml.pre`.
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
         let mut rules = RULES.iter();
-        let &(_, stages, ignore_merges, add_bos) = rules
+        let &(_, stages, words) = rules
             .find(|(names, ..)| names.split(' ').any(|name| name == pre))
-            .ok_or_else(|| TokenizerError::UnsupportedPre(pre.to_owned()))?;
+            .ok_or_else(|| {
+                let known = Self::names().collect::<Vec<_>>().join(", ");
+                TokenizerError::Unsupported(format!(
+                    "the model file's pre-tokeniser {pre:?} is not supported (known: {known})"
+                ))
+            })?;
         let stages = stages
             .iter()
             .map(|&(pattern, give_back)| {
@@ -195,8 +193,8 @@ impl PreTokenizer {
             .collect::<Result<_, TokenizerError>>()?;
         Ok(Self {
             stages,
-            ignore_merges,
-            add_bos,
+            ignore_merges: words != Merged,
+            add_bos: words == WholeAndBos,
         })
     }
 
@@ -379,7 +377,7 @@ mod tests {
     #[test]
     fn an_unknown_pre_tokeniser_is_refused_by_name() {
         let error = PreTokenizer::new("gpt-5").unwrap_err();
-        assert!(matches!(&error, TokenizerError::UnsupportedPre(pre) if pre == "gpt-5"));
+        assert!(matches!(&error, TokenizerError::Unsupported(why) if why.contains("\"gpt-5\"")));
         assert!(error.to_string().contains("smollm"));
     }
 

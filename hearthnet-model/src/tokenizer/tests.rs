@@ -248,7 +248,9 @@ fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
 #[test]
 fn broken_files_are_refused_with_the_reason() {
     use TokenizerError as E;
-    assert!(matches!(refusal(|f| f.pre = "other"), E::UnsupportedPre(pre) if pre == "other"));
+    assert!(
+        matches!(refusal(|f| f.pre = "other"), E::Unsupported(why) if why.contains("\"other\""))
+    );
     for (error, says) in [
         (
             refusal(|f| f.tokens.clear()),
@@ -312,7 +314,7 @@ fn broken_files_are_refused_with_the_reason() {
     };
     assert!(matches!(
         Tokenizer::new(&kind),
-        Err(E::UnsupportedModel { .. })
+        Err(E::Unsupported(why)) if why.contains("of kind \"bert\"")
     ));
     let no_bos = TokenizerParts {
         add_bos: Some(true),
@@ -342,19 +344,19 @@ fn merges_that_could_smuggle_a_control_token_are_refused() {
         f.add("ab", 3);
         f.merges.push("a b".to_owned());
     };
-    assert!(matches!(
-        refusal(making_one),
-        TokenizerError::MergeControlToken { index: 6, .. }
-    ));
+    let error = refusal(making_one).to_string();
+    let says = "would let plain text become the control token";
+    assert!(
+        error.contains(&format!("merge 6 of the model file {says}")),
+        "{error}"
+    );
     let taking_one = |f: &mut File| {
         f.add("ab", 3);
         f.add("abc", 1);
         f.merges.push("ab c".to_owned());
     };
-    assert!(matches!(
-        refusal(taking_one),
-        TokenizerError::MergeControlToken { .. }
-    ));
+    let error = refusal(taking_one).to_string();
+    assert!(error.contains(says), "{error}");
 }
 
 /// Text with the characters that matter more often than chance.

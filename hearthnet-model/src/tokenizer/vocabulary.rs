@@ -103,10 +103,11 @@ impl Merges {
                 };
                 let id = ids.get(text).copied().ok_or_else(unknown)?;
                 if kind_of(kinds, id).is_structure() {
-                    return Err(TokenizerError::MergeControlToken {
-                        index,
-                        token: shorten(text),
-                    });
+                    return Err(TokenizerError::Malformed(format!(
+                        "merge {index} of the model file would let plain text become the control \
+                         token {:?}",
+                        shorten(text)
+                    )));
                 }
                 Ok(id)
             };

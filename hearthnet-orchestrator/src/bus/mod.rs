@@ -30,17 +30,9 @@ use crate::service::{Caller, Refusal, Service};
 pub use self::client::{Frames, Unanswered, answer};
 pub use self::request::{descriptor, params};
 
-/// Answers calls with a [`Service`].
-pub struct ChatHandler {
-    service: Service,
-}
-
-impl ChatHandler {
-    /// A handler for [`descriptor`].
-    pub fn new(service: Service) -> Self {
-        Self { service }
-    }
-}
+/// Answers calls of what [`descriptor`] says with a [`Service`].
+#[allow(clippy::exhaustive_structs)] // Made by whoever registers it.
+pub struct ChatHandler(pub Service);
 
 impl Handler for ChatHandler {
     fn call(
@@ -51,7 +43,7 @@ impl Handler for ChatHandler {
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
             let mark = Mark {
-                request: self.service.digest(params.to_string().as_bytes()),
+                request: self.0.digest(params.to_string().as_bytes()),
                 connection: None,
             };
             let given: Given =
@@ -60,8 +52,8 @@ impl Handler for ChatHandler {
             let drawn = getrandom::u64()
                 .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?
                 >> 11;
-            let model = match (&given.model, self.service.models().first()) {
-                (Some(id), _) => self.service.model(id).ok_or_else(|| {
+            let model = match (&given.model, self.0.models().first()) {
+                (Some(id), _) => self.0.model(id).ok_or_else(|| {
                     let problem = format!("there is no model {id:?} here");
                     failure(&ChatError::BadRequest(problem))
                 })?,
@@ -76,7 +68,7 @@ impl Handler for ChatHandler {
                 true => Caller::from(OWNER),
                 false => Caller::from(ctx.caller.to_string().as_str()),
             };
-            let asked = self.service.ask_as(&caller, &mark, &model.id, request);
+            let asked = self.0.ask_as(&caller, &mark, &model.id, request);
             let mut answer = asked.map_err(|refusal| refused(&refusal))?;
             while let Some(frame) = answer.next().await {
                 let (name, data) = event(&frame.map_err(|e| failure(&e))?)?;

@@ -80,7 +80,7 @@ async fn world() -> World {
     let model = tiny(Arc::clone(&broken));
     let service = Service::new(Handle::current(), vec![model], ServiceSettings::default());
     let registry = Arc::new(Registry::new());
-    let handler = Arc::new(ChatHandler::new(service.clone()));
+    let handler = Arc::new(ChatHandler(service.clone()));
     registry.register(descriptor(8), handler).unwrap();
     let server = CallServer::new(keys[1].id(), registry, Arc::new(Home));
     let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();

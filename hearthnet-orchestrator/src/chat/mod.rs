@@ -5,7 +5,6 @@
 //! holds one sequence and keeps what it has already run, so that the next turn
 //! only runs what is new.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::future::ready;
 use std::time::{Duration, Instant};
@@ -16,14 +15,15 @@ use hearthnet_bus::flight::Event;
 use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
 use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
-use hearthnet_transport::Code;
-use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, HopTimes, RouteHop, Rows, Run, whole_ms};
+use crate::backend::{Backend, Rows, Run};
 use crate::error::{Blame, ChatError};
 use crate::events::tell;
+use crate::frames::RouteHop;
+pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
 use crate::logits_batcher::LogitsBatcher;
 use crate::service::prefix_cache::CachedPrefix;
+use crate::times::whole_ms;
 use crate::{Cancel, steps};
 
 /// What the caller asks.
@@ -49,138 +49,6 @@ pub struct ChatRequest {
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
     pub stop: Vec<String>,
-}
-
-/// Why an answer ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FinishReason {
-    /// The model ended its turn, or a stop text appeared.
-    Stop,
-    /// `max_tokens` or the context was reached.
-    Length,
-}
-
-/// Tokens counted as the OpenAI interface does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens generated, the one that ended the turn included.
-    pub completion_tokens: u32,
-    /// Both.
-    pub total_tokens: u32,
-    /// Tokens of the prompt that did not have to be run again.
-    pub cached_tokens: u32,
-}
-
-/// Where the time went. Milliseconds unless said otherwise.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Timings {
-    /// From the request to a pipeline that is ready to take rows.
-    pub construct_ms: f64,
-    /// From the request to the first token.
-    pub first_token_ms: f64,
-    /// Running the prompt.
-    pub prefill_ms: f64,
-    /// All tokens after the first.
-    pub decode_ms: f64,
-    /// Prompt tokens per second of prefill.
-    pub prefill_tokens_per_second: f64,
-    /// Generated tokens per second after the first one.
-    pub tokens_per_second: f64,
-    /// Embedding, output matrix and sampling on this machine, per generated token.
-    pub head_ms_per_token: f64,
-    /// Per hop of the route.
-    pub hops: Vec<HopTimes>,
-}
-
-/// The end of an answer.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Done {
-    /// The whole text.
-    #[serde(default)]
-    pub text: String,
-    /// The tokens it was made of.
-    #[serde(default)]
-    pub token_ids: Vec<u32>,
-    /// Why it ended.
-    pub finish_reason: FinishReason,
-    /// Token counts.
-    pub usage: Usage,
-    /// Seed that reproduces this answer; absent when none was needed or given.
-    pub seed: Option<u64>,
-    /// Who ran which layers.
-    pub route: Vec<RouteHop>,
-    /// Where the time went.
-    pub timings: Timings,
-}
-
-/// What a caller hears while an answer is made (M26 section 4.3).
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "event", content = "data", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Frame {
-    /// A piece of text. It never ends inside a character.
-    TokenDelta {
-        /// New text; may be empty while a character or a stop text is incomplete.
-        text: String,
-        /// The token that was sampled.
-        token_id: u32,
-        /// Natural logarithm of its probability, when asked for.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        logprob: Option<f32>,
-        /// The likeliest tokens and their log-probabilities, when asked for.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        top_logprobs: Vec<(u32, f32)>,
-    },
-    /// How much of a prompt has been run, where that takes long: at most five times a second.
-    PromptProgress {
-        /// Tokens that are through, those included that did not have to be run again.
-        done: u32,
-        /// Tokens of the prompt.
-        total: u32,
-    },
-    /// What became of a host.
-    ShardStatus {
-        /// `<model_id>:<lo>-<hi>`.
-        shard_id: String,
-        /// Node id; absent for this machine.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        host: Option<String>,
-        /// `ready`, `waiting` or `degraded`.
-        status: Cow<'static, str>,
-        /// Stable code of what went wrong, when it is degraded; `silent` or `busy` when it is
-        /// waited for.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        code: Option<Code>,
-    },
-    /// The layers of a host that failed or leaves run elsewhere; the text goes on where it was.
-    ShardFailover {
-        /// `<model_id>:<lo>-<hi>`.
-        shard_id: String,
-        /// Node id of the host that failed; absent when this machine took over all layers.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        host: Option<String>,
-        /// Stable code of what went wrong; `leaving` when nothing did.
-        code: Code,
-        /// Node ids of the hosts that took over; empty when this machine did.
-        replacements: Vec<String>,
-        /// Positions that were computed again.
-        replayed: u32,
-        /// From noticing the failure to the next row, in milliseconds.
-        recovery_ms: f64,
-    },
-    /// The answer ends here, unfinished: no host can take over, nor may this machine.
-    PipelineAborted {
-        /// Stable code of the error that follows.
-        code: Code,
-        /// A sentence for people.
-        message: String,
-    },
-    /// The answer is complete.
-    Done(Box<Done>),
 }
 
 /// Who hears an answer's frames.
@@ -436,11 +304,11 @@ impl Conversation {
 
     /// Waits for what became of the tokens sent, and remembers them.
     async fn output(&mut self, ids: &[u32], call: &mut Call<'_>) -> Result<Vec<f32>, ChatError> {
-        let mut progress = Progress::since(Instant::now());
+        let mut told = Instant::now();
         let mut run = Run {
             cancel: call.cancel,
             notify: &mut |frame| match frame {
-                Frame::PromptProgress { .. } if !progress.is_due(Instant::now()) => {}
+                Frame::PromptProgress { .. } if !is_due(&mut told, Instant::now()) => {}
                 frame => call.listener.hear(&frame),
             },
         };
@@ -472,22 +340,14 @@ impl CachedPrefix for Conversation {
 /// How often the progress of a prompt is told.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// When the progress of a prompt was told last. Pure.
-struct Progress(Instant);
-
-impl Progress {
-    /// Nothing need be told of what takes no longer than that.
-    fn since(start: Instant) -> Self {
-        Self(start)
+/// Whether the progress of a prompt, told `last` then, is to be told again, which it then is. Nothing
+/// need be told of what takes no longer than that.
+fn is_due(last: &mut Instant, now: Instant) -> bool {
+    let due = now.saturating_duration_since(*last) >= PROGRESS_EVERY;
+    if due {
+        *last = now;
     }
-
-    fn is_due(&mut self, now: Instant) -> bool {
-        let due = now.saturating_duration_since(self.0) >= PROGRESS_EVERY;
-        if due {
-            self.0 = now;
-        }
-        due
-    }
+    due
 }
 
 /// A request that makes sense for a model, as it is worked on.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::backend::Output;
-use crate::local::LocalBackend;
+use crate::local::{LocalBackend, SharedEngine};
 
 #[test]
 fn a_prompt_that_fills_the_context_still_gets_one_token() {
@@ -29,11 +29,11 @@ fn without_a_limit_an_answer_may_take_what_the_context_leaves() {
 #[test]
 fn the_progress_of_a_prompt_is_told_a_few_times_a_second() {
     let start = Instant::now();
-    let mut progress = Progress::since(start);
+    let mut last = start;
     let at = |ms| start + Duration::from_millis(ms);
-    let told = (0..1000).filter(|ms| progress.is_due(at(*ms))).count();
+    let told = (0..1000).filter(|ms| is_due(&mut last, at(*ms))).count();
     assert_eq!(told, 4, "at 200, 400, 600 and 800 ms");
-    assert!(!Progress::since(start).is_due(at(199)));
+    assert!(!is_due(&mut { start }, at(199)));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
     };
     let events = Arc::new(Mutex::new(Vec::new()));
     let mut conversation = Conversation::new(Box::new(Noting {
-        inner: LocalBackend::new(engine, "tiny").unwrap(),
+        inner: SharedEngine::new(engine, "tiny", u64::MAX).open().unwrap(),
         width: file.spec().width as usize,
         events: Arc::clone(&events),
     }));

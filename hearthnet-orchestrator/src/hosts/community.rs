@@ -49,8 +49,8 @@ const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 /// A host that cannot be used and is known not to be within this time may be asked again.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Where else a node may be, as discovery knows.
-pub type Places = Arc<dyn Fn(&NodeId) -> Vec<SocketAddr> + Send + Sync>;
+/// Addresses of a node that discovery has found, beside those that it says of itself.
+pub type KnownAddresses = Arc<dyn Fn(&NodeId) -> Vec<SocketAddr> + Send + Sync>;
 
 /// Whether this node knows what its neighbours know, or has had the time to.
 pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -68,7 +68,7 @@ pub struct CommunityHosts {
     choice: Choice,
     links: Links,
     /// What discovery knows.
-    pub places: Places,
+    pub known_addresses: KnownAddresses,
     /// Whether this node has lost its place in the community: then nothing is waited for.
     pub expelled: Expelled,
     /// This node, if it runs in this process: its own layers need no wire.
@@ -264,7 +264,7 @@ impl CommunityHosts {
                 ..choice
             },
             links,
-            places: Arc::new(|_| Vec::new()),
+            known_addresses: Arc::new(|_| Vec::new()),
             expelled: Arc::new(|| None),
             here: None,
             in_sync: None,
@@ -441,7 +441,7 @@ impl CommunityHosts {
                 true => text.parse().ok(),
                 false => claims.admit(text),
             })
-            .chain((self.places)(&advert.author))
+            .chain((self.known_addresses)(&advert.author))
             .collect();
         // Stable: of the same distance, what the host itself says comes first.
         all.sort_by_key(|address| local.distance(address));

@@ -12,6 +12,6 @@ mod opening;
 mod pool;
 mod source;
 
-pub use self::community::{CommunityHosts, Expelled, InSync, Links, Places};
+pub use self::community::{CommunityHosts, Expelled, InSync, KnownAddresses, Links};
 pub use self::pool::{HostPool, PooledHosts, Reached};
 pub use self::source::{Choice, GRACE, HostSource, ModelOnWire, RoutedSpan, Search};

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
-use super::opening::{Opening, Outcome};
+use super::opening::Opening;
 use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use crate::Cancel;
 use crate::error::ChatError;
@@ -44,17 +44,12 @@ struct Known {
 /// What is known of the session with one host.
 #[derive(Default)]
 struct Session {
-    link: Option<Arc<HostLink>>,
-    failed: Option<Failed>,
-    /// The last attempt to reach it. One at a time: chats that come meanwhile wait for it, too.
-    opening: Option<Opening>,
-}
-
-/// An attempt that failed.
-struct Failed {
-    error: ChatError,
+    /// The last attempt to reach it, and what it came to. One at a time: chats that come meanwhile
+    /// wait for it, too.
+    last: Option<Opening>,
+    /// How long it is left alone since it could not be reached, and until when.
     backoff: Duration,
-    retry_at: Instant,
+    retry_at: Option<Instant>,
 }
 
 /// The sessions that stand, and why others do not.
@@ -146,63 +141,44 @@ impl HostPool {
         reached
     }
 
-    /// The attempt to reach a host that is under way, or a new one.
+    /// The attempt to reach a host that is under way, or that has failed a moment ago, or a new one.
     fn opening(&self, host: &Arc<Known>) -> Opening {
         let mut session = host.session.lock();
-        let under_way = session.opening.take().filter(|one| one.now().is_none());
-        let opening = under_way.unwrap_or_else(|| {
-            let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
-            let (transport, health) = (self.transport.clone(), self.health.clone());
-            let attempt = async move { host.reach(&key, transport, &health).await };
-            Opening::begin(&self.runtime, attempt)
-        });
-        session.opening = Some(opening.clone());
-        opening
-    }
-}
-
-impl Known {
-    async fn reach(&self, key: &NodeKey, transport: Config, health: &SharedHealth) -> Outcome {
-        let link = {
-            let mut session = self.session.lock();
+        let link = match session.last.as_ref().map(|last| (last, last.now())) {
+            Some((last, None)) => return last.clone(),
+            Some((last, Some(Err(_)))) if session.retry_at > Some(Instant::now()) => {
+                return last.clone();
+            }
             // Chats that still use one that is not fresh keep it open.
-            session.link.take_if(|link| !link.is_fresh());
-            session.link.clone()
+            Some((_, Some(Ok(link)))) => Some(link).filter(|link| link.is_fresh()),
+            _ => None,
         };
-        if let Some(link) = link
-            && link.answers(GRACE).await
-        {
-            return Ok(link);
-        }
-        let failed = self
-            .session
-            .lock()
-            .failed
-            .take_if(|failed| failed.retry_at <= Instant::now());
-        if let Some(failed) = &self.session.lock().failed {
-            return Err(failed.error.clone());
-        }
-        // A host that is silent may have been started again, and know nothing of the session.
-        let connected = HostLink::connect(&self.addr, key, transport)
-            .await
-            .map(Arc::new);
-        let mut session = self.session.lock();
-        match &connected {
-            Ok(link) => {
-                health.look(|all, now| all.reached(&self.addr.node, now));
-                session.link = Some(Arc::clone(link));
+        let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
+        let (transport, health) = (self.transport.clone(), self.health.clone());
+        let opening = Opening::begin(&self.runtime, async move {
+            if let Some(link) = link
+                && link.answers(GRACE).await
+            {
+                return Ok(link);
             }
-            Err(error) => {
-                health.failed(&self.addr.node, FailureKind::Unreachable);
-                let backoff = failed.map_or(BACKOFF.0, |one| (one.backoff * 2).min(BACKOFF.1));
-                session.failed = Some(Failed {
-                    error: error.clone(),
-                    backoff,
-                    retry_at: Instant::now() + backoff,
-                });
+            // A host that is silent may have been started again, and know nothing of the session.
+            let connected = HostLink::connect(&host.addr, &key, transport).await;
+            let mut session = host.session.lock();
+            match &connected {
+                Ok(_) => {
+                    health.look(|all, now| all.reached(&host.addr.node, now));
+                    session.backoff = Duration::ZERO;
+                }
+                Err(_) => {
+                    health.failed(&host.addr.node, FailureKind::Unreachable);
+                    session.backoff = (session.backoff * 2).clamp(BACKOFF.0, BACKOFF.1);
+                    session.retry_at = Some(Instant::now() + session.backoff);
+                }
             }
-        }
-        connected
+            connected.map(Arc::new)
+        });
+        session.last = Some(opening.clone());
+        opening
     }
 }
 

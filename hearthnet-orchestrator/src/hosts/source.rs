@@ -14,7 +14,7 @@ use crate::Cancel;
 use crate::error::ChatError;
 use crate::health::SharedHealth;
 use crate::link::HostLink;
-use crate::router::{Candidate, RouteError, RouteRequest, RoutingPolicy, Span, pick};
+use crate::router::{Candidate, RouteError, RouteRequest, Span, pick};
 
 /// A model as its hosts must hold it.
 #[derive(Debug, Clone)]
@@ -116,8 +116,6 @@ pub trait HostSource: Send {
 pub struct Choice {
     /// The model that hosts must hold.
     pub model: ModelOnWire,
-    /// Chooses among them.
-    pub policy: Arc<dyn RoutingPolicy>,
     /// Most spans allowed.
     pub max_shards: usize,
     /// The caller's own node id.
@@ -159,7 +157,7 @@ impl Choice {
                 one.streams = all.streams(host);
             }
         });
-        pick(self.policy.as_ref(), &request, &candidates)
+        pick(&request, &candidates)
     }
 
     /// The same among sessions; those that have ended, or will soon, are passed over.

@@ -20,10 +20,11 @@ use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
 use crate::Cancel;
-use crate::backend::{Backend, HopClock, HopTimes, Output, RouteHop, Rows, Run};
+use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::batcher::{Batcher, Present};
-use crate::chat::Frame;
 use crate::error::ChatError;
+use crate::frames::Frame;
+use crate::times::HopClock;
 
 /// Most chats whose rows are in one batch, pieces of prompts counted as one.
 const BATCH: usize = 32;
@@ -249,14 +250,6 @@ pub struct LocalBackend {
 }
 
 impl LocalBackend {
-    /// Takes an engine that holds all layers of the model, for itself alone.
-    ///
-    /// # Errors
-    /// [`ChatError::Engine`] when no sequence can be opened.
-    pub fn new(engine: Engine, model_id: &str) -> Result<Self, ChatError> {
-        SharedEngine::new(engine, model_id, u64::MAX).open()
-    }
-
     /// Takes rows through the layers, with those of other chats. `whole`: whether there are as many
     /// as there may be at once.
     pub(crate) async fn rows(

@@ -114,29 +114,8 @@ pub(crate) enum Outcome {
 
 /// An answer that its host had no reason to send.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum PipelineFault {
-    /// No step with this position was the next to be answered.
-    #[error("span {span} answered for position {position}, which was not asked")]
-    Unexpected {
-        /// The span.
-        span: usize,
-        /// Position in the answer.
-        position: u32,
-    },
-    /// The number of rows or bytes differs from what was asked for.
-    #[error("span {span} returned {got} rows in {bytes} bytes where {wanted} rows were asked for")]
-    Shape {
-        /// The span.
-        span: usize,
-        /// Rows in the answer.
-        got: u32,
-        /// Bytes in the answer.
-        bytes: usize,
-        /// Rows asked for.
-        wanted: u32,
-    },
-}
+#[error("{0}")]
+pub(crate) struct PipelineFault(String);
 
 /// Bounds of one sequence.
 #[derive(Debug, Clone, Copy, Default)]
@@ -436,9 +415,13 @@ impl Pipeline {
         rows: u32,
         data: Bytes,
     ) -> Result<Outcome, PipelineFault> {
-        let unexpected = PipelineFault::Unexpected { span, position };
+        let unexpected = || {
+            PipelineFault(format!(
+                "it answered for position {position}, which was not asked"
+            ))
+        };
         let Some(state) = self.spans.get(span) else {
-            return Err(unexpected);
+            return Err(unexpected());
         };
         if epoch < state.epoch {
             return Ok(Outcome::Stale);
@@ -447,7 +430,7 @@ impl Pipeline {
             Some((chunk, want)) if epoch == state.epoch && chunk.position == position => {
                 (chunk, *want)
             }
-            _ => return Err(unexpected),
+            _ => return Err(unexpected()),
         };
         let wanted = match want {
             Want::None => 0,
@@ -455,19 +438,17 @@ impl Pipeline {
             Want::All => asked.rows,
         };
         if rows != wanted || data.len() != self.row_bytes * wanted as usize {
-            return Err(PipelineFault::Shape {
-                span,
-                got: rows,
-                bytes: data.len(),
-                wanted,
-            });
+            let bytes = data.len();
+            return Err(PipelineFault(format!(
+                "it returned {rows} rows in {bytes} bytes where {wanted} rows were asked for"
+            )));
         }
         let Some((asked, _)) = self
             .spans
             .get_mut(span)
             .and_then(|state| state.in_flight.pop_front())
         else {
-            return Err(unexpected);
+            return Err(unexpected());
         };
         let end = asked.end();
         match self.spans.get_mut(span + 1) {

@@ -46,10 +46,11 @@ use self::prefix_cache::{PrefixCache, PrefixCacheLimits};
 use self::retries::{Mark, Retries, Room};
 use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
-use crate::backend::{Backend, whole_ms};
+use crate::backend::Backend;
 use crate::chat::{Call, ChatRequest, Conversation, Done, Frame, Listener, Prepared, TextModel};
 use crate::error::ChatError;
 use crate::steps::Steps;
+use crate::times::whole_ms;
 
 /// Frames that a chat may be ahead of its reader.
 const FRAMES_AHEAD: usize = 64;

@@ -13,8 +13,10 @@
 //! | a span's stream: what is sent, what comes back | `stream.rs` |
 //! | waiting, and whose time is up | `waiting.rs` |
 //! | a new sequence, and waiting for room for it | `starting.rs` |
+//! | what makes a span need another host | `failure.rs` |
 //! | other hosts in the place of one that has failed, leaves or has no room | `recovery.rs` |
 
+mod failure;
 mod recovery;
 mod starting;
 mod stream;
@@ -32,17 +34,19 @@ use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use self::stream::{Hop, HopFailure};
+use self::failure::HopFailure;
+use self::stream::Hop;
 use self::waiting::Interrupted;
-use crate::backend::{Backend, HopClock, HopTimes, Output, RouteHop, Rows, Run, whole_ms};
-use crate::chat::Frame;
+use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
 use crate::events::{Failover, tell};
+use crate::frames::Frame;
 use crate::health::SharedHealth;
 pub use crate::hosts::ModelOnWire;
 use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
+use crate::times::{HopClock, whole_ms};
 use crate::{Cancel, steps};
 
 /// How often spares are seen to while an answer goes on.

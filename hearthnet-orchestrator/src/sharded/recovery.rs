@@ -19,7 +19,8 @@ use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_transport::Code;
 
 use super::ShardedBackend;
-use super::stream::{Hop, HopFailure};
+use super::failure::{Cause, HopFailure};
+use super::stream::Hop;
 use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
@@ -41,45 +42,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const ROWS_PER_ROOM: u32 = 16;
 /// Preemptions with fewer rows in between that count as a failure of the host.
 const PREEMPTIONS: u32 = 3;
-
-/// Why a host is to be replaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// It has failed.
-    Failed,
-    /// It returned what cannot be right.
-    Corrupt,
-    /// It does its work, only late.
-    Late,
-    /// Nothing at all comes from it.
-    Silent,
-    /// It is about to stop.
-    Leaving {
-        /// Whether the stream still goes on there.
-        open: bool,
-    },
-    /// It took the stream's memory for others, or has none for it.
-    Room,
-    /// It has none for a sequence that begins.
-    Full,
-    /// It lost the right to see what others compute.
-    Barred,
-}
-
-impl Cause {
-    /// Whether the stream stays where it is when nobody else has its layers.
-    fn stays(self) -> bool {
-        matches!(
-            self,
-            Self::Late | Self::Silent | Self::Leaving { open: true }
-        )
-    }
-
-    /// Whether whoever asks hears of it: the host has failed, or lost its right.
-    fn is_told(self) -> bool {
-        !matches!(self, Self::Leaving { .. } | Self::Full)
-    }
-}
 
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.

@@ -14,16 +14,16 @@ use hearthnet_transport::{
 };
 
 use super::ShardedBackend;
-use super::recovery::Cause;
-use crate::backend::HopClock;
+use super::failure::{Cause, HopFailure};
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
 use crate::events::{shard_latency, tell};
-use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence, median};
+use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence};
 use crate::hosts::RoutedSpan;
 use crate::link::Ended;
 use crate::pipeline::{Chunk, Outcome};
 use crate::steps;
+use crate::times::{HopClock, median};
 
 /// The host has no room for another stream now, or for one of this caller.
 const NO_ROOM: [Code; 4] = [
@@ -209,50 +209,61 @@ impl Hop {
         self.hop_failure(code, cause, |_| error)
     }
 
-    /// What waiting for this host has come to; `None` when it owes nothing. `reference` is what
+    /// Until when this host is waited for, at least; `None` when it owes nothing. `reference` is what
     /// the oldest step that it owes takes others.
-    pub(super) fn verdict(
+    ///
+    /// # Errors
+    /// Its time is up.
+    pub(super) fn waits_until(
         &mut self,
         now: Instant,
-        patience: WaitLimits,
+        limits: WaitLimits,
         reference: Option<Duration>,
-    ) -> Option<Verdict> {
-        let health_timeout = patience.health_timeout;
+    ) -> Result<Option<Instant>, HopFailure> {
+        let health_timeout = limits.health_timeout;
         let oldest = self.sent.front().filter(|_| self.opened);
+        let oldest = oldest.map(|sent| (sent.at, sent.rows));
         if oldest.is_none() && self.opened {
-            return None;
+            return Ok(None);
         }
         let waited = now.saturating_duration_since(self.progress);
         if waited >= health_timeout {
-            return Some(Verdict::Stalled);
+            let seconds = health_timeout.as_secs_f32();
+            let code = Code::PIPELINE_STALLED;
+            return Err(self.hop_failure(code, Cause::Failed, |host| {
+                ChatError::PipelineStalled(format!(
+                    "no progress for {seconds} s: waiting for {host}"
+                ))
+            }));
         }
         let mut until = self.progress + health_timeout;
         let may_move = self.may_move(now);
-        if let Some(oldest) = oldest
+        if let Some((at, rows)) = oldest
             && may_move
-            && let Some(after) = self.hop_timeout.overdue_after(oldest.rows, reference)
+            && let Some(after) = self.hop_timeout.overdue_after(rows, reference)
         {
-            let overdue = oldest.at.max(self.progress) + after;
+            let overdue = at.max(self.progress) + after;
             if overdue <= now {
-                return Some(Verdict::Overdue);
+                self.hop_timeout.overdue(waited, rows);
+                return Err(self.late());
             }
             until = until.min(overdue);
         }
         if waited < ASK_AFTER {
-            return Some(Verdict::Wait(until.min(self.progress + ASK_AFTER)));
+            return Ok(Some(until.min(self.progress + ASK_AFTER)));
         }
-        let link = &self.span.link;
-        let silent = self.silence.look(now, link.sender.silent_for());
+        let sender = &self.span.link.sender;
+        let silent = self.silence.look(now, sender.silent_for());
         if silent >= ASK_AFTER {
-            link.sender.probe();
+            sender.probe();
         }
-        if patience.silence.is_some_and(|most| silent >= most) {
-            return Some(Verdict::Dark);
+        if limits.silence.is_some_and(|most| silent >= most) {
+            return Err(self.gone(Cause::Failed));
         }
         if silent >= GONE_AFTER && may_move {
-            return Some(Verdict::Gone);
+            return Err(self.gone(Cause::Silent));
         }
-        Some(Verdict::Wait(until.min(now + LOOK_EVERY)))
+        Ok(Some(until.min(now + LOOK_EVERY)))
     }
 
     /// Whether looking for another host is due, should this one be late.
@@ -283,20 +294,6 @@ impl Hop {
     }
 }
 
-/// What waiting for a host has come to.
-pub(super) enum Verdict {
-    /// It goes on, at least until then.
-    Wait(Instant),
-    /// Nothing has come of it for the health timeout.
-    Stalled,
-    /// It takes much longer than it may.
-    Overdue,
-    /// The host is silent altogether: stopped, or cut off.
-    Gone,
-    /// It has been for so long that nobody waits for it any more.
-    Dark,
-}
-
 /// How long a host is waited for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitLimits {
@@ -309,15 +306,6 @@ pub(super) struct WaitLimits {
 /// Waiting that is worth a word.
 const TELL_AFTER: Duration = Duration::from_millis(1500);
 
-/// Why a span needs another host.
-pub(super) struct HopFailure {
-    /// [`Hop::id`] of its stream.
-    pub(super) hop: u64,
-    pub(super) code: Code,
-    pub(super) error: ChatError,
-    pub(super) cause: Cause,
-}
-
 impl ShardedBackend {
     /// A stream that is not open yet.
     pub(super) fn hop(&mut self, index: usize, span: RoutedSpan) -> Hop {
@@ -329,12 +317,12 @@ impl ShardedBackend {
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
         // Of this side's own model, so that what a host calls itself counts nothing.
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
-        let host = &span.link.descriptor.host;
-        let layers = (span.lo, span.hi);
-        let seen = self.health.seen(host, self.model.weights, layers);
+        let rows = (self.model.width, self.model.boundary, band);
+        let layers = (self.model.weights, span.lo, span.hi);
+        let host = span.link.descriptor.host;
         Hop {
             id,
-            check: BoundaryCheck::new(self.model.width, self.model.boundary, band, seen),
+            check: BoundaryCheck::new(rows, self.health.seen(), host, layers),
             span,
             stream,
             epoch,

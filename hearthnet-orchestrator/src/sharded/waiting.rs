@@ -7,9 +7,8 @@ use hearthnet_transport::Code;
 use tokio::time::sleep_until;
 
 use super::ShardedBackend;
-use super::recovery::Cause;
-use super::stream::{HopFailure, Verdict, WaitLimits};
-use crate::error::ChatError;
+use super::failure::HopFailure;
+use super::stream::WaitLimits;
 use crate::link::Inbound;
 use crate::{Cancel, steps};
 
@@ -85,9 +84,8 @@ impl ShardedBackend {
 
     /// Looks at every host that owes something; says when to look again.
     fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
-        let health_timeout = self.settings.health_timeout;
-        let patience = WaitLimits {
-            health_timeout,
+        let limits = WaitLimits {
+            health_timeout: self.settings.health_timeout,
             silence: self.settings.give_up_after.map(|_| DARK_BEFORE_FALLBACK),
         };
         let mut until: Option<Instant> = None;
@@ -97,34 +95,11 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };
-            let hop_failure = match hop.verdict(now, patience, reference) {
-                None => continue,
-                Some(Verdict::Wait(at)) => {
-                    until = Some(until.map_or(at, |until| until.min(at)));
-                    None
-                }
-                Some(Verdict::Overdue) => {
-                    let rows = hop.sent.front().map_or(1, |sent| sent.rows);
-                    let waited = now.saturating_duration_since(hop.progress);
-                    hop.hop_timeout.overdue(waited, rows);
-                    Some(hop.late())
-                }
-                Some(Verdict::Gone) => Some(hop.gone(Cause::Silent)),
-                Some(Verdict::Dark) => Some(hop.gone(Cause::Failed)),
-                Some(Verdict::Stalled) => {
-                    let seconds = health_timeout.as_secs_f32();
-                    Some(
-                        hop.hop_failure(Code::PIPELINE_STALLED, Cause::Failed, |host| {
-                            ChatError::PipelineStalled(format!(
-                                "no progress for {seconds} s: waiting for {host}"
-                            ))
-                        }),
-                    )
-                }
+            let waits = hop.waits_until(now, limits, reference);
+            let Some(at) = waits.map_err(Interrupted::HopFailure)? else {
+                continue;
             };
-            if let Some(hop_failure) = hop_failure {
-                return Err(Interrupted::HopFailure(hop_failure));
-            }
+            until = Some(until.map_or(at, |until| until.min(at)));
             if let Some(code) = hop.waited_for(now) {
                 return Err(Interrupted::Waiting(index, code));
             }

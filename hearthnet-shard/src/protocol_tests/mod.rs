@@ -68,6 +68,7 @@ impl Host {
             node: owner(),
             endpoint: "127.0.0.1:1".into(),
             served: served(),
+            software: "test".into(),
             weight_bytes: 1,
             kv_budget_bytes: 1,
             slots: Slots::new(

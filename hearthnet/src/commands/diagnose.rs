@@ -19,6 +19,7 @@ use hearthnet_bus::flight::{self, Answer, Entry, PipelineId};
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey};
+use hearthnet_orchestrator::coverage::by_model;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_path};
 use serde_json::json;
@@ -30,6 +31,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::local_api::{self, NODE_FLIGHT, NODE_STATUS, STANDALONE};
 use crate::lock::Lock;
+use crate::models::capacity::text_disagreement;
 use crate::node::status::Running;
 use crate::node::transient::among_others;
 use crate::output::{note, print, print_json};
@@ -90,6 +92,13 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
             note(format!(
                 "the node here is isolated from this machine: {isolation}"
             ));
+        }
+        if let Some(state) = state {
+            let models = by_model(state.shards(now_ms()), |_| true);
+            let told = models
+                .iter()
+                .filter_map(|model| text_disagreement(model, state, now_ms()));
+            told.for_each(|text| note(format!("warning: {text}")));
         }
     }
     if answers.is_empty() {

@@ -1,6 +1,6 @@
 //! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
 //! converting. What lies in the cache, and in which state, is in `cache.rs`; where a model could run,
-//! in `room.rs`.
+//! in `capacity.rs`.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::failure::{Failure, Kind};
 use crate::models::find::{catalogue, resolve};
 use crate::models::import::weight_type;
 use crate::models::pull::{How, pull_model};
-use crate::models::{cache, import, open_file, room};
+use crate::models::{cache, capacity, import, open_file};
 use crate::output::{Progress, print, print_json};
 use crate::signals::cancel_on_interrupt;
 
@@ -35,7 +35,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             print(format!("{}\n", path.display()))
         }
         ModelCommand::List { json } => {
-            cache::list(&catalogue(&cx.global)?, &room::Room::of(cx), json)
+            cache::list(&catalogue(&cx.global)?, &capacity::Capacity::of(cx), json)
         }
         ModelCommand::Rm { model, yes } => cache::remove(&catalogue(&cx.global)?, &model, yes),
         ModelCommand::Verify {

@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::local_api;
+use crate::models::capacity::text_disagreement;
 use crate::node::status::Running;
 use crate::node::transient::among_others;
 use crate::output::{bytes, print, print_json, span, table};
@@ -359,6 +360,9 @@ fn shards(
         ],
         rows,
     ));
+    if let Some(disagreement) = text_disagreement(model, state, now) {
+        let _ = writeln!(out, "  warning: {disagreement}");
+    }
 }
 
 /// Where a host is: as it advertises, unless it has said since that it is somewhere else.
@@ -388,6 +392,7 @@ fn model_json(
                 "reachable": answers(&advert.author),
                 "address": address(advert, state, now),
                 "descriptor": advert.descriptor,
+                "text": advert.descriptor.text_id(),
             })
         })
         .collect();

@@ -9,7 +9,7 @@ use hearthnet_model::manifest::{FileState, file_state, record_path};
 use hearthnet_model::{Digest, Gguf, ModelRef, TextId, WeightsId};
 use serde::Serialize;
 
-use super::room::{Room, There};
+use super::capacity::{Availability, Capacity};
 use crate::failure::{Failure, Kind};
 use crate::models::find::{models_dir, not_resolved, pin};
 use crate::models::{changed, open_file};
@@ -40,16 +40,18 @@ struct Row {
     weights: Option<WeightsId>,
     /// Identity of tokenizer and chat template, of a file that is here.
     text: Option<TextId>,
+    /// Hosts that serve the same weights and have another tokenizer or chat template.
+    other_text: Vec<String>,
     shape: Option<Shape>,
     /// Whether it fits into this machine's memory, where that is known.
     runs_here: Option<bool>,
     /// What the community does of it or could, for a node that is in one.
-    community: Option<There>,
+    community: Option<Availability>,
 }
 
 impl Row {
     /// Of a model of the catalogue, or of one that was fetched without it.
-    fn of(model: String, path: PathBuf, entry: Option<&ModelEntry>, room: &Room) -> Self {
+    fn of(model: String, path: PathBuf, entry: Option<&ModelEntry>, capacity: &Capacity) -> Self {
         let here = bytes_here(&path);
         let size = entry.map_or(here, |entry| entry.bytes);
         let read = match file_state(&path) {
@@ -57,7 +59,9 @@ impl Row {
             _ => None,
         };
         let weights = entry.map_or(read, |entry| entry.weights.or(read));
-        let given = room.community.as_ref();
+        let given = capacity.community.as_ref();
+        let text = Gguf::open(&path).ok().and_then(|file| file.text_id().ok());
+        let known = given.zip(weights.zip(text));
         Self {
             model,
             state: state(&path, entry),
@@ -69,9 +73,12 @@ impl Row {
             sha256: entry.and_then(|entry| entry.sha256),
             pinned: entry.map_or(Pinned::Never, |entry| entry.pinned),
             weights,
-            text: Gguf::open(&path).ok().and_then(|file| file.text_id().ok()),
+            text,
+            other_text: known.map_or_else(Vec::new, |(given, (weights, text))| {
+                given.with_other_text(weights, text)
+            }),
             shape: entry.and_then(|entry| entry.shape.clone()),
-            runs_here: room.runs_here(size),
+            runs_here: capacity.runs_here(size),
             community: given.map(|given| given.of_model(entry, weights, size)),
             path,
         }
@@ -123,20 +130,32 @@ fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.part"))
 }
 
-pub(crate) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(), Failure> {
+pub(crate) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Result<(), Failure> {
     let models = models_dir()?;
     let known: Vec<Row> = catalogue
         .models()
-        .map(|entry| Row::of(entry.id.clone(), entry.path_in(&models), Some(entry), room))
+        .map(|entry| {
+            Row::of(
+                entry.id.clone(),
+                entry.path_in(&models),
+                Some(entry),
+                capacity,
+            )
+        })
         .collect();
     let fetched: Vec<Row> = fetched(&models)
         .into_iter()
-        .map(|path| Row::of(named(&path, &models), path, None, room))
+        .map(|path| Row::of(named(&path, &models), path, None, capacity))
         .collect();
     if json {
         return print_json(&known.iter().chain(&fetched).collect::<Vec<_>>());
     }
-    print(listing(&known, &fetched, room))?;
+    print(listing(&known, &fetched, capacity))?;
+    for row in known.iter().chain(&fetched) {
+        if !row.other_text.is_empty() {
+            note(other_text(&row.model, &row.other_text));
+        }
+    }
     let wrong = |row: &Row| matches!(row.state, State::Truncated | State::Changed);
     if known.iter().chain(&fetched).any(wrong) {
         note(
@@ -146,11 +165,20 @@ pub(crate) fn list(catalogue: &Catalogue, room: &Room, json: bool) -> Result<(),
     Ok(())
 }
 
+/// What to say of a file whose weights hosts serve with another tokenizer or chat template.
+pub(crate) fn other_text(model: &str, hosts: &[String]) -> String {
+    format!(
+        "warning: the tokenizer or the chat template of {model} here is not that of {}, who serve the same \
+         weights: one of the files was changed. `hearthnet model inspect` shows the identity of the text",
+        hosts.join(", ")
+    )
+}
+
 /// The list as people read it, 80 columns wide but for the names of files that were fetched without
 /// the catalogue.
-fn listing(known: &[Row], fetched: &[Row], room: &Room) -> String {
+fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
     let mut heads = vec!["model", "size", "licence", "on disk", "here"];
-    if room.community.is_some() {
+    if capacity.community.is_some() {
         heads.push("community");
     }
     let cells: Vec<Vec<String>> = known
@@ -184,7 +212,7 @@ fn listing(known: &[Row], fetched: &[Row], room: &Room) -> String {
         );
     }
     out.push('\n');
-    let _ = match room.free {
+    let _ = match capacity.free {
         Some(free) => writeln!(
             out,
             " here       fits into the {} of memory that are free now",
@@ -195,7 +223,7 @@ fn listing(known: &[Row], fetched: &[Row], room: &Room) -> String {
             " here       this system does not tell how much memory is free"
         ),
     };
-    if let Some(given) = &room.community {
+    if let Some(given) = &capacity.community {
         let _ = writeln!(
             out,
             " community  {:?} serves it, or could with the {} given to layers",
@@ -398,12 +426,12 @@ mod tests {
     fn the_list_of_the_catalogue_is_aligned_and_fits_into_80_columns() {
         let models = tempfile::tempdir().unwrap();
         let catalogue = Catalogue::built_in().unwrap();
-        let room = Room::for_test(Some(4 << 30), Some(6 << 30));
+        let capacity = Capacity::for_test(Some(4 << 30), Some(6 << 30));
         let rows: Vec<Row> = catalogue
             .models()
-            .map(|e| Row::of(e.id.clone(), e.path_in(models.path()), Some(e), &room))
+            .map(|e| Row::of(e.id.clone(), e.path_in(models.path()), Some(e), &capacity))
             .collect();
-        let text = listing(&rows, &[], &room);
+        let text = listing(&rows, &[], &capacity);
         assert!(
             text.lines().all(|line| line.chars().count() <= 80),
             "{text}"
@@ -444,7 +472,7 @@ mod tests {
             (&llama["runs_here"], &llama["community"]),
             (&true.into(), &"could".into())
         );
-        let alone = listing(&rows, &[], &Room::for_test(None, None));
+        let alone = listing(&rows, &[], &Capacity::for_test(None, None));
         assert!(
             !alone.contains("community") && alone.contains("does not tell"),
             "{alone}"

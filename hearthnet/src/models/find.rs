@@ -8,7 +8,7 @@ use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, ResolveError, Reso
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::{Gguf, ModelRef, WeightsId};
 
-use super::{cache, import, pull, room};
+use super::{cache, capacity, import, pull};
 use crate::args::Global;
 use crate::community::{Home, now_ms};
 use crate::context::Context;
@@ -115,7 +115,7 @@ fn known_by_name(
 ) -> Option<(ModelRef, bool)> {
     let entry = catalogue
         .get(name)
-        .filter(|entry| entry.weights.is_none() && room::is_called(entry, name, layers))?;
+        .filter(|entry| entry.weights.is_none() && capacity::is_called(entry, name, layers))?;
     let here = entry.path_in(models).is_file();
     Some((ModelRef::Id(entry.id.clone()), here))
 }

@@ -6,13 +6,13 @@
 //! | fetching one | `pull.rs` |
 //! | Hugging Face directories as model files | `import.rs` |
 //! | what lies in the cache, and in which state | `cache.rs` |
-//! | where a model could run | `room.rs` |
+//! | where a model could run | `capacity.rs` |
 
 pub(crate) mod cache;
+pub(crate) mod capacity;
 pub(crate) mod find;
 pub(crate) mod import;
 pub(crate) mod pull;
-pub(crate) mod room;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

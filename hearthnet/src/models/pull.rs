@@ -8,7 +8,8 @@ use hearthnet_model::pins::Pin;
 use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
 use hearthnet_model::{Digest, ModelFile, ModelRef, WeightsId};
 
-use super::room;
+use super::cache::other_text;
+use super::capacity::{self, HostCapacity};
 use crate::args::Global;
 use crate::community::now_ms;
 use crate::failure::{Failure, Kind};
@@ -99,18 +100,32 @@ pub(crate) fn pull_model(
     })?;
     let file = open_file(&path)?;
     let what = "hashing the model";
-    match (entry, fetched) {
+    let manifest = match (entry, fetched) {
         // Another file of the same name may have lain there.
-        (None, true) => drop(Progress::during(what, |set| file.accept(set))),
+        (None, true) => Progress::during(what, |set| file.accept(set)),
         (entry, _) => {
-            let manifest = Progress::during(what, |set| file.check(entry, set));
-            let manifest = manifest.map_err(|e| changed(&e))?;
-            if let Some(entry) = entry {
-                keep_pin(global, entry, &options.models, &file, manifest.weights_id())?;
-            }
+            Progress::during(what, |set| file.check(entry, set)).map_err(|e| changed(&e))?
+        }
+    };
+    let weights = manifest.weights_id();
+    if let Some(entry) = entry {
+        keep_pin(global, entry, &options.models, &file, weights)?;
+    }
+    compare_text(global, model, &file, weights);
+    Ok(path)
+}
+
+/// Says so if hosts of the community have the same weights with another tokenizer or chat template.
+fn compare_text(global: &Global, model: &ModelRef, file: &ModelFile, weights: WeightsId) {
+    if let Some(home) = capacity::community(global)
+        && let Ok(text) = file.gguf().text_id()
+    {
+        let given = HostCapacity::of(&home.state(), home.key.id(), 0, now_ms());
+        let others = given.with_other_text(weights, text);
+        if !others.is_empty() {
+            note(other_text(&model.to_string(), &others));
         }
     }
-    Ok(path)
 }
 
 /// What one has to know of the licence before a model comes.
@@ -179,14 +194,14 @@ fn keep_pin(
         ),
         _ => format!("the file is the one that the catalogue pins (weights {weights})"),
     });
-    let Some(home) = room::community(global) else {
+    let Some(home) = capacity::community(global) else {
         return Ok(());
     };
     let state = home.state();
     let served: Vec<&str> = state
         .shards(now_ms())
         .map(|advert| &advert.descriptor)
-        .filter(|d| room::is_called(entry, &d.model_id, d.total_layers))
+        .filter(|d| capacity::is_called(entry, &d.model_id, d.total_layers))
         .map(|d| &*d.weights_sha256)
         .collect();
     let own = weights.to_string();

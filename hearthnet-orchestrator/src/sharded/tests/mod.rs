@@ -23,7 +23,6 @@ use crate::fallback::WithFallback;
 use crate::health::{FailureKind, Standing};
 use crate::hosts::{Choice, Search};
 use crate::link::{HostAddr, HostLink};
-use crate::router::GreedyCover;
 
 const LAYERS: u32 = 4;
 const WIDTH: usize = 4;
@@ -447,7 +446,6 @@ impl Stage {
             links: self.links.clone(),
             choice: Choice {
                 model,
-                policy: Arc::new(GreedyCover),
                 max_shards: 16,
                 own_id: crate::node("nobody"),
                 allow_self: false,
@@ -831,7 +829,9 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
         let _ = wait.recv();
         Err(ChatError::Cancelled)
     };
-    let mut backend = WithFallback::new(stage.open(), Box::new(load));
+    let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
+    let backend = WithFallback::begin(Ok(stage.open()), Box::new(load), runtime, cancel);
+    let mut backend = backend.unwrap();
     std::thread::scope(|scope| {
         let cancel = &stage.cancel;
         let call = scope.spawn(move || {

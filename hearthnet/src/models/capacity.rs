@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Community;
-use hearthnet_model::WeightsId;
 use hearthnet_model::catalogue::ModelEntry;
-use hearthnet_orchestrator::coverage::by_model;
+use hearthnet_model::{TextId, WeightsId};
+use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use serde::Serialize;
 
 use crate::args::Global;
@@ -15,15 +15,15 @@ use crate::context::Context;
 use crate::memory::{available_bytes, needed_bytes, weights_budget};
 
 /// What there is to run models with.
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     /// Bytes of this machine's memory that are free now, where the system tells.
     pub(crate) free: Option<u64>,
     /// The community that this node is in.
-    pub(crate) community: Option<Given>,
+    pub(crate) community: Option<HostCapacity>,
 }
 
 /// What a community's hosts give.
-pub(crate) struct Given {
+pub(crate) struct HostCapacity {
     /// The community's name.
     pub(crate) name: String,
     /// Bytes of layers that its hosts hold now, and that this machine would hold if it holds none.
@@ -37,12 +37,14 @@ struct Served {
     weights: String,
     layers: u32,
     complete: bool,
+    /// What hosts say of their tokenizers and chat templates: the identity of the text, and who.
+    texts: Vec<(String, String)>,
 }
 
 /// What a community does of a model, or could.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum There {
+pub(crate) enum Availability {
     /// Hosts serve all of its layers.
     Served,
     /// Hosts serve some of its layers.
@@ -53,7 +55,7 @@ pub(crate) enum There {
     No,
 }
 
-impl There {
+impl Availability {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Served => "served",
@@ -73,14 +75,14 @@ pub(crate) fn community(global: &Global) -> Option<Home> {
     }
 }
 
-impl Room {
+impl Capacity {
     pub(crate) fn of(cx: &Context) -> Self {
         let host = &cx.config.research.distributed_inference.host;
         let own = weights_budget(host.memory_budget_mb);
         Self {
             free: available_bytes(),
             community: community(&cx.global)
-                .map(|home| Given::of(&home.state(), home.key.id(), own, now_ms())),
+                .map(|home| HostCapacity::of(&home.state(), home.key.id(), own, now_ms())),
         }
     }
 
@@ -91,9 +93,9 @@ impl Room {
     }
 }
 
-impl Given {
+impl HostCapacity {
     /// `own` is what this machine would give, if it does not yet.
-    fn of(state: &Community, this: NodeId, own: u64, now: u64) -> Self {
+    pub(super) fn of(state: &Community, this: NodeId, own: u64, now: u64) -> Self {
         // A host may still advertise a range that it has left: the larger one counts.
         let mut hosts: BTreeMap<NodeId, u64> = BTreeMap::new();
         for advert in state.shards(now) {
@@ -113,9 +115,22 @@ impl Given {
                     weights: model.weights.to_owned(),
                     layers: model.total,
                     complete: model.missing.is_empty(),
+                    texts: texts(model, state, now),
                 })
                 .collect(),
         }
+    }
+
+    /// Hosts that serve a file's weights and have another tokenizer or chat template.
+    pub(crate) fn with_other_text(&self, weights: WeightsId, text: TextId) -> Vec<String> {
+        let (weights, text) = (weights.to_string(), text.to_string());
+        let served = self
+            .served
+            .iter()
+            .filter(|served| served.weights == weights);
+        let others = served.flat_map(|served| &served.texts);
+        let others = others.filter(|(theirs, _)| *theirs != text);
+        others.map(|(_, host)| host.clone()).collect()
     }
 
     /// What is done, or could be, of a model: by its weights where they are known, else by its id.
@@ -124,7 +139,7 @@ impl Given {
         entry: Option<&ModelEntry>,
         weights: Option<WeightsId>,
         bytes: u64,
-    ) -> There {
+    ) -> Availability {
         let is_it = |served: &&Served| match (weights, entry) {
             (Some(weights), _) => served.weights == weights.to_string(),
             (None, Some(entry)) => served
@@ -135,12 +150,41 @@ impl Given {
         };
         let mut all = self.served.iter().filter(is_it).map(|s| s.complete);
         match all.clone().any(|complete| complete) {
-            true => There::Served,
-            false if all.next().is_some() => There::Partly,
-            false if bytes <= self.bytes => There::Could,
-            false => There::No,
+            true => Availability::Served,
+            false if all.next().is_some() => Availability::Partly,
+            false if bytes <= self.bytes => Availability::Could,
+            false => Availability::No,
         }
     }
+}
+
+/// What hosts say of their tokenizers and chat templates: the identity of the text, and who.
+fn texts(model: &Coverage<'_>, state: &Community, now: u64) -> Vec<(String, String)> {
+    let texts = model.by_text().into_iter();
+    let each = texts.flat_map(|(text, hosts)| hosts.into_iter().map(move |host| (text, host)));
+    each.map(|(text, host)| (text.to_owned(), state.label(&host, now)))
+        .collect()
+}
+
+/// What to say of hosts that have the same weights, and not the same tokenizer and chat template.
+pub(crate) fn text_disagreement(
+    model: &Coverage<'_>,
+    state: &Community,
+    now: u64,
+) -> Option<String> {
+    let texts = texts(model, state, now);
+    let (first, _) = texts.first()?;
+    if texts.iter().all(|(text, _)| text == first) {
+        return None;
+    }
+    let each = texts.iter().map(|(text, host)| {
+        let short: String = text.chars().take(8).collect();
+        format!("{host} {short}")
+    });
+    Some(format!(
+        "same weights, and not the same tokenizer and chat template: {} (`hearthnet model inspect`)",
+        each.collect::<Vec<_>>().join(", ")
+    ))
 }
 
 /// Whether hosts that serve a model of that name and so many layers mean this entry.
@@ -150,10 +194,10 @@ pub(crate) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
 }
 
 #[cfg(test)]
-impl Room {
+impl Capacity {
     /// So much memory here, and so much given to a community in which nothing is served yet.
     pub(crate) fn for_test(free: Option<u64>, given: Option<u64>) -> Self {
-        let community = given.map(|bytes| Given {
+        let community = given.map(|bytes| HostCapacity {
             name: "Elm Street".to_owned(),
             bytes,
             served: Vec::new(),
@@ -176,8 +220,9 @@ mod tests {
             weights: WeightsId([weights; 32]).to_string(),
             layers,
             complete,
+            texts: vec![(TextId([4; 32]).to_string(), "kim".to_owned())],
         };
-        let given = Given {
+        let given = HostCapacity {
             name: "Elm".to_owned(),
             bytes: 3 << 30,
             served: vec![
@@ -189,13 +234,17 @@ mod tests {
         let of = |entry, weights: Option<u8>, bytes| {
             given.of_model(entry, weights.map(|w| WeightsId([w; 32])), bytes)
         };
-        assert_eq!(of(Some(entry), None, entry.bytes), There::Served);
-        assert_eq!(of(Some(entry), Some(1), entry.bytes), There::Partly);
-        assert_eq!(of(Some(entry), Some(2), entry.bytes), There::Served);
+        assert_eq!(of(Some(entry), None, entry.bytes), Availability::Served);
+        assert_eq!(of(Some(entry), Some(1), entry.bytes), Availability::Partly);
+        assert_eq!(of(Some(entry), Some(2), entry.bytes), Availability::Served);
         // What is called so and is something else, is not this model.
-        assert_eq!(of(Some(entry), Some(9), entry.bytes), There::Could);
+        assert_eq!(of(Some(entry), Some(9), entry.bytes), Availability::Could);
         let other = catalogue.get("qwen3-8b").unwrap();
-        assert_eq!(of(Some(other), None, other.bytes), There::No);
-        assert_eq!(of(None, None, 3 << 30), There::Could);
+        assert_eq!(of(Some(other), None, other.bytes), Availability::No);
+        assert_eq!(of(None, None, 3 << 30), Availability::Could);
+        let other =
+            |weights, text| given.with_other_text(WeightsId([weights; 32]), TextId([text; 32]));
+        assert_eq!(other(2, 5), ["kim"]);
+        assert!(other(2, 4).is_empty() && other(9, 5).is_empty());
     }
 }

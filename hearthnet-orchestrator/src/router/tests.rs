@@ -1,0 +1,420 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::node;
+
+fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+    Candidate {
+        descriptor: Descriptor {
+            shard_id: Descriptor::shard_id("m", lo, hi),
+            model_id: "m".into(),
+            weights_sha256: "ab".repeat(32),
+            layer_range: (lo, hi),
+            total_layers: 16,
+            vram_required_mb: 1,
+            weights_mb: 0,
+            kv_mb: 0,
+            max_concurrent_streams: 4,
+            host: node(host),
+            endpoint: "127.0.0.1:1".into(),
+            advertised_at: 0,
+            boundary_dtype: "fp16".into(),
+            arithmetic: "canonical-1".into(),
+            ms_per_token: 0.0,
+            queue_depth: queue,
+            software: "test".into(),
+        },
+        hop_weight: 0,
+        is_self: false,
+        standing: Standing::Good,
+        ms_per_layer: None,
+        streams: 0,
+    }
+}
+
+struct Ask {
+    exclude: BTreeSet<NodeId>,
+    weights: String,
+    max: usize,
+    allow_self: bool,
+    lots: RandomState,
+}
+
+impl Default for Ask {
+    fn default() -> Self {
+        Self {
+            exclude: BTreeSet::new(),
+            weights: "ab".repeat(32),
+            max: 16,
+            allow_self: false,
+            lots: RandomState::new(),
+        }
+    }
+}
+
+impl Ask {
+    fn route(&self, candidates: &[Candidate]) -> Result<Vec<(NodeId, u32, u32)>, RouteError> {
+        let request = RouteRequest {
+            model_id: "m",
+            weights_sha256: &self.weights,
+            boundary_dtype: "fp16",
+            layers: 0..=15,
+            total_layers: 16,
+            max_shards: self.max,
+            allow_self: self.allow_self,
+            exclude: &self.exclude,
+            lots: &self.lots,
+        };
+        let spans = pick(&request, candidates)?;
+        Ok(spans
+            .iter()
+            .map(|s| (candidates[s.candidate].descriptor.host, s.lo, s.hi))
+            .collect())
+    }
+}
+
+fn spans(list: &[(&str, u32, u32)]) -> Vec<(NodeId, u32, u32)> {
+    list.iter().map(|&(h, lo, hi)| (node(h), lo, hi)).collect()
+}
+
+#[test]
+fn the_worked_example_of_the_specification_holds() {
+    let all = [
+        shard("a", 0, 7, 0),
+        shard("b", 4, 11, 0),
+        shard("c", 8, 15, 0),
+    ];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("a", 0, 7), ("c", 8, 15)])
+    );
+}
+
+#[test]
+fn the_least_loaded_shard_wins_even_when_it_reaches_less_far() {
+    let all = [
+        shard("a", 0, 15, 3),
+        shard("b", 0, 7, 0),
+        shard("c", 6, 15, 1),
+    ];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("b", 0, 7), ("c", 8, 15)])
+    );
+}
+
+#[test]
+fn an_overlapping_shard_runs_only_the_layers_that_are_still_missing() {
+    let all = [shard("a", 0, 9, 0), shard("b", 4, 15, 0)];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("a", 0, 9), ("b", 10, 15)])
+    );
+}
+
+#[test]
+fn a_hole_is_reported_with_its_first_layer() {
+    let all = [shard("a", 0, 7, 0), shard("b", 9, 15, 0)];
+    assert_eq!(
+        Ask::default().route(&all).unwrap_err(),
+        RouteError::Uncovered {
+            layer: 8,
+            model_id: "m".into()
+        }
+    );
+}
+
+#[test]
+fn other_weights_are_told_apart_from_no_shards() {
+    let ask = Ask {
+        weights: "cd".repeat(32),
+        ..Ask::default()
+    };
+    let all = [shard("a", 0, 15, 0)];
+    assert!(matches!(
+        ask.route(&all).unwrap_err(),
+        RouteError::WeightsMismatch { .. }
+    ));
+    assert!(matches!(
+        ask.route(&[]).unwrap_err(),
+        RouteError::Uncovered { layer: 0, .. }
+    ));
+}
+
+#[test]
+fn an_excluded_host_is_replaced_or_missed() {
+    let ask = Ask {
+        exclude: BTreeSet::from([node("a")]),
+        ..Ask::default()
+    };
+    let two = [shard("a", 0, 15, 0), shard("b", 0, 15, 9)];
+    assert_eq!(ask.route(&two).unwrap(), spans(&[("b", 0, 15)]));
+    assert!(ask.route(&two[..1]).is_err());
+}
+
+#[test]
+fn the_own_node_serves_only_when_allowed_and_not_first_if_another_is_as_good() {
+    let mut own = shard("self", 0, 15, 0);
+    own.is_self = true;
+    let mut all = [own, shard("b", 0, 7, 0)];
+    assert!(matches!(
+        Ask::default().route(&all).unwrap_err(),
+        RouteError::Uncovered { layer: 8, .. }
+    ));
+    let ask = Ask {
+        allow_self: true,
+        ..Ask::default()
+    };
+    assert_eq!(
+        ask.route(&all).unwrap(),
+        spans(&[("b", 0, 7), ("self", 8, 15)])
+    );
+    // A busy host, or one that is further away, is not as good.
+    all[1].descriptor.queue_depth = 5;
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("self", 0, 15)]));
+    (all[1].descriptor.queue_depth, all[1].hop_weight) = (0, 1);
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("self", 0, 15)]));
+}
+
+#[test]
+fn a_cover_within_the_limit_is_found_when_the_idle_one_is_too_long() {
+    let mut all: Vec<_> = (0..16)
+        .map(|i| shard(&format!("s{i:02}"), i, i, 0))
+        .collect();
+    all.push(shard("wide", 0, 15, 7));
+    let ask = Ask {
+        max: 4,
+        ..Ask::default()
+    };
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("wide", 0, 15)]));
+    assert_eq!(
+        ask.route(&all[..16]).unwrap_err(),
+        RouteError::TooManyShards { max: 4 }
+    );
+}
+
+/// A host that runs the whole model, with what was seen of it.
+fn seen(host: &str, queue: u32, standing: Standing, ms_per_layer: Option<f64>) -> Candidate {
+    Candidate {
+        standing,
+        ms_per_layer,
+        ..shard(host, 0, 15, queue)
+    }
+}
+
+#[test]
+fn a_host_that_failed_or_lied_is_asked_when_nobody_else_has_the_layers() {
+    let (good, failing) = (Standing::Good, Standing::Failing);
+    let liar = seen("liar", 0, Standing::Quarantined, None);
+    let all = [
+        liar.clone(),
+        seen("failing", 0, failing, None),
+        seen("busy", 9, good, None),
+    ];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("busy", 0, 15)])
+    );
+    assert_eq!(
+        Ask::default().route(&all[..2]).unwrap(),
+        spans(&[("failing", 0, 15)])
+    );
+    assert_eq!(
+        Ask::default()
+            .route(&[liar.clone(), shard("half", 0, 7, 9)])
+            .unwrap(),
+        spans(&[("half", 0, 7), ("liar", 8, 15)])
+    );
+    // Not even where one good host too many would be needed, if others reach as far.
+    let mut all: Vec<_> = (0..16)
+        .map(|i| shard(&format!("s{i:02}"), i, i, 0))
+        .collect();
+    all.extend([liar, shard("wide", 0, 15, 7)]);
+    let ask = Ask {
+        max: 4,
+        ..Ask::default()
+    };
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("wide", 0, 15)]));
+    all.pop();
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("liar", 0, 15)]));
+}
+
+#[test]
+fn measured_speed_counts_more_than_load_and_any_claim() {
+    let good = Standing::Good;
+    let claims = |mut c: Candidate, ms_per_token| {
+        c.descriptor.ms_per_token = ms_per_token;
+        c
+    };
+    // Idle and slow against busy and fast.
+    let slow = claims(seen("slow", 0, good, Some(4.0)), 0.001);
+    let fast = claims(seen("fast", 3, good, Some(1.0)), 900.0);
+    let all = [slow.clone(), fast.clone()];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("fast", 0, 15)])
+    );
+    // A little slower is as good: the load decides.
+    let all = [seen("near", 0, good, Some(1.9)), fast.clone()];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("near", 0, 15)])
+    );
+    // Who says to be fast is no better than who was measured to be, ...
+    let boasts = claims(shard("boasts", 0, 15, 4), 0.001);
+    let all = [boasts, fast.clone()];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("fast", 0, 15)])
+    );
+    // ... and who says to be slow is believed.
+    let modest = claims(shard("modest", 0, 15, 0), 16.0 * 2.0);
+    let all = [modest, fast];
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("fast", 0, 15)])
+    );
+    // Nobody was measured: as before, the load.
+    let all = [
+        claims(shard("a", 0, 15, 1), 0.1),
+        claims(shard("b", 0, 15, 0), 9e9),
+    ];
+    assert_eq!(Ask::default().route(&all).unwrap(), spans(&[("b", 0, 15)]));
+}
+
+#[test]
+fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
+    let all: Vec<_> = (0..4).map(|n| shard(&format!("h{n}"), 0, 15, 0)).collect();
+    let chosen: Vec<NodeId> = (0..400)
+        .map(|_| {
+            let ask = Ask::default();
+            let route = ask.route(&all).unwrap();
+            assert_eq!(ask.route(&all).unwrap(), route);
+            route[0].0
+        })
+        .collect();
+    for n in 0..4 {
+        let count = chosen
+            .iter()
+            .filter(|host| **host == node(&format!("h{n}")))
+            .count();
+        assert!((50..150).contains(&count), "h{n}: {count}");
+    }
+}
+
+#[test]
+fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
+    let count = |candidates: &[Candidate]| {
+        let ask = Ask::default();
+        let request = RouteRequest {
+            model_id: "m",
+            weights_sha256: &ask.weights,
+            boundary_dtype: "fp16",
+            layers: 0..=15,
+            total_layers: 16,
+            max_shards: ask.max,
+            allow_self: false,
+            exclude: &ask.exclude,
+            lots: &ask.lots,
+        };
+        usable(&request, candidates).0.len()
+    };
+    assert_eq!(count(&vec![shard("x", 3, 4, 0); 10_000]), MAX_OF_HOST);
+    let all: Vec<_> = (0..10_000)
+        .map(|n| shard(&format!("h{n}"), 3, 4, 0))
+        .collect();
+    assert_eq!(count(&all), MAX_CANDIDATES);
+}
+
+#[test]
+fn a_flood_of_one_members_descriptors_leaves_the_others_theirs() {
+    let mut all = vec![shard("flood", 3, 4, 0); 10_000];
+    all.push(shard("late", 0, 15, 9));
+    assert_eq!(
+        Ask::default().route(&all).unwrap(),
+        spans(&[("late", 0, 15)])
+    );
+    // And of a host that has moved five times the latest range counts.
+    let moved = |n: u32| {
+        let mut one = shard("moves", n, 15, 0);
+        one.descriptor.advertised_at = n.into();
+        one
+    };
+    let all: Vec<_> = [9, 3, 0, 1, 2, 4].map(moved).to_vec();
+    assert!(Ask::default().route(&all).is_err());
+}
+
+/// Routes one chat after the other over these hosts; how many of them each has had.
+fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
+    let ask = Ask::default();
+    let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
+    for _ in 0..chats {
+        for (host, ..) in ask.route(hosts).unwrap() {
+            let chosen = hosts.iter_mut().find(|one| one.descriptor.host == host);
+            chosen.unwrap().streams += 1;
+        }
+    }
+    let all = hosts.iter().zip(before);
+    all.map(|(host, before)| host.streams - before).collect()
+}
+
+#[test]
+fn no_claim_draws_more_than_a_share_of_the_chats() {
+    // Idle, all layers: beside honest hosts that have something to do, and halves of the model.
+    let mut hosts = vec![shard("claims", 0, 15, 0)];
+    hosts.extend((0..4).map(|n| shard(&format!("honest {n}"), 0, 15, 3)));
+    let of_five = drawn(&mut hosts.clone(), 5)[0];
+    assert!(of_five <= 2, "{of_five} of 5");
+    let of_forty = drawn(&mut hosts, 40)[0];
+    assert!(of_forty <= 17, "{of_forty} of 40");
+    let halves = [shard("first", 0, 7, 1), shard("second", 8, 15, 1)];
+    let mut hosts = [&[shard("claims", 0, 15, 0)][..], &halves].concat();
+    let of_forty = drawn(&mut hosts, 40)[0];
+    assert!((19..=22).contains(&of_forty), "{of_forty} of 40");
+}
+
+#[test]
+fn a_share_never_sends_a_chat_to_a_host_that_was_measured_to_be_slow_or_failed() {
+    let good = Standing::Good;
+    for other in [
+        seen("slow", 0, good, Some(9.0)),
+        seen("failing", 0, Standing::Failing, None),
+    ] {
+        let mut hosts = [seen("fast", 3, good, Some(1.0)), other];
+        assert_eq!(drawn(&mut hosts, 20), [20, 0]);
+    }
+    // Nor away from the caller's own layers.
+    let mut own = shard("own", 0, 15, 0);
+    own.is_self = true;
+    let ask = Ask {
+        allow_self: true,
+        ..Ask::default()
+    };
+    own.streams = 20;
+    let all = [own, shard("other", 0, 15, 1)];
+    assert_eq!(ask.route(&all).unwrap(), spans(&[("own", 0, 15)]));
+}
+
+proptest! {
+    #[test]
+    fn a_route_covers_every_layer_exactly_once_and_exists_whenever_all_are_held(
+        ranges in proptest::collection::vec((0u32..16, 0u32..16, 0u32..4), 0..12)
+    ) {
+        let all: Vec<_> = ranges
+            .iter()
+            .enumerate()
+            .map(|(i, &(a, b, q))| shard(&format!("h{i}"), a.min(b), a.max(b), q))
+            .collect();
+        let held = (0..16).all(|l| all.iter().any(|c| {
+            c.descriptor.layer_range.0 <= l && l <= c.descriptor.layer_range.1
+        }));
+        match Ask::default().route(&all) {
+            Ok(route) => {
+                prop_assert!(held);
+                let layers: Vec<u32> = route.iter().flat_map(|(_, lo, hi)| *lo..=*hi).collect();
+                prop_assert_eq!(layers, (0..16).collect::<Vec<_>>());
+            }
+            Err(e) => prop_assert!(!held, "{}", e),
+        }
+    }
+}
