@@ -531,8 +531,14 @@ fn what_the_root_key_signs_is_heard_from_a_home_that_was_put_out() {
     let elsewhere = serve(&other, &["--set", &near]);
     let own = founder.node_id();
     says(&founder, &[], &["community", "demote", &own, "trusted"]);
-    until("the other anchor hears of it", || {
-        members(&other, &[]).iter().any(|one| one.1 == "trusted")
+    until("the other anchor hears of both levels", || {
+        let said = json(&other, &[], &["community", "members"]);
+        let level = |node: &str| {
+            let mut all = said["members"].as_array().into_iter().flatten();
+            let one = all.find(|one| one["node"] == node);
+            one.map(|one| one["level"].clone())
+        };
+        level(&own) == Some("trusted".into()) && level(&other.node_id()) == Some("anchor".into())
     });
     says(&other, &[], &["community", "revoke", &own, "--yes"]);
     // Its daemon ends by that.
