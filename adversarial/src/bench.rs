@@ -12,7 +12,7 @@ use hearthnet_orchestrator::link::HostAddr;
 use crate::caller::{self, Called};
 use crate::honest::Honest;
 use crate::raw::event::now_ms;
-use crate::raw::{Ending, Frame, Gossip, Hello, Papers, Peer, Step, kind, stream_open};
+use crate::raw::{Credentials, Ending, Frame, Gossip, Hello, Peer, Step, kind, stream_open};
 use crate::target::grant;
 pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
@@ -201,23 +201,26 @@ impl Bench {
         Ok(Hello::new(purpose, token))
     }
 
-    fn papers(&self) -> Papers {
-        Papers::of(&self.attacker.secret())
+    fn credentials(&self) -> Credentials {
+        Credentials::of(&self.attacker.secret())
     }
 
     /// The attacker's connection, as far as TLS.
     pub(crate) async fn secured(&self) -> Result<Peer, HarnessError> {
-        self.secured_with(&self.papers()).await
+        self.secured_with(&self.credentials()).await
     }
 
-    /// A connection with any papers, as far as TLS.
-    pub(crate) async fn secured_with(&self, papers: &Papers) -> Result<Peer, HarnessError> {
-        Ok(Peer::secured(self.target.addr, papers).await?)
+    /// A connection with any credentials, as far as TLS.
+    pub(crate) async fn secured_with(
+        &self,
+        credentials: &Credentials,
+    ) -> Result<Peer, HarnessError> {
+        Ok(Peer::secured(self.target.addr, credentials).await?)
     }
 
     /// The attacker's connection, as far as the WebSocket.
     pub(crate) async fn upgraded(&self) -> Result<Peer, HarnessError> {
-        Ok(Peer::upgraded(self.target.addr, &self.papers()).await?)
+        Ok(Peer::upgraded(self.target.addr, &self.credentials()).await?)
     }
 
     /// The attacker's session, with a HELLO of its own.

@@ -183,7 +183,7 @@ fn kept(x: f64) -> f64 {
     f64::from(f16_to_f32(f32_to_f16(x as f32)))
 }
 
-/// The model as the papers write it, in f64, with weights taken from the file, and keys and values
+/// The model as the credentials write it, in f64, with weights taken from the file, and keys and values
 /// in f16.
 fn plain_rows(file: &ModelFile, ids: &[u32]) -> Vec<f64> {
     let spec = file.spec();

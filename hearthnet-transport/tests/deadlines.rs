@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_testkit::raw::{Frame, Hello as RawHello, Message, Papers, Peer, Step};
+use hearthnet_testkit::raw::{Credentials, Frame, Hello as RawHello, Message, Peer, Step};
 use hearthnet_transport::{
     Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Connection, Hello, Identity,
     NodeId, PATH, Phase, RefusedConnection, connect_over,
@@ -38,8 +38,10 @@ fn host(config: Config) -> (Acceptor, DuplexStream, Box<DuplexStream>) {
 
 /// As far as TLS.
 async fn secured(io: DuplexStream) -> Peer {
-    let papers = Papers::of(&CALLER);
-    Peer::secured_over(Box::new(io), &papers).await.unwrap()
+    let credentials = Credentials::of(&CALLER);
+    Peer::secured_over(Box::new(io), &credentials)
+        .await
+        .unwrap()
 }
 
 /// As far as the WebSocket.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use hearthnet_testkit::raw::{
-    Frame as RawFrame, Hello as RawHello, Message as RawMessage, Papers, Peer, connector, kind,
-    opcode,
+    Credentials, Frame as RawFrame, Hello as RawHello, Message as RawMessage, Peer, connector,
+    kind, opcode,
 };
 use hearthnet_transport::bench::serve_echo;
 use hearthnet_transport::{
@@ -112,15 +112,15 @@ impl Net {
     /// The caller, without its rules, as far as the WebSocket.
     async fn raw(&self) -> Peer {
         let addr = self.addr.parse().unwrap();
-        let papers = Papers::of(&self.caller_secret);
-        Peer::upgraded(addr, &papers).await.unwrap()
+        let credentials = Credentials::of(&self.caller_secret);
+        Peer::upgraded(addr, &credentials).await.unwrap()
     }
 
     /// In TLS 1.3 a client learns of its refusal when it first reads.
-    async fn refuses_after_tls(&self, papers: &Papers) {
+    async fn refuses_after_tls(&self, credentials: &Credentials) {
         let tcp = TcpStream::connect(&self.addr).await.unwrap();
         let name = ServerName::try_from("any.example").unwrap();
-        let connector = connector(papers).unwrap();
+        let connector = connector(credentials).unwrap();
         if let Ok(mut stream) = connector.connect(name, tcp).await {
             let read = stream.read(&mut [0]).await;
             assert!(read.is_err(), "the connection goes on");
@@ -345,14 +345,14 @@ async fn a_key_that_is_not_admitted_is_told_so_every_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_without_its_key_is_refused() {
     let net = net(Config::default()).await;
-    let papers = Papers::forged(net.caller.certificate(), &secret());
-    net.refuses_after_tls(&papers).await;
+    let credentials = Credentials::forged(net.caller.certificate(), &secret());
+    net.refuses_after_tls(&credentials).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_without_a_certificate_is_refused() {
     let net = net(Config::default()).await;
-    net.refuses_after_tls(&Papers::none()).await;
+    net.refuses_after_tls(&Credentials::none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -360,11 +360,11 @@ async fn a_caller_with_a_key_that_is_not_ed25519_is_refused() {
     let net = net(Config::default()).await;
     let pair = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     let certificate = CertificateParams::default().self_signed(&pair).unwrap();
-    let papers = Papers {
+    let credentials = Credentials {
         certificate: Some(certificate.der().to_vec()),
         key: pair.serialize_der(),
     };
-    net.refuses_after_tls(&papers).await;
+    net.refuses_after_tls(&credentials).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -518,8 +518,8 @@ async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
 async fn other_paths_are_not_found() {
     let net = net(Config::default()).await;
     let addr = net.addr.parse().unwrap();
-    let papers = Papers::of(&net.caller_secret);
-    let mut peer = Peer::secured(addr, &papers).await.unwrap();
+    let credentials = Credentials::of(&net.caller_secret);
+    let mut peer = Peer::secured(addr, &credentials).await.unwrap();
     let answer = peer.upgrade_at("/other").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
 }

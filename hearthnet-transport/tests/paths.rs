@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use hearthnet_testkit::raw::{Message, Papers, Peer, opcode};
+use hearthnet_testkit::raw::{Credentials, Message, Peer, opcode};
 use hearthnet_transport::{
     Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, Io,
     Listener, NodeId, PathRule, PeerSocket, SendError, SessionClosed, connect, connect_path,
@@ -123,7 +123,7 @@ impl Net {
 
 /// A member that keeps no rules, at a path.
 async fn raw(io: impl Io + 'static, path: &str) -> Peer {
-    let peer = Peer::secured_over(Box::new(io), &Papers::of(&MEMBER)).await;
+    let peer = Peer::secured_over(Box::new(io), &Credentials::of(&MEMBER)).await;
     peer.unwrap().upgraded_at(path).await.unwrap()
 }
 

@@ -6,7 +6,7 @@ use hearthnet_bus::log::Body;
 use hearthnet_transport::CloseCode;
 
 use crate::honest::Call;
-use crate::raw::{Came, Hello, Papers, Peer, Pushed, SWITCHING, kind};
+use crate::raw::{Came, Credentials, Hello, Peer, Pushed, SWITCHING, kind};
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
@@ -75,7 +75,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.counted(what, "403 revoked", seen, held, code.as_str());
     }
     // A grant is its bearer's: with another key it opens nothing either.
-    let mut peer = Peer::upgraded(target.addr, &Papers::of(&guest.secret())).await?;
+    let mut peer = Peer::upgraded(target.addr, &Credentials::of(&guest.secret())).await?;
     peer.send(Hello::new("pipeline", unused).frame()).await;
     let ending = peer.ending().await;
     let what = "a grant of before, in another member's hands";

@@ -4,7 +4,7 @@
 
 use hearthnet_transport::CloseCode;
 
-use crate::raw::{Hello, Papers, Peer};
+use crate::raw::{Credentials, Hello, Peer};
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
@@ -15,7 +15,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.ended(what, CloseCode::TokenSubject, &ending);
     }
     let hello = Hello::new("pipeline", stolen);
-    let peer = Peer::upgraded(bench.target.addr, &Papers::of(&owner.secret())).await?;
+    let peer = Peer::upgraded(bench.target.addr, &Credentials::of(&owner.secret())).await?;
     let opened = peer.greeted(&hello).await;
     found.done("its owner, afterwards", "a session", opened);
     Ok(())

@@ -7,7 +7,7 @@ use hearthnet_bus::log::{Body, Level};
 
 use crate::bench::new_key;
 use crate::raw::event::admission;
-use crate::raw::{Papers, SWITCHING};
+use crate::raw::{Credentials, SWITCHING};
 use crate::{Bench, Findings, HarnessError};
 
 /// The attacker, a trusted member, lets a key in with an invite, and the key tries the host's door.
@@ -22,7 +22,7 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
     bench.gossip(&attacker).await?.push(&[event]).await;
     // What the anchor says of the key from now on comes after it.
     bench.test_community()?.hears(&attacker.id(), written).await;
-    let mut peer = bench.secured_with(&Papers::of(&key.secret())).await?;
+    let mut peer = bench.secured_with(&Credentials::of(&key.secret())).await?;
     let answer = peer.upgrade_at("/sync/v1").await?;
     Ok(answer.starts_with(SWITCHING))
 }

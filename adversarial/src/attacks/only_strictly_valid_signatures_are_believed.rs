@@ -6,7 +6,7 @@ use hearthnet_transport::CloseCode;
 
 use crate::bench::token;
 use crate::raw::event::bytes;
-use crate::raw::{Papers, cbor};
+use crate::raw::{Credentials, cbor};
 use crate::{Bench, Findings, HarnessError};
 
 /// The order of the group, little-endian: 2^252 + 27742317777372353535851937790883648493.
@@ -83,10 +83,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.ended("an issuer of small order", CloseCode::TokenInvalid, &ending);
     }
 
-    let shown = Papers::of(&bench.honest_key.secret()).certificate;
-    let impostor = Papers {
+    let shown = Credentials::of(&bench.honest_key.secret()).certificate;
+    let impostor = Credentials {
         certificate: shown,
-        ..Papers::of(&attacker.secret())
+        ..Credentials::of(&attacker.secret())
     };
     let answer = bench.secured_with(&impostor).await?.upgrade().await?;
     let held = !answer.starts_with("HTTP/");

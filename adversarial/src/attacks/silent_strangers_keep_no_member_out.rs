@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::honest::Call;
-use crate::raw::{Papers, Peer, SWITCHING};
+use crate::raw::{Credentials, Peer, SWITCHING};
 use crate::{Bench, Findings, HarnessError};
 
 /// Addresses of the crowd, all in the home's own network, and connections of each: together as many
@@ -37,11 +37,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         if let Ok(call) = Call::open(&bench.target, &bench.guest, 1).await {
             at_home += u8::from(call.close().await.is_ok());
         }
-        let (stream, papers) = (
+        let (stream, credentials) = (
             from(100 + n, addr).await?,
-            Papers::of(&bench.guest.secret()),
+            Credentials::of(&bench.guest.secret()),
         );
-        let member = Peer::secured_over(Box::new(stream), &papers).await;
+        let member = Peer::secured_over(Box::new(stream), &credentials).await;
         if let Ok(mut member) = member {
             let answer = member.upgrade_at("/bus/v1").await?;
             elsewhere += u8::from(answer.starts_with(SWITCHING));

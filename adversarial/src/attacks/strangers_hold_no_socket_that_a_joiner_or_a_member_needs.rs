@@ -4,7 +4,7 @@
 use hearthnet_bus::log::Level;
 
 use crate::bench::new_key;
-use crate::raw::{Papers, SWITCHING};
+use crate::raw::{Credentials, SWITCHING};
 use crate::trial::until;
 use crate::{Bench, Findings, HarnessError};
 
@@ -18,8 +18,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     bench.agrees(found).await?;
     let mut crowd = Vec::new();
     for _ in 0..STRANGERS {
-        let papers = Papers::of(&new_key()?.secret());
-        let mut stranger = bench.secured_with(&papers).await?;
+        let credentials = Credentials::of(&new_key()?.secret());
+        let mut stranger = bench.secured_with(&credentials).await?;
         let answer = stranger.upgrade_at("/bus/v1").await?;
         if answer.starts_with(SWITCHING) {
             crowd.push(stranger);

@@ -6,7 +6,7 @@ use hearthnet_bus::log::{Body, Event, Heads, Level};
 use hearthnet_bus::now_ms;
 use hearthnet_bus::testing::{ROOT, key};
 
-use crate::raw::{Gossip, Papers, SWITCHING};
+use crate::raw::{Credentials, Gossip, SWITCHING};
 use crate::trial::until;
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
@@ -62,7 +62,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.same("it counts", true, agrees(&gauges));
 
     for path in ["/bus/v1", "/tensor/v1"] {
-        let mut peer = bench.secured_with(&Papers::of(&root.secret())).await?;
+        let mut peer = bench.secured_with(&Credentials::of(&root.secret())).await?;
         let open = peer.upgrade_at(path).await?.starts_with(SWITCHING);
         found.same(format!("the root key at {path}"), false, open);
     }

@@ -8,7 +8,7 @@ use hearthnet_bus::testing::{ROOT, key};
 use hearthnet_bus::{NodeKey, now_ms};
 
 use crate::bench::new_key;
-use crate::raw::{Gossip, Papers, SWITCHING};
+use crate::raw::{Credentials, Gossip, SWITCHING};
 use crate::trial::until;
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
@@ -83,12 +83,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = Gossip::open(bench.target.addr, &key(ROOT), &community).await?;
     let pushed = gossip.push(&word).await;
     found.taken("the root's word", (3, 0), None, &pushed);
-    for (who, papers, may) in [
+    for (who, credentials, may) in [
         ("the new key", &new, true),
         ("the old key", &attacker, false),
         ("a neighbour", &guest, true),
     ] {
-        let mut peer = bench.secured_with(&Papers::of(&papers.secret())).await?;
+        let mut peer = bench
+            .secured_with(&Credentials::of(&credentials.secret()))
+            .await?;
         let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
         found.same(format!("{who} gets in"), may, open);
     }

@@ -8,7 +8,7 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Level};
 
 use crate::raw::event::{Event, admission, bytes, now_ms};
-use crate::raw::{Papers, SWITCHING, cbor};
+use crate::raw::{Credentials, SWITCHING, cbor};
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
@@ -104,7 +104,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         ("the Sybil that it admitted", &sybil, false),
         ("the neighbour that it revoked", &guest, true),
     ] {
-        let mut peer = bench.secured_with(&Papers::of(&key.secret())).await?;
+        let mut peer = bench.secured_with(&Credentials::of(&key.secret())).await?;
         let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
         found.check(format!("{who} gets in"), may.to_string(), open, open == may);
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hearthnet_orchestrator::link::HostAddr;
 
 use crate::bench::new_key;
-use crate::raw::{Impostor, Papers, Trick};
+use crate::raw::{Credentials, Impostor, Trick};
 use crate::{Bench, Findings, HarnessError};
 
 const CODE: &str = "identity_mismatch";
@@ -28,7 +28,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         // It has no key of its own to be mistaken for: the handshake itself is wrong.
         ("another node with the host's certificate", real, None),
     ] {
-        let shown = Papers::forged(&certificate, &own.secret());
+        let shown = Credentials::forged(&certificate, &own.secret());
         let impostor = Impostor::listen(Trick::Answer(Box::new(shown))).await?;
         let called = bench.call(&honest(impostor.addr)).await?;
         let refused = called.refused.as_deref().unwrap_or("a session");

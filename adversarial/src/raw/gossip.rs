@@ -6,7 +6,7 @@ use ciborium::Value;
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::Heads;
 
-use super::{Came, Message, Papers, Peer};
+use super::{Came, Credentials, Message, Peer};
 use crate::HarnessError;
 
 /// Most events and bytes of a batch.
@@ -50,7 +50,7 @@ impl Gossip {
         key: &NodeKey,
         community: &[u8; 32],
     ) -> Result<Gossip, HarnessError> {
-        let peer = Peer::secured(addr, &Papers::of(&key.secret())).await?;
+        let peer = Peer::secured(addr, &Credentials::of(&key.secret())).await?;
         let mut peer = peer.upgraded_at("/sync/v1").await?;
         let community = Value::Bytes(community.to_vec());
         peer.send(message(vec![0.into(), 1.into(), community]))

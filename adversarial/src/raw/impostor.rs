@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-use super::{Failed, Papers, acceptor};
+use super::{Credentials, Failed, acceptor};
 use crate::HarnessError;
 
 /// What an impostor does with those who come.
 pub(crate) enum Trick {
     /// Answers with a certificate, signing with a key.
-    Answer(Box<Papers>),
+    Answer(Box<Credentials>),
     /// Hands everything on to where it belongs, and back, as anybody on the way can.
     Relay(SocketAddr),
 }
@@ -44,15 +44,15 @@ impl Impostor {
     /// Begins to listen.
     ///
     /// # Errors
-    /// If the system gives no port, or the papers are of no use.
+    /// If the system gives no port, or the credentials are of no use.
     pub(crate) async fn listen(trick: Trick) -> Result<Impostor, HarnessError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
         let seen = Arc::new(Seen::default());
         let noted = Arc::clone(&seen);
         let trick = match trick {
-            Trick::Answer(papers) => {
-                Ok(acceptor(&papers).map_err(|error| Failed(error.to_string()))?)
+            Trick::Answer(credentials) => {
+                Ok(acceptor(&credentials).map_err(|error| Failed(error.to_string()))?)
             }
             Trick::Relay(to) => Err(to),
         };

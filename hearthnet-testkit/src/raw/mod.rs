@@ -13,5 +13,5 @@ mod websocket;
 
 pub use frame::{Frame, Hello, Step, cbor, chunk, dtype, flag, kind, life, stream_open};
 pub use peer::{Arrived, Came, Ending, Failed, Flood, Outgoing, Peer, SWITCHING};
-pub use tls::{Papers, acceptor, connector};
+pub use tls::{Credentials, acceptor, connector};
 pub use websocket::{Message, opcode};

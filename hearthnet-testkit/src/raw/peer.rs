@@ -17,7 +17,7 @@ use tokio::time::{interval, timeout};
 use tokio_rustls::client::TlsStream;
 
 use super::frame::{Frame, Hello, kind};
-use super::tls::{Papers, connector};
+use super::tls::{Credentials, connector};
 use super::websocket::{self, Message, opcode};
 
 /// How long the host may take for anything before it counts as hanging: twice its longest
@@ -192,21 +192,21 @@ impl Peer {
     ///
     /// # Errors
     /// If not even that succeeds.
-    pub async fn secured(addr: SocketAddr, papers: &Papers) -> Result<Peer, Failed> {
+    pub async fn secured(addr: SocketAddr, credentials: &Credentials) -> Result<Peer, Failed> {
         let failed = |error: std::io::Error| Failed(format!("no connection: {error}"));
         let tcp = in_time("TCP", TcpStream::connect(addr))
             .await?
             .map_err(failed)?;
         tcp.set_nodelay(true).map_err(failed)?;
-        Peer::secured_over(Box::new(tcp), papers).await
+        Peer::secured_over(Box::new(tcp), credentials).await
     }
 
     /// The same over any transport.
     ///
     /// # Errors
     /// As [`Peer::secured`].
-    pub async fn secured_over(io: Box<dyn Io>, papers: &Papers) -> Result<Peer, Failed> {
-        let connector = connector(papers).map_err(|error| Failed(format!("TLS: {error}")))?;
+    pub async fn secured_over(io: Box<dyn Io>, credentials: &Credentials) -> Result<Peer, Failed> {
+        let connector = connector(credentials).map_err(|error| Failed(format!("TLS: {error}")))?;
         let name = ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into());
         let stream = in_time("TLS", connector.connect(name, io))
             .await?
@@ -270,8 +270,11 @@ impl Peer {
     ///
     /// # Errors
     /// If the host refuses the upgrade.
-    pub async fn upgraded(addr: SocketAddr, papers: &Papers) -> Result<Peer, Failed> {
-        Peer::secured(addr, papers).await?.upgraded_at(PATH).await
+    pub async fn upgraded(addr: SocketAddr, credentials: &Credentials) -> Result<Peer, Failed> {
+        Peer::secured(addr, credentials)
+            .await?
+            .upgraded_at(PATH)
+            .await
     }
 
     /// Says HELLO, and waits for the host's.

@@ -53,40 +53,40 @@ impl ServerCertVerifier for Anyone {
 
 /// What a peer shows of itself in the TLS handshake.
 #[derive(Clone)]
-pub struct Papers {
+pub struct Credentials {
     /// The certificate, which is no secret of anybody; if it shows one at all.
     pub certificate: Option<Vec<u8>>,
     /// The key that signs the handshake, whether or not the certificate is its own: PKCS #8.
     pub key: Vec<u8>,
 }
 
-impl Papers {
-    /// The papers of a node that is who it says.
+impl Credentials {
+    /// The credentials of a node that is who it says.
     ///
     /// # Panics
     /// If there is no certificate for the key.
-    pub fn of(secret: &[u8; 32]) -> Papers {
+    pub fn of(secret: &[u8; 32]) -> Credentials {
         let identity = Identity::from_secret(secret).expect("a certificate");
-        Papers::forged(identity.certificate(), secret)
+        Credentials::forged(identity.certificate(), secret)
     }
 
     /// A certificate, and an Ed25519 secret that need not belong to it.
-    pub fn forged(certificate: &[u8], secret: &[u8; 32]) -> Papers {
+    pub fn forged(certificate: &[u8], secret: &[u8; 32]) -> Credentials {
         // PKCS #8 version 1 of an Ed25519 key (RFC 8410 section 7): a fixed prefix and the seed.
         let mut key = vec![
             0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22,
             0x04, 0x20,
         ];
         key.extend_from_slice(secret);
-        Papers {
+        Credentials {
             certificate: Some(certificate.to_vec()),
             key,
         }
     }
 
     /// Somebody who shows nothing.
-    pub fn none() -> Papers {
-        Papers {
+    pub fn none() -> Credentials {
+        Credentials {
             certificate: None,
             key: Vec::new(),
         }
@@ -102,9 +102,9 @@ impl Papers {
     }
 }
 
-impl fmt::Debug for Papers {
+impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Papers").finish_non_exhaustive()
+        f.debug_struct("Credentials").finish_non_exhaustive()
     }
 }
 
@@ -112,12 +112,12 @@ impl fmt::Debug for Papers {
 ///
 /// # Errors
 /// If the key is of no use.
-pub fn connector(papers: &Papers) -> Result<TlsConnector, Error> {
+pub fn connector(credentials: &Credentials) -> Result<TlsConnector, Error> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Anyone));
-    let mut config = match papers.certified()? {
+    let mut config = match credentials.certified()? {
         None => builder.with_no_client_auth(),
         Some(certified) => builder.with_client_cert_resolver(certified),
     };
@@ -129,8 +129,8 @@ pub fn connector(papers: &Papers) -> Result<TlsConnector, Error> {
 ///
 /// # Errors
 /// If there is no certificate, or the key is of no use.
-pub fn acceptor(papers: &Papers) -> Result<TlsAcceptor, Error> {
-    let certified = papers.certified()?;
+pub fn acceptor(credentials: &Credentials) -> Result<TlsAcceptor, Error> {
+    let certified = credentials.certified()?;
     let certified = certified.ok_or_else(|| Error::General("no certificate to show".to_owned()))?;
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&TLS13])?
