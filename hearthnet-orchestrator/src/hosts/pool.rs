@@ -47,6 +47,8 @@ struct Session {
     /// The last attempt to reach it, and what it came to. One at a time: chats that come meanwhile
     /// wait for it, too.
     last: Option<Opening>,
+    /// The session that stood last. A host that was silent for a while may go on with it.
+    link: Option<Arc<HostLink>>,
     /// How long it is left alone since it could not be reached, and until when.
     backoff: Duration,
     retry_at: Option<Instant>,
@@ -141,18 +143,18 @@ impl HostPool {
         reached
     }
 
-    /// The attempt to reach a host that is under way, or that has failed a moment ago, or a new one.
+    /// The attempt to reach a host that is under way, or a new one.
     fn opening(&self, host: &Arc<Known>) -> Opening {
         let mut session = host.session.lock();
-        let link = match session.last.as_ref().map(|last| (last, last.now())) {
+        let outcome = session.last.as_ref().map(|last| (last, last.now()));
+        let failed = match outcome {
             Some((last, None)) => return last.clone(),
-            Some((last, Some(Err(_)))) if session.retry_at > Some(Instant::now()) => {
-                return last.clone();
-            }
-            // Chats that still use one that is not fresh keep it open.
-            Some((_, Some(Ok(link)))) => Some(link).filter(|link| link.is_fresh()),
+            Some((_, Some(Err(error)))) if session.retry_at > Some(Instant::now()) => Some(error),
             _ => None,
         };
+        // Chats that still use one that is not fresh keep it open.
+        session.link.take_if(|link| !link.is_fresh());
+        let link = session.link.clone();
         let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
         let (transport, health) = (self.transport.clone(), self.health.clone());
         let opening = Opening::begin(&self.runtime, async move {
@@ -161,11 +163,17 @@ impl HostPool {
             {
                 return Ok(link);
             }
+            if let Some(error) = failed {
+                return Err(error);
+            }
             // A host that is silent may have been started again, and know nothing of the session.
-            let connected = HostLink::connect(&host.addr, &key, transport).await;
+            let connected = HostLink::connect(&host.addr, &key, transport)
+                .await
+                .map(Arc::new);
             let mut session = host.session.lock();
             match &connected {
-                Ok(_) => {
+                Ok(link) => {
+                    session.link = Some(Arc::clone(link));
                     health.look(|all, now| all.reached(&host.addr.node, now));
                     session.backoff = Duration::ZERO;
                 }
@@ -175,7 +183,7 @@ impl HostPool {
                     session.retry_at = Some(Instant::now() + session.backoff);
                 }
             }
-            connected.map(Arc::new)
+            connected
         });
         session.last = Some(opening.clone());
         opening
