@@ -16,7 +16,7 @@ use crate::raw::{Credentials, Ending, Frame, Gossip, Hello, Peer, Step, kind, st
 use crate::target::grant;
 pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
-use crate::trial::until;
+use crate::victim::until;
 use crate::victim::{self, Gauges, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
 

@@ -27,12 +27,6 @@ use crate::victim::{Gauges, Pace, Victim};
 /// Steps of the honest caller before the memory is looked at: it has to have its buffers.
 const WARM_UP_STEPS: u64 = 64;
 
-/// How long the victim may take to let go of what an attack left behind.
-const SETTLE: Duration = Duration::from_secs(30);
-
-/// How often the victim is asked whether it has.
-const ASK_EVERY: Duration = Duration::from_millis(5);
-
 /// How an attack is run.
 #[derive(Clone, Debug)]
 pub struct Setup {
@@ -279,22 +273,6 @@ async fn settled(
     let held = is_settled(&gauges, callers);
     found.check_or(what, "gone", held, || format!("{gauges:?}"));
     Ok(())
-}
-
-/// Asks the victim until its numbers are as they should come to be, or should have come to be.
-pub(crate) async fn until(
-    victim: &mut Victim,
-    reached: impl Fn(&Gauges) -> bool,
-) -> Result<Gauges, HarnessError> {
-    let begin = Instant::now();
-    let mut asking = interval(ASK_EVERY);
-    loop {
-        asking.tick().await;
-        let gauges = victim.gauges().await?;
-        if reached(&gauges) || begin.elapsed() >= SETTLE {
-            return Ok(gauges);
-        }
-    }
 }
 
 fn is_settled(gauges: &Gauges, callers: u32) -> bool {

@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use hearthnet_bus::calls::{Registry, Served, register_shards};
@@ -33,13 +33,19 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::time::timeout;
+use tokio::time::{interval, timeout};
 
 use crate::HarnessError;
 use crate::memory::{self, Usage};
 
 /// How long the victim may take to start, to answer a question, or to end.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long the victim may take to let go of what an attack left behind.
+const SETTLE: Duration = Duration::from_secs(30);
+
+/// How often the victim is asked whether it has.
+const ASK_EVERY: Duration = Duration::from_millis(5);
 
 /// What is kept of the victim's error output: far more than it should ever write.
 const LOG_BYTES: u64 = 1 << 20;
@@ -453,4 +459,20 @@ async fn answer<T: for<'a> Deserialize<'a>>(
         .map_err(|_| HarnessError::victim("it does not answer"))??
         .ok_or_else(|| HarnessError::victim("it has ended"))?;
     serde_json::from_str(&line).map_err(|error| HarnessError::Victim(format!("{error} in {line}")))
+}
+
+/// Asks the victim until its numbers are as they should come to be, or should have come to be.
+pub(crate) async fn until(
+    victim: &mut Victim,
+    reached: impl Fn(&Gauges) -> bool,
+) -> Result<Gauges, HarnessError> {
+    let begin = Instant::now();
+    let mut asking = interval(ASK_EVERY);
+    loop {
+        asking.tick().await;
+        let gauges = victim.gauges().await?;
+        if reached(&gauges) || begin.elapsed() >= SETTLE {
+            return Ok(gauges);
+        }
+    }
 }

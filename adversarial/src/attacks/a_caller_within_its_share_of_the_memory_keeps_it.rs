@@ -13,7 +13,7 @@ use tokio::time::{Instant, interval};
 use crate::honest::Call;
 use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
 use crate::target::Target;
-use crate::trial::until;
+use crate::victim::until;
 use crate::victim::{PAGE, Scene};
 use crate::{Bench, Findings, HarnessError};
 

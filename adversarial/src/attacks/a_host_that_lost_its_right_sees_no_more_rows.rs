@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fleet::{Fleet, PROMPT, TOKENS, question};
-use crate::trial::until;
+use crate::victim::until;
 use crate::victim::{self, KEY_FILE, MODEL_ID};
 use crate::{Bench, Findings, HarnessError};
 

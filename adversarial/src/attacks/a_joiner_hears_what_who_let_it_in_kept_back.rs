@@ -11,7 +11,7 @@ use hearthnet_bus::log::{Body, Event, EventLog, Heads, Lane};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{NodeId, NodeKey, now_ms};
 
-use crate::trial::until;
+use crate::victim::until;
 use crate::victim::{Gauges, KEY_FILE};
 use crate::{Bench, Findings, HarnessError};
 

@@ -5,8 +5,8 @@ use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::now_ms;
 use hearthnet_bus::testing::{ROOT, key};
 
-use crate::trial::until;
 use crate::victim::Gauges;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// What the root signs in one place.

@@ -5,7 +5,7 @@ use hearthnet_bus::log::Level;
 
 use crate::bench::new_key;
 use crate::raw::{Credentials, SWITCHING};
-use crate::trial::until;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// More than all the sockets for calls of a node.

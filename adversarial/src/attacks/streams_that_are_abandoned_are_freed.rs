@@ -2,7 +2,7 @@
 //! they go with the connection that opened them: whatever was under way.
 
 use crate::raw::kind;
-use crate::trial::until;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// Streams that the victim allows, over all callers; the honest one has one of them.

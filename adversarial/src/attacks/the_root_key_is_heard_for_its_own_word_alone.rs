@@ -7,8 +7,8 @@ use hearthnet_bus::now_ms;
 use hearthnet_bus::testing::{ROOT, key};
 
 use crate::raw::{Credentials, Gossip, SWITCHING};
-use crate::trial::until;
 use crate::victim::Gauges;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {

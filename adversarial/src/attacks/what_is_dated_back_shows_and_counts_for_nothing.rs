@@ -7,8 +7,8 @@ use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::{Body, Level};
 
 use crate::raw::cbor;
-use crate::trial::until;
 use crate::victim::Gauges;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {

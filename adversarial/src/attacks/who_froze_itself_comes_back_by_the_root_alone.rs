@@ -9,8 +9,8 @@ use hearthnet_bus::{NodeKey, now_ms};
 
 use crate::bench::new_key;
 use crate::raw::{Credentials, Gossip, SWITCHING};
-use crate::trial::until;
 use crate::victim::Gauges;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// A new key in the place of an old one, by the word of `by`: the events of it.

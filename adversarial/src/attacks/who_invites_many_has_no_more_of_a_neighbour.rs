@@ -12,8 +12,8 @@ use hearthnet_bus::log::{Body, Level, Policy};
 use crate::bench::new_key;
 use crate::raw::event::{Author, now_ms};
 use crate::raw::{Pushed, cbor};
-use crate::trial::until;
 use crate::victim::Gauges;
+use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// Events of the batches with which it uses up its budget. What is looked at in vain costs 51 units of

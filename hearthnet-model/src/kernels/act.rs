@@ -1,6 +1,7 @@
 //! Activations of a tile of rows in the form in which matrices take them.
 
-use super::pack::{BLOCK, Packed};
+use super::block::BLOCK;
+use super::pack::Packed;
 
 /// Which forms of the activations are wanted: plain values for F32, F16 and BF16
 /// weights, quantised ones for all others.

@@ -7,11 +7,131 @@
 //!
 //! Sources: the structures of ggml's `ggml-common.h` and its `dequantize_row_*`.
 
+use super::PackError;
 use super::convert::{bf16_to_f32, f16_to_f32};
-use super::pack::{BLOCK, WeightType};
+use crate::gguf::TensorType;
+
+/// Inputs of a block of the quantised activations, and of the smaller blocks of weights.
+pub const BLOCK: usize = 32;
 
 /// Most blocks of 32 in one block of a file.
 pub(super) const MAX_BLOCKS: usize = 8;
+
+/// Element type of a weight matrix, as in the GGUF file: those of [`TensorType::supported`], in the
+/// same order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(non_camel_case_types)] // the names that the format and its users know
+pub enum WeightType {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// bfloat16.
+    BF16,
+    /// Blocks of 32: scale (f16) and signed bytes; weight = d * q.
+    Q8_0,
+    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 32), q of 6 bits.
+    Q6_K,
+    /// Blocks of 32: scale, minimum (f16) and 5-bit quants; weight = d * q + m.
+    Q5_1,
+    /// As `Q4_K`, with quants of 5 bits.
+    Q5_K,
+    /// Blocks of 32: scale (f16) and 5-bit quants; weight = d * (q - 16).
+    Q5_0,
+    /// Blocks of 32: scale, minimum (f16) and 4-bit quants; weight = d * q + m.
+    Q4_1,
+    /// Blocks of 256, 32 at a time with factors: weight = d * sc * q - m * mc, q of 4 bits.
+    Q4_K,
+    /// Blocks of 32: scale (f16) and 4-bit quants; weight = d * (q - 8).
+    Q4_0,
+    /// Blocks of 32: scale (f16) and 4-bit places in a table; weight = d * table\[q\].
+    IQ4_NL,
+    /// Blocks of 256, 32 at a time with a factor: weight = d * sc * table\[q\].
+    IQ4_XS,
+    /// Blocks of 32: scale (a power of two) and 4-bit floats E2M1.
+    MXFP4,
+    /// Blocks of 256, 16 at a time with a factor: weight = d * sc * (q - 4), q of 3 bits.
+    Q3_K,
+    /// Blocks of 256, 16 at a time with factors: weight = d * sc * q - m * mc, q of 2 bits.
+    Q2_K,
+}
+
+impl WeightType {
+    /// All types that the kernels take, widest first.
+    pub const ALL: [Self; TensorType::SUPPORTED.len()] = [
+        Self::F32,
+        Self::F16,
+        Self::BF16,
+        Self::Q8_0,
+        Self::Q6_K,
+        Self::Q5_1,
+        Self::Q5_K,
+        Self::Q5_0,
+        Self::Q4_1,
+        Self::Q4_K,
+        Self::Q4_0,
+        Self::IQ4_NL,
+        Self::IQ4_XS,
+        Self::MXFP4,
+        Self::Q3_K,
+        Self::Q2_K,
+    ];
+
+    /// The weight type with which tensors of `dtype` are computed, if there is one.
+    pub fn of(dtype: TensorType) -> Option<Self> {
+        Self::ALL.into_iter().find(|ty| ty.tensor_type() == dtype)
+    }
+
+    /// The file's name for the type.
+    pub const fn tensor_type(self) -> TensorType {
+        TensorType::SUPPORTED[self as usize]
+    }
+
+    /// Whether inputs are quantised before they meet weights of this type.
+    pub const fn quantised(self) -> bool {
+        !matches!(self, Self::F32 | Self::F16 | Self::BF16)
+    }
+
+    /// Inputs in a record, of the packed form and of the file alike: matrices have a multiple of
+    /// this many inputs.
+    pub const fn inputs(self) -> usize {
+        if self.quantised() {
+            BLOCK * Layout::of(self).blocks
+        } else {
+            1
+        }
+    }
+
+    /// Bytes of the file for `inputs()` weights of one row.
+    pub(crate) const fn file_block(self) -> usize {
+        self.tensor_type().block_bytes() as usize
+    }
+
+    /// Bytes of a record: `inputs()` weights of 16 rows.
+    pub(super) const fn record(self) -> usize {
+        match self {
+            Self::F32 => 64,
+            Self::F16 | Self::BF16 => 32,
+            _ => Layout::of(self).record(),
+        }
+    }
+
+    /// Bytes of one row of `cols` weights in the file.
+    ///
+    /// # Errors
+    /// [`PackError::Columns`] when `cols` is zero or not whole blocks.
+    pub fn row_bytes(self, cols: usize) -> Result<usize, PackError> {
+        if cols == 0 || !cols.is_multiple_of(self.inputs()) {
+            return Err(PackError::Columns {
+                cols,
+                block: self.inputs(),
+            });
+        }
+        (cols / self.inputs())
+            .checked_mul(self.file_block())
+            .ok_or(PackError::TooLarge)
+    }
+}
 
 /// How a quant becomes an integer weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

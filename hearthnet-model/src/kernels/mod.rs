@@ -60,13 +60,14 @@ pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
 pub(crate) use block::decode;
+pub use block::{BLOCK, WeightType};
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, round_to_bf16};
 #[cfg(test)]
 pub(crate) use kv::tests::write_kv;
 pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
 pub use matmul::Output;
-pub use pack::{BLOCK, Matrix, Packed, WeightType};
+pub use pack::{Matrix, Packed};
 pub use rope::RopeTable;
 pub use rows::fold16;
 pub use shared::{SharedMut, Tile, TileMut};

@@ -3,10 +3,10 @@
 //! [`Lanes`]; see specs/canonical-arithmetic.md for what they compute.
 
 use super::act::BlockMeta;
+use super::block::BLOCK;
 use super::convert::{f16_to_f32, f32_to_f16, round_to_bf16};
 use super::lanes::{LANES, Lanes, ROUND_MAGIC, fold};
 use super::math::silu;
-use super::pack::BLOCK;
 use super::rope::RopeRow;
 use crate::boundary::BoundaryDtype;
 use crate::spec::RopeKind;

@@ -8,7 +8,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::meter::{ITEM, charge, refuse, weigh};
+use super::budget::{ITEM, charge, refuse, weigh};
 
 /// The operator `*`, as Python has it.
 pub(super) fn times(state: &mut State<'_, '_>, left: Value, right: Value) -> Result<Value, Error> {

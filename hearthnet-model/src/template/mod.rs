@@ -37,6 +37,7 @@
 //! those bounds allow. Blocks, imports, `autoescape` and the filters `batch`, `slice`, `sum`,
 //! `pprint`, `chain` and `zip` are not there: no chat template has a use for them.
 
+mod budget;
 mod guarded;
 mod json;
 mod meter;
@@ -178,7 +179,7 @@ pub enum TemplateError {
     /// The template used up the bytes that all steps of a rendering together may handle.
     #[error(
         "the model file's chat template handles more than {} bytes; shorten the conversation, or use another model file",
-        meter::BUDGET
+        budget::BUDGET
     )]
     TooMuchText,
 
@@ -403,7 +404,7 @@ fn explain(error: &minijinja::Error) -> TemplateError {
         if let Some(raised) = error.downcast_ref::<Raised>() {
             return TemplateError::Refused(shown(&raised.0));
         }
-        if error.is::<meter::Spent>() {
+        if error.is::<budget::Spent>() {
             return TemplateError::TooMuchText;
         }
         let kind = error

@@ -10,8 +10,7 @@ use tokio_tungstenite::tungstenite::error::{CapacityError, Error as WsError, Pro
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message as WsMessage};
 
-use super::driver::Socket;
-use super::frame_limiter::violation_in;
+use super::frame_limiter::{Socket, violation_in};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::time::Time;
 

@@ -16,7 +16,8 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::http::StatusCode;
 
 use super::connection::{Connection, Pending};
-use super::driver::{Socket, websocket_config};
+use super::driver::websocket_config;
+use super::frame_limiter::Socket;
 use super::frame_limiter::{FrameLimiter, Limited, violation_in};
 use super::listener::REFUSED_HEADER;
 use super::metrics::{self, OpenSocket, Side, tls_cause};

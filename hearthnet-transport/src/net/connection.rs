@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::closer::{Closer, Ends};
-use super::driver::{self, Ended, Handler, Shared, Socket, retry};
+use super::driver::{self, Ended, Handler, Shared, retry};
+use super::frame_limiter::Socket;
 use super::metrics::{SessionMetrics, Side};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};

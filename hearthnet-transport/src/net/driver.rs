@@ -30,15 +30,13 @@ use tokio_tungstenite::tungstenite::protocol::{Message as WsMessage, WebSocketCo
 
 use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
 use super::closer::Ends;
-use super::frame_limiter::Limited;
+use super::frame_limiter::Socket;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::message::Message;
 use crate::session::protocol::{Frame, Progress, Protocol, Transmit};
 use crate::time::Time;
-
-pub(crate) type Socket = WebSocketStream<Limited>;
 
 /// Messages that the driver takes before it lets others run.
 const READ_BUDGET: usize = 16;

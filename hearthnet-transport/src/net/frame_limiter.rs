@@ -256,6 +256,9 @@ impl FrameLimiter {
     }
 }
 
+/// A WebSocket over one.
+pub(crate) type Socket = WebSocketStream<Limited>;
+
 /// A byte stream under the meter.
 pub(crate) struct Limited {
     inner: BoxIo,

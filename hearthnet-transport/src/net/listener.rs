@@ -22,7 +22,8 @@ use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
 use super::caps::{Caps, Place};
 use super::connection::{Connection, Pending};
-use super::driver::{Socket, websocket_config};
+use super::driver::websocket_config;
+use super::frame_limiter::Socket;
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::newcomers::{Most, Newcomer, Newcomers};

@@ -12,7 +12,8 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::closer::{Closer, Ends};
 use super::connection::SendError;
-use super::driver::{self, Ended, Shared, Socket, websocket_config};
+use super::driver::{self, Ended, Shared, websocket_config};
+use super::frame_limiter::Socket;
 use super::frame_limiter::{FrameLimiter, Limited};
 use super::newcomers::Newcomer;
 use super::paths::PathRule;

@@ -19,9 +19,8 @@
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
-use super::super::block::{Bits, Code, Layout, Step};
+use super::super::block::{BLOCK, Bits, Code, Layout, Step, WeightType};
 use super::super::lanes_x86;
-use super::super::pack::{BLOCK, WeightType};
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
 /// Groups of four inputs in a block.

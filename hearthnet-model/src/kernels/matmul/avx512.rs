@@ -4,9 +4,8 @@
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
-use super::super::block::{Bits, Code, Layout, Step};
+use super::super::block::{BLOCK, Bits, Code, Layout, Step, WeightType};
 use super::super::lanes_x86;
-use super::super::pack::{BLOCK, WeightType};
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
 /// Weights of the type numbered as in [`WeightType::ALL`].

@@ -1,7 +1,7 @@
 //! Panels of F32, F16 and BF16 weights: no quantisation, one fma per weight.
 
+use super::super::block::WeightType;
 use super::super::lanes::{LANES, Lanes};
-use super::super::pack::WeightType;
 use super::{ActRow, fetch_weights};
 
 /// Products of `NP` panels with `NT` rows of plain activations.

@@ -1,9 +1,9 @@
 //! The portable inner kernels, and the reference for the others.
 
 use super::super::act::BlockMeta;
-use super::super::block::{Code, Layout, Step};
+use super::super::block::{BLOCK, Code, Layout, Step, WeightType};
 use super::super::lanes::{Array, LANES};
-use super::super::pack::{BLOCK, WeightType, quant};
+use super::super::pack::quant;
 use super::{ActRow, PanelDot, float};
 
 /// Weights of the type numbered as in [`WeightType::ALL`].
