@@ -15,14 +15,13 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::interval;
 
 use crate::HarnessError;
 use crate::attack::{Entry, Findings, Observation, Verdict};
 use crate::bench::Bench;
 use crate::honest::Honest;
 use crate::memory::Budget;
-use crate::victim::{Gauges, Pace, Victim};
+use crate::victim::{Gauges, Pace, Victim, until};
 
 /// Steps of the honest caller before the memory is looked at: it has to have its buffers.
 const WARM_UP_STEPS: u64 = 64;

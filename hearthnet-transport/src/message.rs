@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::code::{CloseCode, Code, Violation};
 use crate::tensor::{DType, Tensor};
-use crate::wire::FrameType;
 use crate::wire::cbor;
-use crate::wire::pipeline::MAX_ERROR_MESSAGE_BYTES;
+
+/// Longest message of a stream error, in bytes.
+pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
 
 /// One message of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,23 +53,6 @@ pub enum Message {
 }
 
 impl Message {
-    /// The type of the frame that carries it; of a tensor, that of its chunks.
-    pub(crate) fn kind(&self) -> FrameType {
-        match self {
-            Message::StreamOpen(_) => FrameType::StreamOpen,
-            Message::StreamOpened(_) => FrameType::StreamOpened,
-            Message::StreamClose(_) => FrameType::StreamClose,
-            Message::StreamError(_) => FrameType::StreamError,
-            Message::Step(_) => FrameType::Step,
-            Message::StepResult(_) => FrameType::StepResult,
-            Message::Truncate(_) => FrameType::Truncate,
-            Message::Describe => FrameType::Describe,
-            Message::Descriptor(_) => FrameType::Descriptor,
-            Message::Leaving { .. } => FrameType::Leaving,
-            Message::Tensor(_) => FrameType::TensorData,
-        }
-    }
-
     /// The life of a stream that it belongs to, if it does: stream and epoch.
     pub(crate) fn life(&self) -> Option<(u32, u32)> {
         match self {
@@ -82,12 +66,6 @@ impl Message {
             Message::Describe | Message::Descriptor(_) => None,
             Message::Leaving { .. } | Message::Tensor(_) => None,
         }
-    }
-
-    /// Whether it is work within one life of a stream, which is of no use once that is over.
-    pub(crate) fn is_work_of(&self, life: (u32, u32)) -> bool {
-        use FrameType::{Step, StepResult, Truncate};
-        matches!(self.kind(), Step | StepResult | Truncate) && self.life() == Some(life)
     }
 }
 

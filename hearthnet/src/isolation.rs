@@ -25,7 +25,7 @@ use seccompiler::{
 
 use crate::config::default_path;
 use crate::context::Context;
-use crate::models::find::models_dir;
+use crate::models::catalogue::models_dir;
 
 /// What stands in this process.
 static STANDS: OnceLock<String> = OnceLock::new();

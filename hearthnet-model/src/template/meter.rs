@@ -14,13 +14,13 @@ use minijinja::machinery::{
     CodeGenerator, Instruction, Instructions, Token, eval, make_string_output, parse, tokenize,
 };
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{DynObject, Rest, ValueKind, ValueOrKwargs};
+use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 use regex::Regex;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use super::budget::{ITEM, charge, refuse, weigh};
+use super::budget::{ITEM, charge, weigh};
 use super::guarded;
 
 /// What it costs to go past an item, in the time of a byte.

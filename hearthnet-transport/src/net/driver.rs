@@ -25,7 +25,6 @@ use futures_util::{Sink, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
-use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::{Message as WsMessage, WebSocketConfig};
 
 use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
+use tokio_tungstenite::WebSocketStream;
 
 use super::BoxIo;
 use crate::code::{CloseCode, Violation};

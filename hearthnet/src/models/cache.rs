@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::capacity::{Availability, Capacity};
 use crate::failure::{Failure, Kind};
-use crate::models::find::{models_dir, not_resolved, pin};
+use crate::models::catalogue::{models_dir, not_resolved, pin};
 use crate::models::{changed, open_file};
 use crate::output::{Progress, ask, bytes, note, print, print_json, table};
 

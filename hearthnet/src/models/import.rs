@@ -10,7 +10,7 @@ use hearthnet_model::{ModelRef, TensorType};
 
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
-use crate::models::find::models_dir;
+use crate::models::catalogue::models_dir;
 use crate::output::{Progress, note};
 use crate::signals::cancel_on_interrupt;
 

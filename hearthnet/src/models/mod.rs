@@ -2,6 +2,7 @@
 //!
 //! | concept | file |
 //! |---|---|
+//! | what is known of models, and where files lie | `catalogue.rs` |
 //! | which model is meant, and where its file is | `find.rs` |
 //! | fetching one | `pull.rs` |
 //! | Hugging Face directories as model files | `import.rs` |
@@ -10,6 +11,7 @@
 
 pub(crate) mod cache;
 pub(crate) mod capacity;
+pub(crate) mod catalogue;
 pub(crate) mod find;
 pub(crate) mod import;
 pub(crate) mod pull;
@@ -28,7 +30,8 @@ use hearthnet_model::{
 use hearthnet_orchestrator::chat::TextModel;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 
-use self::find::{catalogue, pick, pin, resolve, resolve_or_pull};
+use self::catalogue::{catalogue, pin};
+use self::find::{pick, resolve, resolve_or_pull};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
@@ -90,9 +93,9 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     // How large rows are, rounding does not change.
     let bands = match pin {
         Some(pin) => pin.boundary_magnitude.clone(),
-        None => find::bands(&catalogue, weights),
+        None => catalogue::bands(&catalogue, weights),
     };
-    let sampling = find::sampling(&catalogue, weights, file.gguf());
+    let sampling = catalogue::sampling(&catalogue, weights, file.gguf());
     Ok(OpenModel {
         id,
         path,

@@ -13,7 +13,7 @@ use super::capacity::{self, HostCapacity};
 use crate::args::Global;
 use crate::community::now_ms;
 use crate::failure::{Failure, Kind};
-use crate::models::find::{no_cache, not_resolved};
+use crate::models::catalogue::{no_cache, not_resolved};
 use crate::models::{changed, open_file};
 use crate::output::{Progress, bytes, note};
 use crate::signals::cancel_on_interrupt;

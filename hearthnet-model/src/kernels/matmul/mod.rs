@@ -280,7 +280,7 @@ unsafe fn dot_rows(
 #[inline(always)]
 fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
     assert!(0 < count && first + count <= act.rows);
-    let blocks = act.cols / super::pack::BLOCK;
+    let blocks = act.cols / super::block::BLOCK;
     std::array::from_fn(|i| {
         let row = first + i.min(count - 1);
         ActRow {

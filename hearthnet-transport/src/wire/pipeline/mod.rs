@@ -57,9 +57,6 @@ pub(crate) const RESULT_HEAD_BYTES: usize = 40;
 /// Offset of the tensor id in both.
 pub(crate) const TENSOR_ID_AT: usize = 24;
 
-/// Longest message of a stream error, in bytes.
-pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
-
 /// The body of LEAVING.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -354,6 +351,31 @@ impl RowsHead {
                 data,
             }),
         }
+    }
+}
+
+impl Message {
+    /// The type of the frame that carries it; of a tensor, that of its chunks.
+    pub(crate) fn kind(&self) -> FrameType {
+        match self {
+            Message::StreamOpen(_) => FrameType::StreamOpen,
+            Message::StreamOpened(_) => FrameType::StreamOpened,
+            Message::StreamClose(_) => FrameType::StreamClose,
+            Message::StreamError(_) => FrameType::StreamError,
+            Message::Step(_) => FrameType::Step,
+            Message::StepResult(_) => FrameType::StepResult,
+            Message::Truncate(_) => FrameType::Truncate,
+            Message::Describe => FrameType::Describe,
+            Message::Descriptor(_) => FrameType::Descriptor,
+            Message::Leaving { .. } => FrameType::Leaving,
+            Message::Tensor(_) => FrameType::TensorData,
+        }
+    }
+
+    /// Whether it is work within one life of a stream, which is of no use once that is over.
+    pub(crate) fn is_work_of(&self, life: (u32, u32)) -> bool {
+        use FrameType::{Step, StepResult, Truncate};
+        matches!(self.kind(), Step | StepResult | Truncate) && self.life() == Some(life)
     }
 }
 
