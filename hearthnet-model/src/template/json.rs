@@ -10,7 +10,7 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::tokenizer::MAX_TEXT_BYTES;
 
-/// The filter: `value | tojson` or `value | tojson(indent=4)`. How deep the value may be, `meter.rs` has
+/// The filter: `value | tojson` or `value | tojson(indent=4)`. How deep the value may be, `budget.rs` has
 /// seen to.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = options.get::<Option<usize>>("indent")?;
