@@ -491,8 +491,7 @@ impl<S: EngineSource> Scheduler<S> {
             Want::All => step.rows,
         };
         let handle = &stream.handle;
-        self.events
-            .answered(handle.caller.node, step.rows, out.len(), queued);
+        let bytes = out.len();
         let answer = StepResult {
             stream: handle.name.stream,
             epoch: handle.name.epoch,
@@ -504,9 +503,12 @@ impl<S: EngineSource> Scheduler<S> {
             queue_us: micros(queued),
             data: out.into(),
         };
-        // Before the caller can know, for its next step may need the room.
+        // Before anybody can see it, in the answer or in the numbers: the next step may need the
+        // room.
         handle.answered(now);
         drop(ticket);
+        self.events
+            .answered(handle.caller.node, step.rows, bytes, queued);
         let outlet = Arc::clone(&handle.outlet);
         wipe(step.data);
         Some((outlet, Message::StepResult(answer)))
