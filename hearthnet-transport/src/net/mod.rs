@@ -40,6 +40,7 @@ pub use driver::Handler;
 pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use listener::{Acceptor, Accepts, Admission, BindError, Listener, RefusedConnection, accept};
 pub use local::connect_here;
+pub use newcomers::subscriber;
 pub use paths::{Arrival, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};
 
