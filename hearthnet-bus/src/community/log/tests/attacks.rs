@@ -984,6 +984,8 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     two.lamport = root_author.lamport;
     let quiet = home.log.verify().unwrap();
     assert_eq!((quiet.late.len(), quiet.void.len()), (0, 0));
+    assert_eq!(home.log.dated_back().unwrap().len(), 0);
+    let one = std::collections::BTreeMap::from([(key(2).id(), 1)]);
     // One was away when the other wrote.
     home.log.append(&key(1), policy(true), NOW).unwrap();
     home.log.append(&key(1), policy(false), NOW).unwrap();
@@ -991,14 +993,16 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     assert_eq!(codes(&home.log, &[away], NOW), [""; 0]);
     let found = home.log.verify().unwrap();
     assert_eq!(found.problems, Vec::<String>::new());
-    assert_eq!(found.late.get(&key(2).id()), Some(&1), "{found:?}");
+    assert_eq!(found.late, one, "{found:?}");
+    assert_eq!(home.log.dated_back().unwrap(), one);
     // And then loses its level to whoever had not seen it.
     home.log
         .append(&root(), level_of(2, Level::Member, 0), NOW)
         .unwrap();
     let found = home.log.verify().unwrap();
-    assert_eq!(found.void.get(&key(2).id()), Some(&1), "{found:?}");
+    assert_eq!(found.void, one, "{found:?}");
     assert_eq!(found.late.get(&key(2).id()), None);
+    assert_eq!(home.log.dated_back().unwrap(), one);
 }
 
 #[test]
