@@ -183,9 +183,35 @@ fn another_node_cannot_have_the_daemon_write() {
 }
 
 #[test]
-fn who_cannot_show_the_daemons_token_writes_nothing_beside_it() {
+fn a_command_comes_to_the_daemon_through_its_socket_and_needs_no_token() {
     let founder = founder();
     let node = serve(&founder);
+    for file in ["bus.token", "bus.endpoint"] {
+        std::fs::remove_file(data(&founder).join(file)).expect("a file");
+    }
+    succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
+    // Another daemon that starts here leaves the socket alone.
+    let tail = ["serve", "--model", "none", "--json"];
+    succeeded(&founder.run(&[&QUIET[..], &tail].concat()));
+    succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
+    drop(node);
+    assert_eq!(invites(&founder), 2);
+    // The killed one's is replaced by the next one.
+    assert!(data(&founder).join("bus.socket").exists());
+    let node = serve(&founder);
+    std::fs::remove_file(data(&founder).join("bus.token")).expect("a file");
+    succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
+    node.signal(Signal::TERM);
+    until("the socket is gone", || {
+        !data(&founder).join("bus.socket").exists()
+    });
+}
+
+#[test]
+fn where_there_is_no_socket_who_cannot_show_the_daemons_token_writes_nothing_beside_it() {
+    let founder = founder();
+    let node = serve(&founder);
+    std::fs::remove_file(data(&founder).join("bus.socket")).expect("a socket");
     std::fs::write(data(&founder).join("bus.token"), "somebody else's\n").expect("a file");
     let refused = founder.run(&[&QUIET[..], &INVITE].concat());
     assert_fails(&refused, 9, "node_runs");
@@ -247,22 +273,20 @@ fn where_a_daemon_is_killed_before_it_was_asked_the_command_writes() {
     // It takes no connection, but holds its lock.
     node.signal(Signal::STOP);
     let command = invite(&founder);
-    let task = format!("/proc/{}/net/tcp", command.id());
-    until("the command asks the daemon", || asks(&task, &founder));
+    until("the command asks the daemon", || is_asked(&founder));
     node.child.kill().expect("it runs");
     node.child.wait().expect("its end");
     succeeded(&invited(command));
     assert_eq!(invites(&founder), 1);
 }
 
-/// Whether somebody is connected to the local API of a home, as the kernel tells.
-fn asks(tcp: &str, home: &Home) -> bool {
-    let endpoint = std::fs::read_to_string(data(home).join("bus.endpoint")).expect("an endpoint");
-    let port = endpoint
-        .split([':', '/'])
-        .find_map(|part| part.parse::<u16>().ok());
-    let remote = format!("0100007F:{:04X} 01", port.expect("a port"));
-    std::fs::read_to_string(tcp).is_ok_and(|table| table.contains(&remote))
+/// Whether somebody is connected to the local API of a home, as the kernel tells: the socket that listens
+/// there is not alone.
+fn is_asked(home: &Home) -> bool {
+    let socket = data(home).join("bus.socket");
+    let socket = socket.to_str().expect("a path");
+    let all = std::fs::read_to_string("/proc/net/unix").expect("a table");
+    all.lines().filter(|line| line.ends_with(socket)).count() > 1
 }
 
 #[test]

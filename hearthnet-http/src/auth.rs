@@ -10,6 +10,7 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
+use hearthnet_transport::subscriber;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -52,6 +53,8 @@ impl std::fmt::Debug for ApiKey {
 pub struct Client {
     /// The address of whoever asks; of this machine's own ones always the same.
     pub ip: IpAddr,
+    /// Whom this address counts with: an IPv6 one with all of its network.
+    pub subscriber: IpAddr,
     /// Which user of this machine asks, where there is no key, the connection is from here and the
     /// system tells.
     pub user: Option<User>,
@@ -59,6 +62,19 @@ pub struct Client {
     pub number: u64,
     /// The connection, for as long as it lasts.
     pub connection: Arc<()>,
+}
+
+impl Client {
+    /// Whoever asks from this address, on a connection of this number.
+    pub fn new(ip: IpAddr, user: Option<User>, number: u64) -> Self {
+        Self {
+            ip,
+            subscriber: subscriber(ip),
+            user,
+            number,
+            connection: Arc::default(),
+        }
+    }
 }
 
 /// Whether whoever asks may come in. `/healthz` answers others as well, but tells only these how

@@ -35,7 +35,8 @@ struct State {
     all: BTreeMap<u64, Open>,
 }
 
-/// Who has a connection, as far as the system tells: an address, and which user of this machine.
+/// Who has a connection, as far as the system tells: an address, or the network of an IPv6 one, and which
+/// user of this machine.
 pub(super) type Who = (IpAddr, Option<u32>);
 
 struct Open {
@@ -194,7 +195,10 @@ impl<T: Unpin> HttpBody for Holding<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use futures_util::FutureExt as _;
+    use hearthnet_transport::subscriber;
 
     use super::*;
 
@@ -244,6 +248,21 @@ mod tests {
         assert!(connections.admit(user(2)).is_none());
         drop((crowd, asked));
         assert!(connections.admit(user(3)).is_some() && is_open(&guest));
+    }
+
+    #[test]
+    fn whoever_has_an_ipv6_network_has_the_connections_of_one_address() {
+        let connections = Connections::new(4);
+        let guest = connections.admit(user(1)).unwrap();
+        let crowd: Vec<Connection> = (1..100)
+            .map(|host| {
+                let ip = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host).into();
+                connections.admit((subscriber(ip), None)).unwrap()
+            })
+            .collect();
+        let is_open = |one: &Connection| one.closed().now_or_never().is_none();
+        assert!(is_open(&guest));
+        assert_eq!(crowd.iter().filter(|one| is_open(one)).count(), 6);
     }
 
     #[test]

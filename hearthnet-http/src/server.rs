@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::routing::MethodRouter;
 use axum::{Extension, Router};
-use hearthnet_transport::accept;
+use hearthnet_transport::{accept, subscriber};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -175,17 +175,12 @@ impl Accept {
                         true => Ipv4Addr::LOCALHOST.into(),
                         false => peer.ip().to_canonical(),
                     };
-                    let who = (ip, user.map(|user| user.id));
+                    let who = (subscriber(ip), user.map(|user| user.id));
                     let Some(connection) = self.connections.admit(who) else {
                         // All others are being answered; this one hears so by its end.
                         continue;
                     };
-                    let client = Client {
-                        ip,
-                        user,
-                        number: connection.number(),
-                        connection: Arc::default(),
-                    };
+                    let client = Client::new(ip, user, connection.number());
                     let router = attended(self.router.clone(), &connection)
                         .layer(Extension(client));
                     let served = serve(stream, router, self.deadline, self.stopped.clone());

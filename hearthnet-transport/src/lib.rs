@@ -83,10 +83,10 @@ pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
-    Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
-    Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
+    Acceptor, Accepts, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full,
+    Handler, Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
     SendError, Sender, accept, connect, connect_here, connect_over, connect_path,
-    connect_path_over,
+    connect_path_over, subscriber,
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;

@@ -119,7 +119,10 @@ fn store(home: &Home, order: &Order) -> Result<(), Failure> {
             uses,
             expires_ms,
         },
-        Change::Withdraw { invite } => Body::InviteWithdrawn { invite },
+        Change::Withdraw { invite } => Body::InviteWithdrawn {
+            invite,
+            members: None,
+        },
         Change::Level { node, level } => Body::LevelChanged {
             node,
             level,

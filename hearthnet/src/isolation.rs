@@ -106,6 +106,7 @@ impl Needed {
             | AccessFs::WriteFile
             | AccessFs::Truncate
             | AccessFs::MakeReg
+            | AccessFs::MakeSock
             | AccessFs::MakeDir
             | AccessFs::RemoveFile
             | AccessFs::RemoveDir
@@ -249,6 +250,7 @@ fn deny_system_calls() -> Result<(), String> {
 mod tests {
     use std::fs;
     use std::io::ErrorKind;
+    use std::os::unix::net::UnixListener;
     use std::process::Command;
 
     use super::*;
@@ -294,10 +296,14 @@ mod tests {
         let refused = |done: std::io::Result<()>| done.unwrap_err().kind();
         fs::write(&data, "more").unwrap();
         fs::rename(&data, data.with_extension("old")).unwrap();
+        // The local API's.
+        UnixListener::bind(data.with_extension("socket")).unwrap();
         assert_eq!(fs::read(&system).unwrap(), b"words");
         let denied = ErrorKind::PermissionDenied;
         assert_eq!(refused(fs::write(&system, "x")), denied);
         assert_eq!(refused(fs::write(dir.join("system/new"), "x")), denied);
+        let socket = UnixListener::bind(dir.join("system/socket"));
+        assert_eq!(refused(socket.map(drop)), denied);
         assert_eq!(refused(fs::remove_file(&system)), denied);
         assert_eq!(refused(fs::write(&letters, "x")), denied);
         assert_eq!(refused(fs::read(&letters).map(drop)), denied);

@@ -1,5 +1,7 @@
 //! Which member a person means.
 
+use std::collections::BTreeMap;
+
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Community;
 use serde_json::{Value, json};
@@ -19,8 +21,12 @@ pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     )
 }
 
-/// All members, for programs. `own` is this node.
-pub(crate) fn json(state: &Community, own: &NodeId) -> Vec<Value> {
+/// All members, for programs. `own` is this node; `dated_back`, how many events of each came to light late.
+pub(crate) fn json(
+    state: &Community,
+    own: &NodeId,
+    dated_back: &BTreeMap<NodeId, u64>,
+) -> Vec<Value> {
     let now = now_ms();
     let members = state.members().map(|(node, member)| {
         let heard = state.nodes(now).any(|seen| seen.node == *node);
@@ -33,6 +39,7 @@ pub(crate) fn json(state: &Community, own: &NodeId) -> Vec<Value> {
             "this_node": node == own,
             "online": heard,
             "heard": heard,
+            "dated_back": dated_back.get(node).unwrap_or(&0),
         })
     });
     members.collect()

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_bus::log::{EventLog, Level};
+use hearthnet_bus::log::{Community, EventLog, Level};
 use hearthnet_bus::{NodeId, whole_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -261,6 +261,30 @@ pub(crate) fn dated_ahead(home: &Home, by_daemon: Option<&BTreeMap<String, u64>>
     ahead.into_iter().map(line).collect()
 }
 
+/// How many events of each author came to light when others had written what is dated later.
+pub(crate) fn dated_back(home: &Home) -> BTreeMap<NodeId, u64> {
+    home.log.dated_back().unwrap_or_else(|error| {
+        tracing::warn!("the event log could not be read: {error}");
+        BTreeMap::new()
+    })
+}
+
+/// The same for people, of who is a member yet, if there is any such event: its author was away when it
+/// wrote it, or dates back what it writes.
+pub(crate) fn dated_back_line(state: &Community, found: &BTreeMap<NodeId, u64>) -> Option<String> {
+    let members = found
+        .iter()
+        .filter(|(node, _)| state.member(node).is_some());
+    let of = |(node, n): (&NodeId, &u64)| format!("{n} of {}", state.label(node, now_ms()));
+    let all: Vec<String> = members.map(of).collect();
+    (!all.is_empty()).then(|| {
+        format!(
+            "events that came to light after others had written what is dated later: {}. Its machine was away, or it dates them back: whoever was not away can be put out (`hearthnet community revoke`); `hearthnet log verify` says more",
+            all.join(", ")
+        )
+    })
+}
+
 /// For `status --json`.
 pub(crate) fn json(home: &Home) -> Value {
     let standing = Standing::of(home);
@@ -368,8 +392,8 @@ pub(crate) fn by(home: &Home, anchor: &NodeId) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use hearthnet_bus::NodeKey;
     use hearthnet_bus::log::{Body, Policy};
+    use hearthnet_bus::{NodeKey, testing};
 
     use super::*;
 
@@ -397,6 +421,39 @@ mod tests {
             panic!("one line");
         };
         assert!(line.contains("this node wrote last"), "{line}");
+    }
+
+    #[test]
+    fn who_wrote_while_others_went_on_is_in_a_line_for_as_long_as_it_is_a_member() {
+        let (founder, other) = (testing::key(1), testing::id(2));
+        let here = testing::Home::founded(founder, true);
+        here.admit(other, Level::Trusted);
+        let there = testing::Home::joining(testing::key(2));
+        testing::hear(&there.log, &here.log);
+        let home = Home::new(
+            here.path().to_owned(),
+            Arc::clone(&here.key),
+            here.log.clone(),
+        );
+        let line = || dated_back_line(&home.state(), &dated_back(&home));
+        assert_eq!(line(), None);
+        let named = |name: &str| Body::Named { name: name.into() };
+        here.append(named("attic"));
+        here.append(named("loft"));
+        there.append(named("shed"));
+        testing::hear(&here.log, &there.log);
+        assert_eq!(dated_back(&home), BTreeMap::from([(other, 1)]));
+        let said = line().unwrap();
+        assert!(
+            said.contains("1 of shed") && said.contains("`hearthnet community revoke`"),
+            "{said}"
+        );
+        let members = crate::members::json(&home.state(), &home.key.id(), &dated_back(&home));
+        let of = |node: &NodeId| members.iter().find(|m| m["node"] == node.to_string());
+        assert_eq!(of(&other).unwrap()["dated_back"], 1);
+        assert_eq!(of(&home.key.id()).unwrap()["dated_back"], 0);
+        here.revoke(other);
+        assert_eq!(line(), None);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The local API listens on the loopback interface, where every user of the machine may connect. Without
 //! the token nobody gets further; but who says nothing holds a connection as well, and could keep the
-//! programs of the node's owner from their node.
+//! programs of the node's owner from their node: those that come through its socket, and those that show
+//! the token.
 
 use hearthnet_bus::Capability;
-use hearthnet_bus::calls::Client;
+use hearthnet_bus::calls::{Client, SOCKET_FILE};
 use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -16,30 +17,36 @@ const SILENT: usize = 40;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let (folder, api) = local_api(None).await?;
-    let before = Client::connect_local(folder.path()).await;
-    let before = before.map_err(HarnessError::attacker)?;
     let mut silent = Vec::new();
-    for round in 1..=3 {
-        for _ in 0..SILENT {
-            silent.push(TcpStream::connect(api.addr()).await?);
+    for door in ["socket", "port"] {
+        let before = Client::connect_local(folder.path()).await;
+        let before = before.map_err(HarnessError::attacker)?;
+        for round in 1..=3 {
+            for _ in 0..SILENT {
+                silent.push(TcpStream::connect(api.addr()).await?);
+            }
+            let connected = Client::connect_local(folder.path()).await;
+            let connected = connected.map_err(|error| error.to_string());
+            let what = format!("{door}: a program beside {} silent ones", silent.len());
+            let late = found.done(what, "let in", connected);
+            for (who, client) in [("it", late.as_ref()), ("one from before", Some(&before))] {
+                let Some(client) = client else { continue };
+                let call = client.call(&Capability::bus_describe(), &json!({}));
+                let call = call.map_err(HarnessError::attacker)?;
+                let answered = timeout(SOON, call.result())
+                    .await
+                    .is_ok_and(|end| end.is_ok());
+                found.check(
+                    format!("{door}: {who} calls, round {round}"),
+                    "answered",
+                    answered,
+                    answered,
+                );
+            }
         }
-        let connected = Client::connect_local(folder.path()).await;
-        let connected = connected.map_err(|error| error.to_string());
-        let what = format!("a program that comes beside {} silent ones", silent.len());
-        let late = found.done(what, "let in", connected);
-        for (who, client) in [("it", late.as_ref()), ("one from before", Some(&before))] {
-            let Some(client) = client else { continue };
-            let call = client.call(&Capability::bus_describe(), &json!({}));
-            let call = call.map_err(HarnessError::attacker)?;
-            let answered = timeout(SOON, call.result())
-                .await
-                .is_ok_and(|end| end.is_ok());
-            found.check(
-                format!("{who} calls, round {round}"),
-                "answered",
-                answered,
-                answered,
-            );
+        if door == "socket" {
+            // Who finds none comes through the port.
+            std::fs::remove_file(folder.path().join(SOCKET_FILE))?;
         }
     }
     api.close().await;

@@ -51,6 +51,34 @@ pub(crate) mod option {
     }
 }
 
+pub(crate) mod option_set {
+    use std::collections::BTreeSet;
+
+    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        nodes: &Option<BTreeSet<NodeId>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let keys = nodes.as_ref().map(|nodes| {
+            let keys = nodes.iter().map(|node| Bytes(*node.as_bytes()));
+            keys.collect::<Vec<_>>()
+        });
+        keys.serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<BTreeSet<NodeId>>, D::Error> {
+        let keys: Option<Vec<Bytes<32>>> = Option::deserialize(deserializer)?;
+        let nodes = |keys: Vec<Bytes<32>>| {
+            let nodes = keys.into_iter().map(|key| NodeId::from_checked(key.0));
+            nodes.collect()
+        };
+        Ok(keys.map(nodes))
+    }
+}
+
 pub(crate) mod map {
     use std::collections::BTreeMap;
 

@@ -91,7 +91,10 @@ impl Home {
     }
 
     fn withdraw(&self) {
-        self.append(Body::InviteWithdrawn { invite: id(100) });
+        self.append(Body::InviteWithdrawn {
+            invite: id(100),
+            members: None,
+        });
     }
 
     fn admit(&self, seed: u8) {

@@ -161,14 +161,34 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
     )
 }
 
-/// Who asks, as far as the system tells: a user of this machine, or an address. Who has the key and is
-/// here is its owner. Nothing that a client chooses is in it.
+/// Who asks, as far as the system tells: a user of this machine, or an address, of IPv6 its network. Who has
+/// the key and is here is its owner. Nothing that a client chooses is in it.
 fn who(client: &Client, has_key: bool) -> String {
     match client.user {
         Some(user) if user.is_owner => OWNER.to_owned(),
         Some(user) => format!("user {}", user.id),
         None if has_key && client.ip.is_loopback() => OWNER.to_owned(),
-        None => format!("address {}", client.ip),
+        None => format!("address {}", client.subscriber),
+    }
+}
+
+/// Who asks, for whom it says that it does.
+fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
+    let who = who(client, has_key);
+    // Which one of its IPv6 network it is a client chooses as well.
+    let whom_for = match client.user.is_some() || who == OWNER {
+        true => user.to_owned(),
+        false => format!("{}\0{user}", client.ip),
+    };
+    // How much of a prompt was held already tells what was asked before. Without a key anybody on
+    // this machine may ask: of whom nothing is known but the address, the connection is.
+    let held_by = match has_key || client.user.is_some() {
+        true => format!("{who}\0{whom_for}"),
+        false => format!("connection {}\0{user}", client.number),
+    };
+    Caller {
+        name: format!("{who}\0{whom_for}"),
+        held_by,
     }
 }
 
@@ -208,21 +228,6 @@ impl Api {
         })
     }
 
-    /// Who asks, for whom it says that it does.
-    fn caller(&self, client: &Client, user: &str) -> Caller {
-        let who = who(client, self.has_key);
-        // How much of a prompt was held already tells what was asked before. Without a key anybody on
-        // this machine may ask: of whom nothing is known but the address, the connection is.
-        let held_by = match self.has_key || client.user.is_some() {
-            true => who.clone(),
-            false => format!("connection {}", client.number),
-        };
-        Caller {
-            name: format!("{who}\0{user}"),
-            held_by: format!("{held_by}\0{user}"),
-        }
-    }
-
     async fn answer(
         &self,
         shape: Shape,
@@ -255,7 +260,7 @@ impl Api {
         };
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
         let wants_logprobs = chat.sampling.logprobs.is_some();
-        let caller = self.caller(&client, &user.unwrap_or_default());
+        let caller = caller(&client, self.has_key, &user.unwrap_or_default());
         let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
         let asked = self.service.ask_as(&caller, &mark, &model, chat);
         let mut answer = asked.map_err(|refusal| failed(&refusal.error, refusal.retry_after))?;

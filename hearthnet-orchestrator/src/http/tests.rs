@@ -7,6 +7,7 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, Part};
 
 use super::*;
+use crate::service::fair_queue::who_of;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
 /// The HTTP interface of a fixture.
@@ -750,4 +751,18 @@ fn a_door_that_closes_lets_answers_end() {
     assert_eq!(parse(&text).status, 200);
     fixture.runtime.block_on(closing).unwrap();
     assert!(TcpStream::connect(addr).is_err());
+}
+
+#[test]
+fn who_has_an_ipv6_network_is_one_who_asks_and_its_machines_share_and_keep_apart() {
+    let at = |text: &str| Client::new(text.parse().unwrap(), None, 1);
+    let bounds = |client: &Client| who(client, true);
+    let (one, other) = (at("2001:db8::1"), at("2001:db8::2"));
+    assert_eq!(bounds(&one), bounds(&other));
+    assert_ne!(bounds(&one), bounds(&at("2001:db8:0:1::1")));
+    assert_ne!(bounds(&at("192.168.1.1")), bounds(&at("192.168.1.2")));
+    let [one, other] = [one, other].map(|client| caller(&client, true, "ann"));
+    assert_eq!(who_of(&one.name), who_of(&other.name));
+    assert_ne!(one.name, other.name);
+    assert_ne!(one.held_by, other.held_by);
 }

@@ -1,14 +1,16 @@
 //! The listening side: an accept loop that survives, handshakes that are bounded in number and in
 //! time, and sessions that are bounded in number.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -563,11 +565,36 @@ impl Drop for Listener {
     }
 }
 
+/// What connections come to: a port or a Unix socket.
+pub trait Accepts {
+    /// A connection, and from where it comes.
+    type Accepted;
+
+    /// As [`TcpListener::poll_accept`].
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>>;
+}
+
+impl Accepts for TcpListener {
+    type Accepted = (TcpStream, SocketAddr);
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>> {
+        self.poll_accept(cx)
+    }
+}
+
+impl Accepts for UnixListener {
+    type Accepted = (UnixStream, tokio::net::unix::SocketAddr);
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>> {
+        self.poll_accept(cx)
+    }
+}
+
 /// The next connection of a listener, whatever the system says in between. May be dropped and called
 /// again; nothing is lost.
-pub async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+pub async fn accept<L: Accepts>(listener: &L) -> L::Accepted {
     loop {
-        match listener.accept().await {
+        match poll_fn(|cx| listener.poll_accept(cx)).await {
             Ok(accepted) => return accepted,
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {

@@ -38,8 +38,9 @@ pub use connection::{Connection, SendError, Sender};
 pub use driver::Handler;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
-pub use listener::{Acceptor, Admission, BindError, Listener, RefusedConnection, accept};
+pub use listener::{Acceptor, Accepts, Admission, BindError, Listener, RefusedConnection, accept};
 pub use local::connect_here;
+pub use newcomers::subscriber;
 pub use paths::{Arrival, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};
 

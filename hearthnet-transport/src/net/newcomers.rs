@@ -81,13 +81,22 @@ impl Who {
     /// Whom it counts with where there are too many.
     fn network(self) -> Who {
         let Who::At(address) = self else { return self };
-        Who::At(match address {
+        Who::At(match subscriber(address) {
             IpAddr::V4(v4) => {
                 let [a, b, c, _] = v4.octets();
                 [a, b, c, 0].into()
             }
-            IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6) >> 64 << 64).into(),
+            v6 => v6,
         })
+    }
+}
+
+/// Whom an address counts with where one may have so many of something: an IPv4 address alone, an IPv6
+/// address with its /64, of which whoever has one address takes as many as it likes.
+pub fn subscriber(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from(u128::from(v6) >> 64 << 64).into(),
+        v4 => v4,
     }
 }
 
@@ -307,6 +316,14 @@ mod tests {
         assert_ne!(at("192.168.1.7"), at("192.168.2.7"));
         assert_eq!(at("fd00::1:2:3:4"), at("fd00::9"));
         assert_ne!(at("fd00:0:0:1::1"), at("fd00:0:0:2::1"));
+    }
+
+    #[test]
+    fn who_has_an_ipv6_address_has_its_network_and_who_has_an_ipv4_address_has_that() {
+        let of = |text: &str| subscriber(text.parse().unwrap()).to_string();
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+        assert_eq!(of("192.168.1.7"), "192.168.1.7");
+        assert_eq!(of("::ffff:192.168.1.7"), "192.168.1.7");
     }
 
     proptest! {

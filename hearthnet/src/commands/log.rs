@@ -101,7 +101,7 @@ fn what(body: &Body, state: &Community) -> String {
             when(*expires_ms),
             invite.short()
         ),
-        Body::InviteWithdrawn { invite } => format!("withdrew the invite {}", invite.short()),
+        Body::InviteWithdrawn { invite, .. } => format!("withdrew the invite {}", invite.short()),
         Body::Admitted { request, level } => format!(
             "admitted {:?} ({}) as {level} on the invite {}",
             request.name,

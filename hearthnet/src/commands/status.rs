@@ -64,8 +64,10 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
     let size = log_bytes(&home);
     let ahead = crate::standing::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
+    let back = crate::standing::dated_back(&home);
     let log = json!({
         "dated_ahead": ahead,
+        "dated_back": back.iter().map(|(node, n)| (node.to_string(), *n)).collect::<BTreeMap<_, _>>(),
         "durable_events": durable,
         "ephemeral_events": ephemeral,
         "bytes": size,
@@ -94,7 +96,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                     "who_may_invite": state.policy.who_may_invite,
                 },
             },
-            "members": crate::members::json(&state, &home.key.id()),
+            "members": crate::members::json(&state, &home.key.id(), &back),
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
@@ -121,7 +123,8 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
-    for line in ahead {
+    let back = crate::standing::dated_back_line(&state, &back);
+    for line in ahead.into_iter().chain(back) {
         let _ = writeln!(out, "           {line}");
     }
     print(out)

@@ -1,10 +1,11 @@
 //! Writing: what this node says itself, and when it may.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use rusqlite::Connection;
 
-use super::body::{Body, CLOCK_SET, Level, Policy};
+use super::body::{Body, CLOCK_SET, Level, MAX_NAMED, Policy};
 use super::db;
 use super::error::{LogError, Refusal};
 use super::event::{Event, EventHash, EventId, Lane, MAX_LIFE_MS, MAX_OFF_MS};
@@ -61,6 +62,7 @@ impl EventLog {
                 self.check_clock(view, key.id(), &body, now_ms)?;
                 view.settle(conn, now_ms, true)?;
             }
+            let body = named(view, &body);
             let event = next(conn, view, quotas, key, &body, life_ms, now_ms)?;
             let raw = event.sign(key)?;
             let hash = EventHash::of(&raw).ok_or(LogError::Frozen { author: key.id() })?;
@@ -134,6 +136,18 @@ impl EventLog {
         }
         Ok(())
     }
+}
+
+/// The same, with what its author has seen: of a withdrawal the members that came by the invite.
+fn named(view: &View, body: &Body) -> Body {
+    let mut body = body.clone();
+    if let Body::InviteWithdrawn { invite, members } = &mut body {
+        let all = view.fold.state.members.iter();
+        let came = all.filter(|(_, member)| member.invite == Some(*invite));
+        let came: BTreeSet<NodeId> = came.map(|(node, _)| *node).collect();
+        *members = Some(came).filter(|came| came.len() <= MAX_NAMED);
+    }
+    body
 }
 
 /// The next event of an author, unsigned.

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::db;
 use super::error::LogError;
 use super::event::{Checked, Event, EventHash, Lane};
-use super::fold::NoEffect;
+use super::fold::{Fold, NoEffect};
 use super::store::EventLog;
 use super::view::View;
 use crate::NodeId;
@@ -186,7 +186,7 @@ impl EventLog {
         };
         let mut checked = Checked::default();
         let mut tips: BTreeMap<_, (u64, EventHash)> = BTreeMap::new();
-        let (mut replay, mut order) = (view.fold.replay(), Witnesses::default());
+        let mut dating = Dating::of(&view);
         db::walk(&tx, 0, |at, arrival| {
             found.durable += 1;
             let name = format!("event {} of {}", at.seq, at.author);
@@ -208,17 +208,8 @@ impl EventLog {
             if event.position() != at || event.community != view.community {
                 found.problem(format!("{name} is stored in another one's place"));
             }
+            dating.hear(&event, hash);
             let author = view.author(&at.author);
-            if author.has(at.seq) {
-                if replay.comes_too_late(&event) {
-                    *found.void.entry(at.author).or_default() += 1;
-                }
-                // What it does is in the state, which is compared below.
-                let _ = replay.again(&event);
-                if view.fold.knows(&at.author) {
-                    order.hear(&event, hash);
-                }
-            }
             if at.seq <= author.row.head {
                 let tip = tips.insert(at.author, (at.seq, hash));
                 let (seq, before) = tip.unwrap_or((0, EventHash::ZERO));
@@ -244,14 +235,74 @@ impl EventLog {
             }
             Ok(())
         })?;
-        found.late = order.late();
-        found
-            .late
-            .retain(|author, _| !found.void.contains_key(author));
+        (found.void, found.late) = dating.found();
         if view.fold_anew(&tx)?.state != view.fold.state {
             found.problem("the stored state is not what the events say");
         }
         Ok(found)
+    }
+
+    /// How many events of each author came to light when others had written what sorts after them, or taken
+    /// its level: [`Verified::void`] and [`Verified::late`] together, without checking anything again.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn dated_back(&self) -> Result<BTreeMap<NodeId, u64>, LogError> {
+        let conn = self.reader()?;
+        let tx = conn.unchecked_transaction()?;
+        let view = View::load(&tx, self.moment())?;
+        let mut dating = Dating::of(&view);
+        db::walk(&tx, 0, |_, arrival| {
+            let raw = db::raw(&tx, arrival)?;
+            let hash = EventHash::of(&raw).unwrap_or(EventHash::ZERO);
+            dating.hear(&Event::decode_stored(&raw)?, hash);
+            Ok(true)
+        })?;
+        let (mut found, late) = dating.found();
+        found.extend(late);
+        Ok(found)
+    }
+}
+
+/// Whose events are dated back, or may be.
+struct Dating<'a> {
+    view: &'a View,
+    replay: Fold,
+    order: Witnesses,
+    void: BTreeMap<NodeId, u64>,
+}
+
+impl<'a> Dating<'a> {
+    fn of(view: &'a View) -> Self {
+        Self {
+            view,
+            replay: view.fold.replay(),
+            order: Witnesses::default(),
+            void: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the next event in the order, which counts if its author's history has it.
+    fn hear(&mut self, event: &Event, hash: EventHash) {
+        let author = self.view.authors.get(&event.author);
+        if !author.is_some_and(|author| author.has(event.seq)) {
+            return;
+        }
+        if self.replay.comes_too_late(event) {
+            *self.void.entry(event.author).or_default() += 1;
+        }
+        // What it does is in the state.
+        let _ = self.replay.again(event);
+        if self.view.fold.knows(&event.author) {
+            self.order.hear(event, hash);
+        }
+    }
+
+    /// [`Verified::void`] and [`Verified::late`].
+    fn found(self) -> (BTreeMap<NodeId, u64>, BTreeMap<NodeId, u64>) {
+        let mut late = self.order.late();
+        late.retain(|author, _| !self.void.contains_key(author));
+        (self.void, late)
     }
 }
 

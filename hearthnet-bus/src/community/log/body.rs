@@ -3,6 +3,7 @@
 //! A kind is added here (its variant, its name, its record), in
 //! `fold.rs` (what it does, and who may), and in `specs/event-log.md`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use hearthnet_transport::Code;
@@ -25,6 +26,8 @@ pub const MAX_ENDPOINTS: usize = 16;
 pub const MAX_LINE_BYTES: usize = 128;
 /// Most uses of one invite: more people than any community of households has.
 pub const MAX_USES: u32 = 1000;
+/// Most members that the end of an invite names: each is a key to check, some 10 us.
+pub const MAX_NAMED: usize = 64;
 
 /// What a member may do, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -108,6 +111,10 @@ pub enum Body {
     InviteWithdrawn {
         /// The invite.
         invite: NodeId,
+        /// The members that came by it, as far as the author of this event knew, at most [`MAX_NAMED`]:
+        /// others are none from here on, if an anchor says so. Absent, none is put out, as in events of
+        /// before there was such a list. [`EventLog::append`](super::EventLog::append) fills it in.
+        members: Option<BTreeSet<NodeId>>,
     },
     /// `member.admitted`: a node that showed an invite is a member.
     Admitted {
@@ -264,6 +271,11 @@ impl Body {
                     return malformed("an invite has 1 to 1000 uses");
                 }
             }
+            Self::InviteWithdrawn { members, .. } => {
+                if members.as_ref().is_some_and(|all| all.len() > MAX_NAMED) {
+                    return malformed("more than 64 members are named");
+                }
+            }
             Self::Admitted { request, .. } => {
                 if request.community != community {
                     return malformed("the request to join is for another community");
@@ -313,7 +325,6 @@ impl Body {
                 }
             }
             Self::PolicyChanged(_)
-            | Self::InviteWithdrawn { .. }
             | Self::LevelChanged { .. }
             | Self::Revoked { .. }
             | Self::Left {}
@@ -346,7 +357,7 @@ impl Body {
     }
 
     /// Reads the body of a kind. `bytes` are bounded by the size of an event. The keys of its
-    /// [nodes](Body::nodes) are still to be checked.
+    /// [keys](Body::keys) are still to be checked.
     pub(super) fn decode(
         kind: &str,
         slot: Option<&str>,
@@ -398,11 +409,24 @@ impl Body {
     }
 
     /// The keys that it names as raw bytes. (A descriptor's host is text, and checked as such.)
+    pub(super) fn keys(&self) -> Vec<NodeId> {
+        let mut keys = self.nodes();
+        if let Self::InviteWithdrawn {
+            members: Some(members),
+            ..
+        } = self
+        {
+            keys.extend(members);
+        }
+        keys
+    }
+
+    /// Those of them that it is about.
     pub(super) fn nodes(&self) -> Vec<NodeId> {
         match self {
             Self::CommunityCreated { founder: node, .. }
             | Self::Invited { invite: node, .. }
-            | Self::InviteWithdrawn { invite: node }
+            | Self::InviteWithdrawn { invite: node, .. }
             | Self::LevelChanged { node, .. }
             | Self::Revoked { node, .. }
             | Self::GrantRevoked { issuer: node, .. } => vec![*node],
@@ -495,6 +519,12 @@ enum Record {
     InviteWithdrawn {
         #[serde(rename = "key", with = "raw_keys")]
         invite: NodeId,
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "raw_keys::option_set"
+        )]
+        members: Option<BTreeSet<NodeId>>,
     },
     #[serde(rename = "member.level")]
     LevelChanged {

@@ -251,7 +251,7 @@ impl Event {
     pub(super) fn verify_with(raw: &[u8], checked: &mut Checked) -> Result<Self, EventError> {
         let event = Self::decode_stored(raw)?;
         let signers = [event.community.root(), event.author];
-        let mut nodes = signers.into_iter().chain(event.body.nodes());
+        let mut nodes = signers.into_iter().chain(event.body.keys());
         nodes.try_for_each(|node| checked.check(&node))?;
         let (signed, signature) = split(raw)?;
         Domain::Event

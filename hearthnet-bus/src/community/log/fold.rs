@@ -530,6 +530,17 @@ impl Fold {
             .or_insert(new);
     }
 
+    /// Whoever came by this invite, and is not among those of whom its end names all that were known then,
+    /// was let in afterwards by an event that is dated back.
+    fn put_out_unnamed(&mut self, invite: &NodeId, named: &BTreeSet<NodeId>, actor: Actor) {
+        let came = self.state.members.extract_if(.., |node, member| {
+            let anchor = member.level == Level::Anchor && actor != Actor::Root;
+            member.invite == Some(*invite) && !named.contains(node) && !anchor
+        });
+        // What they have signed stays in the log.
+        self.acted.extend(came.map(|(node, _)| *node.as_bytes()));
+    }
+
     fn has_room(&self) -> bool {
         self.state.members.len() + self.state.revoked.len() < MAX_MEMBERS
     }
@@ -606,7 +617,7 @@ impl Fold {
                 );
                 Ok(())
             }
-            Body::InviteWithdrawn { invite } => {
+            Body::InviteWithdrawn { invite, members } => {
                 let open = self
                     .state
                     .invites
@@ -619,6 +630,9 @@ impl Fold {
                     return Err(NoEffect::InviteWithdrawn);
                 }
                 open.withdrawn = true;
+                if let (Some(members), true) = (members, actor >= ANCHOR) {
+                    self.put_out_unnamed(invite, members, actor);
+                }
                 Ok(())
             }
             Body::Admitted { request, level } => {

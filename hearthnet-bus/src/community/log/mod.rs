@@ -51,7 +51,7 @@ pub use audit::{Record, Status, Verified};
 pub use batch::Batch;
 pub use body::{
     Body, EventError, Level, MAX_BODY_BYTES, MAX_ENDPOINTS, MAX_KIND_BYTES, MAX_LINE_BYTES,
-    MAX_SLOT_BYTES, MAX_USES, Policy,
+    MAX_NAMED, MAX_SLOT_BYTES, MAX_USES, Policy,
 };
 pub use community::{Advert, Community, Fork, Member, OpenInvite, Revocation, Sighting};
 pub use error::{LogError, LogHealth, Refusal};

@@ -5,16 +5,18 @@ use std::path::Path;
 use std::time::Duration;
 
 use hearthnet_transport::Code;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::http::HeaderValue;
 use tokio_tungstenite::tungstenite::http::header::AUTHORIZATION;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 use super::client::Client;
 use super::error::CallError;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
-use super::local_api::{ENDPOINT_FILE, TOKEN_FILE};
+use super::local_api::{ENDPOINT_FILE, SOCKET_FILE, TOKEN_FILE};
 use super::wire::Wire;
 
 /// For the connection and the upgrade, on one machine.
@@ -23,16 +25,37 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_FILE_BYTES: usize = 256;
 
 impl Client {
-    /// Calls the node that runs on `data_dir`, through its local API.
+    /// Calls the node that runs on `data_dir`, through its local API: its Unix socket, or its port and the
+    /// token where there is none that answers.
     ///
     /// # Errors
-    /// `not_found` if none runs there; `unreachable` if it does not answer;
-    /// `unauthorized` if it does not take the token.
+    /// `not_found` if none runs there; `unreachable` if it does not answer, or does not take the token.
     pub async fn connect_local(data_dir: &Path) -> Result<Self, CallError> {
+        let wire = match UnixStream::connect(data_dir.join(SOCKET_FILE)).await {
+            // Whom it lets in the system tells it; the name in the request means nothing.
+            Ok(stream) => {
+                let url = format!("ws://localhost{BUS_PATH}");
+                within_deadline(upgrade(stream, &url, None)).await
+            }
+            Err(_) => Port::of(data_dir)?.connect().await,
+        };
+        Ok(Self::local(wire?))
+    }
+}
+
+/// The port of a node, and what it wants to be shown there.
+struct Port {
+    endpoint: String,
+    token: String,
+}
+
+impl Port {
+    fn of(data_dir: &Path) -> Result<Self, CallError> {
         let read = |name: &str| {
             std::fs::read_to_string(data_dir.join(name))
                 .ok()
                 .filter(|text| text.len() <= MAX_FILE_BYTES)
+                .map(|text| text.trim().to_owned())
         };
         let (Some(endpoint), Some(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {
             return Err(
@@ -40,16 +63,13 @@ impl Client {
                     .with_hint("start one with `hearthnet serve`"),
             );
         };
-        let unreachable = |why: String| {
-            CallError::new(
-                Code::UNREACHABLE,
-                format!("the node on this machine does not answer: {why}"),
-            )
-            .with_hint("is it still running? `hearthnet serve` starts it")
-        };
-        let (endpoint, token) = (endpoint.trim(), token.trim());
+        Ok(Self { endpoint, token })
+    }
+
+    async fn connect(self) -> Result<Wire, CallError> {
         // Loopback only: the token must not leave the machine, whatever the file says.
-        let address: SocketAddr = endpoint
+        let address: SocketAddr = self
+            .endpoint
             .strip_prefix("ws://")
             .and_then(|rest| rest.strip_suffix(BUS_PATH))
             .and_then(|address| address.parse().ok())
@@ -57,33 +77,55 @@ impl Client {
             .ok_or_else(|| {
                 unreachable(format!("{ENDPOINT_FILE} holds no address of this machine"))
             })?;
-        let connecting = async {
+        within_deadline(async {
             let stream = TcpStream::connect(address)
                 .await
                 .map_err(|e| e.to_string())?;
             // Small messages matter more than full packets.
             let _ = stream.set_nodelay(true);
-            let mut request = endpoint.into_client_request().map_err(|e| e.to_string())?;
-            let bearer = format!("Bearer {token}").parse();
-            let mut bearer: tokio_tungstenite::tungstenite::http::HeaderValue =
-                bearer.map_err(|_| format!("{TOKEN_FILE} holds no token"))?;
+            let mut bearer: HeaderValue = format!("Bearer {}", self.token)
+                .parse()
+                .map_err(|_| format!("{TOKEN_FILE} holds no token"))?;
             bearer.set_sensitive(true);
-            request.headers_mut().insert(AUTHORIZATION, bearer);
-            let config = WebSocketConfig::default()
-                .max_message_size(Some(MAX_MESSAGE_BYTES))
-                .max_frame_size(Some(MAX_MESSAGE_BYTES));
-            let (socket, _) = client_async_with_config(request, stream, Some(config))
-                .await
-                .map_err(|e| e.to_string())?;
-            Ok::<_, String>(socket)
-        };
-        match tokio::time::timeout(DEADLINE, connecting).await {
-            Ok(Ok(socket)) => Ok(Self::local(Wire::websocket(socket))),
-            Ok(Err(why)) => Err(unreachable(why)),
-            Err(_) => Err(unreachable(format!(
-                "nothing came for {} s",
-                DEADLINE.as_secs()
-            ))),
-        }
+            upgrade(stream, &self.endpoint, Some(bearer)).await
+        })
+        .await
     }
+}
+
+async fn upgrade<S>(stream: S, url: &str, bearer: Option<HeaderValue>) -> Result<Wire, String>
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let mut request = url.into_client_request().map_err(|e| e.to_string())?;
+    if let Some(bearer) = bearer {
+        request.headers_mut().insert(AUTHORIZATION, bearer);
+    }
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(MAX_MESSAGE_BYTES))
+        .max_frame_size(Some(MAX_MESSAGE_BYTES));
+    let (socket, _) = client_async_with_config(request, stream, Some(config))
+        .await
+        .map_err(|e| e.to_string())?;
+    Ok(Wire::websocket(socket))
+}
+
+async fn within_deadline(
+    connecting: impl Future<Output = Result<Wire, String>>,
+) -> Result<Wire, CallError> {
+    match tokio::time::timeout(DEADLINE, connecting).await {
+        Ok(connected) => connected.map_err(unreachable),
+        Err(_) => Err(unreachable(format!(
+            "nothing came for {} s",
+            DEADLINE.as_secs()
+        ))),
+    }
+}
+
+fn unreachable(why: String) -> CallError {
+    CallError::new(
+        Code::UNREACHABLE,
+        format!("the node on this machine does not answer: {why}"),
+    )
+    .with_hint("is it still running? `hearthnet serve` starts it")
 }

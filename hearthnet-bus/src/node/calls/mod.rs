@@ -91,7 +91,7 @@ pub use frame::{
     WINDOW_BYTES, WINDOW_FRAMES,
 };
 pub use frame_sink::FrameSink;
-pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, TOKEN_FILE};
+pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, SOCKET_FILE, TOKEN_FILE};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{Answering, CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, Origin, Research};

@@ -35,6 +35,7 @@ use crate::membership::Membership;
 use crate::output::{ask, note, print, print_json, span, table, when};
 use crate::root_key;
 use crate::secret;
+use crate::standing;
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
     let home = || Home::open(cx);
@@ -311,11 +312,12 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     let own = home.key.id();
     let now = now_ms();
     let online = |node: &NodeId| state.nodes(now).any(|seen| seen.node == *node);
+    let back = standing::dated_back(home);
     if as_json {
         return print_json(&json!({
             "community": home.log.community().to_string(),
             "name": state.name,
-            "members": crate::members::json(&state, &own),
+            "members": crate::members::json(&state, &own, &back),
         }));
     }
     let rows = state.members().map(|(node, member)| {
@@ -332,7 +334,11 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
             .to_owned(),
         ]
     });
-    print(table(&["name", "node", "level", ""], rows))
+    print(table(&["name", "node", "level", ""], rows))?;
+    if let Some(line) = standing::dated_back_line(&state, &back) {
+        note(line);
+    }
+    Ok(())
 }
 
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {

@@ -497,6 +497,15 @@ fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
     }
 }
 
+/// Who came by the invite, as its end names them.
+fn withdrawn(invite: u8, named: Option<&[u8]>) -> Body {
+    let named = named.map(|seeds| seeds.iter().map(|seed| key(*seed).id()).collect());
+    Body::InviteWithdrawn {
+        invite: key(invite).id(),
+        members: named,
+    }
+}
+
 #[test]
 fn a_demoted_anchor_cannot_write_itself_into_the_past() {
     let (home, _, mut root) = two_anchors();
@@ -518,9 +527,7 @@ fn a_demoted_anchor_cannot_write_itself_into_the_past() {
             last_seq: 0,
         }),
         demoted.make(level_of(3, Level::Member, 0)),
-        demoted.make(Body::InviteWithdrawn {
-            invite: key(51).id(),
-        }),
+        demoted.make(withdrawn(51, Some(&[]))),
     ];
     assert!(demoted.lamport < 100);
     assert_eq!(codes(&home.log, &backdated, NOW), [""; 0]);
@@ -580,6 +587,108 @@ fn a_change_of_level_without_a_bound_is_read_as_it_was() {
     assert_eq!(Event::verify(&raw).unwrap().body, body);
     assert_eq!(codes(&home.log, &[raw], NOW), [""; 0]);
     assert_eq!(home.level(3), Some(Level::Member));
+}
+
+#[test]
+fn whoever_is_let_in_by_a_withdrawn_invite_in_the_past_is_no_member() {
+    let (home, mut me, _) = two_anchors();
+    let mut liar = Author::new(key(3));
+    liar.lamport = me.lamport;
+    // 4 came by it in time, and 5 in the time before by somebody who was quiet until then.
+    assert_eq!(
+        codes(&home.log, &[me.make(admitted(51, 4, Level::Member))], NOW),
+        [""; 0]
+    );
+    me.lamport = 100;
+    let end = me.make(withdrawn(51, Some(&[4])));
+    let admission = liar.make(admitted(51, 5, Level::Member));
+    let mut five = Author::new(key(5));
+    five.lamport = liar.lamport;
+    let past = [admission, five.make(Body::Named { name: "5".into() })];
+    // On one node it came after the end of the invite, on the other before it.
+    let second = Home::joining();
+    codes(&second.log, &all_of(&home.log), NOW);
+    codes(&second.log, &past, NOW);
+    assert_eq!(second.level(5), Some(Level::Member));
+    codes(&second.log, std::slice::from_ref(&end), NOW);
+    codes(
+        &home.log,
+        &[std::slice::from_ref(&end), &past[..]].concat(),
+        NOW,
+    );
+    for home in [&home, &second] {
+        assert_eq!((home.level(4), home.level(5)), (Some(Level::Member), None));
+        assert!(home.log.is_consistent());
+    }
+    assert_eq!(second.log.state(), home.log.state());
+    // Another invite lets it in.
+    let again = [
+        me.make(invited(52, Level::Member, 1)),
+        me.make(admitted(52, 5, Level::Member)),
+    ];
+    assert_eq!(codes(&home.log, &again, NOW), [""; 0]);
+    assert_eq!(home.level(5), Some(Level::Member));
+}
+
+#[test]
+fn the_end_of_an_invite_puts_out_nobody_that_its_author_may_not_put_out() {
+    let (home, mut me, _) = two_anchors();
+    let mut two = Author::new(key(2));
+    let mut member = Author::new(key(4));
+    let open = Body::PolicyChanged(Policy {
+        who_may_invite: Level::Member,
+        ..Policy::default()
+    });
+    let before = [me.make(open), me.make(admitted(51, 4, Level::Member))];
+    member.lamport = me.lamport;
+    let own = [
+        member.make(invited(60, Level::Member, 2)),
+        member.make(invited(61, Level::Member, 2)),
+    ];
+    me.lamport = member.lamport;
+    let came = [
+        me.make(admitted(60, 5, Level::Member)),
+        me.make(admitted(61, 6, Level::Member)),
+    ];
+    member.lamport = me.lamport;
+    two.lamport = me.lamport;
+    let ends = [
+        // A member that names nobody of those it invited, an anchor that names nobody of an invite by
+        // which another anchor came, and a list of a version before this.
+        member.make(withdrawn(60, Some(&[]))),
+        two.make(withdrawn(50, Some(&[]))),
+        two.make(withdrawn(61, None)),
+    ];
+    for events in [&before[..], &own, &came, &ends] {
+        assert_eq!(codes(&home.log, events, NOW), [""; 0]);
+    }
+    let levels = [2, 3, 4, 5, 6].map(|seed| home.level(seed));
+    let member = Some(Level::Member);
+    // 3 came by 50 as well, and is below an anchor.
+    assert_eq!(levels, [Some(Level::Anchor), None, member, member, member]);
+    assert!(home.log.is_consistent());
+}
+
+#[test]
+fn who_withdraws_names_all_that_came_by_the_invite() {
+    let (home, mut me, _) = two_anchors();
+    let came = [
+        me.make(admitted(51, 4, Level::Member)),
+        me.make(admitted(51, 5, Level::Member)),
+    ];
+    assert_eq!(codes(&home.log, &came, NOW), [""; 0]);
+    home.log.append(&key(1), withdrawn(51, None), NOW).unwrap();
+    let last = all_of(&home.log).pop().unwrap();
+    let body = Event::verify(&last).unwrap().body;
+    assert_eq!(body, withdrawn(51, Some(&[4, 5])));
+    let member = Some(Level::Member);
+    assert_eq!((home.level(4), home.level(5)), (member, member));
+    // One of a version before this has no list, and no room for the word of one.
+    let old = me.draft(withdrawn(51, None)).sign(&key(1)).unwrap();
+    assert_eq!(Event::verify(&old).unwrap().body, withdrawn(51, None));
+    let many: Vec<u8> = (1..=65).collect();
+    let long = me.draft(withdrawn(51, Some(&many))).sign(&key(1));
+    assert!(long.is_err());
 }
 
 #[test]
@@ -984,6 +1093,8 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     two.lamport = root_author.lamport;
     let quiet = home.log.verify().unwrap();
     assert_eq!((quiet.late.len(), quiet.void.len()), (0, 0));
+    assert_eq!(home.log.dated_back().unwrap().len(), 0);
+    let one = std::collections::BTreeMap::from([(key(2).id(), 1)]);
     // One was away when the other wrote.
     home.log.append(&key(1), policy(true), NOW).unwrap();
     home.log.append(&key(1), policy(false), NOW).unwrap();
@@ -991,14 +1102,16 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     assert_eq!(codes(&home.log, &[away], NOW), [""; 0]);
     let found = home.log.verify().unwrap();
     assert_eq!(found.problems, Vec::<String>::new());
-    assert_eq!(found.late.get(&key(2).id()), Some(&1), "{found:?}");
+    assert_eq!(found.late, one, "{found:?}");
+    assert_eq!(home.log.dated_back().unwrap(), one);
     // And then loses its level to whoever had not seen it.
     home.log
         .append(&root(), level_of(2, Level::Member, 0), NOW)
         .unwrap();
     let found = home.log.verify().unwrap();
-    assert_eq!(found.void.get(&key(2).id()), Some(&1), "{found:?}");
+    assert_eq!(found.void, one, "{found:?}");
     assert_eq!(found.late.get(&key(2).id()), None);
+    assert_eq!(home.log.dated_back().unwrap(), one);
 }
 
 #[test]

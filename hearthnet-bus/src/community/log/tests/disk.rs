@@ -58,7 +58,8 @@ fn child_that_writes_until_it_is_killed() {
         let id = log.append(&key(2), invited(seed, Level::Member, 1), NOW);
         let id = id.or_else(|_| {
             let invite = key(seed).id();
-            log.append(&key(2), Body::InviteWithdrawn { invite }, NOW)
+            let members = None;
+            log.append(&key(2), Body::InviteWithdrawn { invite, members }, NOW)
         });
         if let Ok(id) = id {
             writeln!(out, "ack {id}").unwrap();
@@ -194,7 +195,10 @@ fn child_on_a_small_disk() {
                 uses: 1,
                 expires_ms: NOW + 1,
             },
-            _ => Body::InviteWithdrawn { invite },
+            _ => Body::InviteWithdrawn {
+                invite,
+                members: None,
+            },
         };
         match log.append(&key(1), body, NOW) {
             Ok(id) => acknowledged.insert(id.to_string()),

@@ -68,6 +68,12 @@ fn body(step: &Step) -> Body {
         }),
         _ => Body::InviteWithdrawn {
             invite: key(invite).id(),
+            // Nothing named, or some, who may have come by it.
+            members: (step.gap > 2).then(|| {
+                (0..step.number)
+                    .map(|n| key(u8::try_from(n).unwrap()).id())
+                    .collect()
+            }),
         },
     }
 }

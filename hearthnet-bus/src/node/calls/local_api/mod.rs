@@ -1,22 +1,30 @@
-//! The local API, for apps on this machine: a plain WebSocket on the loopback interface.
+//! The local API, for apps on this machine: a plain WebSocket, through either of two doors.
 //!
-//! An app reads where it is from [`ENDPOINT_FILE`] and shows the token from
-//! [`TOKEN_FILE`], both in the node's data directory. Whoever can read the token is
-//! this user, so a call through it is a call of this node. Web pages cannot use it:
-//! they cannot read the token, and a browser says where a page came from.
+//! | door | found by | who comes in |
+//! |---|---|---|
+//! | a Unix socket | [`SOCKET_FILE`] | programs of this user, and root's, as the system names them |
+//! | a port of the loopback interface | [`ENDPOINT_FILE`] | who shows the token from [`TOKEN_FILE`] |
+//!
+//! All three files are in the node's data directory. Whoever can read the token is this user, so a call
+//! through either is a call of this node. Web pages cannot use it: they cannot read the token, and a
+//! browser says where a page came from. Other users of the machine may connect to the port, and not to
+//! the socket: its places are this user's alone.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hearthnet_transport::Io;
+use rustix::process::{Uid, geteuid};
 use subtle::ConstantTimeEq as _;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_tungstenite::accept_hdr_async_with_config;
@@ -35,10 +43,12 @@ use crate::identity::whole_file;
 pub const TOKEN_FILE: &str = "bus.token";
 /// Holds the address, `ws://127.0.0.1:PORT/bus/v1`, while the node runs.
 pub const ENDPOINT_FILE: &str = "bus.endpoint";
+/// The Unix socket, there while the node runs.
+pub const SOCKET_FILE: &str = "bus.socket";
 
-/// Connections at once: apps of one machine. As many may be on their upgrade request: for one more the
-/// one that has been for longest is closed, so that other users of the machine, who have no token,
-/// keep nobody out.
+/// Connections at once through one door: apps of one machine. As many may be on their upgrade request:
+/// for one more the one that has been for longest is closed, so that other users of the machine, who
+/// have no token, keep nobody out.
 const MAX_CONNECTIONS: usize = 32;
 /// For the upgrade request.
 const UPGRADE_DEADLINE: Duration = Duration::from_secs(5);
@@ -67,8 +77,9 @@ pub enum LocalApiError {
 pub struct LocalApi {
     addr: SocketAddr,
     files: Option<Files>,
+    socket: Option<SocketFile>,
     stop: Cancel,
-    task: Option<tokio::task::JoinHandle<()>>,
+    tasks: JoinSet<()>,
 }
 
 impl std::fmt::Debug for LocalApi {
@@ -80,7 +91,9 @@ impl std::fmt::Debug for LocalApi {
 }
 
 impl LocalApi {
-    /// Listens on a free port of 127.0.0.1, for apps that can read `data_dir`.
+    /// Listens on a free port of 127.0.0.1 and, where the system lets it, at a Unix socket, for apps that
+    /// can read `data_dir`. The caller holds the directory's lock: a socket that lies there was left
+    /// behind by a node that was killed, and is replaced.
     ///
     /// # Errors
     /// [`LocalApiError`].
@@ -91,13 +104,31 @@ impl LocalApi {
         let addr = listener.local_addr().map_err(LocalApiError::Listen)?;
         let token = new_token()?;
         let files = Files::write(data_dir, &token, &format!("ws://{addr}{BUS_PATH}"))?;
-        let stop = Cancel::default();
-        let task = tokio::spawn(accept(listener, token, server, stop.clone()));
+        let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
+        let (stop, mut tasks) = (Cancel::default(), JoinSet::new());
+        let port = Door::Port(listener, Arc::new(bearer));
+        tasks.spawn(accept(port, Arc::clone(&server), stop.clone()));
+        let socket = match SocketFile::bind(data_dir.join(SOCKET_FILE)) {
+            Ok((listener, file)) => {
+                let door = Door::Socket(listener, geteuid());
+                tasks.spawn(accept(door, server, stop.clone()));
+                Some(file)
+            }
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "programs of this machine come through the port only: there is no socket {SOCKET_FILE} in {}",
+                    data_dir.display()
+                );
+                None
+            }
+        };
         Ok(Self {
             addr,
             files: Some(files),
+            socket,
             stop,
-            task: Some(task),
+            tasks,
         })
     }
 
@@ -106,19 +137,22 @@ impl LocalApi {
         self.addr
     }
 
-    /// Closes the listener and every connection, and removes its files.
+    /// Closes both doors and every connection, and removes its files.
     pub async fn close(mut self) {
+        self.remove_files();
         self.stop.cancel();
-        drop(self.files.take());
-        if let Some(task) = self.task.take() {
-            let _ = task.await;
-        }
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Before the socket is closed: until then no other file has its number.
+    fn remove_files(&mut self) {
+        drop((self.socket.take(), self.files.take()));
     }
 }
 
 impl Drop for LocalApi {
     fn drop(&mut self) {
-        self.stop.cancel();
+        self.remove_files();
     }
 }
 
@@ -162,26 +196,98 @@ impl Drop for Files {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    token: Zeroizing<String>,
-    server: Arc<CallServer>,
-    stop: Cancel,
-) {
-    let expected = Arc::new(Zeroizing::new(format!("Bearer {}", token.as_str())));
+/// The socket's file, removed when dropped unless another node has replaced it.
+struct SocketFile {
+    path: PathBuf,
+    /// Its device and number.
+    is: (u64, u64),
+}
+
+impl SocketFile {
+    /// A socket at a path where nobody else listens.
+    fn bind(path: PathBuf) -> io::Result<(UnixListener, Self)> {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => io::Error::new(
+                error.kind(),
+                "its path is longer than the system allows for a socket",
+            ),
+            _ => error,
+        })?;
+        let is = Self::number(&path)?;
+        let file = Self { path, is };
+        // Until here its mode is as the user's mask says; who connects meanwhile is looked at as well.
+        fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600))?;
+        Ok((listener, file))
+    }
+
+    fn number(path: &Path) -> io::Result<(u64, u64)> {
+        let found = fs::symlink_metadata(path)?;
+        Ok((found.dev(), found.ino()))
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if Self::number(&self.path).is_ok_and(|found| found == self.is) {
+            // Nothing can be done about a failure here.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Where apps come in.
+enum Door {
+    /// Every user of the machine may connect: an app shows the token, as this header has it.
+    Port(TcpListener, Arc<Zeroizing<String>>),
+    /// The system says whose a connection is: this user's.
+    Socket(UnixListener, Uid),
+}
+
+impl Door {
+    /// The next app, and with which header it has to come.
+    async fn next(&self) -> (Box<dyn Io>, Option<Arc<Zeroizing<String>>>) {
+        match self {
+            Self::Port(listener, bearer) => {
+                let (stream, _) = hearthnet_transport::accept(listener).await;
+                // Small messages matter more than full packets.
+                let _ = stream.set_nodelay(true);
+                (Box::new(stream), Some(Arc::clone(bearer)))
+            }
+            Self::Socket(listener, own) => loop {
+                let (stream, _) = hearthnet_transport::accept(listener).await;
+                if is_of(&stream, *own) {
+                    return (Box::new(stream), None);
+                }
+                tracing::info!("a program of another user was not let in");
+            },
+        }
+    }
+}
+
+/// Whether this user's program has connected. Root's may as well: it can read the token, and be any user.
+fn is_of(stream: &UnixStream, own: Uid) -> bool {
+    let peer = stream.peer_cred().map(|peer| peer.uid());
+    peer.is_ok_and(|uid| uid == own.as_raw() || uid == Uid::ROOT.as_raw())
+}
+
+async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
     // Dropped, they end every connection.
     let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
     let mut oldest = VecDeque::<AbortHandle>::new();
     loop {
         tokio::select! {
-            (stream, _) = hearthnet_transport::accept(&listener) => {
+            (stream, bearer) = door.next() => {
                 oldest.retain(|one| !one.is_finished());
                 if oldest.len() >= MAX_CONNECTIONS
                     && let Some(one) = oldest.pop_front()
                 {
                     one.abort();
                 }
-                oldest.push_back(entering.spawn(enter(stream, Arc::clone(&expected))));
+                oldest.push_back(entering.spawn(enter(stream, bearer)));
             }
             Some(entered) = entering.join_next(), if !entering.is_empty() => {
                 // One too many is closed.
@@ -196,10 +302,8 @@ async fn accept(
     }
 }
 
-/// An app that shows the token.
-async fn enter(stream: TcpStream, expected: Arc<Zeroizing<String>>) -> Option<Wire> {
-    // Small messages matter more than full packets.
-    let _ = stream.set_nodelay(true);
+/// An app that shows what it has to.
+async fn enter(stream: Box<dyn Io>, bearer: Option<Arc<Zeroizing<String>>>) -> Option<Wire> {
     let config = WebSocketConfig::default()
         .read_buffer_size(16 * 1024)
         .write_buffer_size(16 * 1024)
@@ -207,7 +311,10 @@ async fn enter(stream: TcpStream, expected: Arc<Zeroizing<String>>) -> Option<Wi
         .max_message_size(Some(MAX_MESSAGE_BYTES))
         .max_frame_size(Some(MAX_MESSAGE_BYTES));
     #[expect(clippy::result_large_err, reason = "the library's own type")]
-    let check = |request: &Request, response: Response| may_enter(request, &expected, response);
+    let check = |request: &Request, response: Response| {
+        let bearer = bearer.as_ref().map(|bearer| bearer.as_str());
+        may_enter(request, bearer, response)
+    };
     let upgrade = accept_hdr_async_with_config(stream, check, Some(config));
     match timeout(UPGRADE_DEADLINE, upgrade).await {
         Ok(Ok(socket)) => return Some(Wire::websocket(socket)),
@@ -220,7 +327,7 @@ async fn enter(stream: TcpStream, expected: Arc<Zeroizing<String>>) -> Option<Wi
 #[expect(clippy::result_large_err, reason = "the library's own type")]
 fn may_enter(
     request: &Request,
-    expected: &str,
+    bearer: Option<&str>,
     response: Response,
 ) -> Result<Response, ErrorResponse> {
     let refuse = |status: StatusCode, why: &str| {
@@ -239,7 +346,7 @@ fn may_enter(
     }
     let given = request.headers().get(header::AUTHORIZATION);
     let given = given.map_or(&[][..], HeaderValue::as_bytes);
-    if !bool::from(given.ct_eq(expected.as_bytes())) {
+    if bearer.is_some_and(|bearer| !bool::from(given.ct_eq(bearer.as_bytes()))) {
         return refuse(
             StatusCode::UNAUTHORIZED,
             "send \"Authorization: Bearer TOKEN\" with the token from the file bus.token\n",

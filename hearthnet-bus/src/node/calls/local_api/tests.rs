@@ -1,6 +1,6 @@
-use std::os::unix::fs::PermissionsExt as _;
-
 use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -44,16 +44,32 @@ fn read(dir: &Path, name: &str) -> String {
 
 /// Connects with these headers; the status of a refusal.
 async fn enter(url: &str, headers: &[(&'static str, &str)]) -> Result<Wire, u16> {
+    let addr = url.split('/').nth(2).unwrap();
+    enter_over(TcpStream::connect(addr).await.unwrap(), url, headers).await
+}
+
+async fn enter_over(
+    stream: impl Io + 'static,
+    url: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<Wire, u16> {
     let mut request = url.into_client_request().unwrap();
     for (name, value) in headers {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
-    let addr = request.uri().authority().unwrap().to_string();
-    let stream = TcpStream::connect(addr).await.unwrap();
     match client_async(request, stream).await {
         Ok((socket, _)) => Ok(Wire::websocket(socket)),
         Err(WsError::Http(refusal)) => Err(refusal.status().as_u16()),
         Err(other) => panic!("{other}"),
+    }
+}
+
+/// Whether it is answered.
+async fn answers(client: &Client) -> bool {
+    let describe = "bus.describe@1.0".parse().unwrap();
+    match client.call(&describe, &json!({})) {
+        Ok(call) => call.result().await.is_ok(),
+        Err(_) => false,
     }
 }
 
@@ -137,7 +153,7 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
         read(dir.path(), ENDPOINT_FILE),
         format!("ws://127.0.0.1:{}/bus/v1", api.addr().port())
     );
-    for name in [TOKEN_FILE, ENDPOINT_FILE] {
+    for name in [TOKEN_FILE, ENDPOINT_FILE, SOCKET_FILE] {
         let mode = fs::metadata(dir.path().join(name))
             .unwrap()
             .permissions()
@@ -149,6 +165,9 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     // The first one leaves the second one's files alone.
     api.close().await;
     assert!(read(dir.path(), ENDPOINT_FILE).contains(&second.addr().to_string()));
+    UnixStream::connect(dir.path().join(SOCKET_FILE))
+        .await
+        .unwrap();
     drop(second);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
@@ -177,12 +196,129 @@ async fn a_program_of_this_machine_finds_the_local_api_by_the_data_directory() {
     assert_eq!(nobody.code().as_str(), "not_found");
     let api = open(dir.path()).await;
     let client = Client::connect_local(dir.path()).await.unwrap();
-    let describe = "bus.describe@1.0".parse().unwrap();
-    let end = client.call(&describe, &json!({})).unwrap().result().await;
-    assert!(end.is_ok());
+    assert!(answers(&client).await);
+    // Where there is no socket, by the port.
+    fs::remove_file(dir.path().join(SOCKET_FILE)).unwrap();
+    let client = Client::connect_local(dir.path()).await.unwrap();
+    assert!(answers(&client).await);
     // A token is shown to this machine only, whatever the file says.
     fs::write(dir.path().join(ENDPOINT_FILE), "ws://192.0.2.1:9/bus/v1\n").unwrap();
     let elsewhere = Client::connect_local(dir.path()).await.unwrap_err();
     assert_eq!(elsewhere.code().as_str(), "unreachable");
+    api.close().await;
+}
+
+#[tokio::test]
+async fn a_program_of_this_user_comes_in_through_the_socket_without_a_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = open(dir.path()).await;
+    for name in [TOKEN_FILE, ENDPOINT_FILE] {
+        fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    let client = Client::connect_local(dir.path()).await.unwrap();
+    assert!(answers(&client).await);
+    for (url, headers, status) in [
+        ("ws://localhost/bus/v1", vec![("origin", "null")], 403),
+        ("ws://localhost/sync/v1", vec![], 404),
+    ] {
+        let stream = UnixStream::connect(dir.path().join(SOCKET_FILE)).await;
+        let refused = enter_over(stream.unwrap(), url, &headers).await;
+        assert_eq!(refused.err(), Some(status), "{url} {headers:?}");
+    }
+    api.close().await;
+    assert!(!dir.path().join(SOCKET_FILE).exists());
+}
+
+#[tokio::test]
+async fn the_socket_has_places_that_a_crowd_at_the_port_does_not_take() {
+    let dir = tempfile::tempdir().unwrap();
+    let api = open(dir.path()).await;
+    let bearer = format!("Bearer {}", read(dir.path(), TOKEN_FILE));
+    let url = read(dir.path(), ENDPOINT_FILE);
+    let mut crowd = Vec::new();
+    for _ in 0..MAX_CONNECTIONS {
+        let wire = enter(&url, &[("authorization", &bearer)]).await;
+        let client = Client::local(wire.unwrap());
+        assert!(answers(&client).await);
+        crowd.push(client);
+    }
+    let wire = enter(&url, &[("authorization", &bearer)]).await;
+    assert!(!answers(&Client::local(wire.unwrap())).await);
+    let owner = Client::connect_local(dir.path()).await.unwrap();
+    assert!(answers(&owner).await);
+    api.close().await;
+}
+
+#[tokio::test]
+async fn a_socket_that_a_killed_node_left_behind_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(SOCKET_FILE);
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(UnixStream::connect(&path).await.is_err());
+    let api = open(dir.path()).await;
+    let stream = UnixStream::connect(&path).await.unwrap();
+    let wire = enter_over(stream, "ws://localhost/bus/v1", &[]).await;
+    assert!(answers(&Client::local(wire.unwrap())).await);
+    api.close().await;
+}
+
+#[tokio::test]
+async fn where_the_path_is_too_long_for_a_socket_programs_come_through_the_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let deep = dir.path().join("a-name-of-some-length/".repeat(6));
+    fs::create_dir_all(&deep).unwrap();
+    let why = SocketFile::bind(deep.join(SOCKET_FILE)).err().unwrap();
+    assert!(why.to_string().contains("longer than"), "{why}");
+    let api = open(&deep).await;
+    let client = Client::connect_local(&deep).await.unwrap();
+    assert!(answers(&client).await);
+    api.close().await;
+}
+
+/// What `then` comes to in a thread of another user; `None` where this process may not be somebody else,
+/// as it may if it is root's.
+#[cfg(target_os = "linux")]
+fn as_nobody<T: Send + 'static>(then: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    // The system gives users to threads: the rest of this process stays who it is.
+    let become_nobody = || rustix::thread::set_thread_uid(Uid::from_raw(65_534));
+    let thread = std::thread::spawn(move || become_nobody().ok().map(|()| then()));
+    thread.join().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn another_user_does_not_come_in_through_the_socket() {
+    use std::os::unix::net::UnixStream as Blocking;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(SOCKET_FILE);
+    let api = open(dir.path()).await;
+    let open_to_all = |path: &Path| {
+        let all = fs::Permissions::from_mode(0o777);
+        fs::set_permissions(path, all).unwrap();
+    };
+    // Of those who get to the folder, the socket's own mode keeps them out,
+    open_to_all(dir.path());
+    let at = path.clone();
+    let Some(refused) = as_nobody(move || Blocking::connect(at).err()) else {
+        eprintln!("not tried: this process may not become another user, as root may");
+        return;
+    };
+    let refused = refused.map(|error| error.kind());
+    assert_eq!(refused, Some(io::ErrorKind::PermissionDenied));
+    // and if it did not, the system would tell who they are: more than there are places.
+    open_to_all(&path);
+    let connect = move || -> io::Result<Vec<Blocking>> {
+        let all = (0..2 * MAX_CONNECTIONS).map(|_| Blocking::connect(&path));
+        all.collect()
+    };
+    let crowd = as_nobody(connect).unwrap().unwrap();
+    let owner = Client::connect_local(dir.path()).await.unwrap();
+    assert!(answers(&owner).await);
+    for one in crowd {
+        one.set_nonblocking(true).unwrap();
+        let mut one = UnixStream::from_std(one).unwrap();
+        assert_eq!(one.read(&mut [0; 1]).await.unwrap(), 0);
+    }
+    assert!(answers(&owner).await);
     api.close().await;
 }
