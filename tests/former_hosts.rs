@@ -298,6 +298,8 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
         1,
         "what it knows is kept"
     );
+    let host = street.stubborn.node.id().short();
+    assert!(street.asks.says(&["status"]).contains(&host));
     street
         .founder
         .says(&["community", "revoke", &street.stubborn.id()]);
@@ -306,4 +308,6 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
     messages.extend([first, json!({"role": "user", "content": "Go on."})]);
     ask(&messages);
     assert_eq!(street.stubborn.steps(), left);
+    // Nor is what was seen of it told, as if it would be asked again.
+    assert!(!street.asks.says(&["status"]).contains(&host));
 }

@@ -14,7 +14,7 @@ use futures_util::future::{join_all, select_ok};
 use hearthnet_bus::NodeId;
 use hearthnet_bus::discovery::{Claims, Local};
 use hearthnet_bus::joining::JOINS_MS;
-use hearthnet_bus::log::{Advert, Community, LogHealth};
+use hearthnet_bus::log::{Advert, Community, Level, LogHealth};
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
@@ -276,6 +276,9 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
 /// What the chats of the running node have seen of hosts, in ten minutes or so.
 fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
     let all = running.map_or(&[][..], |running| &running.host_health);
+    // Nobody is asked any more who may not serve.
+    let may_serve = |host: &NodeId| state.level(host) >= Some(Level::Trusted);
+    let all: Vec<_> = all.iter().filter(|one| may_serve(&one.host)).collect();
     if all.is_empty() {
         return;
     }
