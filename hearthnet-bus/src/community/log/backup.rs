@@ -95,12 +95,7 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
         }
         parts.insert(name, bytes);
     }
-    let log: bool = conn.query_row(
-        "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'log'",
-        [],
-        |row| row.get(0),
-    )?;
-    Ok((parts, log))
+    Ok((parts, db::has(&conn, "log")?))
 }
 
 /// Makes the log of a backup that [`read`] has looked at the log in `dir`, which must not have one.

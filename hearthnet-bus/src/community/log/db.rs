@@ -13,9 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{
-    Connection, OpenFlags, OptionalExtension as _, Params, Row, TransactionBehavior, params,
-};
+use rusqlite::{Connection, OpenFlags, Params, Row, TransactionBehavior, params};
 use sha2::{Digest as _, Sha256};
 
 use super::error::LogError;
@@ -162,6 +160,35 @@ fn one<T>(
     Ok(conn.prepare_cached(sql)?.query_row(params, of)?)
 }
 
+/// Visits the rows of a query until `visit` says no.
+fn each(
+    conn: &Connection,
+    sql: &str,
+    params: impl Params,
+    mut visit: impl FnMut(&Row<'_>) -> Result<bool, LogError>,
+) -> Result<(), LogError> {
+    let mut statement = conn.prepare_cached(sql)?;
+    let mut rows = statement.query(params)?;
+    while let Some(row) = rows.next()? {
+        if !visit(row)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Runs a statement that has no rows.
+fn execute(conn: &Connection, sql: &str, params: impl Params) -> Result<(), LogError> {
+    conn.prepare_cached(sql)?.execute(params)?;
+    Ok(())
+}
+
+/// Whether there is a table or an index of this name.
+pub(super) fn has(conn: &Connection, name: &str) -> Result<bool, LogError> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = ?1)";
+    one(conn, sql, [name], |row| row.get(0))
+}
+
 fn position_of(row: &Row<'_>) -> rusqlite::Result<Position> {
     Ok(Position {
         lamport: row.get(0)?,
@@ -196,11 +223,8 @@ pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), Lo
     conn.execute_batch(SCHEMA)?;
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
     conn.pragma_update(None, "user_version", FORMAT)?;
-    conn.execute(
-        "INSERT INTO log VALUES (1, ?1, 0, 0, 0)",
-        [community.as_bytes()],
-    )?;
-    Ok(())
+    let sql = "INSERT INTO log VALUES (1, ?1, 0, 0, 0)";
+    execute(conn, sql, [community.as_bytes()])
 }
 
 /// Makes a database that came out of a backup this program's log.
@@ -246,8 +270,7 @@ pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
 }
 
 pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
-    conn.execute("UPDATE log SET doubt = ?1", [doubt])?;
-    Ok(())
+    execute(conn, "UPDATE log SET doubt = ?1", [doubt])
 }
 
 /// What the file system knows a file by: a copy, also one that was put back in its place, is
@@ -273,8 +296,7 @@ impl FileIdentity {
 
 /// As which file the database was last written; `None` if no program has noted it.
 pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> {
-    let tables = "SELECT count(*) FROM sqlite_schema WHERE name = 'file'";
-    if !one(conn, tables, [], |row| row.get::<_, bool>(0))? {
+    if !has(conn, "file")? {
         return Ok(None);
     }
     let file = rows(conn, "SELECT inode, born FROM file", [], |row| {
@@ -288,17 +310,13 @@ pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> 
 
 pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogError> {
     conn.execute_batch(FILE_SCHEMA)?;
-    conn.execute(
-        "INSERT OR REPLACE INTO file VALUES (1, ?1, ?2)",
-        [file.inode, file.born],
-    )?;
-    Ok(())
+    let sql = "INSERT OR REPLACE INTO file VALUES (1, ?1, ?2)";
+    execute(conn, sql, [file.inode, file.born])
 }
 
 /// Brings the tables of an older program up to date.
 pub(super) fn upgrade(conn: &Connection) -> Result<(), LogError> {
-    let old = "SELECT count(*) FROM sqlite_schema WHERE name = 'durable_in_order'";
-    if one(conn, old, [], |row| row.get::<_, bool>(0))? {
+    if has(conn, "durable_in_order")? {
         let tx = conn.unchecked_transaction()?;
         tx.execute_batch(UPGRADE)?;
         tx.commit()?;
@@ -375,7 +393,13 @@ pub(super) fn close(conn: Connection) -> Result<(), LogError> {
 pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
     for table in ["durable", "ephemeral"] {
         for order in ["ASC", "DESC"] {
-            let whole = read_all(conn, table, order, &mut visit);
+            let sql = format!("SELECT raw FROM {table} ORDER BY arrival {order}");
+            let whole = each(conn, &sql, [], |row| {
+                if let Ok(raw) = row.get(0) {
+                    visit(raw);
+                }
+                Ok(true)
+            });
             if whole.is_ok() {
                 break;
             }
@@ -383,31 +407,13 @@ pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
     }
 }
 
-fn read_all(
-    conn: &Connection,
-    table: &str,
-    order: &str,
-    visit: &mut impl FnMut(Vec<u8>),
-) -> Result<(), LogError> {
-    let sql = format!("SELECT raw FROM {table} ORDER BY arrival {order}");
-    let mut statement = conn.prepare(&sql)?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
-        if let Ok(raw) = row.get(0) {
-            visit(raw);
-        }
-    }
-    Ok(())
-}
-
 pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {
     one(conn, "SELECT changes FROM log", [], |row| row.get(0))
 }
 
 pub(super) fn set_head(conn: &Connection, clock: u64, changes: u64) -> Result<(), LogError> {
-    conn.prepare_cached("UPDATE log SET clock = ?1, changes = ?2")?
-        .execute([int(clock), int(changes)])?;
-    Ok(())
+    let sql = "UPDATE log SET clock = ?1, changes = ?2";
+    execute(conn, sql, [int(clock), int(changes)])
 }
 
 pub(super) fn authors(conn: &Connection) -> Result<Vec<(NodeId, AuthorRow)>, LogError> {
@@ -429,22 +435,23 @@ pub(super) fn set_author(
     author: &NodeId,
     row: &AuthorRow,
 ) -> Result<(), LogError> {
-    conn.prepare_cached("INSERT OR REPLACE INTO authors VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
-        .execute(params![
-            author.as_bytes(),
-            int(row.head),
-            row.fork.map(int),
-            int(row.events),
-            int(row.bytes),
-            int(row.ephemeral),
-        ])?;
-    Ok(())
+    let sql = "INSERT OR REPLACE INTO authors VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![
+        author.as_bytes(),
+        int(row.head),
+        row.fork.map(int),
+        int(row.events),
+        int(row.bytes),
+        int(row.ephemeral),
+    ];
+    execute(conn, sql, row)
 }
 
-fn forget_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
-    conn.prepare_cached("DELETE FROM authors WHERE author = ?1")?
-        .execute([author.as_bytes()])?;
-    Ok(())
+/// Deletes all durable events of an author.
+pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
+    delete_after(conn, author, 0)?;
+    let sql = "DELETE FROM authors WHERE author = ?1";
+    execute(conn, sql, [author.as_bytes()])
 }
 
 /// The durable events of an author at one place, by hash: one, or two after a fork.
@@ -493,17 +500,16 @@ pub(super) fn last(
     up_to: u64,
     wanted: impl Fn(&Position) -> bool,
 ) -> Result<Option<EventHash>, LogError> {
-    let mut statement = conn.prepare_cached(
-        "SELECT lamport, author, seq, hash FROM durable
-         WHERE lamport <= ?1 ORDER BY lamport DESC, author DESC, seq DESC, hash DESC",
-    )?;
-    let mut rows = statement.query([int(up_to)])?;
-    while let Some(row) = rows.next()? {
+    let sql = "SELECT lamport, author, seq, hash FROM durable
+         WHERE lamport <= ?1 ORDER BY lamport DESC, author DESC, seq DESC, hash DESC";
+    let mut last = None;
+    each(conn, sql, [int(up_to)], |row| {
         if wanted(&position_of(row)?) {
-            return Ok(Some(EventHash(row.get(3)?)));
+            last = Some(EventHash(row.get(3)?));
         }
-    }
-    Ok(None)
+        Ok(last.is_none())
+    })?;
+    Ok(last)
 }
 
 /// The bytes of a durable event, checked against the hash that it was stored under.
@@ -547,31 +553,27 @@ pub(super) fn insert_durable(
     hash: EventHash,
     raw: &[u8],
 ) -> Result<(), LogError> {
-    conn.prepare_cached(
-        "INSERT INTO durable (author, seq, hash, lamport, sum, raw) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-    )?
-    .execute(params![
+    let sql = "INSERT INTO durable (author, seq, hash, lamport, sum, raw)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![
         event.author.as_bytes(),
         int(event.seq),
         hash.0,
         int(event.lamport),
         sum(raw),
         raw,
-    ])?;
-    Ok(())
+    ];
+    execute(conn, sql, row)
 }
 
 pub(super) fn delete_durable(conn: &Connection, arrival: i64) -> Result<(), LogError> {
-    conn.prepare_cached("DELETE FROM durable WHERE arrival = ?1")?
-        .execute([arrival])?;
-    Ok(())
+    execute(conn, "DELETE FROM durable WHERE arrival = ?1", [arrival])
 }
 
 /// Deletes what lies beyond a fork.
 pub(super) fn delete_after(conn: &Connection, author: &NodeId, seq: u64) -> Result<(), LogError> {
-    conn.prepare_cached("DELETE FROM durable WHERE author = ?1 AND seq > ?2")?
-        .execute(params![author.as_bytes(), int(seq)])?;
-    Ok(())
+    let sql = "DELETE FROM durable WHERE author = ?1 AND seq > ?2";
+    execute(conn, sql, params![author.as_bytes(), int(seq)])
 }
 
 /// How many durable events of an author are stored, and their size.
@@ -603,17 +605,11 @@ pub(super) fn walk(
     from_lamport: u64,
     mut visit: impl FnMut(Position, i64) -> Result<bool, LogError>,
 ) -> Result<(), LogError> {
-    let mut statement = conn.prepare_cached(
-        "SELECT lamport, author, seq, arrival FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash",
-    )?;
-    let mut rows = statement.query([int(from_lamport)])?;
-    while let Some(row) = rows.next()? {
-        if !visit(position_of(row)?, row.get(3)?)? {
-            break;
-        }
-    }
-    Ok(())
+    let sql = "SELECT lamport, author, seq, arrival FROM durable
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
+    each(conn, sql, [int(from_lamport)], |row| {
+        visit(position_of(row)?, row.get(3)?)
+    })
 }
 
 /// Reads the durable events after a position, in their order. `wanted` says which; the others
@@ -624,21 +620,18 @@ pub(super) fn scan(
     wanted: impl Fn(&Position) -> bool,
     mut visit: impl FnMut(&Event) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
-    let mut statement = conn.prepare_cached(
-        "SELECT lamport, author, seq, raw, hash, sum FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash",
-    )?;
-    let mut rows = statement.query([after.map_or(0, |at| int(at.lamport))])?;
-    while let Some(row) = rows.next()? {
+    let sql = "SELECT lamport, author, seq, raw, hash, sum FROM durable
+         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
+    let from_lamport = after.map_or(0, |at| int(at.lamport));
+    each(conn, sql, [from_lamport], |row| {
         let position = position_of(row)?;
-        if after.is_some_and(|at| position <= at) || !wanted(&position) {
-            continue;
+        if after.is_none_or(|at| position > at) && wanted(&position) {
+            let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
+            check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
+            visit(&stored_event(raw)?)?;
         }
-        let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
-        check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
-        visit(&stored_event(raw)?)?;
-    }
-    Ok(())
+        Ok(true)
+    })
 }
 
 fn ephemeral_of(row: &Row<'_>) -> Result<EphemeralRow, LogError> {
@@ -662,12 +655,11 @@ pub(super) fn ephemerals(
     conn: &Connection,
     mut visit: impl FnMut(EphemeralRow) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
-    let mut statement = conn.prepare_cached(&format!("SELECT {EPHEMERAL} FROM ephemeral"))?;
-    let mut rows = statement.query([])?;
-    while let Some(row) = rows.next()? {
+    let sql = format!("SELECT {EPHEMERAL} FROM ephemeral");
+    each(conn, &sql, [], |row| {
         visit(ephemeral_of(row)?)?;
-    }
-    Ok(())
+        Ok(true)
+    })
 }
 
 pub(super) fn ephemeral(
@@ -675,22 +667,22 @@ pub(super) fn ephemeral(
     author: &NodeId,
     slot: &str,
 ) -> Result<Option<EphemeralRow>, LogError> {
-    let mut statement = conn.prepare_cached(&format!(
-        "SELECT {EPHEMERAL} FROM ephemeral WHERE author = ?1 AND slot = ?2"
-    ))?;
-    let mut rows = statement.query(params![author.as_bytes(), slot])?;
-    rows.next()?.map(ephemeral_of).transpose()
+    let sql = format!("SELECT {EPHEMERAL} FROM ephemeral WHERE author = ?1 AND slot = ?2");
+    let mut found = None;
+    each(conn, &sql, params![author.as_bytes(), slot], |row| {
+        found = Some(ephemeral_of(row)?);
+        Ok(false)
+    })?;
+    Ok(found)
 }
 
 pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(), LogError> {
-    conn.prepare_cached(
-        "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw, sum)
+    let sql = "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw, sum)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
          ON CONFLICT (author, slot) DO UPDATE SET seq = excluded.seq, hash = excluded.hash,
              expires = excluded.expires, keep = excluded.keep, raw = excluded.raw,
-             sum = excluded.sum",
-    )?
-    .execute(params![
+             sum = excluded.sum";
+    let row = params![
         row.author.as_bytes(),
         row.slot,
         int(row.seq),
@@ -699,8 +691,8 @@ pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(),
         int(row.keep_ms),
         row.raw,
         sum(&row.raw),
-    ])?;
-    Ok(())
+    ];
+    execute(conn, sql, row)
 }
 
 pub(super) fn delete_ephemeral(
@@ -708,9 +700,8 @@ pub(super) fn delete_ephemeral(
     author: &NodeId,
     slot: &str,
 ) -> Result<(), LogError> {
-    conn.prepare_cached("DELETE FROM ephemeral WHERE author = ?1 AND slot = ?2")?
-        .execute(params![author.as_bytes(), slot])?;
-    Ok(())
+    let sql = "DELETE FROM ephemeral WHERE author = ?1 AND slot = ?2";
+    execute(conn, sql, params![author.as_bytes(), slot])
 }
 
 /// The slots of which nothing is to be remembered at `now_ms`.
@@ -721,30 +712,15 @@ pub(super) fn expired(conn: &Connection, now_ms: u64) -> Result<Vec<(NodeId, Str
     })
 }
 
-/// Deletes all durable events of an author.
-pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
-    delete_after(conn, author, 0)?;
-    forget_author(conn, author)
-}
-
 /// The newest snapshot before a position.
 pub(super) fn snapshot(conn: &Connection, before: Position) -> Result<Option<Fold>, LogError> {
-    let before = (
-        int(before.lamport),
-        *before.author.as_bytes(),
-        int(before.seq),
-    );
-    let found: Option<(Vec<u8>, Vec<u8>)> = conn
-        .prepare_cached(
-            "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
-             ORDER BY folded DESC LIMIT 1",
-        )?
-        .query_row(before, |row| Ok((row.get(0)?, row.get(1)?)))
-        .optional()?;
-    let Some((bytes, sum)) = found else {
+    let sql = "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
+         ORDER BY folded DESC LIMIT 1";
+    let found: Vec<(Vec<u8>, Vec<u8>)> = rows(conn, sql, place(&before), |row| row.try_into())?;
+    let Some((bytes, sum)) = found.first() else {
         return Ok(None);
     };
-    if Sha256::digest(&bytes).as_slice() != sum {
+    if Sha256::digest(bytes).as_slice() != sum {
         return Err(LogError::corrupt("a snapshot is not what was stored"));
     }
     // One that cannot be read is of another version: the fold can be made again.
@@ -764,21 +740,22 @@ pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Resul
     let mut bytes = Vec::new();
     ciborium::into_writer(fold, &mut bytes)
         .map_err(|_| LogError::corrupt("its state cannot be encoded"))?;
-    conn.prepare_cached("INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?
-        .execute(params![
-            int(fold.count),
-            int(at.lamport),
-            at.author.as_bytes(),
-            int(at.seq),
-            bytes,
-            Sha256::digest(&bytes).as_slice(),
-        ])?;
+    let sum = Sha256::digest(&bytes);
+    let sql = "INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![
+        int(fold.count),
+        int(at.lamport),
+        at.author.as_bytes(),
+        int(at.seq),
+        bytes,
+        sum.as_slice(),
+    ];
+    execute(conn, sql, row)?;
     let sql = "SELECT folded FROM snapshots ORDER BY folded";
     let all: Vec<i64> = rows(conn, sql, [], |row| row.get(0))?;
     if all.len() > keep {
         for folded in all.iter().take(all.len() / 2).step_by(2) {
-            conn.prepare_cached("DELETE FROM snapshots WHERE folded = ?1")?
-                .execute([folded])?;
+            execute(conn, "DELETE FROM snapshots WHERE folded = ?1", [folded])?;
         }
     }
     Ok(())
@@ -786,15 +763,13 @@ pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Resul
 
 /// Drops the snapshots that hold events at or after a position; all of them for `None`.
 pub(super) fn drop_snapshots(conn: &Connection, from: Option<Position>) -> Result<(), LogError> {
-    match from {
-        None => conn.execute("DELETE FROM snapshots", [])?,
-        Some(from) => conn
-            .prepare_cached("DELETE FROM snapshots WHERE (lamport, author, seq) >= (?1, ?2, ?3)")?
-            .execute(params![
-                int(from.lamport),
-                from.author.as_bytes(),
-                int(from.seq)
-            ])?,
+    let Some(from) = from else {
+        return execute(conn, "DELETE FROM snapshots", []);
     };
-    Ok(())
+    let sql = "DELETE FROM snapshots WHERE (lamport, author, seq) >= (?1, ?2, ?3)";
+    execute(conn, sql, place(&from))
+}
+
+fn place(at: &Position) -> impl Params {
+    (int(at.lamport), *at.author.as_bytes(), int(at.seq))
 }
