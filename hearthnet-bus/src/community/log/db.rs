@@ -118,7 +118,6 @@ pub(super) struct DurableRow {
     pub(super) seq: u64,
     pub(super) hash: EventHash,
     pub(super) lamport: u64,
-    pub(super) bytes: u64,
 }
 
 /// An ephemeral event as it is stored.
@@ -462,7 +461,7 @@ pub(super) fn durable_at(
 ) -> Result<Vec<DurableRow>, LogError> {
     rows(
         conn,
-        "SELECT arrival, seq, hash, lamport, length(raw) FROM durable
+        "SELECT arrival, seq, hash, lamport FROM durable
          WHERE author = ?1 AND seq = ?2 ORDER BY hash",
         params![author.as_bytes(), int(seq)],
         durable_of,
@@ -477,7 +476,7 @@ pub(super) fn durable_from(
 ) -> Result<Vec<DurableRow>, LogError> {
     rows(
         conn,
-        "SELECT arrival, seq, hash, lamport, length(raw) FROM durable
+        "SELECT arrival, seq, hash, lamport FROM durable
          WHERE author = ?1 AND seq >= ?2 ORDER BY seq, hash",
         params![author.as_bytes(), int(seq)],
         durable_of,
@@ -490,7 +489,6 @@ fn durable_of(row: &Row<'_>) -> rusqlite::Result<DurableRow> {
         seq: row.get(1)?,
         hash: EventHash(row.get(2)?),
         lamport: row.get(3)?,
-        bytes: row.get(4)?,
     })
 }
 
@@ -539,7 +537,7 @@ fn check_hash(raw: &[u8], stored: EventHash, stored_sum: i64) -> Result<(), LogE
     }
 }
 
-fn stored_event(raw: &[u8]) -> Result<Event, LogError> {
+pub(super) fn stored_event(raw: &[u8]) -> Result<Event, LogError> {
     Event::decode_stored(raw).map_err(|_| LogError::corrupt("a stored event cannot be read"))
 }
 

@@ -124,9 +124,8 @@ impl View {
         }
         let mut live = BTreeMap::new();
         db::ephemerals(conn, |row| {
-            let event = Event::decode_stored(&row.raw)
-                .map_err(|_| LogError::corrupt("a stored event cannot be read"))?;
-            live.insert((row.author, row.slot.clone()), live_of(&row, event.body));
+            let body = db::stored_event(&row.raw)?.body;
+            live.insert((row.author, row.slot.clone()), live_of(&row, body));
             Ok(())
         })?;
         view.live = Arc::new(live);
@@ -222,13 +221,8 @@ impl View {
         Ok(plain && redo == Redo::All)
     }
 
-    /// Notes that all has to be folded again.
-    pub(super) fn fold_anew_later(&mut self, conn: &Connection) -> Result<(), LogError> {
-        self.fold_again(conn, Redo::All)
-    }
-
     /// Notes that the fold has to go back. From here on no snapshot holds what would change.
-    fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
+    pub(super) fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
         if from > self.redo {
             db::drop_snapshots(conn, from.place())?;
             self.redo = from;
@@ -426,7 +420,7 @@ pub(super) fn proof(
 
 /// How far back the fold has to go: the further, the greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Redo {
+pub(super) enum Redo {
     No,
     From(Reverse<Position>),
     All,
