@@ -1,5 +1,6 @@
 //! The file: schema, settings, and the statements over it. All SQL of the log is here, table by
-//! table, so that what is stored can be read in one place.
+//! table, so that what is stored can be read in one place; the tables of events and of snapshots have
+//! files of their own.
 //!
 //! # Settings, and why
 //! - WAL: readers never wait for the writer, and several processes may have the file open.
@@ -17,9 +18,16 @@ use rusqlite::{Connection, OpenFlags, Params, Row, TransactionBehavior, params};
 use sha2::{Digest as _, Sha256};
 
 use super::error::LogError;
-use super::event::{Event, EventHash, Position};
-use super::fold::Fold;
+use super::event::{Event, EventHash};
 use crate::{CommunityId, NodeId};
+
+mod durable;
+mod ephemeral;
+mod snapshots;
+
+pub(super) use durable::*;
+pub(super) use ephemeral::*;
+pub(super) use snapshots::*;
 
 /// The layout of the tables.
 const FORMAT: i64 = 1;
@@ -111,27 +119,6 @@ pub(super) struct AuthorRow {
     pub(super) ephemeral: u64,
 }
 
-/// A durable event without its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DurableRow {
-    pub(super) arrival: i64,
-    pub(super) seq: u64,
-    pub(super) hash: EventHash,
-    pub(super) lamport: u64,
-}
-
-/// An ephemeral event as it is stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct EphemeralRow {
-    pub(super) author: NodeId,
-    pub(super) slot: String,
-    pub(super) seq: u64,
-    pub(super) hash: EventHash,
-    pub(super) expires_ms: u64,
-    pub(super) keep_ms: u64,
-    pub(super) raw: Vec<u8>,
-}
-
 /// SQLite's integers are signed; everything that is stored is below 2^53.
 pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
@@ -186,14 +173,6 @@ fn execute(conn: &Connection, sql: &str, params: impl Params) -> Result<(), LogE
 pub(super) fn has(conn: &Connection, name: &str) -> Result<bool, LogError> {
     let sql = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = ?1)";
     one(conn, sql, [name], |row| row.get(0))
-}
-
-fn position_of(row: &Row<'_>) -> rusqlite::Result<Position> {
-    Ok(Position {
-        lamport: row.get(0)?,
-        author: node_of(row, 1)?,
-        seq: row.get(2)?,
-    })
 }
 
 /// A node id in a row: it was checked before it was stored.
@@ -453,73 +432,6 @@ pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), Lo
     execute(conn, sql, [author.as_bytes()])
 }
 
-/// The durable events of an author at one place, by hash: one, or two after a fork.
-pub(super) fn durable_at(
-    conn: &Connection,
-    author: &NodeId,
-    seq: u64,
-) -> Result<Vec<DurableRow>, LogError> {
-    rows(
-        conn,
-        "SELECT arrival, seq, hash, lamport FROM durable
-         WHERE author = ?1 AND seq = ?2 ORDER BY hash",
-        params![author.as_bytes(), int(seq)],
-        durable_of,
-    )
-}
-
-/// The durable events of an author from one place on, by number and hash.
-pub(super) fn durable_from(
-    conn: &Connection,
-    author: &NodeId,
-    seq: u64,
-) -> Result<Vec<DurableRow>, LogError> {
-    rows(
-        conn,
-        "SELECT arrival, seq, hash, lamport FROM durable
-         WHERE author = ?1 AND seq >= ?2 ORDER BY seq, hash",
-        params![author.as_bytes(), int(seq)],
-        durable_of,
-    )
-}
-
-fn durable_of(row: &Row<'_>) -> rusqlite::Result<DurableRow> {
-    Ok(DurableRow {
-        arrival: row.get(0)?,
-        seq: row.get(1)?,
-        hash: EventHash(row.get(2)?),
-        lamport: row.get(3)?,
-    })
-}
-
-/// The hash of the last durable event, in the order and up to a Lamport time, that is `wanted`.
-pub(super) fn last(
-    conn: &Connection,
-    up_to: u64,
-    wanted: impl Fn(&Position) -> bool,
-) -> Result<Option<EventHash>, LogError> {
-    let sql = "SELECT lamport, author, seq, hash FROM durable
-         WHERE lamport <= ?1 ORDER BY lamport DESC, author DESC, seq DESC, hash DESC";
-    let mut last = None;
-    each(conn, sql, [int(up_to)], |row| {
-        if wanted(&position_of(row)?) {
-            last = Some(EventHash(row.get(3)?));
-        }
-        Ok(last.is_none())
-    })?;
-    Ok(last)
-}
-
-/// The bytes of a durable event, checked against the hash that it was stored under.
-pub(super) fn raw(conn: &Connection, arrival: i64) -> Result<Vec<u8>, LogError> {
-    let sql = "SELECT raw, hash, sum FROM durable WHERE arrival = ?1";
-    let (bytes, hash, sum): (Vec<u8>, _, i64) = one(conn, sql, [arrival], |row| {
-        Ok((row.get(0)?, EventHash(row.get(1)?), row.get(2)?))
-    })?;
-    check_hash(&bytes, hash, sum)?;
-    Ok(bytes)
-}
-
 /// Tells bytes that changed on the disk.
 fn sum(raw: &[u8]) -> i64 {
     let sum = Sha256::digest(raw);
@@ -539,235 +451,4 @@ fn check_hash(raw: &[u8], stored: EventHash, stored_sum: i64) -> Result<(), LogE
 
 pub(super) fn stored_event(raw: &[u8]) -> Result<Event, LogError> {
     Event::decode_stored(raw).map_err(|_| LogError::corrupt("a stored event cannot be read"))
-}
-
-pub(super) fn event(conn: &Connection, arrival: i64) -> Result<Event, LogError> {
-    stored_event(&raw(conn, arrival)?)
-}
-
-pub(super) fn insert_durable(
-    conn: &Connection,
-    event: &Event,
-    hash: EventHash,
-    raw: &[u8],
-) -> Result<(), LogError> {
-    let sql = "INSERT INTO durable (author, seq, hash, lamport, sum, raw)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    let row = params![
-        event.author.as_bytes(),
-        int(event.seq),
-        hash.0,
-        int(event.lamport),
-        sum(raw),
-        raw,
-    ];
-    execute(conn, sql, row)
-}
-
-pub(super) fn delete_durable(conn: &Connection, arrival: i64) -> Result<(), LogError> {
-    execute(conn, "DELETE FROM durable WHERE arrival = ?1", [arrival])
-}
-
-/// Deletes what lies beyond a fork.
-pub(super) fn delete_after(conn: &Connection, author: &NodeId, seq: u64) -> Result<(), LogError> {
-    let sql = "DELETE FROM durable WHERE author = ?1 AND seq > ?2";
-    execute(conn, sql, params![author.as_bytes(), int(seq)])
-}
-
-/// How many durable events of an author are stored, and their size.
-pub(super) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64), LogError> {
-    one(
-        conn,
-        "SELECT count(*), coalesce(sum(length(raw)), 0) FROM durable WHERE author = ?1",
-        [author.as_bytes()],
-        |row| Ok((row.get(0)?, row.get(1)?)),
-    )
-}
-
-/// Greatest durable sequence number stored of an author, holes or not.
-pub(super) fn last_seq(conn: &Connection, author: &NodeId) -> Result<u64, LogError> {
-    let sql = "SELECT coalesce(max(seq), 0) FROM durable WHERE author = ?1";
-    one(conn, sql, [author.as_bytes()], |row| row.get(0))
-}
-
-/// Whether there is a durable event with a Lamport time above the one and up to the other.
-pub(super) fn has_between(conn: &Connection, above: u64, up_to: u64) -> Result<bool, LogError> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM durable WHERE lamport > ?1 AND lamport <= ?2)";
-    one(conn, sql, [int(above), int(up_to)], |row| row.get(0))
-}
-
-/// Walks over the durable events after a position, in their order, without their content,
-/// until `visit` says no.
-pub(super) fn walk(
-    conn: &Connection,
-    from_lamport: u64,
-    mut visit: impl FnMut(Position, i64) -> Result<bool, LogError>,
-) -> Result<(), LogError> {
-    let sql = "SELECT lamport, author, seq, arrival FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
-    each(conn, sql, [int(from_lamport)], |row| {
-        visit(position_of(row)?, row.get(3)?)
-    })
-}
-
-/// Reads the durable events after a position, in their order. `wanted` says which; the others
-/// are not decoded.
-pub(super) fn scan(
-    conn: &Connection,
-    after: Option<Position>,
-    wanted: impl Fn(&Position) -> bool,
-    mut visit: impl FnMut(&Event) -> Result<(), LogError>,
-) -> Result<(), LogError> {
-    let sql = "SELECT lamport, author, seq, raw, hash, sum FROM durable
-         WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
-    let from_lamport = after.map_or(0, |at| int(at.lamport));
-    each(conn, sql, [from_lamport], |row| {
-        let position = position_of(row)?;
-        if after.is_none_or(|at| position > at) && wanted(&position) {
-            let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
-            check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
-            visit(&stored_event(raw)?)?;
-        }
-        Ok(true)
-    })
-}
-
-fn ephemeral_of(row: &Row<'_>) -> Result<EphemeralRow, LogError> {
-    let found = EphemeralRow {
-        author: node_of(row, 0)?,
-        slot: row.get(1)?,
-        seq: row.get(2)?,
-        hash: EventHash(row.get(3)?),
-        expires_ms: row.get(4)?,
-        keep_ms: row.get(5)?,
-        raw: row.get(6)?,
-    };
-    check_hash(&found.raw, found.hash, row.get(7)?)?;
-    Ok(found)
-}
-
-const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw, sum";
-
-/// Visits every ephemeral event.
-pub(super) fn ephemerals(
-    conn: &Connection,
-    mut visit: impl FnMut(EphemeralRow) -> Result<(), LogError>,
-) -> Result<(), LogError> {
-    let sql = format!("SELECT {EPHEMERAL} FROM ephemeral");
-    each(conn, &sql, [], |row| {
-        visit(ephemeral_of(row)?)?;
-        Ok(true)
-    })
-}
-
-pub(super) fn ephemeral(
-    conn: &Connection,
-    author: &NodeId,
-    slot: &str,
-) -> Result<Option<EphemeralRow>, LogError> {
-    let sql = format!("SELECT {EPHEMERAL} FROM ephemeral WHERE author = ?1 AND slot = ?2");
-    let mut found = None;
-    each(conn, &sql, params![author.as_bytes(), slot], |row| {
-        found = Some(ephemeral_of(row)?);
-        Ok(false)
-    })?;
-    Ok(found)
-}
-
-pub(super) fn set_ephemeral(conn: &Connection, row: &EphemeralRow) -> Result<(), LogError> {
-    let sql = "INSERT INTO ephemeral (author, slot, seq, hash, expires, keep, raw, sum)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
-         ON CONFLICT (author, slot) DO UPDATE SET seq = excluded.seq, hash = excluded.hash,
-             expires = excluded.expires, keep = excluded.keep, raw = excluded.raw,
-             sum = excluded.sum";
-    let row = params![
-        row.author.as_bytes(),
-        row.slot,
-        int(row.seq),
-        row.hash.0,
-        int(row.expires_ms),
-        int(row.keep_ms),
-        row.raw,
-        sum(&row.raw),
-    ];
-    execute(conn, sql, row)
-}
-
-pub(super) fn delete_ephemeral(
-    conn: &Connection,
-    author: &NodeId,
-    slot: &str,
-) -> Result<(), LogError> {
-    let sql = "DELETE FROM ephemeral WHERE author = ?1 AND slot = ?2";
-    execute(conn, sql, params![author.as_bytes(), slot])
-}
-
-/// The slots of which nothing is to be remembered at `now_ms`.
-pub(super) fn expired(conn: &Connection, now_ms: u64) -> Result<Vec<(NodeId, String)>, LogError> {
-    let sql = "SELECT author, slot FROM ephemeral WHERE keep <= ?1";
-    rows(conn, sql, [int(now_ms)], |row| {
-        Ok((node_of(row, 0)?, row.get(1)?))
-    })
-}
-
-/// The newest snapshot before a position.
-pub(super) fn snapshot(conn: &Connection, before: Position) -> Result<Option<Fold>, LogError> {
-    let sql = "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
-         ORDER BY folded DESC LIMIT 1";
-    let found: Vec<(Vec<u8>, Vec<u8>)> = rows(conn, sql, place(&before), |row| row.try_into())?;
-    let Some((bytes, sum)) = found.first() else {
-        return Ok(None);
-    };
-    if Sha256::digest(bytes).as_slice() != sum {
-        return Err(LogError::corrupt("a snapshot is not what was stored"));
-    }
-    // One that cannot be read is of another version: the fold can be made again.
-    Ok(ciborium::from_reader(bytes.as_slice()).ok())
-}
-
-/// The number of events in the newest snapshot.
-pub(super) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
-    let sql = "SELECT coalesce(max(folded), 0) FROM snapshots";
-    one(conn, sql, [], |row| row.get(0))
-}
-
-/// Stores a snapshot, and thins out old ones: of more than `keep`, every second of the older
-/// half goes, so that they lie the further apart the older they are.
-pub(super) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Result<(), LogError> {
-    let Some(at) = fold.at() else { return Ok(()) };
-    let mut bytes = Vec::new();
-    ciborium::into_writer(fold, &mut bytes)
-        .map_err(|_| LogError::corrupt("its state cannot be encoded"))?;
-    let sum = Sha256::digest(&bytes);
-    let sql = "INSERT OR REPLACE INTO snapshots VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-    let row = params![
-        int(fold.count),
-        int(at.lamport),
-        at.author.as_bytes(),
-        int(at.seq),
-        bytes,
-        sum.as_slice(),
-    ];
-    execute(conn, sql, row)?;
-    let sql = "SELECT folded FROM snapshots ORDER BY folded";
-    let all: Vec<i64> = rows(conn, sql, [], |row| row.get(0))?;
-    if all.len() > keep {
-        for folded in all.iter().take(all.len() / 2).step_by(2) {
-            execute(conn, "DELETE FROM snapshots WHERE folded = ?1", [folded])?;
-        }
-    }
-    Ok(())
-}
-
-/// Drops the snapshots that hold events at or after a position; all of them for `None`.
-pub(super) fn drop_snapshots(conn: &Connection, from: Option<Position>) -> Result<(), LogError> {
-    let Some(from) = from else {
-        return execute(conn, "DELETE FROM snapshots", []);
-    };
-    let sql = "DELETE FROM snapshots WHERE (lamport, author, seq) >= (?1, ?2, ?3)";
-    execute(conn, sql, place(&from))
-}
-
-fn place(at: &Position) -> impl Params {
-    (int(at.lamport), *at.author.as_bytes(), int(at.seq))
 }
