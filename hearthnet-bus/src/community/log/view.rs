@@ -238,7 +238,7 @@ impl View {
         now_ms: u64,
         must: bool,
     ) -> Result<bool, LogError> {
-        self.rework.refill(Time(now_ms.saturating_mul(1000)));
+        self.rework.refill(Time::from_millis(now_ms));
         if self.redo == Redo::No || !(must || self.rework.has(0)) {
             return Ok(false);
         }
@@ -294,7 +294,7 @@ impl View {
         }
         let full = || TokenBucket::with_burst(SAID_PER_SECOND, SAID, Time::ZERO);
         let pace = self.paces.entry(author).or_insert_with(full);
-        pace.take(Time(now_ms.saturating_mul(1000)))
+        pace.take(Time::from_millis(now_ms))
     }
 
     /// Notes that the durable state changed.
