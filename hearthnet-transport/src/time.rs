@@ -15,6 +15,11 @@ impl Time {
     /// Later than every deadline.
     pub(crate) const NEVER: Time = Time(u64::MAX);
 
+    /// So many milliseconds after the beginning.
+    pub fn from_millis(ms: u64) -> Time {
+        Time(ms.saturating_mul(1000))
+    }
+
     /// How long after `earlier` this is; zero when it is before.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))

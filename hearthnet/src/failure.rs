@@ -107,7 +107,7 @@ impl Failure {
 
     /// Adds what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        self.hint = Some(hint.into()).filter(|hint| !hint.is_empty());
         self
     }
 

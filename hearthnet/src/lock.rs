@@ -1,11 +1,9 @@
 //! One data directory is one node: the lock of the node that runs on it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
-
-use rustix::fs::FlockOperation;
 
 use crate::failure::{Failure, Kind};
 
@@ -31,8 +29,7 @@ impl Lock {
     /// If a node runs on `dir` already.
     pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
         for look in 0..LOOKS_AT_COMMANDS {
-            if let Some(lock) = Self::try_take(dir, FlockOperation::NonBlockingLockExclusive, true)?
-            {
+            if let Some(lock) = Self::try_take(dir, File::try_lock, true)? {
                 return Ok(lock);
             }
             // Somebody may be looking whether it is held, which takes a moment.
@@ -55,18 +52,19 @@ impl Lock {
     /// # Errors
     /// If the lock's file cannot be used.
     pub(crate) fn keep_free(dir: &Path) -> Result<Option<Self>, Failure> {
-        Self::try_take(dir, FlockOperation::NonBlockingLockShared, true)
+        Self::try_take(dir, File::try_lock_shared, true)
     }
 
     /// Whether a node runs on `dir` now. Those who look do not see each other.
     pub(crate) fn is_held(dir: &Path) -> bool {
-        matches!(
-            Self::try_take(dir, FlockOperation::NonBlockingLockShared, false),
-            Ok(None)
-        )
+        matches!(Self::try_take(dir, File::try_lock_shared, false), Ok(None))
     }
 
-    fn try_take(dir: &Path, how: FlockOperation, create: bool) -> Result<Option<Self>, Failure> {
+    fn try_take(
+        dir: &Path,
+        lock: impl FnOnce(&File) -> Result<(), TryLockError>,
+        create: bool,
+    ) -> Result<Option<Self>, Failure> {
         let path = dir.join(LOCK_FILE);
         let fail = |e: std::io::Error| {
             Failure::file("use", &path, e).hint("--data-dir names another directory")
@@ -79,10 +77,10 @@ impl Lock {
             .mode(0o600)
             .open(&path)
             .map_err(fail)?;
-        match rustix::fs::flock(&file, how) {
+        match lock(&file) {
             Ok(()) => Ok(Some(Self(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(fail(error.into())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(fail(error)),
         }
     }
 }

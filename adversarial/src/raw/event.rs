@@ -1,12 +1,11 @@
 //! Events of a community's log, written from `specs/event-log.md`: right in every respect unless told
 //! otherwise.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use ciborium::Value;
 use ed25519_dalek::{Signer, SigningKey};
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::invite::Invite;
+pub(crate) use hearthnet_bus::now_ms;
 use sha2::{Digest, Sha256};
 
 use super::cbor;
@@ -17,13 +16,6 @@ pub(crate) const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
 
 /// The largest body that an event may have.
 pub(crate) const MAX_BODY: usize = 6144;
-
-/// Unix time in milliseconds.
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_millis() as u64)
-}
 
 /// Bytes as they stand in an event.
 pub(crate) fn bytes(bytes: &[u8]) -> Value {

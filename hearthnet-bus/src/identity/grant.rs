@@ -6,8 +6,9 @@
 
 use hearthnet_transport::CloseCode;
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 
-use crate::identity::cbor::{self, Bytes};
+use crate::identity::cbor;
 use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
 
 /// Longest token, in bytes: about 300 are in use, the rest is room for longer names.
@@ -297,12 +298,12 @@ impl Grant {
 #[serde(deny_unknown_fields)]
 struct Body {
     v: u8,
-    id: Bytes<16>,
-    aud: Bytes<32>,
+    id: ByteArray<16>,
+    aud: ByteArray<32>,
     exp: u64,
-    iss: Bytes<32>,
+    iss: ByteArray<32>,
     nbf: u64,
-    sub: Bytes<32>,
+    sub: ByteArray<32>,
     scope: String,
 }
 
@@ -310,12 +311,12 @@ impl Body {
     fn of(grant: &Grant) -> Self {
         Self {
             v: VERSION,
-            id: Bytes(grant.id),
-            aud: Bytes(*grant.audience.as_bytes()),
+            id: ByteArray::new(grant.id),
+            aud: ByteArray::new(*grant.audience.as_bytes()),
             exp: grant.expires,
-            iss: Bytes(*grant.issuer.as_bytes()),
+            iss: ByteArray::new(*grant.issuer.as_bytes()),
             nbf: grant.not_before,
-            sub: Bytes(*grant.subject.as_bytes()),
+            sub: ByteArray::new(*grant.subject.as_bytes()),
             scope: grant.scope.to_string(),
         }
     }
@@ -331,7 +332,7 @@ impl Body {
         if it.v != VERSION {
             return Err(malformed("its version is unknown"));
         }
-        let node = |key: Bytes<32>, what| NodeId::from_bytes(&key.0).map_err(|_| malformed(what));
+        let node = |key: ByteArray<32>, what| NodeId::from_bytes(&key).map_err(|_| malformed(what));
         Ok(Grant {
             issuer: node(it.iss, "its issuer is not a usable key")?,
             subject: node(it.sub, "its subject is not a usable key")?,
@@ -342,7 +343,7 @@ impl Body {
                 .map_err(|_| malformed("its scope is not a capability"))?,
             not_before: it.nbf,
             expires: it.exp,
-            id: it.id.0,
+            id: *it.id,
         })
     }
 }

@@ -179,8 +179,8 @@ fn nobody_signs_in_the_name_of_another() {
 fn a_key_of_small_order_is_no_issuer_even_with_a_matching_signature() {
     // For the identity as public key, R = identity and s = 0 satisfies the plain equation.
     let mut body = Body::of(&sample());
-    body.iss = Bytes([0; 32]);
-    body.iss.0[0] = 1;
+    body.iss = ByteArray::new([0; 32]);
+    body.iss[0] = 1;
     let mut signature = [0; SIGNATURE_BYTES];
     signature[0] = 1;
     let token = [body.encode().unwrap(), signature.to_vec()].concat();

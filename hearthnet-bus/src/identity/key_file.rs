@@ -15,6 +15,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
+use crate::identity::whole_file;
 use crate::{NodeKey, RandomnessError};
 
 /// What the file's only line begins with.
@@ -140,11 +141,7 @@ impl NodeKey {
     /// [`KeyFileError::Io`]; with [`io::ErrorKind::AlreadyExists`] if there is
     /// something at `path`, which then stays as it is.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyFileError> {
-        let folder = match path.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
-        crate::identity::whole_file::make_folder(folder, 0o700)
+        whole_file::make_folder(whole_file::folder_of(path), 0o700)
             .map_err(|e| io_error("make the folder of", path, e))?;
         let secret = self.secret();
         let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
@@ -152,8 +149,7 @@ impl NodeKey {
         URL_SAFE_NO_PAD.encode_string(secret.as_slice(), &mut text);
         text.push('\n');
 
-        crate::identity::whole_file::create(path, text.as_bytes(), 0o600)
-            .map_err(|e| io_error("write", path, e))
+        whole_file::create(path, text.as_bytes(), 0o600).map_err(|e| io_error("write", path, e))
     }
 }
 

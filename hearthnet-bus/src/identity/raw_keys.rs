@@ -2,16 +2,16 @@
 //! stores was checked before, and what a peer sent is checked by whoever decodes it.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_bytes::ByteArray;
 
 use crate::NodeId;
-use crate::identity::cbor::Bytes;
 
 pub(crate) fn serialize<S: Serializer>(node: &NodeId, serializer: S) -> Result<S::Ok, S::Error> {
-    Bytes(*node.as_bytes()).serialize(serializer)
+    ByteArray::new(*node.as_bytes()).serialize(serializer)
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NodeId, D::Error> {
-    Ok(NodeId::from_checked(Bytes::deserialize(deserializer)?.0))
+    Ok(NodeId::from_checked(*ByteArray::deserialize(deserializer)?))
 }
 
 pub(crate) mod community {
@@ -33,35 +33,35 @@ pub(crate) mod community {
 }
 
 pub(crate) mod option {
-    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(
         node: &Option<NodeId>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        node.map(|node| Bytes(*node.as_bytes()))
+        node.map(|node| ByteArray::new(*node.as_bytes()))
             .serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<NodeId>, D::Error> {
-        let key: Option<Bytes<32>> = Option::deserialize(deserializer)?;
-        Ok(key.map(|key| NodeId::from_checked(key.0)))
+        let key: Option<ByteArray<32>> = Option::deserialize(deserializer)?;
+        Ok(key.map(|key| NodeId::from_checked(*key)))
     }
 }
 
 pub(crate) mod option_set {
     use std::collections::BTreeSet;
 
-    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(
         nodes: &Option<BTreeSet<NodeId>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         let keys = nodes.as_ref().map(|nodes| {
-            let keys = nodes.iter().map(|node| Bytes(*node.as_bytes()));
+            let keys = nodes.iter().map(|node| ByteArray::new(*node.as_bytes()));
             keys.collect::<Vec<_>>()
         });
         keys.serialize(serializer)
@@ -70,9 +70,9 @@ pub(crate) mod option_set {
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<BTreeSet<NodeId>>, D::Error> {
-        let keys: Option<Vec<Bytes<32>>> = Option::deserialize(deserializer)?;
-        let nodes = |keys: Vec<Bytes<32>>| {
-            let nodes = keys.into_iter().map(|key| NodeId::from_checked(key.0));
+        let keys: Option<Vec<ByteArray<32>>> = Option::deserialize(deserializer)?;
+        let nodes = |keys: Vec<ByteArray<32>>| {
+            let nodes = keys.into_iter().map(|key| NodeId::from_checked(*key));
             nodes.collect()
         };
         Ok(keys.map(nodes))
@@ -82,22 +82,25 @@ pub(crate) mod option_set {
 pub(crate) mod map {
     use std::collections::BTreeMap;
 
-    use super::{Bytes, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer, V: Serialize>(
         map: &BTreeMap<NodeId, V>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(map.iter().map(|(node, v)| (Bytes(*node.as_bytes()), v)))
+        serializer.collect_map(
+            map.iter()
+                .map(|(node, v)| (ByteArray::new(*node.as_bytes()), v)),
+        )
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
         deserializer: D,
     ) -> Result<BTreeMap<NodeId, V>, D::Error> {
-        let map: BTreeMap<Bytes<32>, V> = Deserialize::deserialize(deserializer)?;
+        let map: BTreeMap<ByteArray<32>, V> = Deserialize::deserialize(deserializer)?;
         let nodes = map.into_iter();
         Ok(nodes
-            .map(|(key, v)| (NodeId::from_checked(key.0), v))
+            .map(|(key, v)| (NodeId::from_checked(*key), v))
             .collect())
     }
 }

@@ -1,18 +1,20 @@
 //! Files that are there whole or not at all, also after the power was cut: the contents reach
 //! the disk before the name does, and the name before the call returns.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::ffi::OsString;
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use tempfile::NamedTempFile;
 
 /// Writes a file, in place of one that may be there. `mode` is for its permissions.
 ///
 /// # Errors
 /// What the file system says; then the file is what it was.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let draft = Draft::filled(path, bytes, mode)?;
-    fs::rename(&draft.path, path)?;
+    filled(path, bytes, mode)?.persist(path)?;
     sync_folder(folder_of(path))
 }
 
@@ -22,7 +24,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// [`io::ErrorKind::AlreadyExists`] if there is something at `path`, which then stays as it is;
 /// else what the file system says.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    Draft::filled(path, bytes, mode)?.publish(path)
+    publish(filled(path, bytes, mode)?, path)
 }
 
 /// Makes a folder and what is missing above it, so that they outlast a power cut.
@@ -46,74 +48,49 @@ pub fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
 /// # Errors
 /// If it tried and failed.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    use io::ErrorKind::{InvalidInput, Unsupported};
     match File::open(folder)?.sync_all() {
-        Err(error)
-            if !matches!(
-                error.kind(),
-                io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
-            ) =>
-        {
-            Err(error)
-        }
-        _ => Ok(()),
+        Err(error) if matches!(error.kind(), InvalidInput | Unsupported) => Ok(()),
+        synced => synced,
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder in which a file lies, or is to lie.
+pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
 }
 
-/// A file beside its future name, removed when dropped.
-pub(crate) struct Draft {
-    pub(crate) path: PathBuf,
+/// An empty file of these permissions beside its future name, removed when dropped.
+pub(crate) fn draft(target: &Path, mode: u32) -> io::Result<NamedTempFile> {
+    let mut prefix = OsString::from(".");
+    prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+    prefix.push("-");
+    tempfile::Builder::new()
+        .prefix(&prefix)
+        .suffix(".tmp")
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(folder_of(target))
 }
 
-impl Draft {
-    /// An empty one of these permissions.
-    pub(crate) fn beside(target: &Path, mode: u32) -> io::Result<(Self, File)> {
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        let tag = getrandom::u64().map_err(io::Error::from)?;
-        let mut draft = std::ffi::OsString::from(".");
-        draft.push(name);
-        draft.push(format!("-{tag:016x}.tmp"));
-        let path = folder_of(target).join(draft);
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(mode)
-            .open(&path)?;
-        Ok((Self { path }, file))
-    }
-
-    fn filled(target: &Path, bytes: &[u8], mode: u32) -> io::Result<Self> {
-        let (draft, mut file) = Self::beside(target, mode)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        Ok(draft)
-    }
-
-    /// Gives it its name, which must be free: its content is on the disk.
-    pub(crate) fn publish(self, target: &Path) -> io::Result<()> {
-        // A hard link is the one portable way to put a finished file at a name that must be free:
-        // a rename would replace what is there.
-        fs::hard_link(&self.path, target)?;
-        drop(self);
-        sync_folder(folder_of(target))
-    }
+fn filled(target: &Path, bytes: &[u8], mode: u32) -> io::Result<NamedTempFile> {
+    let mut draft = draft(target, mode)?;
+    draft.write_all(bytes)?;
+    draft.as_file().sync_all()?;
+    Ok(draft)
 }
 
-impl Drop for Draft {
-    fn drop(&mut self) {
-        // After a rename it is gone, and nothing can be done about a failure here.
-        let _ = fs::remove_file(&self.path);
-    }
+/// Gives a draft, whose content is on the disk, its name, which must be free.
+pub(crate) fn publish(draft: NamedTempFile, target: &Path) -> io::Result<()> {
+    draft.persist_noclobber(target)?;
+    sync_folder(folder_of(target))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::MetadataExt as _;
 
     use super::*;

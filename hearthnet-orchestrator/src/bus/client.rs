@@ -58,7 +58,7 @@ pub fn answer(
     }
     let ended = runtime.block_on(hearing).unwrap_or_else(|ended| {
         let why = format!("the task that heard it failed: {ended}");
-        Err(CallError::new(Code::INTERNAL, why))
+        Err(CallError::internal(why))
     });
     match (ended, done) {
         (Ok(()), Some(done)) => Ok(done),
@@ -106,7 +106,7 @@ impl Frames {
         let mut frame = match frame {
             Ok(frame) => frame,
             Err(error) if event == "done" => {
-                return Err(CallError::new(Code::INTERNAL, error.to_string()));
+                return Err(CallError::internal(error));
             }
             Err(_) => return Ok(None),
         };

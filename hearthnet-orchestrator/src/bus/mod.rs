@@ -16,7 +16,7 @@ mod request;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use hearthnet_bus::calls::{CallContext, CallError, Code, FrameSink, Handler};
+use hearthnet_bus::calls::{CallContext, CallError, FrameSink, Handler};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ impl Handler for ChatHandler {
                 serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
             // The seed of a caller that does not care: 53 bits survive every JSON reader.
             let drawn = getrandom::u64()
-                .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?
+                .map_err(|_| CallError::internal("the system gave no randomness"))?
                 >> 11;
             let model = match (&given.model, self.0.models().first()) {
                 (Some(id), _) => self.0.model(id).ok_or_else(|| {
@@ -89,7 +89,7 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     }
     let tagged = serde_json::to_value(frame).and_then(serde_json::from_value);
     let Tagged { event, mut data } =
-        tagged.map_err(|_| CallError::new(Code::INTERNAL, "a frame cannot be written as JSON"))?;
+        tagged.map_err(|_| CallError::internal("a frame cannot be written as JSON"))?;
     if event == "done"
         && let Some(data) = data.as_object_mut()
     {

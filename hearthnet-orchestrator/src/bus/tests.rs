@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::{
-    Authority, BUS_PATH, CallServer, CallStream, Client, MAX_MESSAGE_BYTES, Registry, Research,
-    Trust,
+    Authority, BUS_PATH, CallServer, CallStream, Client, Code, MAX_MESSAGE_BYTES, Registry,
+    Research, Trust,
 };
 use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};

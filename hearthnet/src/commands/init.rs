@@ -177,8 +177,7 @@ fn write_config(path: &Path, text: &str) -> Result<(), Failure> {
     };
     // What cannot be read again must not be written: a name may be too long.
     crate::config::check(path, text)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    whole_file::make_folder(folder.unwrap_or(Path::new(".")), 0o755).map_err(fail)?;
+    whole_file::make_folder(whole_file::folder_of(path), 0o755).map_err(fail)?;
     let written = whole_file::create(path, text.as_bytes(), 0o644);
     match written {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => Ok(()),

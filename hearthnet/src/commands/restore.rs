@@ -94,8 +94,7 @@ fn restore_config(parts: &Parts, global: &Global) -> Result<Option<(PathBuf, boo
         return Ok(Some((path, false)));
     }
     let fail = |e: std::io::Error| Failure::file("write", &path, e);
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    whole_file::make_folder(folder.unwrap_or(Path::new(".")), 0o755).map_err(fail)?;
+    whole_file::make_folder(whole_file::folder_of(&path), 0o755).map_err(fail)?;
     whole_file::create(&path, bytes, 0o644).map_err(fail)?;
     Ok(Some((path, true)))
 }
@@ -160,8 +159,7 @@ impl Draft {
         let _ = std::fs::remove_file(self.0.join("log.lock"));
         // Takes the place of an empty folder, and of nothing else.
         std::fs::rename(&self.0, dir).map_err(fail)?;
-        let above = dir.parent().filter(|p| !p.as_os_str().is_empty());
-        whole_file::sync_folder(above.unwrap_or(Path::new("."))).map_err(fail)
+        whole_file::sync_folder(whole_file::folder_of(dir)).map_err(fail)
     }
 }
 

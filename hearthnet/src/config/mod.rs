@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use hearthnet_bus::discovery::StaticPeer;
-use hearthnet_bus::invite::MAX_NAME_BYTES;
+use hearthnet_bus::invite::is_name;
 use hearthnet_model::ModelRef;
 
 use crate::failure::{Failure, Kind};
@@ -397,7 +397,7 @@ impl Config {
         )?;
         let name = &self.node.name;
         must(
-            name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control),
+            name.is_empty() || is_name(name),
             "node.name",
             "must be at most 64 bytes of plain text",
         )?;

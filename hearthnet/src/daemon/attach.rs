@@ -165,11 +165,7 @@ async fn serve_there(
                     "model_unavailable" | "model_changed" => Kind::Model,
                     _ => Kind::Host,
                 };
-                let failure = Failure::new(kind, error.message());
-                return Err(match error.hint() {
-                    "" => failure,
-                    hint => failure.hint(hint),
-                });
+                return Err(Failure::new(kind, error.message()).hint(error.hint()));
             }
         };
         if let Some(news) = news {

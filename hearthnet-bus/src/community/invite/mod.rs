@@ -437,10 +437,16 @@ fn record(community: CommunityId, node: NodeId, name: &str) -> Vec<u8> {
 }
 
 fn check_name(name: &str) -> Result<(), JoinError> {
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-        return Err(JoinError::Name);
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(JoinError::Name),
     }
-    Ok(())
+}
+
+/// Whether a node or a community can have this name: 1 to [`MAX_NAME_BYTES`] bytes, no control
+/// characters.
+pub fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 
 impl fmt::Debug for JoinProof {

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::db;
 use super::error::LogError;
 use super::store::{EventLog, FILE_NAME};
-use crate::identity::whole_file::Draft;
+use crate::identity::whole_file::{draft, publish};
 
 /// "HNbk" in SQLite's header.
 const APPLICATION_ID: i64 = 0x484e_626b;
@@ -38,11 +38,11 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
         ));
     }
     // Its mode before anything is in it.
-    let (draft, _) = Draft::beside(path, 0o600).map_err(LogError::io("write", path))?;
+    let draft = draft(path, 0o600).map_err(LogError::io("write", path))?;
     if let Some(log) = log {
-        db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(&draft.path)?])?;
+        db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(draft.path())?])?;
     }
-    let conn = open_draft(&draft)?;
+    let conn = open_draft(draft.path())?;
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
     conn.execute_batch(
         "CREATE TABLE part (name TEXT PRIMARY KEY, bytes BLOB NOT NULL, sum BLOB NOT NULL) STRICT",
@@ -55,7 +55,7 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
         )?;
     }
     db::close(conn)?;
-    draft.publish(path).map_err(LogError::io("write", path))
+    publish(draft, path).map_err(LogError::io("write", path))
 }
 
 /// The parts of a backup, and whether a log is in it.
@@ -95,12 +95,7 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
         }
         parts.insert(name, bytes);
     }
-    let log: bool = conn.query_row(
-        "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'log'",
-        [],
-        |row| row.get(0),
-    )?;
-    Ok((parts, log))
+    Ok((parts, db::has(&conn, "log")?))
 }
 
 /// Makes the log of a backup that [`read`] has looked at the log in `dir`, which must not have one.
@@ -117,24 +112,24 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
         backup,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    let (draft, _) = Draft::beside(&path, 0o600).map_err(LogError::io("write", &path))?;
-    conn.execute("VACUUM INTO ?1", [text(&draft.path)?])?;
+    let draft = draft(&path, 0o600).map_err(LogError::io("write", &path))?;
+    conn.execute("VACUUM INTO ?1", [text(draft.path())?])?;
     drop(conn);
-    let conn = open_draft(&draft)?;
+    let conn = open_draft(draft.path())?;
     conn.execute_batch("DROP TABLE part")?;
     db::set_doubt(&conn, true)?;
     db::claim(&conn)?;
     let (community, ..) = db::head(&conn)?;
     db::close(conn)?;
     super::recover::name(dir, community)?;
-    draft.publish(&path).map_err(LogError::io("write", &path))
+    publish(draft, &path).map_err(LogError::io("write", &path))
 }
 
 /// Opens a database that nobody else knows of. If writing it fails, all of it is thrown away: so it
 /// needs no journal beside it.
-fn open_draft(draft: &Draft) -> Result<Connection, LogError> {
+fn open_draft(draft: &Path) -> Result<Connection, LogError> {
     let conn = Connection::open_with_flags(
-        &draft.path,
+        draft,
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
     conn.pragma_update(None, "journal_mode", "off")?;

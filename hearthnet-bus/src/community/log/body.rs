@@ -8,9 +8,10 @@ use std::fmt;
 
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 
-use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES};
-use crate::identity::cbor::{self, Bytes};
+use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, is_name};
+use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, MAX_ENCODED, NodeId};
 
@@ -262,7 +263,7 @@ impl Body {
         let malformed = |what| Err(malformed(what));
         match self {
             Self::CommunityCreated { name, .. } => {
-                if name.is_empty() || !is_line(name, MAX_NAME_BYTES) {
+                if !is_name(name) {
                     return malformed("the community's name is not a line of 1 to 64 bytes");
                 }
             }
@@ -280,12 +281,12 @@ impl Body {
                 if request.community != community {
                     return malformed("the request to join is for another community");
                 }
-                if request.name.is_empty() || !is_line(&request.name, MAX_NAME_BYTES) {
+                if !is_name(&request.name) {
                     return malformed("the node's name is not a line of 1 to 64 bytes");
                 }
             }
             Self::Named { name } => {
-                if name.is_empty() || !is_line(name, MAX_NAME_BYTES) {
+                if !is_name(name) {
                     return malformed("the node's name is not a line of 1 to 64 bytes");
                 }
             }
@@ -342,7 +343,7 @@ impl Body {
                 name: request.name.clone(),
                 node: request.node,
                 level: *level,
-                proof: Bytes(request.proof.0),
+                proof: ByteArray::new(request.proof.0),
                 invite: request.invite,
             })
             .map_err(|_| cannot())?,
@@ -374,7 +375,7 @@ impl Body {
                         node: it.node,
                         name: it.name,
                         invite: it.invite,
-                        proof: JoinProof(it.proof.0),
+                        proof: JoinProof(*it.proof),
                     },
                     level: it.level,
                 }
@@ -560,7 +561,7 @@ enum Record {
     },
     #[serde(rename = "grant.revoked")]
     GrantRevoked {
-        #[serde(with = "cbor::bytes")]
+        #[serde(with = "serde_bytes")]
         id: [u8; 16],
         #[serde(with = "raw_keys")]
         issuer: NodeId,
@@ -584,7 +585,7 @@ struct Admitted {
     #[serde(with = "raw_keys")]
     node: NodeId,
     level: Level,
-    proof: Bytes<64>,
+    proof: ByteArray<64>,
     #[serde(with = "raw_keys")]
     invite: NodeId,
 }

@@ -7,11 +7,12 @@ use std::collections::HashSet;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_bytes::{ByteArray, ByteBuf};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
 use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES, malformed};
-use crate::identity::cbor::{self, Blob, Bytes};
+use crate::identity::cbor;
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
 /// Longest event, in bytes: the longest body, kind and slot, 64 bytes of signature, and some
@@ -82,7 +83,7 @@ impl Serialize for EventHash {
         if serializer.is_human_readable() {
             serializer.collect_str(self)
         } else {
-            Bytes(self.0).serialize(serializer)
+            ByteArray::new(self.0).serialize(serializer)
         }
     }
 }
@@ -90,7 +91,7 @@ impl Serialize for EventHash {
 impl<'de> Deserialize<'de> for EventHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Only what the log stores for itself is read again.
-        Ok(Self(Bytes::deserialize(deserializer)?.0))
+        Ok(Self(*ByteArray::deserialize(deserializer)?))
     }
 }
 
@@ -353,46 +354,46 @@ fn split(raw: &[u8]) -> Result<(&[u8], &[u8; SIGNATURE_BYTES]), EventError> {
 #[serde(deny_unknown_fields)]
 struct Fields {
     v: u8,
-    id: Bytes<16>,
+    id: ByteArray<16>,
     seq: u64,
     // A byte string, so that a kind that nobody here knows can be kept unread.
-    body: Blob,
+    body: ByteBuf,
     kind: String,
     lane: u8,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    prev: Option<Bytes<32>>,
+    prev: Option<ByteArray<32>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slot: Option<String>,
     time: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
-    author: Bytes<32>,
+    author: ByteArray<32>,
     lamport: u64,
-    community: Bytes<32>,
+    community: ByteArray<32>,
 }
 
 impl Fields {
     fn of(event: &Event) -> Result<Self, EventError> {
         let (lane, prev, slot, until) = match &event.lane {
-            Lane::Durable { prev } => (0, Some(Bytes(prev.0)), None, None),
+            Lane::Durable { prev } => (0, Some(ByteArray::new(prev.0)), None, None),
             Lane::Ephemeral { slot, expires_ms } => {
                 (1, None, Some(slot.clone()), Some(*expires_ms))
             }
         };
         Ok(Self {
             v: VERSION,
-            id: Bytes(event.id.0.to_bytes()),
+            id: ByteArray::new(event.id.0.to_bytes()),
             seq: event.seq,
-            body: Blob(event.body.encode()?),
+            body: ByteBuf::from(event.body.encode()?),
             kind: event.body.kind().to_owned(),
             lane,
             prev,
             slot,
             time: event.time_ms,
             until,
-            author: Bytes(*event.author.as_bytes()),
+            author: ByteArray::new(*event.author.as_bytes()),
             lamport: event.lamport,
-            community: Bytes(*event.community.as_bytes()),
+            community: ByteArray::new(*event.community.as_bytes()),
         })
     }
 
@@ -411,13 +412,13 @@ impl Fields {
     }
 
     fn into_event(self) -> Result<Event, EventError> {
-        let node = |key: Bytes<32>| NodeId::from_checked(key.0);
+        let node = |key: ByteArray<32>| NodeId::from_checked(*key);
         let community = CommunityId::from(node(self.community));
         let author = node(self.author);
-        let body = Body::decode(&self.kind, self.slot.as_deref(), &self.body.0, community)?;
+        let body = Body::decode(&self.kind, self.slot.as_deref(), &self.body, community)?;
         let lane = match (self.lane, self.prev, self.slot, self.until) {
             (0, Some(prev), None, None) => Lane::Durable {
-                prev: EventHash(prev.0),
+                prev: EventHash(*prev),
             },
             (1, None, Some(slot), Some(expires_ms)) => Lane::Ephemeral { slot, expires_ms },
             _ => {
@@ -430,7 +431,7 @@ impl Fields {
             seq: self.seq,
             lamport: self.lamport,
             time_ms: self.time,
-            id: EventId(Ulid::from_bytes(self.id.0)),
+            id: EventId(Ulid::from_bytes(*self.id)),
             lane,
             body,
         })

@@ -30,7 +30,7 @@ use super::db::{self, EphemeralRow};
 use super::error::{LogError, Refusal};
 use super::event::{Event, EventHash, Lane};
 use super::heads::MAX_SLOTS;
-use super::view::{Author, View, fork, live_of};
+use super::view::{Author, Redo, View, fork, live_of};
 use crate::NodeId;
 
 /// How much one author, and strangers together, may have in the log.
@@ -121,13 +121,12 @@ impl<'a> Merge<'a> {
         hash: EventHash,
         raw: &[u8],
     ) -> Result<Result<Taken, Refusal>, LogError> {
-        let taken = match &event.lane {
-            Lane::Durable { prev } => self.durable(event, *prev, hash, raw)?,
+        match &event.lane {
+            Lane::Durable { prev } => self.durable(event, *prev, hash, raw),
             Lane::Ephemeral { slot, expires_ms } => {
-                self.ephemeral(event, slot, *expires_ms, hash, raw)?
+                self.ephemeral(event, slot, *expires_ms, hash, raw)
             }
-        };
-        Ok(taken)
+        }
     }
 
     /// Drops what nothing depends on any more at this time. Says how much.
@@ -189,25 +188,21 @@ impl<'a> Merge<'a> {
         if settled && self.view.fold.knows(author) {
             return Ok(true);
         }
-        let strangers = || {
-            let known = &self.view;
-            known
-                .authors
-                .iter()
-                .filter(|(author, _)| !known.fold.knows(author))
-        };
+        let is_stranger = |author: &NodeId| !self.view.fold.knows(author);
+        let (mut authors, mut events, mut stored) = (0, 0, bytes);
+        for (author, it) in &self.view.authors {
+            if is_stranger(author) {
+                authors += 1;
+                events += it.row.events;
+                stored += it.row.bytes;
+            }
+        }
         let live = self.view.live.keys();
-        let live = live
-            .filter(|(author, _)| !self.view.fold.knows(author))
-            .count();
-        let events: u64 = strangers().map(|(_, it)| it.row.events).sum();
-        let stored: u64 = strangers().map(|(_, it)| it.row.bytes).sum();
-        let authors = u64::try_from(strangers().count()).unwrap_or(u64::MAX);
-        let live = u64::try_from(live).unwrap_or(u64::MAX);
-        Ok(
-            events.saturating_add(live).max(authors) < self.quotas.stranger_events
-                && stored.saturating_add(bytes) <= self.quotas.stranger_bytes,
-        )
+        events += live
+            .map(|(author, _)| u64::from(is_stranger(author)))
+            .sum::<u64>();
+        Ok(events.max(authors) < self.quotas.stranger_events
+            && stored <= self.quotas.stranger_bytes)
     }
 
     fn durable(
@@ -245,31 +240,21 @@ impl<'a> Merge<'a> {
         it.row.bytes = it.row.bytes.saturating_add(bytes);
 
         // Does the history part here? At this place, or between it and a neighbour.
-        let follows = |prev: EventHash, lamport: u64, before: &db::DurableRow| {
-            prev == before.hash && lamport > before.lamport
+        let follows = |(prev, lamport): (EventHash, u64), before: (EventHash, u64)| {
+            prev == before.0 && lamport > before.1
         };
         let mut parts_at = None;
-        if !here.is_empty() {
+        let before = db::durable_at(conn, &author, seq.saturating_sub(1))?;
+        let mut before = before.iter().map(|row| (row.hash, row.lamport));
+        if !here.is_empty() || before.any(|before| !follows((prev, event.lamport), before)) {
             parts_at = Some(seq);
         } else {
-            let before = db::durable_at(conn, &author, seq.saturating_sub(1))?;
-            if before.iter().any(|row| !follows(prev, event.lamport, row)) {
-                parts_at = Some(seq);
-            } else {
-                let this = db::DurableRow {
-                    arrival: 0,
-                    seq,
-                    hash,
-                    lamport: event.lamport,
-                    bytes,
-                };
-                for row in db::durable_at(conn, &author, seq.saturating_add(1))? {
-                    let after = db::event(conn, row.arrival)?;
-                    if let Lane::Durable { prev } = after.lane
-                        && !follows(prev, after.lamport, &this)
-                    {
-                        parts_at = Some(seq.saturating_add(1));
-                    }
+            for row in db::durable_at(conn, &author, seq.saturating_add(1))? {
+                let after = db::event(conn, row.arrival)?;
+                if let Lane::Durable { prev } = after.lane
+                    && !follows((prev, after.lamport), (hash, event.lamport))
+                {
+                    parts_at = Some(seq.saturating_add(1));
                 }
             }
         }
@@ -316,7 +301,7 @@ impl<'a> Merge<'a> {
         it.fork = fork(conn, author, it)?;
         self.durable_changed = true;
         match it.is_root || self.view.fold.had_effect(author, at) {
-            true => self.view.fold_anew_later(conn),
+            true => self.view.fold_again(conn, Redo::All),
             false => Ok(()),
         }
     }
@@ -349,7 +334,7 @@ impl<'a> Merge<'a> {
         it.fork = fork(self.conn, author, &it)?;
         if it.is_root && it.fork.is_some() {
             // What lies beyond where it parts counts from now on.
-            self.view.fold_anew_later(self.conn)?;
+            self.view.fold_again(self.conn, Redo::All)?;
         }
         self.save(author, it)?;
         self.apply(event)?;

@@ -11,7 +11,7 @@
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
 //! | what two nodes compare | [`Heads`] | `heads.rs` |
 //! | what a peer lacks | [`Batch`] | `batch.rs` |
-//! | the file | [`EventLog`] | `store.rs`, tables: `db.rs` |
+//! | the file | [`EventLog`] | `store.rs`, tables: `db/` |
 //! | what this node writes, and when it may | [`EventLog::append`] | `append.rs` |
 //! | what peers send | [`Received`] | `receive.rs`, dated ahead: `early.rs` |
 //! | after a crash | [`Recovery`] | `recover.rs` |
@@ -24,7 +24,7 @@
 //! shard is served here, a node listens there); of each author and slot the newest is kept
 //! until it expires, so that running costs no space.
 //!
-//! Files are touched by `store.rs` (whose thread tries to write again after the disk was full), `db.rs`,
+//! Files are touched by `store.rs` (whose thread tries to write again after the disk was full), `db/`,
 //! `recover.rs`, `backup.rs` and `audit.rs`; `append.rs`, `receive.rs`, `early.rs`, `merge.rs`, `view.rs` and
 //! `batch.rs` work within a transaction that these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
 

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_transport::Code;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
-use rustix::fs::FlockOperation;
 
 use super::db;
 use super::error::LogError;
@@ -72,22 +71,21 @@ impl RecoveryLock {
             .write(true)
             .open(&path)
             .map_err(LogError::io("open", &path))?;
-        rustix::fs::flock(&file, FlockOperation::LockShared)
-            .map_err(|e| LogError::io("lock", &path)(e.into()))?;
+        file.lock_shared().map_err(LogError::io("lock", &path))?;
         Ok(Self(file))
     }
 
     /// Whether nobody else has the log open; then nobody can open it until
     /// [`RecoveryLock::share`].
     fn alone(&self) -> bool {
-        rustix::fs::flock(&self.0, FlockOperation::NonBlockingLockExclusive).is_ok()
+        self.0.try_lock().is_ok()
     }
 
     /// Lets others open the log again.
     fn share(&self, dir: &Path) -> Result<(), LogError> {
         // A conversion is not atomic: the lock may be gone. It is taken again either way.
-        rustix::fs::flock(&self.0, FlockOperation::LockShared)
-            .map_err(|e| LogError::io("lock", &dir.join(LOCK))(e.into()))
+        let locked = self.0.lock_shared();
+        locked.map_err(LogError::io("lock", &dir.join(LOCK)))
     }
 }
 

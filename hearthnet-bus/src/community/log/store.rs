@@ -371,19 +371,20 @@ impl EventLog {
             work(conn, view, &inner.quotas)
         });
         match &result {
-            Ok((true, _)) => inner.publish(writer),
-            Ok((false, _)) => {}
+            Ok((changed, _)) => {
+                if *changed {
+                    inner.publish(writer);
+                }
+                inner.note_health(None, now_ms);
+            }
             Err(error) => {
                 writer.note(error);
                 // Peers are told what is in the file, not what it was tried to write.
                 if let Err(unread) = inner.update(writer) {
                     tracing::warn!("the event log could not be read: {unread}");
                 }
+                inner.note_health(Some(error), now_ms);
             }
-        }
-        match &result {
-            Ok(_) => inner.note_health(None, now_ms),
-            Err(error) => inner.note_health(Some(error), now_ms),
         }
         Ok(result?.1)
     }

@@ -124,9 +124,8 @@ impl View {
         }
         let mut live = BTreeMap::new();
         db::ephemerals(conn, |row| {
-            let event = Event::decode_stored(&row.raw)
-                .map_err(|_| LogError::corrupt("a stored event cannot be read"))?;
-            live.insert((row.author, row.slot.clone()), live_of(&row, event.body));
+            let body = db::stored_event(&row.raw)?.body;
+            live.insert((row.author, row.slot.clone()), live_of(&row, body));
             Ok(())
         })?;
         view.live = Arc::new(live);
@@ -222,13 +221,8 @@ impl View {
         Ok(plain && redo == Redo::All)
     }
 
-    /// Notes that all has to be folded again.
-    pub(super) fn fold_anew_later(&mut self, conn: &Connection) -> Result<(), LogError> {
-        self.fold_again(conn, Redo::All)
-    }
-
     /// Notes that the fold has to go back. From here on no snapshot holds what would change.
-    fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
+    pub(super) fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
         if from > self.redo {
             db::drop_snapshots(conn, from.place())?;
             self.redo = from;
@@ -244,7 +238,7 @@ impl View {
         now_ms: u64,
         must: bool,
     ) -> Result<bool, LogError> {
-        self.rework.refill(Time(now_ms.saturating_mul(1000)));
+        self.rework.refill(Time::from_millis(now_ms));
         if self.redo == Redo::No || !(must || self.rework.has(0)) {
             return Ok(false);
         }
@@ -300,7 +294,7 @@ impl View {
         }
         let full = || TokenBucket::with_burst(SAID_PER_SECOND, SAID, Time::ZERO);
         let pace = self.paces.entry(author).or_insert_with(full);
-        pace.take(Time(now_ms.saturating_mul(1000)))
+        pace.take(Time::from_millis(now_ms))
     }
 
     /// Notes that the durable state changed.
@@ -426,7 +420,7 @@ pub(super) fn proof(
 
 /// How far back the fold has to go: the further, the greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Redo {
+pub(super) enum Redo {
     No,
     From(Reverse<Position>),
     All,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hearthnet_transport::{CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed};
+use hearthnet_transport::{
+    CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, Time,
+};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -13,7 +15,7 @@ use tokio::time::Instant;
 
 use super::SYNC_PATH;
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Account, Budget, Progress, Stored, SyncConfig, SyncSession, Work, time};
+use super::session::{Account, Budget, Progress, Stored, SyncConfig, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;
@@ -55,7 +57,7 @@ impl Accounts {
         // Members, and whoever this node has dialled: those who owe nothing are forgotten.
         for budgets in all.iter_mut() {
             budgets.retain(|_, budget| {
-                budget.lock().refill(time(now));
+                budget.lock().refill(Time::from_millis(now));
                 Arc::strong_count(budget) > 1 || !budget.lock().is_full()
             });
         }

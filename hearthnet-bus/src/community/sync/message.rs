@@ -5,9 +5,10 @@
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Violation};
+use serde_bytes::Bytes as ByteSlice;
 
 use crate::community::log::MAX_HEADS_BYTES;
-use crate::identity::cbor::{self, Slice};
+use crate::identity::cbor;
 
 /// The version that this page of code speaks.
 pub const VERSION: u64 = 1;
@@ -83,10 +84,12 @@ impl SyncMessage {
     /// Encodes the message.
     pub fn encode(&self) -> Bytes {
         let encoded = match self {
-            Self::Hello { version, community } => cbor::encode(&(0, version, Slice(community))),
-            Self::Heads { round, heads } => cbor::encode(&(1, round, Slice(heads))),
+            Self::Hello { version, community } => {
+                cbor::encode(&(0, version, ByteSlice::new(community)))
+            }
+            Self::Heads { round, heads } => cbor::encode(&(1, round, ByteSlice::new(heads))),
             Self::Events { number, events } => {
-                let events: Vec<_> = events.iter().map(|event| Slice(event)).collect();
+                let events: Vec<_> = events.iter().map(|event| ByteSlice::new(event)).collect();
                 cbor::encode(&(2, number, events))
             }
             Self::Ack {

@@ -107,7 +107,7 @@ pub(crate) struct Account {
 impl Account {
     pub(crate) fn new(config: &SyncConfig, now_ms: u64) -> Account {
         let budget = |per_second, burst| {
-            let full = TokenBucket::with_burst(per_second, burst, time(now_ms));
+            let full = TokenBucket::with_burst(per_second, burst, Time::from_millis(now_ms));
             Arc::new(Mutex::new(full))
         };
         Account {
@@ -119,7 +119,7 @@ impl Account {
     /// The work budget, as of now.
     fn work(&self, now_ms: u64) -> MutexGuard<'_, TokenBucket> {
         let mut work = self.work.lock();
-        work.refill(time(now_ms));
+        work.refill(Time::from_millis(now_ms));
         work
     }
 }
@@ -178,11 +178,6 @@ enum State {
     Greeting,
     Open,
     Closed,
-}
-
-/// The time of a bucket.
-pub(super) fn time(ms: u64) -> Time {
-    Time(ms.saturating_mul(1000))
 }
 
 impl Progress {
@@ -350,7 +345,7 @@ impl SyncSession {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
                 let mut account = self.account.heads.lock();
-                account.refill(time(now_ms));
+                account.refill(Time::from_millis(now_ms));
                 match account.has(60) {
                     true => account.spend(60),
                     // Who comes again has to say what it has; that is looked at when it is due.

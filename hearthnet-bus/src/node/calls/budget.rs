@@ -70,7 +70,7 @@ impl Budgets {
             member,
             stranger,
             own: HashMap::new(),
-            strangers: stranger.bucket(time(now_ms)),
+            strangers: stranger.bucket(Time::from_millis(now_ms)),
         }
     }
 
@@ -79,7 +79,7 @@ impl Budgets {
     /// # Errors
     /// If there is none left: the milliseconds until there is.
     pub fn take(&mut self, payer: Payer, now_ms: u64) -> Result<(), u64> {
-        let now = time(now_ms);
+        let now = Time::from_millis(now_ms);
         let (key, rate) = match payer {
             Payer::Member(key) => (key, self.member),
             Payer::Invite(key) => (key, self.stranger),
@@ -97,10 +97,6 @@ impl Budgets {
         let bucket = self.own.entry(key);
         take(bucket.or_insert_with(|| rate.bucket(now)), now)
     }
-}
-
-fn time(ms: u64) -> Time {
-    Time(ms.saturating_mul(1000))
 }
 
 /// Takes one call, or says in how many milliseconds there will be one.

@@ -138,7 +138,7 @@ impl Client {
         };
         let mut id = [0; 16];
         getrandom::fill(&mut id)
-            .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?;
+            .map_err(|_| CallError::internal("the system gave no randomness"))?;
         let params = params.to_string();
         let envelope =
             Envelope::new(key.id(), *node, capability.clone(), &params, id, now_ms()).sign(key)?;
@@ -265,7 +265,7 @@ impl CallStream {
         while self.next().await?.is_some() {}
         self.ended
             .take()
-            .unwrap_or_else(|| Err(CallError::new(Code::INTERNAL, "the call has no end")))
+            .unwrap_or_else(|| Err(CallError::internal("the call has no end")))
     }
 
     /// [`CallStream::result`], for at most this long; the call is then cancelled.

@@ -5,10 +5,11 @@
 
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteArray;
 use sha2::{Digest as _, Sha256};
 
 use super::error::CallError;
-use crate::identity::cbor::{self, Bytes};
+use crate::identity::cbor;
 use crate::{Capability, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
 /// Longest envelope, in bytes: about 260 are in use.
@@ -178,11 +179,11 @@ impl Envelope {
 struct Body {
     v: u8,
     at: u64,
-    id: Bytes<16>,
-    aud: Bytes<32>,
+    id: ByteArray<16>,
+    aud: ByteArray<32>,
     cap: String,
-    iss: Bytes<32>,
-    sha: Bytes<32>,
+    iss: ByteArray<32>,
+    sha: ByteArray<32>,
 }
 
 impl Body {
@@ -190,11 +191,11 @@ impl Body {
         Self {
             v: VERSION,
             at: envelope.at_ms,
-            id: Bytes(envelope.id),
-            aud: Bytes(*envelope.audience.as_bytes()),
+            id: ByteArray::new(envelope.id),
+            aud: ByteArray::new(*envelope.audience.as_bytes()),
             cap: envelope.capability.to_string(),
-            iss: Bytes(*envelope.caller.as_bytes()),
-            sha: Bytes(envelope.params_sha256),
+            iss: ByteArray::new(*envelope.caller.as_bytes()),
+            sha: ByteArray::new(envelope.params_sha256),
         }
     }
 
@@ -209,8 +210,8 @@ impl Body {
         if it.v != VERSION {
             return Err(EnvelopeError::Malformed("its version is unknown"));
         }
-        let node = |key: Bytes<32>, what| {
-            NodeId::from_bytes(&key.0).map_err(|_| EnvelopeError::Malformed(what))
+        let node = |key: ByteArray<32>, what| {
+            NodeId::from_bytes(&key).map_err(|_| EnvelopeError::Malformed(what))
         };
         Ok(Envelope {
             caller: node(it.iss, "its caller is not a usable key")?,
@@ -219,9 +220,9 @@ impl Body {
                 .cap
                 .parse()
                 .map_err(|_| EnvelopeError::Malformed("it names no capability"))?,
-            id: it.id.0,
+            id: *it.id,
             at_ms: it.at,
-            params_sha256: it.sha.0,
+            params_sha256: *it.sha,
         })
     }
 }

@@ -62,6 +62,11 @@ impl CallError {
         Self::new(Code::BAD_REQUEST, format!("{field}: {problem}"))
     }
 
+    /// What should not happen, and is no fault of the caller.
+    pub fn internal(error: impl fmt::Display) -> Self {
+        Self::new(Code::INTERNAL, error.to_string())
+    }
+
     pub(crate) fn cancelled() -> Self {
         Self::new(Code::CANCELLED, "the call was cancelled")
     }

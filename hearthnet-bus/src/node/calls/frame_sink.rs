@@ -137,7 +137,7 @@ impl FrameSink {
                 }
                 Err(NotTaken::Ended) => return Err(CallError::cancelled()),
                 Err(error @ (NotTaken::TooBig | NotTaken::Name)) => {
-                    return Err(CallError::new(Code::INTERNAL, error.to_string()));
+                    return Err(CallError::internal(error));
                 }
                 Err(NotTaken::Full) => {}
             }

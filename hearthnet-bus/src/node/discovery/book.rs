@@ -182,7 +182,7 @@ impl Entry {
     fn may_claim(&mut self, now_ms: u64) -> bool {
         let full = || TokenBucket::with_burst(1, CLAIMS * CLAIM_S, Time::ZERO);
         let claims = self.claims.get_or_insert_with(full);
-        claims.refill(Time(now_ms.saturating_mul(1000)));
+        claims.refill(Time::from_millis(now_ms));
         let may = claims.has(CLAIM_S);
         if may {
             claims.spend(CLAIM_S);
@@ -231,18 +231,10 @@ impl Entry {
             (Source::Log, MAX_PER_CLASS),
             (Source::Mdns, MAX_PER_CLASS),
         ] {
-            while self
-                .records
-                .iter()
-                .filter(|r| r.class(now_ms) == Some(class))
-                .count()
-                > places
-            {
-                let oldest = self
-                    .records
-                    .iter_mut()
-                    .filter(|r| r.class(now_ms) == Some(class))
-                    .min_by_key(|r| (r.proved_ms, r.seen_ms, r.endpoint));
+            let is_of = |r: &Record| r.class(now_ms) == Some(class);
+            while self.records.iter().filter(|r| is_of(r)).count() > places {
+                let of_class = self.records.iter_mut().filter(|r| is_of(r));
+                let oldest = of_class.min_by_key(|r| (r.proved_ms, r.seen_ms, r.endpoint));
                 let Some(oldest) = oldest else { break };
                 // A proved one falls back to what else is said for it; the others end.
                 let fallback = Record {
@@ -468,13 +460,8 @@ impl AddressBook {
             }
             return;
         };
-        let entry = match self.members.get_mut(node) {
-            Some(entry) => Some(entry),
-            None => self.strangers.get_mut(node),
-        };
-        if let Some(record) =
-            entry.and_then(|entry| entry.records.iter_mut().find(|r| r.endpoint == endpoint))
-        {
+        let mut records = self.records(node);
+        if let Some(record) = records.find(|r| r.endpoint == endpoint) {
             record.failures = record.failures.saturating_add(1);
         }
     }
@@ -492,11 +479,7 @@ impl AddressBook {
     /// The same of those that do not rest; they count as tried now.
     pub(crate) fn dialable(&mut self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
         let mut endpoints = self.endpoints(node, now_ms);
-        let entry = match self.members.get_mut(node) {
-            Some(entry) => Some(entry),
-            None => self.strangers.get_mut(node),
-        };
-        for record in entry.into_iter().flat_map(|entry| &mut entry.records) {
+        for record in self.records(node) {
             match record.rests(now_ms) {
                 true => endpoints.retain(|at| *at != record.endpoint),
                 false => record.tried_ms = now_ms,
@@ -536,6 +519,12 @@ impl AddressBook {
         }
         self.strangers.retain(|_, entry| !entry.records.is_empty());
         changed
+    }
+
+    fn records(&mut self, node: &NodeId) -> impl Iterator<Item = &mut Record> {
+        let member = self.members.get_mut(node);
+        let entry = member.or_else(|| self.strangers.get_mut(node));
+        entry.into_iter().flat_map(|entry| &mut entry.records)
     }
 
     /// The entry of `node`, made if there is a place for it.

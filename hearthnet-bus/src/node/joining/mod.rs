@@ -135,7 +135,7 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, CallError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?
+        .map_err(CallError::internal)?
 }
 
 /// Checks a request that `caller` brings, and appends the admission. A member that asks
@@ -265,9 +265,7 @@ pub async fn join_through(
     now_ms: fn() -> u64,
     mut received: impl FnMut(usize),
 ) -> Result<Level, JoinFailure> {
-    let internal = |e: &dyn std::fmt::Display| {
-        JoinFailure::Refused(CallError::new(Code::INTERNAL, e.to_string()))
-    };
+    let internal = |e: &dyn std::fmt::Display| JoinFailure::Refused(CallError::internal(e));
     let params = serde_json::to_value(request).map_err(|e| internal(&e))?;
     let mut call = client
         .call(&Capability::community_join(), &params)

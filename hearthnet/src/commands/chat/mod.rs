@@ -136,9 +136,7 @@ impl Chat<'_> {
             }
         }
     }
-}
 
-impl Chat<'_> {
     /// The service that runs on this machine and would answer as this process would.
     fn running_service(&self) -> Option<AskedService> {
         let args = self.args;

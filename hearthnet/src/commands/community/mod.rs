@@ -14,7 +14,7 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, MAX_NAME_BYTES};
+use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, is_name};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::json;
@@ -61,7 +61,7 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
 
 fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     let name = args.name.trim();
-    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
+    if !is_name(name) {
         return Err(Failure::new(
             Kind::Config,
             "a community's name has 1 to 64 bytes and no control characters",
@@ -86,7 +86,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     }
     let key = cx.global.node_key()?;
     let called = display_name(args.as_name.as_deref(), &cx.config);
-    if called.len() > MAX_NAME_BYTES || called.chars().any(char::is_control) {
+    if !is_name(&called) {
         return Err(Failure::new(
             Kind::Config,
             "a node's name has 1 to 64 bytes and no control characters",

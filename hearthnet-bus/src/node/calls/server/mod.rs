@@ -446,7 +446,7 @@ impl Drop for Ends<'_> {
     fn drop(&mut self) {
         // Threads that work for the call stop, too.
         self.cancel.cancel();
-        let broken = CallError::new(Code::INTERNAL, "the handler of this capability failed");
+        let broken = CallError::internal("the handler of this capability failed");
         self.connection.finish(self.call, Err(broken));
     }
 }

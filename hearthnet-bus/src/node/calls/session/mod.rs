@@ -211,8 +211,7 @@ impl ServingSession {
         };
         if data.len() + FRAME_OVERHEAD > MAX_MESSAGE_BYTES {
             event = "error";
-            data = error_data(&CallError::new(
-                Code::INTERNAL,
+            data = error_data(&CallError::internal(
                 "the result has more bytes than a message may have",
             ));
         }

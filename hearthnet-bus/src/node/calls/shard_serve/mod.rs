@@ -133,7 +133,7 @@ impl Serve {
         })?;
         let mut id = [0; 16];
         getrandom::fill(&mut id)
-            .map_err(|_| CallError::new(Code::INTERNAL, "the system gave no randomness"))?;
+            .map_err(|_| CallError::internal("the system gave no randomness"))?;
         let now = now_ms() / 1000;
         let grant = Grant {
             issuer: own,
@@ -144,9 +144,7 @@ impl Serve {
             expires: now + GRANT_SECONDS,
             id,
         };
-        let token = grant
-            .sign(&self.key)
-            .map_err(|e| CallError::new(Code::INTERNAL, e.to_string()))?;
+        let token = grant.sign(&self.key).map_err(CallError::internal)?;
         Ok(json!(ShardGrant {
             endpoint: descriptor.endpoint,
             node: own,
