@@ -127,6 +127,9 @@ cases! {
         76 "hundreds of requests over HTTP whose heads have no end" "no effect",
         77 "silent connections to the local API" "no effect",
     }
+    "words of others" {
+        78 "escape sequences, turned writing and forged lines in what is shown" "no effect",
+    }
 }
 
 impl Case {

@@ -214,6 +214,16 @@ impl TestCommunity {
         Ok(log)
     }
 
+    /// The log of a new node that is told all that the anchor knows, and takes of it what it does.
+    pub(crate) fn reader(&self, name: &str) -> Result<EventLog, HarnessError> {
+        let folder = self.folder.join(name);
+        std::fs::create_dir_all(&folder)?;
+        let log = EventLog::prepare(&folder, self.id())?;
+        let all = self.anchor.log.missing(&log.heads(), 1024, 1 << 20)?;
+        log.receive(&all.events, self.anchor(), now_ms())?;
+        Ok(log)
+    }
+
     /// Tells a log all that the anchor knows.
     pub(crate) fn tell(&self, log: &EventLog) {
         hear(log, &self.anchor.log);

@@ -6,10 +6,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::community::invite::Invite;
-use crate::community::log::{Body, EventLog, Level, Policy};
+use crate::community::log::{Body, EventLog, Heads, Lane, Level, Policy};
+use crate::node::calls::{Answering, CallContext, CallError, FrameSink, Handler};
+use crate::node::joining::JoinHandler;
 use crate::{CommunityId, NodeId, NodeKey, now_ms};
 
 /// The number of the key that founds every community here, unless another one is named.
@@ -125,4 +128,57 @@ pub fn hear(log: &EventLog, other: &EventLog) {
         known.len(),
         "it takes all that there is"
     );
+}
+
+/// A member that lets joiners in, and gives them a log that ends where its own was kept: what others
+/// wrote since then it knows, and does not say. Its own word goes on to others, so that whom it lets
+/// in is a member to them.
+pub struct KeepsBack {
+    admits: JoinHandler,
+    kept: EventLog,
+    others: EventLog,
+}
+
+impl std::fmt::Debug for KeepsBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KeepsBack").finish_non_exhaustive()
+    }
+}
+
+impl KeepsBack {
+    /// Admits in the name of `key`, by the log that was `kept`; what it writes goes on into that of `others`.
+    pub fn new(key: Arc<NodeKey>, kept: EventLog, others: EventLog) -> Self {
+        Self {
+            admits: JoinHandler::new(kept.clone(), key, now_ms),
+            kept,
+            others,
+        }
+    }
+}
+
+impl Handler for KeepsBack {
+    fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
+        Box::pin(async move {
+            let answer = self.admits.call(ctx, params, out).await?;
+            hear(&self.others, &self.kept);
+            Ok(answer)
+        })
+    }
+
+    fn vouches(&self, caller: &NodeId, params: &Value) -> Result<Option<NodeId>, CallError> {
+        self.admits.vouches(caller, params)
+    }
+}
+
+/// A copy of what lasts in a log, in a folder of its own: without what says where anybody is.
+pub fn lasting(dir: &Path, log: &EventLog) -> EventLog {
+    let copy = EventLog::prepare(dir, log.community()).unwrap();
+    let all = log.missing(&Heads::empty(log.community()), 1024, 1 << 20);
+    let mut all = all.unwrap().events;
+    all.retain(|raw| {
+        let event = crate::community::log::Event::verify(raw).unwrap();
+        matches!(event.lane, Lane::Durable { .. })
+    });
+    copy.receive(&all, key(ROOT).id(), now_ms()).unwrap();
+    copy
 }

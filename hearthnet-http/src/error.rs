@@ -33,7 +33,7 @@ impl ApiError {
     /// The field of the request that it is about.
     #[must_use]
     pub fn about(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.param = Some(tame(&param.into()).into_owned());
         self
     }
 

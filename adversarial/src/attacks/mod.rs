@@ -86,6 +86,7 @@ macro_rules! every_attack {
                 75 another_user_of_the_machine_learns_and_takes_nothing;
                 76 requests_that_never_end_keep_nobody_out;
                 77 silent_connections_hide_no_local_api;
+                78 words_of_others_steer_no_terminal;
             }
         }
     };

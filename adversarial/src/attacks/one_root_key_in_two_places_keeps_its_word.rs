@@ -59,9 +59,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let root = key(ROOT).id();
     let begin = std::time::Instant::now();
     let reader = loop {
-        let reader = bench
-            .test_community()?
-            .copy(&format!("reader {:?}", begin.elapsed()))?;
+        let name = format!("reader {:?}", begin.elapsed());
+        let reader = bench.test_community()?.reader(&name)?;
         if says(&reader) == expected || begin.elapsed().as_secs() > 30 {
             break reader;
         }
@@ -76,9 +75,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.same("what is wrong with its log", 0, problems.len());
 
     // And it goes on from there.
-    bench
+    let next = bench
         .test_community()?
-        .append_as_root(level(guest.id(), Level::Member))?;
+        .append_as_root(level(guest.id(), Level::Member));
+    found.done("what it says next", "written", next);
     let state = bench.test_community()?.state();
     let agrees = |gauges: &Gauges| gauges.state() == state;
     let gauges = until(&mut bench.victim, agrees).await?;

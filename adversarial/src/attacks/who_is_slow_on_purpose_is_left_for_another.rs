@@ -24,8 +24,9 @@ const NOBODY: usize = usize::MAX;
 const BEFORE: usize = 4;
 /// What a piece of the prompt takes a host that is slow: 32 times as long is no less than a token takes it.
 const PIECE: Duration = Duration::from_millis(150);
-/// How long an answer that has begun asks for room: some pauses, and not as many as it has tokens.
-const ROOM: Duration = Duration::from_secs(2);
+/// How long an answer that has begun asks for room: longer than any one pause (2 s), and shorter than as
+/// many as it has tokens (6.6 s at least).
+const ROOM: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     for (what, before, pause) in [

@@ -17,6 +17,7 @@
 //! or is refused, and the request admits nobody else.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 
 use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
 use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
+use crate::node::Node;
 use crate::node::access::is_open;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
@@ -290,6 +292,53 @@ pub async fn join_through(
     log.state()
         .level(&request.node)
         .ok_or(JoinFailure::NotAdmitted)
+}
+
+/// How long another member than the one that let a joiner in may take to say what it knows.
+const OTHER_LOG: Duration = Duration::from_secs(3);
+/// The same where the log says of no other member where it is: long enough for discovery to find one.
+const FOUND_LOG: Duration = Duration::from_secs(1);
+
+/// What a joiner was told by others than the member that let it in.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SecondOpinion {
+    /// Who they are; nobody if none could be asked.
+    pub from: Vec<NodeId>,
+    /// Who was put out, and the member that let it in did not say so.
+    pub put_out: Vec<NodeId>,
+}
+
+/// Makes the log of `own`, which `first` has let in and given it, even with that of another member:
+/// `first` may have kept something back. `start` starts a node with that log, if there are others.
+///
+/// # Errors
+/// What `start` fails with.
+pub async fn second_opinion<E>(
+    log: &EventLog,
+    (own, first): (NodeId, NodeId),
+    now_ms: fn() -> u64,
+    start: impl AsyncFnOnce() -> Result<Node, E>,
+) -> Result<SecondOpinion, E> {
+    let given = log.state();
+    let other = |node: &NodeId| *node != first && *node != own;
+    // Whom `first` does not want to be asked it need not name as being anywhere.
+    let wait = match given.nodes(now_ms()).any(|seen| other(&seen.node)) {
+        true => OTHER_LOG,
+        false => FOUND_LOG,
+    };
+    if !given.members().any(|(node, _)| other(node)) {
+        return Ok(SecondOpinion::default());
+    }
+    let node = start().await?;
+    let from = tokio::time::timeout(wait, node.until_even_with(other)).await;
+    node.shutdown().await;
+    let now = log.state();
+    let put_out = now.revoked().map(|(node, _)| *node);
+    Ok(SecondOpinion {
+        from: from.unwrap_or_default(),
+        put_out: put_out.filter(|node| !given.is_revoked(node)).collect(),
+    })
 }
 
 #[cfg(test)]

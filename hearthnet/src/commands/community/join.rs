@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::calls::{CallError, Client, Code};
 use hearthnet_bus::discovery::{CommunityTag, Discovery};
 use hearthnet_bus::invite::{Invite, JoinRequest};
-use hearthnet_bus::joining::{JoinFailure, join_through};
+use hearthnet_bus::joining::{JoinFailure, SecondOpinion, join_through, second_opinion};
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::{NodeId, NodeKey};
@@ -131,7 +131,9 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
             drop(search);
             let took = started.elapsed();
             let home = Home::new(dir, key, log);
-            let asked = block_on(second_opinion(&home, &cx.config, by))?;
+            let ids = (home.key.id(), by);
+            let start = async || transient::start(&home, &cx.config).await;
+            let others = block_on(second_opinion(&home.log, ids, now_ms, start))?;
             let level = home.level()?;
             Membership::note(&home.dir, &home.state(), &home.key.id());
             let written = configuration(args, cx, &home)?;
@@ -153,7 +155,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
                 Some(_) => Loaded::load(cx.global.config.as_deref(), &cx.global.set)?.config,
                 None => cx.config.clone(),
             };
-            report(args, level, &home, Some((took, asked)), &now)
+            report(args, level, &home, Some(Joined { took, by, others }), &now)
         }
         Err(failure) => {
             drop((search, log));
@@ -191,13 +193,21 @@ fn report(
     args: &JoinArgs,
     level: Level,
     home: &Home,
-    joined: Option<(Duration, Vec<NodeId>)>,
+    joined: Option<Joined>,
     config: &Config,
 ) -> Result<(), Failure> {
     let state = home.state();
     let (name, members) = (&state.name, state.members().count());
     let research = config.policy.research.enable;
     if args.json {
+        let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let joined = joined.as_ref();
+        let asked = joined.map(|joined| {
+            let first = std::iter::once(joined.by);
+            ids(&first
+                .chain(joined.others.from.iter().copied())
+                .collect::<Vec<_>>())
+        });
         return print_json(&json!({
             "community": home.log.community().to_string(),
             "name": name,
@@ -205,48 +215,41 @@ fn report(
             "members": members,
             "research": research,
             "joined_now": joined.is_some(),
-            "seconds": joined.as_ref().map(|(took, _)| took.as_secs_f64()),
-            "asked": joined.map(|(_, asked)| asked.iter().map(ToString::to_string).collect::<Vec<_>>()),
+            "seconds": joined.map(|joined| joined.took.as_secs_f64()),
+            "asked": asked,
+            "kept_back": joined.map(|joined| ids(&joined.others.put_out)),
         }));
     }
     let how = match &joined {
-        Some((took, _)) => format!("joined {name:?} in {:.1} s", took.as_secs_f64()),
+        Some(joined) => format!("joined {name:?} in {:.1} s", joined.took.as_secs_f64()),
         None => format!("this node is in {name:?} already"),
     };
     print(format!("{how}\nlevel    {level}\nmembers  {members}\n"))?;
-    if let Some((_, asked)) = joined
-        && let [only] = asked.as_slice()
-    {
-        note(format!(
-            "only {} could be asked what the community knows. What it may have kept back, as that somebody was put out, is heard from the next member that is met",
-            state.label(only, now_ms())
-        ));
+    if let Some(Joined { by, others, .. }) = &joined {
+        let label = |node: &NodeId| state.label(node, now_ms());
+        let by = label(by);
+        if others.from.is_empty() {
+            note(format!(
+                "only {by} could be asked what the community knows. What it may have kept back, as that somebody was put out, is heard from the next member that is met"
+            ));
+        }
+        for node in &others.put_out {
+            note(format!(
+                "{} was put out of the community: others know it, {by} did not say so",
+                label(node)
+            ));
+        }
     }
     note(next_step(level, research, state.policy.research));
     Ok(())
 }
 
-/// How long another member than the one that let this node in may take to say what it knows.
-const SECOND_LOG: Duration = Duration::from_secs(3);
-
-/// Compares the log that came from `first` with that of another member, where the log or discovery name
-/// one that may be there: who let this node in may have kept something back. Who was asked in all.
-async fn second_opinion(
-    home: &Home,
-    config: &Config,
-    first: NodeId,
-) -> Result<Vec<NodeId>, Failure> {
-    let (state, own) = (home.state(), home.key.id());
-    let other = |node: &NodeId| *node != first && *node != own;
-    let mut asked = vec![first];
-    if state.nodes(now_ms()).any(|seen| other(&seen.node)) {
-        let node = transient::start(home, config).await?;
-        let even = node.until_even_with(|node| other(node));
-        let even = tokio::time::timeout(SECOND_LOG, even).await;
-        asked.extend(even.unwrap_or_default());
-        node.shutdown().await;
-    }
-    Ok(asked)
+/// How this node became a member.
+struct Joined {
+    took: Duration,
+    /// Who let it in.
+    by: NodeId,
+    others: SecondOpinion,
 }
 
 /// What works next, for a member of this level.
