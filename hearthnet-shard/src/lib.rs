@@ -69,7 +69,7 @@ pub use events::Stats;
 pub use fault::{StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport};
 pub use memory::{MemoryReport, resident_bytes};
-pub use model::ShardConfig;
+pub use model::{ModelLayers, Prepared, ShardConfig};
 
 #[cfg(test)]
 mod community_tests;

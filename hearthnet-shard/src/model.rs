@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
-use hearthnet_model::{BoundaryDtype, ModelFile, TextId, WeightsId};
+use hearthnet_model::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
@@ -53,6 +53,20 @@ impl ShardConfig {
     }
 }
 
+/// What a start has learnt of a model file: all that an engine of one's own needs to be served by
+/// [`ShardHost::start_on`].
+#[derive(Debug)]
+pub struct Prepared {
+    /// How to serve.
+    pub serve: ServeConfig,
+    /// What is served, by the exact engine.
+    pub served: Served,
+    /// The layers, yet to be loaded.
+    pub layers: ModelLayers,
+    /// How the exact engine would be made, with the limits of `serve`.
+    pub engine: EngineOptions,
+}
+
 impl ShardHost {
     /// Opens the model, learns the identity of its weights, listens, proves the tensors of the
     /// layer range against the manifest, loads these layers and no others, and serves.
@@ -66,71 +80,84 @@ impl ShardHost {
         place: impl Into<Place<'_>>,
         mut progress: impl FnMut(StartProgress) + Send,
     ) -> Result<RunningHost, StartError> {
-        let (serve, served, source) = prepare(config, &mut progress).await?;
+        let prepared = Self::prepare(config, &mut progress).await?;
+        let source = ModelSource {
+            layers: prepared.layers,
+            options: prepared.engine,
+        };
+        let (serve, served) = (prepared.serve, prepared.served);
         Self::start_on(serve, place, served, source, &mut progress).await
     }
-}
 
-/// Looks at the model file: what is to be served, and how its engine is to be made.
-async fn prepare(
-    config: ShardConfig,
-    progress: &mut (impl FnMut(StartProgress) + Send),
-) -> Result<(ServeConfig, Served, ModelSource), StartError> {
-    let ShardConfig {
-        model,
-        model_id,
-        layers,
-        boundary,
-        expected_weights,
-        engine,
-        mut serve,
-    } = config;
-    serve.validate()?;
-    let (report, mut reports) = mpsc::channel(16);
-    let path = model.clone();
-    let opening = tokio::task::spawn_blocking(move || {
-        let progress = in_phase(LoadPhase::Hashing, move |step| {
-            // When the start keeps up with reports badly, it misses some of them.
-            let _ = report.try_send(step);
+    /// The first part of [`Self::start`]: looks at the model file, and says what is to be served and
+    /// how its engine is to be made.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub async fn prepare(
+        config: ShardConfig,
+        progress: &mut (impl FnMut(StartProgress) + Send),
+    ) -> Result<Prepared, StartError> {
+        let ShardConfig {
+            model,
+            model_id,
+            layers,
+            boundary,
+            expected_weights,
+            engine,
+            mut serve,
+        } = config;
+        serve.validate()?;
+        let (report, mut reports) = mpsc::channel(16);
+        let path = model.clone();
+        let opening = tokio::task::spawn_blocking(move || {
+            let progress = in_phase(LoadPhase::Hashing, move |step| {
+                // When the start keeps up with reports badly, it misses some of them.
+                let _ = report.try_send(step);
+            });
+            open(&path, layers, boundary, expected_weights, progress)
         });
-        open(&path, layers, boundary, expected_weights, progress)
-    });
-    while let Some(step) = reports.recv().await {
-        progress(step);
-    }
-    let (manifest, weights, text) = opening.await.map_err(|error| StartError::Load {
-        reason: error.to_string(),
-    })??;
+        while let Some(step) = reports.recv().await {
+            progress(step);
+        }
+        let (manifest, weights, text) = opening.await.map_err(|error| StartError::Load {
+            reason: error.to_string(),
+        })??;
 
-    if let Some(text) = text {
-        serve.software.push_str(&format!(" text/{text}"));
+        if let Some(text) = text {
+            serve.software.push_str(&format!(" text/{text}"));
+        }
+        let spec = manifest.spec();
+        let served = Served {
+            model_id: model_id.unwrap_or_else(|| stem(&model)),
+            weights: weights.0,
+            lo: layers.0,
+            hi: layers.1,
+            total_layers: spec.layers,
+            width: spec.width,
+            boundary: spec.boundary,
+            context: spec.context,
+            arithmetic: ARITHMETIC.to_owned(),
+        };
+        let engine = EngineOptions {
+            max_kv_bytes: serve.kv_budget_bytes,
+            max_sequences: serve.max_concurrent_streams as usize,
+            max_context: serve.max_positions,
+            weights: Some(weights),
+            ..engine
+        };
+        let layers = ModelLayers {
+            path: model,
+            manifest,
+            range: half_open(layers),
+        };
+        Ok(Prepared {
+            serve,
+            served,
+            layers,
+            engine,
+        })
     }
-    let spec = manifest.spec();
-    let served = Served {
-        model_id: model_id.unwrap_or_else(|| stem(&model)),
-        weights: weights.0,
-        lo: layers.0,
-        hi: layers.1,
-        total_layers: spec.layers,
-        width: spec.width,
-        boundary: spec.boundary,
-        context: spec.context,
-        arithmetic: ARITHMETIC.to_owned(),
-    };
-    let options = EngineOptions {
-        max_kv_bytes: serve.kv_budget_bytes,
-        max_sequences: serve.max_concurrent_streams as usize,
-        max_context: serve.max_positions,
-        weights: Some(weights),
-        ..engine
-    };
-    let source = ModelSource {
-        path: model,
-        manifest,
-        layers: half_open(layers),
-        options,
-    };
-    Ok((serve, served, source))
 }
 
 /// Opens the file and learns what it is, without keeping it open.
@@ -173,11 +200,48 @@ fn half_open((lo, hi): (u32, u32)) -> Range<u32> {
     lo..hi.saturating_add(1)
 }
 
-/// A layer range of a file, that can be loaded again and again.
-struct ModelSource {
+/// A layer range of a file, and what its tensors must be.
+#[derive(Debug)]
+pub struct ModelLayers {
     path: PathBuf,
     manifest: Manifest,
-    layers: Range<u32>,
+    range: Range<u32>,
+}
+
+impl ModelLayers {
+    /// Hyperparameters of the model.
+    pub fn spec(&self) -> &ModelSpec {
+        self.manifest.spec()
+    }
+
+    /// The layers, half-open.
+    pub fn range(&self) -> Range<u32> {
+        self.range.clone()
+    }
+
+    /// Opens the file and proves the layers' tensors against the manifest.
+    ///
+    /// Opened anew each time: while the weights are put away, nothing of the file is held, and when
+    /// they come back they are proved to be the same.
+    ///
+    /// # Errors
+    /// What went wrong, as a sentence.
+    pub fn open(&self, progress: &mut dyn FnMut(StartProgress)) -> Result<ModelFile, String> {
+        let file = ModelFile::open(&self.path)
+            .map_err(|error| error.to_string())?
+            .with_boundary(self.manifest.spec().boundary);
+        let mut report = in_phase(LoadPhase::Verifying, progress);
+        let verified = self
+            .manifest
+            .verify(&file, self.range(), false, &mut report);
+        verified.map_err(|error| error.to_string())?;
+        Ok(file)
+    }
+}
+
+/// Layers that can be loaded again and again.
+struct ModelSource {
+    layers: ModelLayers,
     options: EngineOptions,
 }
 
@@ -185,21 +249,10 @@ impl EngineSource for ModelSource {
     type Engine = Engine;
 
     fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Engine, String> {
-        // Opened anew each time: while the weights are put away, nothing of the file is held,
-        // and when they come back they are proved to be the same.
-        let file = ModelFile::open(&self.path)
-            .map_err(|error| error.to_string())?
-            .with_boundary(self.manifest.spec().boundary);
-        let (layers, options) = (self.layers.clone(), &self.options);
-        let verified = self.manifest.verify(
-            &file,
-            layers.clone(),
-            false,
-            &mut in_phase(LoadPhase::Verifying, &mut *progress),
-        );
-        verified.map_err(|error| error.to_string())?;
+        let file = self.layers.open(&mut *progress)?;
         let mut report = in_phase(LoadPhase::Loading, progress);
-        Engine::load(&file, layers, options, &mut report).map_err(|error| error.to_string())
+        Engine::load(&file, self.layers.range(), &self.options, &mut report)
+            .map_err(|error| error.to_string())
     }
 }
 

@@ -40,6 +40,7 @@ pub use error::{EngineError, ImportError, LoadError};
 pub use full_model::FullModel;
 pub use head::Head;
 pub use kv::KvSnapshot;
+pub use rope_tables::RopeTables;
 pub use sequence::{SeqId, Span};
 
 use crate::kernels::{Isa, Kernels};
@@ -48,7 +49,6 @@ use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 use forward::{Overflow, Parts, Scratch};
 use kv::{Geometry, KvCache, Limits};
-use rope_tables::RopeTables;
 use thread_pool::ThreadPool;
 use weights::{Layer, Loader};
 

@@ -9,15 +9,20 @@ use crate::spec::{RopeScaling, Rotation};
 /// Positions by which a table grows.
 const STEP: usize = 256;
 
-/// A table for each rotation of a model.
-pub(super) struct RopeTables {
+/// A table for each rotation of a model. Other engines read their angles from it, too.
+#[derive(Debug)]
+pub struct RopeTables {
     global: RopeTable,
     /// For blocks with a sliding window, if theirs is another.
     local: Option<RopeTable>,
 }
 
 impl RopeTables {
-    pub(super) fn of(file: &ModelFile) -> Result<Self, LoadError> {
+    /// Empty tables for a model.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsupported`] when a factor of a frequency is no positive number.
+    pub fn of(file: &ModelFile) -> Result<Self, LoadError> {
         let rope = &file.spec().rope;
         let mut frequencies = RopeTable::frequencies(rope.dims as usize, rope.theta);
         let mut amplitude = 1.0;
@@ -51,7 +56,7 @@ impl RopeTables {
     }
 
     /// Extends the tables to cover at least `positions` positions.
-    pub(super) fn cover(&mut self, positions: usize) {
+    pub fn cover(&mut self, positions: usize) {
         for table in [Some(&mut self.global), self.local.as_mut()] {
             if let Some(table) = table.filter(|table| table.positions() < positions) {
                 table.cover(positions.next_multiple_of(STEP));
@@ -60,7 +65,7 @@ impl RopeTables {
     }
 
     /// The table of a block, if it turns anything.
-    pub(super) fn table(&self, rotation: Rotation) -> Option<&RopeTable> {
+    pub fn table(&self, rotation: Rotation) -> Option<&RopeTable> {
         match rotation {
             Rotation::None => None,
             Rotation::Global => Some(&self.global),

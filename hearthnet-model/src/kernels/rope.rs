@@ -90,6 +90,14 @@ impl RopeTable {
         self.positions = self.positions.max(positions);
     }
 
+    /// Cosines and sines of a position, one of each per pair; `None` when the table does not cover it.
+    pub fn angles(&self, position: usize) -> Option<(&[f32], &[f32])> {
+        (position < self.positions).then(|| {
+            let RopeRow { cos, sin, .. } = self.row(position);
+            (cos, sin)
+        })
+    }
+
     /// # Panics
     /// When the table does not cover `position`.
     pub(super) fn row(&self, position: usize) -> RopeRow<'_> {
