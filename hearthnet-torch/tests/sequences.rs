@@ -279,7 +279,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         ..TinyLlama::default()
     };
     let file = rewrite(&tiny(&model), "blk.1.ffn_down.weight", |value| {
-        *value *= 1e7
+        *value *= 1e7;
     });
     // The weights themselves are beyond fp16.
     let found = TorchEngine::load(&file, 0..3, &options(Dtype::Fp16), &mut |_, _| ());
