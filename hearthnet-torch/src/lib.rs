@@ -1,6 +1,6 @@
 //! A layer range on libtorch, by way of the crate `tch`: for machines with a GPU.
 //!
-//! A [`TorchEngine`] computes the same models from the same files as the exact engine, within a
+//! A `TorchEngine` computes the same models from the same files as the exact engine, within a
 //! tolerance instead of to the bit; `specs/torch-arithmetic.md` says which, and what is not
 //! promised. It serves layers behind the same interface as the exact engine (`hearthnet-shard`).
 //!
