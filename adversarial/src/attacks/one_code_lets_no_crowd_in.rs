@@ -19,15 +19,17 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Nodes that are made up: a few more than are let in.
 const CROWD: usize = JOINS_PER_CODE + 4;
 
-/// How the host answers a new node with this code, when it is not only too soon to ask.
+/// How the host answers a new node with this code, when it is not only too soon to ask, or too late.
 async fn join(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
     let begin = Instant::now();
     loop {
         let answer = ask(bench, invite).await?;
-        if answer != "rate_limited" || begin.elapsed() > PATIENCE {
+        let again = ["rate_limited", "unreachable"].contains(&answer.as_str());
+        if !again || begin.elapsed() > PATIENCE {
             return Ok(answer);
         }
-        // It says when by itself: strangers' calls have a budget that fills again with time.
+        // Strangers' calls have a budget that fills again with time; and a machine that is busy otherwise may
+        // let one go that has not said what it wants within its deadline.
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
 }
