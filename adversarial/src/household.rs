@@ -97,7 +97,7 @@ pub(crate) async fn local_api(
 
 /// So many connections of another user of this machine; `None` where this process may not be somebody
 /// else, as it may if it is root's.
-pub(crate) fn connect_as_nobody(
+pub(crate) async fn connect_as_nobody(
     at: SocketAddr,
     count: usize,
 ) -> Result<Option<Vec<TcpStream>>, HarnessError> {
@@ -117,7 +117,11 @@ pub(crate) fn connect_as_nobody(
             let streams: std::io::Result<Vec<_>> = (0..count).map(connect).collect();
             streams.map(Some)
         };
-        let streams = std::thread::spawn(connect).join();
+        // A thread of its own, that ends as whom it has become; whoever is to accept these connections may
+        // be a task of the thread that waits here, so it waits elsewhere.
+        let joined = move || std::thread::spawn(connect).join();
+        let streams = tokio::task::spawn_blocking(joined).await;
+        let streams = streams.map_err(HarnessError::attacker)?;
         let streams = streams.map_err(|_| HarnessError::attacker("no connection"))??;
         let streams = streams.map(|all| all.into_iter().map(TcpStream::from_std).collect());
         Ok(streams.transpose()?)

@@ -49,7 +49,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         held,
     );
 
-    let Some(mut streams) = connect_as_nobody(at, HOG + 1)? else {
+    let Some(mut streams) = connect_as_nobody(at, HOG + 1).await? else {
         found.check(
             "another user",
             "none, for this process is not root's",

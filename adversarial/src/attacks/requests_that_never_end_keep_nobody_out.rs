@@ -32,7 +32,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         served,
         served,
     );
-    let crowd = connect_as_nobody(at, CROWD)?;
+    let crowd = connect_as_nobody(at, CROWD).await?;
     let is_another = crowd.is_some();
     let mut crowd = crowd.unwrap_or_default();
     while crowd.len() < CROWD {
