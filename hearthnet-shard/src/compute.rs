@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hearthnet_transport::stand_back;
 use tokio::sync::{mpsc, watch};
 
 use crate::engine::{EngineSource, Footprint, LayerEngine, StartProgress};
@@ -62,6 +63,8 @@ impl Compute {
         thread::Builder::new()
             .name("shard-compute".into())
             .spawn(move || {
+                // The engine computes for milliseconds at a time; whoever wants to send or take a
+                // message on the same core, this host's own tasks included, would wait for that.
                 stand_back(niceness);
                 let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
                 let end = match std::panic::catch_unwind(body) {
@@ -154,18 +157,6 @@ fn soon(inbox: &Inbox, limit: Duration) -> bool {
         thread::yield_now();
     }
     true
-}
-
-/// Lets other threads go first. The engine computes for milliseconds at a time; whoever wants to
-/// send or take a message on the same core, this host's own tasks included, would wait for that.
-fn stand_back(niceness: i32) {
-    // Elsewhere than on Linux this is about the whole process.
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, niceness) {
-        tracing::debug!(%error, "the engine keeps the priority of its process");
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = niceness;
 }
 
 /// Commands that came too late; dropping them gives back what they hold.

@@ -46,6 +46,7 @@
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
 //! | cores that wake quickly meanwhile | `cpu_latency.rs` |
+//! | threads that let sessions go first | `background.rs` |
 //!
 //! # What always holds
 //!
@@ -56,6 +57,7 @@
 //! - No row, token or tensor is printed by `Debug` or logged at any level. Buffers of this crate
 //!   that held rows are wiped when dropped; those of TLS, WebSocket and kernel are out of reach.
 
+mod background;
 pub mod bench;
 mod code;
 mod compress;
@@ -76,6 +78,7 @@ mod tensor;
 mod time;
 pub mod wire;
 
+pub use background::{background, give_way, stand_back};
 pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines};
 pub use identity::{Identity, IdentityError};

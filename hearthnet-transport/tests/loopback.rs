@@ -16,7 +16,7 @@ use hearthnet_testkit::raw::{
 };
 use hearthnet_transport::bench::serve_echo;
 use hearthnet_transport::{
-    Admission, CloseCode, Code, Config, ConnectError, Connection, DType, Deadlines, Hello,
+    Admission, CloseCode, Code, Config, ConnectError, Connection, DType, Deadlines, Handler, Hello,
     Identity, Listener, Message, NodeId, RefusedConnection, SendError, StreamClose, StreamOpened,
     connect,
 };
@@ -733,4 +733,93 @@ async fn many_sessions_run_side_by_side() {
     }
     // Nothing else became a session.
     assert!(net.listener.session().now_or_never().is_none());
+}
+
+// ------------------------------------------------------------------ who goes first
+
+/// On which threads a session was let in and heard.
+#[derive(Clone, Default)]
+struct Threads(Arc<Mutex<Vec<String>>>);
+
+impl Threads {
+    fn note(&self) {
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        self.0.lock().push(name);
+    }
+
+    fn noted(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    fn aside(&self, place: usize) -> bool {
+        self.0.lock()[place] == "background"
+    }
+}
+
+impl Admission for Threads {
+    fn admit_peer(&self, _key: &NodeId) -> bool {
+        self.note();
+        true
+    }
+
+    fn admit_hello(&self, _key: &NodeId, _hello: &Hello, _now: u64) -> Result<(), CloseCode> {
+        self.note();
+        Ok(())
+    }
+}
+
+impl Handler for Threads {
+    fn message(&mut self, _message: Message) -> Result<(), CloseCode> {
+        self.note();
+        Ok(())
+    }
+}
+
+/// Strangers' handshakes, and whoever sends faster than it is read, are behind the sessions that are
+/// open, and come back from there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_and_floods_stand_back_for_who_sends_little() {
+    let (host, caller) = (identity(), identity());
+    let (door, heard) = (Threads::default(), Threads::default());
+    let admission = Arc::new(door.clone());
+    let config = Config::default();
+    let listening = Listener::bind("127.0.0.1:0", &host, admission, config.clone(), &[]);
+    let mut listener = listening.await.unwrap();
+    let addr = listener.local_addr().to_string();
+    let hello = Hello::new("bench", TOKEN);
+    let connected = connect(&addr, &caller, host.key(), hello, config).await;
+    let sender = connected.as_ref().unwrap().sender();
+    let mut session = listener.session().await;
+    assert!(door.noted() >= 2);
+    assert!((0..door.noted()).all(|place| door.aside(place)));
+
+    session.attend(heard.clone());
+    let message = || {
+        let (stream, epoch) = (9, 9);
+        sender.send(Message::StreamClose(StreamClose { stream, epoch }))
+    };
+    message().await.unwrap();
+    while heard.noted() < 1 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!heard.aside(0), "one message");
+    // It may be read as fast as it comes for a while.
+    let mut sent = 1;
+    while (0..heard.noted()).all(|place| !heard.aside(place)) {
+        for _ in 0..200 {
+            message().await.unwrap();
+        }
+        sent += 200;
+    }
+    while heard.noted() < sent {
+        tokio::task::yield_now().await;
+    }
+    while heard.aside(heard.noted() - 1) {
+        let noted = heard.noted();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        message().await.unwrap();
+        while heard.noted() == noted {
+            tokio::task::yield_now().await;
+        }
+    }
 }

@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::{Arrival, CloseCode, Code, Listener, PeerSocket, connect_path};
+use hearthnet_transport::{
+    Arrival, CloseCode, Code, Listener, PeerSocket, background, connect_path,
+};
 use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
@@ -35,7 +37,7 @@ pub(super) fn start(inner: &Arc<Inner>, listener: Option<Listener>, found: watch
     if let Some(listener) = listener {
         inner.spawn(accept(Arc::clone(inner), listener));
     }
-    inner.spawn(watch_rights(Arc::clone(inner)));
+    inner.spawn_aside(watch_rights(Arc::clone(inner)));
     inner.spawn(dial(Arc::clone(inner), found));
     inner.spawn(housekeeping(Arc::clone(inner)));
 }
@@ -46,6 +48,14 @@ impl Inner {
         if let Some(tasks) = self.tasks.lock().as_mut() {
             while tasks.try_join_next().is_some() {}
             tasks.spawn(task);
+        }
+    }
+
+    /// The same for what other nodes can make this one do: behind the chats that are under way.
+    fn spawn_aside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        if let Some(tasks) = self.tasks.lock().as_mut() {
+            while tasks.try_join_next().is_some() {}
+            tasks.spawn_on(task, &background());
         }
     }
 
@@ -107,7 +117,7 @@ impl Inner {
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
         let (own, accounts) = (self.id, self.accounts.clone());
-        self.spawn(async move {
+        self.spawn_aside(async move {
             let mut progress = progress;
             let mut running = std::pin::pin!(gossip(socket, own, log, config, accounts, shown));
             let mut was_in_sync = false;
@@ -147,7 +157,7 @@ impl Inner {
         let (own, log, config) = (self.id, self.log.clone(), self.settings.sync.clone());
         let (shown, _) = watch::channel(Progress::default());
         let accounts = self.accounts.clone();
-        self.spawn(async move {
+        self.spawn_aside(async move {
             let closed = gossip(socket, own, log, config, accounts, shown).await;
             tracing::info!(code = %closed.code, "heard whoever has the root key");
         });

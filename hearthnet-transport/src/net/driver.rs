@@ -13,6 +13,10 @@
 //! lock, queues, and writes to the socket itself, with the driver's waker in case the socket is
 //! full. So a decode row costs one wake-up on the way in and none on the way out. The lock is held
 //! for one message at a time, and never while a handler runs.
+//!
+//! A peer that sends faster than it is read, turn after turn, is read on the threads that
+//! [stand back](crate::background) until that is over: it is still read as fast as this machine can,
+//! and whoever sends little, as every chat does, goes first.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -23,6 +27,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::{Sink, Stream};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_tungstenite::tungstenite::protocol::{Message as WsMessage, WebSocketConfig};
@@ -31,6 +36,7 @@ use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
 use super::closer::Ends;
 use super::frame_limiter::Socket;
 use crate::NodeId;
+use crate::background::background;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::message::Message;
@@ -39,6 +45,12 @@ use crate::time::Time;
 
 /// Messages that the driver takes before it lets others run.
 const READ_BUDGET: usize = 16;
+
+/// The same in bytes, as soon as they are exceeded.
+const READ_BYTES: u64 = 1 << 20;
+
+/// How long a driver stands back after the last turn that did not come to an end of what was there.
+const STANDS_BACK: Duration = Duration::from_secs(1);
 /// Bytes that a sender writes in its own task; the driver does the rest.
 const SENDER_WRITE_BUDGET: usize = 256 * 1024;
 /// A year: longer timers than this are cut, and set again when they fire.
@@ -166,6 +178,13 @@ impl<P: Protocol> Inner<P> {
         if written == Written::More || earlier_deadline || self.session.closed().is_some() {
             waker.wake();
         }
+    }
+
+    /// Bytes that have come; 0 once there is no socket any more.
+    fn received(&self) -> u64 {
+        self.socket
+            .as_ref()
+            .map_or(0, |socket| socket.get_ref().received())
     }
 
     /// Takes one message from the socket.
@@ -420,16 +439,22 @@ pub(crate) fn start<P: Protocol>(
         peer,
         close_deadline: config.deadlines.close,
     });
-    let mut driver = Driver {
+    let driver = Driver {
         shared: Arc::clone(&shared),
         handler: None,
         ended: Some(ended),
+        busy: None,
     };
-    tokio::spawn(async move {
-        let mut timer = pin!(tokio::time::sleep_until(start));
-        poll_fn(|cx| driver.poll(cx, timer.as_mut())).await;
-    });
+    driver.run(Handle::current());
     shared
+}
+
+/// What becomes of a driver.
+enum Turn {
+    /// The connection is done.
+    Done,
+    /// It goes on among the threads that stand back, or comes from there.
+    Moves,
 }
 
 /// The state of a driver task.
@@ -437,12 +462,39 @@ struct Driver<P: Protocol> {
     shared: Arc<Shared<P>>,
     handler: Option<Box<dyn Handler<P::Incoming>>>,
     ended: Option<Ended>,
+    /// While it stands back: when there was last more to read than a turn reads.
+    busy: Option<Time>,
 }
 
 impl<P: Protocol> Driver<P> {
-    /// One turn. Ready when the connection is done.
-    fn poll(&mut self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<()> {
+    /// Drives the connection to its end, on its own runtime or where threads stand back.
+    fn run(mut self, own: Handle) {
+        let there = match self.busy {
+            None => own.clone(),
+            Some(_) => background(),
+        };
+        there.spawn(async move {
+            // A timer belongs to the runtime that it was made in.
+            let mut timer = pin!(tokio::time::sleep_until(self.shared.start));
+            self.shared.inner.lock().armed = Time::ZERO;
+            match poll_fn(|cx| self.poll(cx, timer.as_mut())).await {
+                Turn::Done => {}
+                Turn::Moves => self.run(own),
+            }
+        });
+    }
+
+    /// One turn.
+    fn poll(&mut self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<Turn> {
         let shared = Arc::clone(&self.shared);
+        if self
+            .busy
+            .is_some_and(|since| shared.now() >= since + STANDS_BACK)
+        {
+            self.busy = None;
+            return Poll::Ready(Turn::Moves);
+        }
+        let stood_back = self.busy.is_some();
         {
             let mut inner = shared.inner.lock();
             match &mut inner.driver {
@@ -457,8 +509,12 @@ impl<P: Protocol> Driver<P> {
             shared.hand_over(&mut **handler);
         }
         let mut partial = None;
+        let mut begun = None;
         for turn in 0.. {
-            if turn == READ_BUDGET {
+            let received = shared.inner.lock().received();
+            let bytes = received.saturating_sub(*begun.get_or_insert(received));
+            if turn == READ_BUDGET || bytes >= READ_BYTES {
+                self.busy = Some(shared.now());
                 cx.waker().wake_by_ref();
                 break;
             }
@@ -511,7 +567,10 @@ impl<P: Protocol> Driver<P> {
         }
         shared.room.notify_waiters();
         if done {
-            return Poll::Ready(());
+            return Poll::Ready(Turn::Done);
+        }
+        if self.busy.is_some() && !stood_back {
+            return Poll::Ready(Turn::Moves);
         }
         if timer.poll(cx).is_ready() {
             // It was just set to a moment that has passed: look again.

@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustls::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout};
@@ -34,6 +35,7 @@ use super::peer_socket;
 use super::tls::{peer_of, server_config};
 use super::{BoxIo, Io, PATH, Phase};
 use crate::NodeId;
+use crate::background::background;
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::Identity;
@@ -182,6 +184,8 @@ pub struct Acceptor {
     config: Arc<Config>,
     sessions: Arc<Caps<NodeId>>,
     paths: Arc<[Path]>,
+    /// Where what was let in goes on.
+    runtime: Handle,
 }
 
 /// A path that is served, with the sockets on it.
@@ -197,6 +201,9 @@ impl Acceptor {
     ///
     /// # Errors
     /// [`BindError::Tls`] or [`BindError::Config`].
+    ///
+    /// # Panics
+    /// Outside of a runtime: sessions and sockets go on in the one that this is called in.
     pub fn new(
         identity: &Identity,
         admission: Arc<dyn Admission>,
@@ -222,6 +229,7 @@ impl Acceptor {
             config: Arc::new(config),
             sessions,
             paths: paths.iter().map(with_caps).collect(),
+            runtime: Handle::current(),
         })
     }
 
@@ -346,10 +354,13 @@ impl Acceptor {
         };
         let ended = Box::new(ended);
         let (rule, config) = (rule.clone(), &self.config);
-        let socket = peer_socket::start(socket, peer, rule, begin, config, ended, stranger);
+        let socket = {
+            let _there = self.runtime.enter();
+            peer_socket::start(socket, peer, rule, begin, config, ended, stranger)
+        };
         if let Some(given_up) = given_up {
             let closer = socket.closer();
-            tokio::spawn(async move {
+            self.runtime.spawn(async move {
                 let _ = given_up.await;
                 closer.close(CloseCode::SessionLimit);
             });
@@ -373,15 +384,19 @@ impl Acceptor {
             // The session counts against the limit until its connection is gone.
             drop(place);
         };
-        let pending = Pending::start(
-            session,
-            socket,
-            peer,
-            begin,
-            &self.config,
-            Side::Host,
-            Box::new(ended),
-        );
+        let pending = {
+            let _there = self.runtime.enter();
+            let ended = Box::new(ended);
+            Pending::start(
+                session,
+                socket,
+                peer,
+                begin,
+                &self.config,
+                Side::Host,
+                ended,
+            )
+        };
         let admit = |hello: &Hello| match has_room {
             true => self.admission.admit_hello(&peer, hello, unix_now()),
             false => Err(CloseCode::SessionLimit),
@@ -613,12 +628,14 @@ async fn accept_loop(
 ) {
     // Dropped with this task, and the handshakes with it.
     let mut handshakes = JoinSet::new();
+    // The socket itself stays with this runtime, and so does whatever is let in.
+    let background = background();
     loop {
         while handshakes.try_join_next().is_some() {}
         let (stream, address) = accept(&tcp).await;
         let (newcomer, given_up) = newcomers.enter(address.ip().to_canonical());
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
-        handshakes.spawn(async move {
+        let shaking = async move {
             let result = tokio::select! {
                 result = handshake(&acceptor, stream, &newcomer) => result,
                 _ = given_up => {
@@ -638,7 +655,8 @@ async fn accept_loop(
                     tracing::debug!(%error, "a connection was refused");
                 }
             }
-        });
+        };
+        handshakes.spawn_on(shaking, &background);
     }
 }
 

@@ -24,6 +24,7 @@
 
 use std::sync::Arc;
 
+use hearthnet_transport::give_way;
 use rusqlite::Connection;
 
 use super::db::{self, EphemeralRow};
@@ -121,6 +122,7 @@ impl<'a> Merge<'a> {
         hash: EventHash,
         raw: &[u8],
     ) -> Result<Result<Taken, Refusal>, LogError> {
+        give_way();
         match &event.lane {
             Lane::Durable { prev } => self.durable(event, *prev, hash, raw),
             Lane::Ephemeral { slot, expires_ms } => {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use hearthnet_transport::give_way;
+
 use super::body::Body;
 use super::db;
 use super::early::{MAX_EARLY, Signed, without_early};
@@ -43,6 +45,7 @@ impl EventLog {
         // Signatures before the transaction: they take a hundred times longer than the rest.
         let mut verified = Vec::with_capacity(unknown.len());
         for (place, hash, raw) in unknown {
+            give_way();
             match self.verify_one(raw, from, now_ms) {
                 Ok(event) => verified.push(Signed {
                     place: Some(place),

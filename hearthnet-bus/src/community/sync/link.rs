@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{
-    CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, Time,
+    CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, Time, background,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -235,7 +235,7 @@ pub async fn gossip(
         if let Some(mut idle) = replica.take() {
             match session.poll_work(now()) {
                 Some(work) => {
-                    job = Some(tokio::task::spawn_blocking(move || {
+                    job = Some(background().spawn_blocking(move || {
                         let done = idle.work(work);
                         (idle, done)
                     }));
@@ -253,7 +253,7 @@ pub async fn gossip(
             // for the logs to be even may write then.
             if repaired.is_in_doubt() {
                 let log = repaired.clone();
-                let noted = tokio::task::spawn_blocking(move || log.caught_up(now_ms()));
+                let noted = background().spawn_blocking(move || log.caught_up(now_ms()));
                 if let Ok(Err(error)) = noted.await {
                     tracing::warn!(%error, "the log could not note that it is whole again");
                 }

@@ -1,5 +1,6 @@
 //! The table of durable events.
 
+use hearthnet_transport::give_way;
 use rusqlite::{Connection, Row, params};
 
 use super::{check_hash, each, execute, int, node_of, one, rows, stored_event, sum};
@@ -164,6 +165,7 @@ pub(crate) fn scan(
          WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
     let from_lamport = after.map_or(0, |at| int(at.lamport));
     each(conn, sql, [from_lamport], |row| {
+        give_way();
         let position = position_of(row)?;
         if after.is_none_or(|at| position > at) && wanted(&position) {
             let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
