@@ -17,7 +17,7 @@ use crate::target::grant;
 pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
 use crate::victim::until;
-use crate::victim::{self, Gauges, Pace, Scene, Settings, Victim};
+use crate::victim::{Gauges, Model, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
 
 /// The bench on which one attack is carried out.
@@ -33,6 +33,7 @@ pub(crate) struct Bench {
     pub(crate) attacker: NodeKey,
     test_community: Option<TestCommunity>,
     program: PathBuf,
+    which: Model,
     guest_key: PathBuf,
     pace: Pace,
     /// Holds the model file until the victim is gone.
@@ -46,15 +47,17 @@ impl Bench {
         program: &Path,
         pace: Pace,
         scene: Scene,
+        which: Model,
     ) -> Result<Bench, HarnessError> {
         let files = tempfile::tempdir()?;
-        let model = victim::model();
+        let model = which.description();
         let (attacker, honest_key) = (new_key()?, new_key()?);
         // In a file, for a guest that is a process of its own.
         let guest_key = files.path().join("guest.key");
         let guest = NodeKey::load_or_create(&guest_key)?;
         let mut settings = Settings {
             model: model.write(files.path()),
+            which,
             admitted: vec![attacker.id(), honest_key.id(), guest.id()],
             home: None,
             pace,
@@ -91,6 +94,7 @@ impl Bench {
             attacker,
             test_community,
             program: program.to_owned(),
+            which,
             guest_key,
             pace,
             _files: files,
@@ -157,7 +161,8 @@ impl Bench {
     /// Starts another node like the victim, in a folder that [`TestCommunity::home`] made.
     pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
         let settings = Settings {
-            model: victim::model().write(self._files.path()),
+            model: self.which.description().write(self._files.path()),
+            which: self.which,
             admitted: Vec::new(),
             home: Some(home.to_owned()),
             pace: self.pace,

@@ -22,6 +22,7 @@
 //! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
+//! | a core for the attackers alone, where latency is measured | `cores.rs` |
 //! | table and JSON | `report.rs` |
 //!
 //! `README.md` says how to add an attack.
@@ -31,6 +32,7 @@ mod attacks;
 mod bench;
 mod caller;
 mod case;
+mod cores;
 mod fleet;
 mod honest;
 mod household;
@@ -46,6 +48,7 @@ pub use attack::{Entry, Observation, Verdict};
 pub use attacks::ATTACKS;
 pub use caller::{Called, call};
 pub use case::{CASES, Case};
+pub use cores::Cores;
 pub use memory::Budget;
 pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};

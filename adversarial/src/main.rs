@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hearthnet_adversarial::{
-    ATTACKS, Effort, HarnessError, Pace, Report, Setup, VictimSettings, call, run, serve_victim,
+    ATTACKS, Cores, Effort, HarnessError, Pace, Report, Setup, VictimSettings, call, run,
+    serve_victim,
 };
 use hearthnet_orchestrator::link::HostAddr;
+use tokio::runtime::Builder;
 
 /// Attacks a shard host in every way that the suite knows, and prints what held.
 ///
@@ -27,7 +29,7 @@ struct Arguments {
     #[arg(long, value_enum, default_value_t = Pace::Shipped)]
     pace: Pace,
     /// Steps of the honest caller to measure without and with each attack.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 1000)]
     steps: u64,
     /// Seconds after which an attack is not repeated any more, however few steps were measured.
     #[arg(long, default_value_t = 5)]
@@ -52,9 +54,20 @@ enum Role {
     },
 }
 
-#[tokio::main(worker_threads = 2)]
-async fn main() -> ExitCode {
-    match perform(Arguments::parse()).await {
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // Before there is any other thread.
+    let cores = match arguments.role {
+        None => Cores::divide(),
+        Some(_) => None,
+    };
+    let outcome = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(HarnessError::from)
+        .and_then(|runtime| runtime.block_on(perform(arguments, cores)));
+    match outcome {
         Ok(code) => code,
         Err(trouble) => {
             let _ = writeln!(std::io::stderr(), "error: {trouble}");
@@ -63,7 +76,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
+async fn perform(arguments: Arguments, cores: Option<Cores>) -> Result<ExitCode, HarnessError> {
     match arguments.role {
         Some(Role::Caller { key, host }) => {
             let called = serde_json::to_string(&call(&key, &host).await?)?;
@@ -79,9 +92,14 @@ async fn perform(arguments: Arguments) -> Result<ExitCode, HarnessError> {
     let setup = Setup {
         program: std::env::current_exe()?,
         pace: arguments.pace,
-        effort: Effort::Measured {
-            steps: arguments.steps,
-            at_most: Duration::from_secs(arguments.seconds),
+        effort: match cores {
+            Some(cores) => Effort::Measured {
+                steps: arguments.steps,
+                at_most: Duration::from_secs(arguments.seconds),
+                cores,
+            },
+            // Latencies would be those of the attacker's own work.
+            None => Effort::Once,
         },
     };
     let wanted = |case: u8| arguments.only.is_empty() || arguments.only.contains(&case);

@@ -153,7 +153,7 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "beside {} of them the honest caller waited more than twice as long (p99): \
-                 attacker, victim and caller share this machine, so look again on a quiet one",
+                 look again on a quiet machine",
                 self.slow()
             )?;
         }

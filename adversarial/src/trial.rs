@@ -19,9 +19,10 @@ use tokio::runtime::{Builder, Runtime};
 use crate::HarnessError;
 use crate::attack::{Entry, Findings, Observation, Verdict};
 use crate::bench::Bench;
+use crate::cores::Cores;
 use crate::honest::Honest;
 use crate::memory::Budget;
-use crate::victim::{Gauges, Pace, Victim, until};
+use crate::victim::{Gauges, Model, Pace, Victim, until};
 
 /// Steps of the honest caller before the memory is looked at: it has to have its buffers.
 const WARM_UP_STEPS: u64 = 64;
@@ -49,6 +50,8 @@ pub enum Effort {
         steps: u64,
         /// Time after which the attack is not begun again.
         at_most: Duration,
+        /// The attackers have one of their own.
+        cores: Cores,
     },
 }
 
@@ -146,12 +149,17 @@ impl Outcome {
 /// # Errors
 /// [`HarnessError`] when the harness could not do its work.
 pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> {
-    let mut bench = Bench::start(&setup.program, setup.pace, entry.scene).await?;
+    let which = match (setup.effort, entry.scene.kv_pages) {
+        (Effort::Measured { .. }, None) => Model::Share,
+        // Pages that are counted have to fill quickly.
+        _ => Model::Tiny,
+    };
+    let mut bench = Bench::start(&setup.program, setup.pace, entry.scene, which).await?;
     bench.honest.steps(WARM_UP_STEPS).await;
     bench.honest.take_samples();
     let (steps, at_most) = match setup.effort {
         Effort::Once => (0, Duration::ZERO),
-        Effort::Measured { steps, at_most } => (steps, at_most),
+        Effort::Measured { steps, at_most, .. } => (steps, at_most),
     };
     bench.honest.steps(steps).await;
     let quiet = bench.honest.take_samples();
@@ -208,19 +216,16 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
     })
 }
 
-/// The threads that attack. Where latency is measured they let the victim's and the honest
-/// caller's go first, because in truth the attacker's work is done on another machine.
+/// The threads that attack. Where latency is measured they have a core of their own, because in
+/// truth the attacker's work is done on another machine.
 struct Attackers(Option<Runtime>);
 
 impl Attackers {
     fn new(effort: Effort) -> Result<Attackers, HarnessError> {
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).enable_all();
-        if effort != Effort::Once {
-            // Without it the latencies look worse than they are.
-            threads.on_thread_start(|| {
-                let _ = rustix::process::nice(19);
-            });
+        if let Effort::Measured { cores, .. } = effort {
+            threads.on_thread_start(move || cores.attack());
         }
         Ok(Attackers(Some(threads.build()?)))
     }

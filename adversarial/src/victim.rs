@@ -99,16 +99,37 @@ impl Scene {
 }
 
 /// What the victim serves, all of it.
-pub(crate) fn model() -> TinyLlama {
-    TinyLlama::default()
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum Model {
+    /// One whose steps take next to nothing.
+    Tiny,
+    /// A home's share of a small model, a third of the blocks of SmolLM2-135M: a step takes what it
+    /// takes in a home.
+    Share,
+}
+
+impl Model {
+    pub(crate) fn description(self) -> TinyLlama {
+        match self {
+            Self::Tiny => TinyLlama::default(),
+            Self::Share => TinyLlama {
+                layers: 10,
+                width: 576,
+                heads: 9,
+                kv_heads: 3,
+                head_dim: 64,
+                ffn: 1536,
+                ..TinyLlama::default()
+            },
+        }
+    }
 }
 
 /// Positions of a page of KV (`specs/shard-host.md` section 8).
 pub(crate) const PAGE: u32 = 32;
 
-/// Bytes of a page for that model: keys and values of all layers, in fp16.
-fn page_bytes() -> u64 {
-    let model = model();
+/// Bytes of a page: keys and values of all layers, in fp16.
+fn page_bytes(model: &TinyLlama) -> u64 {
     let values = 2 * model.layers * model.kv_heads * model.head_dim;
     u64::from(PAGE) * u64::from(values) * 2
 }
@@ -116,8 +137,10 @@ fn page_bytes() -> u64 {
 /// What a victim is started with, as JSON on its command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The file of the suite's own model.
+    /// The file of one of the suite's own models.
     pub model: PathBuf,
+    /// Which one.
+    pub(crate) which: Model,
     /// Who may connect, outside of a community.
     pub admitted: Vec<NodeId>,
     /// The folder of a node of a community, with its key and its log.
@@ -137,15 +160,16 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
         None => NodeKey::generate()?,
         Some(home) => NodeKey::load_or_create(&home.join(KEY_FILE))?,
     });
-    let layers = (0, model().layers - 1);
+    let model = settings.which.description();
+    let layers = (0, model.layers - 1);
     let mut config = ShardConfig::new(settings.model, layers, "127.0.0.1:0");
     config.model_id = Some(MODEL_ID.to_owned());
     config.serve.admitted = settings.admitted;
     config.serve.transport = settings.pace.limits();
     if let Some(pages) = settings.kv_pages {
-        config.serve.kv_budget_bytes = u64::from(pages) * page_bytes();
+        config.serve.kv_budget_bytes = u64::from(pages) * page_bytes(&model);
     }
-    // The matrices are tiny, and the honest caller needs the other cores.
+    // The matrices are small, and the honest caller needs the other cores.
     config.engine.threads = 1;
     let (host, member) = match settings.home {
         None => (ShardHost::start(config, &*key, |_| {}).await?, None),

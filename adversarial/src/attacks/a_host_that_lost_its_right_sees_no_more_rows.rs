@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::fleet::{Fleet, PROMPT, TOKENS, question};
 use crate::victim::until;
-use crate::victim::{self, KEY_FILE, MODEL_ID};
+use crate::victim::{KEY_FILE, MODEL_ID, Model};
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
@@ -93,7 +93,7 @@ fn converse(
     answered: oneshot::Sender<u32>,
     mut goes_on: mpsc::Receiver<()>,
 ) -> Result<String, HarnessError> {
-    let fleet = Fleet::of(&victim::model(), MODEL_ID, runtime.clone(), None)?;
+    let fleet = Fleet::of(&Model::Tiny.description(), MODEL_ID, runtime.clone(), None)?;
     let choice = fleet.choice(caller.id());
     let connections = runtime.block_on(async { Connections::watched(log.clone()) });
     let source = CommunityHosts::new(

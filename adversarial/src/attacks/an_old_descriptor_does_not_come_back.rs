@@ -18,7 +18,8 @@ const LIFE_MS: u64 = 600_000;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let shard = "old:0-1";
+    let (lo, hi) = bench.target.layers;
+    let shard = &*format!("old:{lo}-{hi}");
     let slot = format!("shard:{shard}");
     let base = Descriptor {
         shard_id: shard.to_owned(),
