@@ -23,6 +23,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
 use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
@@ -296,8 +297,9 @@ pub async fn join_through(
 
 /// How long another member than the one that let a joiner in may take to say what it knows.
 const OTHER_LOG: Duration = Duration::from_secs(3);
-/// The same where the log says of no other member where it is: long enough for discovery to find one.
-const FOUND_LOG: Duration = Duration::from_secs(1);
+/// How long one is looked for where that log says of nobody where it is: who is there answers over mDNS
+/// within 120 ms (RFC 6762 section 6), and a packet or its answer may be lost once.
+const FINDING: Duration = Duration::from_millis(400);
 
 /// What a joiner was told by others than the member that let it in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -322,21 +324,31 @@ pub async fn second_opinion<E>(
 ) -> Result<SecondOpinion, E> {
     let given = log.state();
     let other = |node: &NodeId| *node != first && *node != own;
-    // Whom `first` does not want to be asked it need not name as being anywhere.
-    let wait = match given.nodes(now_ms()).any(|seen| other(&seen.node)) {
-        true => OTHER_LOG,
-        false => FOUND_LOG,
-    };
     if !given.members().any(|(node, _)| other(node)) {
         return Ok(SecondOpinion::default());
     }
     let node = start().await?;
-    let from = tokio::time::timeout(wait, node.until_even_with(other)).await;
+    // Whom `first` does not want to be asked it need not name as being anywhere.
+    let named = given.nodes(now_ms()).any(|seen| other(&seen.node));
+    let found = || {
+        let mut hints = node.discovery().found().into_iter();
+        named || hints.any(|hint| hint.node.is_none_or(|node| other(&node)))
+    };
+    let even = node.until_even_with(other);
+    let asking = async {
+        let mut even = std::pin::pin!(even);
+        match timeout(FINDING, &mut even).await {
+            Ok(from) => from,
+            Err(_) if found() => timeout(OTHER_LOG, even).await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
+    };
+    let from = asking.await;
     node.shutdown().await;
     let now = log.state();
     let put_out = now.revoked().map(|(node, _)| *node);
     Ok(SecondOpinion {
-        from: from.unwrap_or_default(),
+        from,
         put_out: put_out.filter(|node| !given.is_revoked(node)).collect(),
     })
 }
