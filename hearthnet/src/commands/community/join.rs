@@ -400,15 +400,18 @@ async fn attempt(
     let from = socket.peer();
     let client = Client::new(socket, key);
     // Connected at once to all, and asked in turn: whoever connects first comes first.
-    let Ok(_turn) = asking.acquire().await else {
+    let Ok(turn) = asking.acquire().await else {
         return Err(NotAdmitted::Failed(JoinFailure::NotAdmitted));
     };
     let asked = join_through(&client, from, &request, &log, now_ms, |_| {});
     let asked = tokio::time::timeout(ONE_NODE, asked).await;
     let late = |_| CallError::new(Code::BUSY, "it did not answer in time; others are asked");
+    let asked = asked.map_err(|e| JoinFailure::Refused(late(e))).flatten();
+    if asked.is_ok() {
+        // Nobody else is asked any more, until whoever waits here is dropped.
+        turn.forget();
+    }
     asked
-        .map_err(|e| JoinFailure::Refused(late(e)))
-        .flatten()
         .map(|level| (level, from))
         .map_err(NotAdmitted::Failed)
 }
