@@ -66,6 +66,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         software: NAME.to_owned(),
     };
     log.append(&attacker, seen, now_ms())?;
+    let name = NAME.to_owned();
+    log.append(&attacker, Body::Named { name }, now_ms())?;
     drop(log);
 
     let folder = tempfile::tempdir()?;
