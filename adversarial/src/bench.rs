@@ -158,6 +158,11 @@ impl Bench {
         caller::start(&self.program, &self.guest_key, host).await
     }
 
+    /// The suite's own program.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Starts another node like the victim, in a folder that [`TestCommunity::home`] made.
     pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
         let settings = Settings {

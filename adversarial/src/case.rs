@@ -130,6 +130,17 @@ cases! {
     "words of others" {
         78 "escape sequences, turned writing and forged lines in what is shown" "no effect",
     }
+    "a daemon that is taken over" {
+        79 "whoever runs inside a daemon goes for its user's files, programs and processes" "no effect",
+    }
+    "calls" {
+        80 "a member and a crowd that it let in fill what is remembered of calls" "rate_limited",
+    }
+    "words of others, where they come out" {
+        81 "a host's name and words that forge lines of the log of a daemon" "no effect",
+        82 "members' names, models and records that steer what status and diagnose show" "no effect",
+        83 "names and words that a browser would run" "no effect",
+    }
 }
 
 impl Case {

@@ -37,6 +37,11 @@ const NOBODY: u32 = 65_534;
 
 /// A service as a daemon has it, for long answers.
 pub(crate) fn service() -> Result<Service, HarnessError> {
+    service_of(MODEL)
+}
+
+/// The same with another name for its model.
+pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
     let tiny = TinyLlama {
         context: 4096,
         ..TinyLlama::default()
@@ -50,9 +55,9 @@ pub(crate) fn service() -> Result<Service, HarnessError> {
     let engine = Engine::load(&file, 0..tiny.layers, &options, &mut |_, _| {});
     let engine = engine.map_err(HarnessError::victim)?;
     let head = Head::beside(&file, &engine).map_err(HarnessError::victim)?;
-    let engine = SharedEngine::new(engine, MODEL, 1 << 30);
+    let engine = SharedEngine::new(engine, name, 1 << 30);
     let model = ServedModel {
-        id: MODEL.to_owned(),
+        id: name.to_owned(),
         weights: file.manifest(&mut |_, _| {}).weights_id(),
         text: TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(HarnessError::victim)?,
@@ -150,6 +155,12 @@ pub(crate) async fn send(
 
 /// The status and the body of an answer in one piece; nothing where none comes soon.
 pub(crate) async fn answer(stream: &mut TcpStream) -> Option<(u16, String)> {
+    let (status, _, body) = whole_answer(stream).await?;
+    Some((status, body))
+}
+
+/// The same with its head.
+pub(crate) async fn whole_answer(stream: &mut TcpStream) -> Option<(u16, String, String)> {
     let mut bytes = Vec::new();
     let reading = async {
         loop {
@@ -160,9 +171,14 @@ pub(crate) async fn answer(stream: &mut TcpStream) -> Option<(u16, String)> {
                     let is_it = name.eq_ignore_ascii_case("content-length");
                     is_it.then(|| value.trim().parse::<usize>().ok())?
                 });
-                if body.len() >= length? {
+                let is_whole = match length {
+                    Some(length) => body.len() >= length,
+                    // Events, which come one by one.
+                    None => body.contains("[DONE]"),
+                };
+                if is_whole {
                     let status = head.split(' ').nth(1)?.parse().ok()?;
-                    return Some((status, body.to_owned()));
+                    return Some((status, head.to_owned(), body.to_owned()));
                 }
             }
             let mut some = [0; 4096];

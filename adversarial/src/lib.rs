@@ -19,6 +19,8 @@
 //! | the attacked caller, in its own process | `caller.rs` |
 //! | the caller that must not notice | `honest.rs` |
 //! | a chat service and its doors to this machine, and another user of it | `household.rs` |
+//! | a daemon that was taken over, in its own process | `intruder.rs` |
+//! | the real program, in its own process | `program.rs` |
 //! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
@@ -36,7 +38,9 @@ mod cores;
 mod fleet;
 mod honest;
 mod household;
+mod intruder;
 mod memory;
+mod program;
 mod raw;
 mod report;
 mod target;
@@ -49,6 +53,7 @@ pub use attacks::ATTACKS;
 pub use caller::{Called, call};
 pub use case::{CASES, Case};
 pub use cores::Cores;
+pub use intruder::{Intrusion, intrude};
 pub use memory::Budget;
 pub use report::Report;
 pub use trial::{Effort, Latency, MemoryGrowth, Outcome, Setup, run};

@@ -1,5 +1,6 @@
 //! `hearthnet-adversarial`: runs the attacks and prints what held.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,8 +8,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hearthnet_adversarial::{
-    ATTACKS, Cores, Effort, HarnessError, Pace, Report, Setup, VictimSettings, call, run,
-    serve_victim,
+    ATTACKS, Cores, Effort, HarnessError, Intrusion, Pace, Report, Setup, VictimSettings, call,
+    intrude, run, serve_victim,
 };
 use hearthnet_orchestrator::link::HostAddr;
 use tokio::runtime::Builder;
@@ -43,6 +44,18 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
+    /// Is the real program with these arguments; started by the suite itself.
+    #[command(hide = true, disable_help_flag = true)]
+    Program {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Is a daemon that somebody has broken into; started by the suite itself.
+    #[command(hide = true)]
+    Intruder {
+        #[arg(value_parser = |plan: &str| serde_json::from_str::<Intrusion>(plan))]
+        plan: Intrusion,
+    },
     /// Is a caller under attack; started by the suite itself.
     #[command(hide = true)]
     Caller { key: PathBuf, host: HostAddr },
@@ -55,19 +68,31 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    // Before there is any other thread.
-    let cores = match arguments.role {
-        None => Cores::divide(),
-        Some(_) => None,
+    let done = match Arguments::parse() {
+        // Both want the process as it begins, with one thread.
+        Arguments {
+            role: Some(Role::Program { arguments }),
+            ..
+        } => return hearthnet::main(std::iter::once("hearthnet".into()).chain(arguments)),
+        Arguments {
+            role: Some(Role::Intruder { plan }),
+            ..
+        } => intrude(&plan).map(|()| ExitCode::SUCCESS),
+        arguments => {
+            // Before there is any other thread.
+            let cores = match arguments.role {
+                None => Cores::divide(),
+                Some(_) => None,
+            };
+            Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .map_err(HarnessError::from)
+                .and_then(|runtime| runtime.block_on(perform(arguments, cores)))
+        }
     };
-    let outcome = Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(HarnessError::from)
-        .and_then(|runtime| runtime.block_on(perform(arguments, cores)));
-    match outcome {
+    match done {
         Ok(code) => code,
         Err(trouble) => {
             let _ = writeln!(std::io::stderr(), "error: {trouble}");
@@ -87,7 +112,7 @@ async fn perform(arguments: Arguments, cores: Option<Cores>) -> Result<ExitCode,
             serve_victim(settings).await?;
             return Ok(ExitCode::SUCCESS);
         }
-        None => {}
+        _ => {}
     }
     let setup = Setup {
         program: std::env::current_exe()?,

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::MethodRouter;
 use hearthnet_transport::subscriber;
@@ -100,6 +100,18 @@ pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) 
         .route("/healthz", health)
         .method_not_allowed_fallback(no_method)
         .layer(middleware::from_fn(count))
+        .layer(middleware::map_response(is_no_page))
+}
+
+/// Says of every answer that it is what its type says, and no page: a browser that is led here shows words
+/// of others and runs none of them.
+async fn is_no_page(mut response: Response<Body>) -> Response<Body> {
+    let headers = response.headers_mut();
+    let no_sniff = HeaderValue::from_static("nosniff");
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, no_sniff);
+    let nothing = HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'; sandbox");
+    headers.insert(header::CONTENT_SECURITY_POLICY, nothing);
+    response
 }
 
 async fn no_path() -> Response<Body> {

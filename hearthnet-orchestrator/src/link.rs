@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
+use hearthnet_text::tame;
 use hearthnet_transport::{
     CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
     SessionClosed, StepResult, StreamClose,
@@ -102,7 +103,7 @@ impl Ended {
     pub(crate) fn of(closed: &SessionClosed) -> Self {
         let right = matches!(closed.code, CloseCode::Revoked | CloseCode::Unauthorized);
         Self {
-            why: closed.to_string(),
+            why: tame(&closed.to_string()).into_owned(),
             right: right.then(|| closed.code.into()),
             by_us: closed.by_us,
         }
@@ -445,7 +446,8 @@ impl Reader {
                 m.stream,
                 Inbound::Error {
                     code: m.code,
-                    message: m.message,
+                    // A host's own words: they reach logs, terminals and answers.
+                    message: tame(&m.message).into_owned(),
                 },
             ),
             Message::Leaving { within_ms } => {
@@ -474,5 +476,6 @@ impl Reader {
 }
 
 fn unavailable(addr: &HostAddr, why: &str) -> ChatError {
-    ChatError::ShardUnavailable(format!("{} ({}): {why}", addr.endpoint, addr.node.short()))
+    let said = format!("{} ({}): {why}", addr.endpoint, addr.node.short());
+    ChatError::ShardUnavailable(tame(&said).into_owned())
 }

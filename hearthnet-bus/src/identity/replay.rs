@@ -1,6 +1,7 @@
 //! Which tokens were shown before.
 
-use std::collections::BTreeSet;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Grant, GrantError, NodeId};
 
@@ -10,8 +11,8 @@ type Token = (NodeId, [u8; 16]);
 /// Remembers tokens until they have expired, in bounded memory.
 ///
 /// When it is full, tokens are refused, for one that is forgotten could be used twice.
-/// So that one issuer cannot shut the others out, no issuer may hold more than a
-/// quarter of the places.
+/// So that one issuer cannot shut the others out, nobody may hold more than a quarter of
+/// the places.
 ///
 /// ```
 /// # use hearthnet_bus::{Capability, Grant, GrantError, NodeKey, ReplayCache};
@@ -28,7 +29,9 @@ type Token = (NodeId, [u8; 16]);
 pub struct ReplayCache {
     capacity: usize,
     seen: BTreeSet<Token>,
-    by_death: BTreeSet<(u64, Token)>,
+    /// With whose place each takes.
+    by_death: BTreeMap<(u64, Token), NodeId>,
+    held: BTreeMap<NodeId, usize>,
 }
 
 /// Why something could not be noted.
@@ -36,7 +39,7 @@ pub struct ReplayCache {
 pub(crate) enum NotNoted {
     /// It was noted before.
     Seen,
-    /// There is no room, in all or for this issuer.
+    /// There is no room, in all or for this holder.
     Full,
 }
 
@@ -47,7 +50,8 @@ impl ReplayCache {
         Self {
             capacity,
             seen: BTreeSet::new(),
-            by_death: BTreeSet::new(),
+            by_death: BTreeMap::new(),
+            held: BTreeMap::new(),
         }
     }
 
@@ -59,35 +63,35 @@ impl ReplayCache {
     /// [`GrantError::Replayed`] if it was noted before, [`GrantError::CacheFull`] if
     /// there is no room for it.
     pub fn remember(&mut self, grant: &Grant, now: u64, skew: u64) -> Result<(), GrantError> {
-        self.note(grant.issuer, grant.id, grant.dead_from(skew), now)
+        let token = (grant.issuer, grant.id);
+        self.note(token, grant.issuer, grant.dead_from(skew), now)
             .map_err(|refusal| match refusal {
                 NotNoted::Seen => GrantError::Replayed,
                 NotNoted::Full => GrantError::CacheFull,
             })
     }
 
-    /// Takes note of anything that has an issuer and an id, until `death`: the first
-    /// moment in which no check accepts it any more, in the same unit as `now`.
+    /// Takes note of anything that has an issuer and an id, in a place of `holder`, until `death`: the
+    /// first moment in which no check accepts it any more, in the same unit as `now`.
     pub(crate) fn note(
         &mut self,
-        issuer: NodeId,
-        id: [u8; 16],
+        token: Token,
+        holder: NodeId,
         death: u64,
         now: u64,
     ) -> Result<(), NotNoted> {
         self.forget_expired(now);
-        let token = (issuer, id);
         if self.seen.contains(&token) {
             return Err(NotNoted::Seen);
         }
         let share = self.capacity.div_ceil(4);
-        let of_issuer = (issuer, [0; 16])..=(issuer, [0xff; 16]);
-        let held = self.seen.range(of_issuer).take(share).count();
+        let held = self.held.get(&holder).copied().unwrap_or(0);
         if self.seen.len() >= self.capacity || held >= share {
             return Err(NotNoted::Full);
         }
         self.seen.insert(token);
-        self.by_death.insert((death, token));
+        self.by_death.insert((death, token), holder);
+        self.held.insert(holder, held + 1);
         Ok(())
     }
 
@@ -102,12 +106,19 @@ impl ReplayCache {
     }
 
     fn forget_expired(&mut self, now: u64) {
-        while let Some(&(death, token)) = self.by_death.first() {
+        while let Some(first) = self.by_death.first_entry() {
+            let (death, token) = *first.key();
             if death > now {
                 break;
             }
-            self.by_death.pop_first();
+            let holder = first.remove();
             self.seen.remove(&token);
+            if let Entry::Occupied(mut held) = self.held.entry(holder) {
+                *held.get_mut() -= 1;
+                if *held.get() == 0 {
+                    held.remove();
+                }
+            }
         }
     }
 }
@@ -183,6 +194,23 @@ mod tests {
         assert_eq!(seen.remember(&grant(2, 4, 160), 100, 0), Ok(()));
     }
 
+    #[test]
+    fn those_for_whom_one_answers_have_its_places_together() {
+        let issuer = |n: u8| NodeKey::from_secret(&[n; 32]).id();
+        let (one, other) = (issuer(1), issuer(9));
+        let mut seen = ReplayCache::new(16);
+        for n in 1..=4 {
+            assert_eq!(seen.note((issuer(n), [0; 16]), one, 160, 100), Ok(()));
+        }
+        let fifth = (issuer(5), [0; 16]);
+        assert_eq!(seen.note(fifth, one, 160, 100), Err(NotNoted::Full));
+        assert_eq!(seen.note((other, [0; 16]), other, 160, 100), Ok(()));
+        // What is dead leaves its place to whose it was.
+        assert_eq!(seen.note(fifth, one, 260, 160), Ok(()));
+        assert_eq!(seen.held.get(&one), Some(&1));
+        assert_eq!(seen.held.len(), 1);
+    }
+
     proptest! {
         /// Against a model that remembers everything: no token is accepted twice while
         /// it can still be valid, and the bound holds at every step.
@@ -207,7 +235,7 @@ mod tests {
                 }
                 prop_assert!(seen.len() <= 6);
                 prop_assert_eq!(seen.by_death.len(), seen.len());
-                prop_assert_eq!(seen.by_death.len(), seen.len());
+                prop_assert_eq!(seen.held.values().sum::<usize>(), seen.len());
             }
         }
     }

@@ -201,6 +201,10 @@ impl Authority for Access {
             (true, true) => Research::On,
         }
     }
+
+    fn answers_for(&self, node: &NodeId) -> NodeId {
+        self.log.state().answers_for(node)
+    }
 }
 
 /// The grant that a session with this token stands on.

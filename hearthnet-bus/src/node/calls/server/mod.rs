@@ -32,7 +32,8 @@ const STRANGER_STAYS: Duration = Duration::from_secs(15);
 /// Calls that it may make meanwhile: a few, if it mistypes. What each costs this node, two signatures,
 /// is less than the handshake before.
 const STRANGER_CALLS: usize = 4;
-/// Envelopes remembered against replay, for four minutes at most: 34 a second.
+/// Envelopes remembered against replay, for four minutes at most: 34 a second, of which a quarter is
+/// for one member and those whom it has let in.
 const REMEMBERED_CALLS: usize = 8192;
 
 /// What the community says about callers and experiments; asked anew for each call.
@@ -42,6 +43,12 @@ pub trait Authority: Send + Sync {
 
     /// Whether experiments may run.
     fn research(&self) -> Research;
+
+    /// Who answers for a node where members have shares: itself, unless somebody who has no more than a
+    /// share has let it in.
+    fn answers_for(&self, node: &NodeId) -> NodeId {
+        *node
+    }
 }
 
 /// Whether experimental capabilities may run, and if not, which setting says so.
@@ -180,6 +187,7 @@ impl CallServer {
             Origin::Local => (self.own, true),
         };
         let trust = self.authority.trust(&caller);
+        let answers = self.authority.answers_for(&caller);
         let (invite, call) = if trust == Trust::Anyone && !is_local {
             // It pays when it is known what it brings.
             let brought = self
@@ -192,10 +200,10 @@ impl CallServer {
             self.pay(payer, now_ms)?;
             brought?
         } else {
-            self.pay(Payer::Member(caller), now_ms)?;
+            self.pay(Payer::Member(answers), now_ms)?;
             (None, self.read(origin, request, now_ms)?)
         };
-        self.note(caller, &call, now_ms)?;
+        self.note(caller, answers, &call, now_ms)?;
         let Call {
             capability, params, ..
         } = call;
@@ -295,11 +303,18 @@ impl CallServer {
     }
 
     /// Remembers the envelope of a call, so that it counts once.
-    fn note(&self, sender: NodeId, call: &Call, now_ms: u64) -> Result<(), CallError> {
+    fn note(
+        &self,
+        sender: NodeId,
+        answers: NodeId,
+        call: &Call,
+        now_ms: u64,
+    ) -> Result<(), CallError> {
         let Some((id, death)) = call.envelope else {
             return Ok(());
         };
-        let noted = self.gate.lock().seen.note(sender, id, death, now_ms);
+        let mut gate = self.gate.lock();
+        let noted = gate.seen.note((sender, id), answers, death, now_ms);
         noted.map_err(|refusal| match refusal {
             NotNoted::Seen => CallError::new(Code::CALL_REPLAYED, "the envelope was used before")
                 .with_hint("make a new one for each call"),

@@ -1,0 +1,113 @@
+//! A host says why it fails in words of its own, and a daemon logs what went wrong with it. On the terminal of whoever reads that log, such words could be commands, turn the direction of writing, or be
+//! a line that the daemon never wrote.
+
+use std::sync::Arc;
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::ModelFile;
+use hearthnet_model::engine::EngineOptions;
+use hearthnet_model::gguf::Gguf;
+use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost, StreamFault};
+use hearthnet_testkit::TamperedSource;
+use hearthnet_text::is_plain;
+use serde_json::json;
+use tokio::net::TcpStream;
+
+use crate::bench::new_key;
+use crate::household::{answer, send};
+use crate::program::Program;
+use crate::victim::{KEY_FILE, model};
+use crate::{Bench, Findings, HarnessError};
+
+/// What the host says when it fails, as often as it is asked.
+const FORGED: &str = "2026-01-01T00:00:00.000000Z ERROR evil";
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(&data)?;
+    let caller = NodeKey::load_or_create(&data.join(KEY_FILE))?;
+    let (_host, at) = lying(&caller).await?;
+    let models = folder.path().join("models");
+    std::fs::create_dir_all(&models)?;
+    let file = model().write(&models).display().to_string();
+
+    let program = Program::new(bench.program(), folder.path(), &data);
+    let daemon = program.serve(&["--model", &file, "--shard", &at]).await?;
+    let mut client = TcpStream::connect(daemon.http()).await?;
+    send(&mut client, "/v1/models", "").await?;
+    let listed = answer(&mut client).await.map(|(_, body)| body);
+    let listed: serde_json::Value = serde_json::from_str(&listed.unwrap_or_default())?;
+    let body = json!({ "model": listed["data"][0]["id"], "prompt": "hello", "max_tokens": 2 });
+    let mut client = TcpStream::connect(daemon.http()).await?;
+    send(&mut client, "/v1/completions", &body.to_string()).await?;
+    let told = answer(&mut client).await;
+    found.check(
+        "a question over the host",
+        "answered",
+        told.is_some(),
+        told.is_some(),
+    );
+    let log = daemon.stop().await?;
+    // A chat logs nothing, and says the same in a line of its own.
+    let question = [
+        "chat",
+        "hello",
+        "--model",
+        &file,
+        "--shard",
+        &at,
+        "--max-tokens",
+        "2",
+    ];
+    let chat = program.says(&question).await?.errors;
+    for (what, said) in [("the daemon's log", &log), ("what a chat says", &chat)] {
+        let told = said.contains("evil");
+        let words = format!("{what}: the host's words");
+        found.check_or(words, "told", told, || said.clone());
+        let acts = |c: &char| *c != '\n' && !is_plain(*c);
+        let acts: String = said.chars().filter(acts).collect();
+        let of = format!("{what}: characters that do more than take their place");
+        found.same(of, "\"\"", format!("{acts:?}"));
+        let forged = said.lines().filter(|line| line.starts_with(FORGED));
+        let of = format!("{what}: lines that the host has written");
+        found.same(of, 0, forged.count());
+    }
+    Ok(())
+}
+
+/// A host for a caller, which fails at each step; and how it is named on a command line.
+async fn lying(caller: &NodeKey) -> Result<(RunningHost, String), HarnessError> {
+    let (key, tiny) = (new_key()?, model());
+    let file = Arc::new(ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes())?)?);
+    let spec = file.spec();
+    let served = Served {
+        model_id: "tiny".into(),
+        weights: file.manifest(&mut |_, _| {}).weights_id().0,
+        lo: 0,
+        hi: tiny.layers - 1,
+        total_layers: tiny.layers,
+        width: spec.width,
+        boundary: spec.boundary,
+        context: spec.context,
+        arithmetic: "canonical-1".into(),
+    };
+    let mut config = ServeConfig::new("127.0.0.1:0");
+    config.admitted = vec![caller.id()];
+    let source = TamperedSource {
+        layers: 0..tiny.layers,
+        file: Arc::clone(&file),
+        options: EngineOptions {
+            threads: 1,
+            ..EngineOptions::default()
+        },
+        tamper: Some(Box::new(|passing| {
+            let reason = format!("no\u{1b}]0;owned\u{7}\u{202e}\n{FORGED}\u{9b}2J");
+            *passing.fault = Some(StreamFault::WeightsUnavailable { reason });
+        })),
+    };
+    let mut progress = |_| {};
+    let host = ShardHost::start_on(config, &key, served, source, &mut progress).await?;
+    let at = format!("{}#{}", host.local_addr(), key.id());
+    Ok((host, at))
+}

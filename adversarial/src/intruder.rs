@@ -1,0 +1,240 @@
+//! A daemon that somebody has broken into, in a process of its own: it gives up what the real one gives
+//! up, by the real one's own code, and then does what its owner would not.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::HarnessError;
+
+/// What an intruder finds, and whether the daemon was isolated.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Intrusion {
+    /// The home directory of the daemon's user, with what [`furnish`] has put there.
+    pub home: PathBuf,
+    /// A folder outside of it.
+    pub elsewhere: PathBuf,
+    /// Name of an abstract socket on which the parent listens.
+    pub abstract_name: String,
+    /// Whether the daemon gave up its rights.
+    pub isolated: bool,
+}
+
+/// What came of one try.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Tried {
+    pub(crate) what: String,
+    /// Which part of the isolation is to refuse it; nothing, if it must go well.
+    pub(crate) by: Option<Part>,
+    /// Why it failed, if it did.
+    pub(crate) refused: Option<String>,
+}
+
+/// A part of the isolation (`specs/isolation.md`, section 1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Part {
+    Files,
+    SystemCalls,
+    Rights,
+}
+
+/// All that it says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Intruded {
+    /// What stands, in the program's own words.
+    pub(crate) stands: String,
+    pub(crate) tried: Vec<Tried>,
+}
+
+/// Where the daemon has its data, below the home directory.
+pub(crate) const DATA: &str = "data";
+
+/// Puts into a home directory what its user has there, beside the daemon's own.
+pub(crate) fn furnish(home: &Path) -> io::Result<()> {
+    for (file, text) in [
+        (".ssh/id_ed25519", "a secret key"),
+        (".profile", "true"),
+        ("letters/to-ana", "dear Ana"),
+        ("another-community/root.key", "a secret key"),
+        ("data/notes", "the daemon's own"),
+    ] {
+        let file = home.join(file);
+        fs::create_dir_all(file.parent().unwrap_or(home))?;
+        fs::write(file, text)?;
+    }
+    Ok(())
+}
+
+/// Is the intruder: says in one line of JSON what came of all that it tried.
+///
+/// # Errors
+/// If the isolation was to be entered, and there is none to enter.
+pub fn intrude(plan: &Intrusion) -> Result<(), HarnessError> {
+    let data = plan.home.join(DATA);
+    let stands = match plan.isolated {
+        false => "nothing",
+        true => {
+            let serve = ["hearthnet", "serve", "--model", "none", "--data-dir"];
+            let args = serve.map(Into::into).into_iter();
+            hearthnet::isolate(args.chain([data.into_os_string()])).map_err(HarnessError::victim)?
+        }
+    };
+    // As whatever the daemon starts later: nothing of it is in the thread that has entered.
+    let plan = plan.clone();
+    let tried = std::thread::spawn(move || attempts(&plan)).join();
+    let tried = tried.map_err(|_| HarnessError::attacker("the intruder panicked"))?;
+    let said = Intruded {
+        stands: stands.to_owned(),
+        tried,
+    };
+    writeln!(io::stdout(), "{}", serde_json::to_string(&said)?)?;
+    Ok(())
+}
+
+fn attempts(plan: &Intrusion) -> Vec<Tried> {
+    let (home, elsewhere, data) = (&plan.home, &plan.elsewhere, plan.home.join(DATA));
+    let mut tried = Vec::new();
+    let mut attempt = |by: Option<Part>, what: &str, done: io::Result<()>| {
+        tried.push(Tried {
+            what: what.to_owned(),
+            by,
+            refused: done.err().map(|error| error.to_string()),
+        });
+    };
+    // What a daemon does all day.
+    let notes = data.join("notes");
+    attempt(None, "read its own data", read(&notes));
+    attempt(None, "write its own data", fs::write(&notes, "more"));
+    attempt(
+        None,
+        "read what is the system's",
+        read(&elsewhere.join("file")),
+    );
+
+    let files = Some(Part::Files);
+    let secrets = [
+        ("read its user's key of ssh", ".ssh/id_ed25519"),
+        (
+            "read the root key of another community",
+            "another-community/root.key",
+        ),
+        ("read its user's letters", "letters/to-ana"),
+    ];
+    for (what, file) in secrets {
+        attempt(files, what, read(&home.join(file)));
+    }
+    let letter = home.join("letters/to-ana");
+    let list = fs::read_dir(home.join("letters")).map(drop);
+    attempt(files, "list its user's letters", list);
+    let linked = data.join("linked");
+    let linking = fs::hard_link(&letter, &linked).and_then(|()| read(&linked));
+    attempt(
+        files,
+        "read a letter by a link among its own files",
+        linking,
+    );
+    let append = OpenOptions::new().append(true).open(home.join(".profile"));
+    let append = append.and_then(|mut file| file.write_all(b"\ntrue\n"));
+    attempt(files, "write what its user's shell runs", append);
+    let unit = home.join(".config/systemd/user");
+    let unit = fs::create_dir_all(&unit).and_then(|()| fs::write(unit.join("x.service"), "x"));
+    attempt(files, "make a unit that is started with its user", unit);
+    let cut = OpenOptions::new()
+        .write(true)
+        .truncate(true)
+        .open(elsewhere.join("file"))
+        .map(drop);
+    attempt(files, "empty a file outside of the home directory", cut);
+    let new = fs::write(elsewhere.join("new"), "x");
+    attempt(files, "write a new file outside of the home directory", new);
+    let moved = fs::rename(elsewhere.join("other"), data.join("other"));
+    attempt(files, "take a file away", moved);
+
+    let calls = Some(Part::SystemCalls);
+    for program in ["/bin/sh", "/bin/su"] {
+        let mut command = Command::new(program);
+        let started = command.args(["-c", "exit"]).output().map(drop);
+        attempt(calls, &format!("start {program}"), started);
+    }
+    system(plan, &mut attempt);
+    tried
+}
+
+fn read(path: &Path) -> io::Result<()> {
+    fs::read(path).map(drop)
+}
+
+#[cfg(target_os = "linux")]
+fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Result<()>)) {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+
+    use rustix::process::{
+        DumpableBehavior, PidfdFlags, PidfdGetfdFlags, Signal, dumpable_behavior, getppid,
+        kill_process, pidfd_getfd, pidfd_open,
+    };
+
+    let refused = |what: &str| io::Error::other(what.to_owned());
+    let parent = getppid();
+    let memory = || {
+        let parent = parent.ok_or_else(|| refused("no parent"))?;
+        let path = format!("/proc/{}/mem", parent.as_raw_nonzero());
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path)
+            .map(drop)
+    };
+    attempt(Some(Part::Files), "open the memory of its parent", memory());
+    let socket = || {
+        let parent = parent.ok_or_else(|| refused("no parent"))?;
+        let parent = pidfd_open(parent, PidfdFlags::empty())?;
+        pidfd_getfd(parent, 0, PidfdGetfdFlags::empty())?;
+        Ok(())
+    };
+    attempt(
+        Some(Part::SystemCalls),
+        "take an open file of its parent",
+        socket(),
+    );
+    let signal = || {
+        // One that does nothing to who is at work.
+        let parent = parent.ok_or_else(|| refused("no parent"))?;
+        Ok(kill_process(parent, Signal::CONT)?)
+    };
+    attempt(Some(Part::Files), "signal its parent", signal());
+    let reach = SocketAddr::from_abstract_name(&plan.abstract_name);
+    let reach = reach.and_then(|at| UnixStream::connect_addr(&at)).map(drop);
+    attempt(
+        Some(Part::Files),
+        "connect to a service of its user's session",
+        reach,
+    );
+    let dump = match dumpable_behavior() {
+        Ok(DumpableBehavior::NotDumpable) => Err(refused("not dumpable")),
+        _ => Ok(()),
+    };
+    attempt(
+        Some(Part::Rights),
+        "have its memory written to a core dump",
+        dump,
+    );
+    let mut status = String::new();
+    let gain = File::open("/proc/self/status")
+        .and_then(|mut file| io::Read::read_to_string(&mut file, &mut status))
+        .and_then(|_| match status.contains("NoNewPrivs:\t1") {
+            true => Err(refused("no new privileges")),
+            false => Ok(()),
+        });
+    attempt(
+        Some(Part::Rights),
+        "gain rights by a file that gives some",
+        gain,
+    );
+}
+
+#[cfg(not(target_os = "linux"))]
+fn system(_: &Intrusion, _: &mut impl FnMut(Option<Part>, &str, io::Result<()>)) {}

@@ -1,0 +1,193 @@
+//! The `hearthnet` program: commands, configuration and human output. It is a library so that
+//! others can be this program in a process of their own, as the adversarial suite is.
+//!
+//! Answers go to standard output, everything else to standard error; with
+//! `--json` standard output carries one JSON object. Every failure is one
+//! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
+
+mod addresses;
+mod args;
+mod backends;
+mod changes;
+mod commands;
+mod community;
+mod config;
+mod context;
+mod daemon;
+mod explain;
+mod failure;
+mod host_process;
+mod host_setup;
+mod isolation;
+mod local_api;
+mod lock;
+mod members;
+mod membership;
+mod memory;
+mod metrics_server;
+mod models;
+mod node;
+mod output;
+mod paths;
+mod private_layers;
+mod refill;
+mod root_key;
+mod runtime;
+mod secret;
+mod service_setup;
+mod signals;
+mod standing;
+mod timeline;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser as _};
+
+use crate::args::{Args, Command, ConfigCommand, Global};
+use crate::config::{CpuLatency, Loaded};
+use crate::context::Context;
+use crate::failure::{Failure, Kind};
+use crate::output::note;
+
+/// Is the program, with its name and its arguments.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let matches = Args::command().get_matches_from(args);
+    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    init_logs(&args);
+    let json = wants_json(&matches);
+    let dir = match args.command {
+        // They print files, for machines.
+        Command::Completions { .. } | Command::Man { .. } => None,
+        _ => args.global.dir().ok(),
+    };
+    let outcome = run(args);
+    if let Some(dir) = &dir {
+        standing::say(outcome.as_ref().err(), dir);
+    }
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            report(&failure, json);
+            ExitCode::from(failure.kind.exit_code())
+        }
+    }
+}
+
+/// Gives up in this process what the program gives up when these arguments start a daemon, and returns
+/// what stands. There is no way back.
+///
+/// # Errors
+/// If they start none, or the configuration cannot be read.
+pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str, String> {
+    let Args { global, command } = Args::try_parse_from(args).map_err(|e| e.to_string())?;
+    let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
+    let model = command.serves().ok_or("these arguments start no daemon")?;
+    let config = loaded.config;
+    isolation::enter(&Context { global, config }, model);
+    Ok(isolation::stands())
+}
+
+/// Whether standard output is for programs: whether the command was given its `--json`.
+fn wants_json(matches: &ArgMatches) -> bool {
+    match matches.subcommand() {
+        Some((_, inner)) => wants_json(inner),
+        None => matches!(matches.try_get_one("json"), Ok(Some(true))),
+    }
+}
+
+/// Logs go to standard error; `HEARTHNET_LOG` chooses what (`info`,
+/// `hearthnet_shard=debug`, ...). Nothing logs a prompt, a token or an activation. A chat says in
+/// its own words what people should know, so it logs nothing unless it is asked to.
+fn init_logs(args: &Args) {
+    use tracing_subscriber::EnvFilter;
+    let usual = match &args.command {
+        Command::Chat(_) => "off",
+        _ => "warn",
+    };
+    let filter = EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        // Without colours of its own: then every sequence in it is somebody else's.
+        .with_ansi(false)
+        .with_writer(|| output::Tamed(std::io::stderr()))
+        .init();
+}
+
+fn run(args: Args) -> Result<(), Failure> {
+    let global = args.global;
+    // They need no configuration that can be read: it may be what they are to write, in the backup,
+    // or what is wrong.
+    match &args.command {
+        Command::Init(command) => return commands::init::run(command, &global),
+        Command::Restore(command) => return commands::restore::run(command, &global),
+        Command::Config(ConfigCommand::Check { file }) => {
+            return commands::config::check(file.as_deref(), &global);
+        }
+        Command::Completions { shell } => return commands::manual::completions(*shell),
+        Command::Man { directory } => return commands::manual::man(directory),
+        _ => {}
+    }
+    let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
+    act(args.command, global, &loaded).map_err(|failure| match failure.kind {
+        Kind::ExperimentalDisabled if loaded.module_is_off() => failure.hint(
+            "research.distributed_inference.enabled = false in the configuration switches it off",
+        ),
+        _ => failure,
+    })
+}
+
+fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure> {
+    let config = loaded.config.clone();
+    if command.moves_rows()
+        && let Some(latency) = config.engine.cpu_latency()
+        && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
+    {
+        match config.engine.cpu_latency_us {
+            CpuLatency::Microseconds(_) => note(format!(
+                "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
+            )),
+            // Nobody has asked for it.
+            CpuLatency::Word(_) => tracing::debug!("cores sleep as the system likes: {error}"),
+        }
+    }
+    let cx = &Context { global, config };
+    // Before any thread is started: it would keep what this one gives up.
+    if let Some(model) = command.serves() {
+        isolation::enter(cx, model);
+    }
+    match command {
+        Command::Community(command) => commands::community::run(command, cx),
+        Command::Serve(command) => commands::serve::run(command, cx),
+        Command::Diagnose(command) => commands::diagnose::run(&command, cx),
+        Command::Status(command) => commands::status::run(&command, cx),
+        Command::Backup(command) => commands::backup::run(&command, &cx.global),
+        Command::Log(command) => commands::log::run(command, cx),
+        Command::Model(command) => commands::model::run(command, cx),
+        Command::Id(command) => commands::id::run(&command, &cx.global),
+        Command::Shard(command) => commands::shard::run(command, cx),
+        Command::Chat(command) => commands::chat::run(command, cx),
+        Command::Demo(command) => commands::demo::run(&command, cx),
+        Command::Bench(command) => commands::bench::run(command, cx),
+        Command::Config(_) => commands::config::show(loaded),
+        Command::Init(_)
+        | Command::Restore(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => Ok(()),
+    }
+}
+
+/// Tells of a failure: to people, and with `json` to programs.
+pub(crate) fn report(failure: &Failure, json: bool) {
+    if failure.kind == Kind::OutputClosed {
+        return;
+    }
+    if json {
+        // The reader of the JSON may be gone; the exit status still tells.
+        let _ = output::print_json(&failure.to_json());
+    }
+    note(format!("error: {failure}"));
+    if let Some(hint) = failure.hint_text() {
+        note(format!("hint: {hint}"));
+    }
+}
