@@ -37,13 +37,18 @@ struct Community {
 
 impl Community {
     fn new(dir: &Home) -> Self {
+        Self::without(dir, ACCOMPLICE)
+    }
+
+    /// The same where another one was put out.
+    fn without(dir: &Home, put_out: u8) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let anchor = testing::Home::founded(key(HONEST), true);
         anchor.admit(key(LIAR).id(), Level::Trusted);
         anchor.admit(key(ACCOMPLICE).id(), Level::Member);
         let invite = anchor.invite(Level::Member, 1);
         let kept = lasting(&dir.path().join("kept"), &anchor.log);
-        anchor.revoke(key(ACCOMPLICE).id());
+        anchor.revoke(key(put_out).id());
         let registry = Registry::new();
         let keeps_back = KeepsBack::new(Arc::new(key(LIAR)), kept.clone(), anchor.log.clone());
         registry
@@ -133,4 +138,21 @@ fn a_joiner_without_another_member_in_reach_says_that_there_was_none() {
     assert_complains(&joined, "could be asked");
     assert!(!text(&joined.stderr).contains("put out of the community"));
     assert!(members(&home).contains(&key(ACCOMPLICE).id()));
+}
+
+#[test]
+fn a_joiner_that_was_let_in_by_who_was_put_out_hears_that_it_is_a_stranger() {
+    let home = Home::new();
+    let community = Community::without(&home, LIAR);
+    let other = community.honest.listen_addr().expect("an address");
+    let joined = community.join(&home, &[community.liar, other], &[]);
+    succeeded(&joined);
+    assert_complains(&joined, "this node is no member");
+    let own: NodeId = home.node_id().parse().expect("an id");
+    assert_eq!(community.anchor.log.state().level(&own), None);
+    // It is rid of it with the command that was named.
+    let leave = ["community", "leave", "--yes", "--anyway"];
+    succeeded(&home.run(&[&QUIET[..], &leave].concat()));
+    let members = home.run(&[&QUIET[..], &["community", "members"]].concat());
+    assert_complains(&members, "not in a community");
 }

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use crate::bench::new_key;
 use crate::household::{answer, send};
 use crate::program::Program;
-use crate::victim::{KEY_FILE, model};
+use crate::victim::{KEY_FILE, Model};
 use crate::{Bench, Findings, HarnessError};
 
 /// What the host says when it fails, as often as it is asked.
@@ -30,7 +30,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let (_host, at) = lying(&caller).await?;
     let models = folder.path().join("models");
     std::fs::create_dir_all(&models)?;
-    let file = model().write(&models).display().to_string();
+    let file = Model::Tiny.description().write(&models).display().to_string();
 
     let program = Program::new(bench.program(), folder.path(), &data);
     let daemon = program.serve(&["--model", &file, "--shard", &at]).await?;
@@ -78,7 +78,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
 /// A host for a caller, which fails at each step; and how it is named on a command line.
 async fn lying(caller: &NodeKey) -> Result<(RunningHost, String), HarnessError> {
-    let (key, tiny) = (new_key()?, model());
+    let (key, tiny) = (new_key()?, Model::Tiny.description());
     let file = Arc::new(ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes())?)?);
     let spec = file.spec();
     let served = Served {

@@ -196,6 +196,8 @@ struct Inner {
     flight_diff: Mutex<FlightDiff>,
     /// Members that refused this node because it was put out of the community.
     put_out_by: Mutex<BTreeSet<NodeId>>,
+    /// Members to which this node was nobody when they were last asked.
+    strange_to: Mutex<BTreeSet<NodeId>>,
     /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
     changed: watch::Sender<u64>,
     /// Somebody may have to be dialled.
@@ -282,6 +284,7 @@ impl Node {
             accounts: Accounts::default(),
             flight_diff: Mutex::default(),
             put_out_by: Mutex::default(),
+            strange_to: Mutex::default(),
             changed: watch::Sender::new(0),
             dial: Notify::new(),
             tell: Notify::new(),
@@ -402,6 +405,12 @@ impl Node {
             // The sender lives as long as this node.
             let _ = changes.changed().await;
         }
+    }
+
+    /// Members that took this node for a stranger when they were last asked: they have not heard that it
+    /// was let in, or whoever let it in had no right to.
+    pub fn strange_to(&self) -> Vec<NodeId> {
+        self.inner.strange_to.lock().iter().copied().collect()
     }
 
     /// Resolves once the log is even with that of a member that `counts`; says who does, and is.

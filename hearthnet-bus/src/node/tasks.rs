@@ -110,6 +110,7 @@ impl Inner {
         self.connections
             .add(peer, Use::Sync, socket.closer(), dialled);
         self.put_out_by.lock().remove(&peer);
+        self.strange_to.lock().remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
         flight::record(self.flight_diff.lock().connected(peer));
@@ -324,9 +325,8 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                 };
                 let event = inner.flight_diff.lock().unreachable(node, code);
                 event.into_iter().for_each(flight::record);
-                let mut codes = failed.iter().filter_map(|(_, error)| error.code());
-                if codes.any(|code| code == CloseCode::Revoked) {
-                    put_out(inner, node);
+                for code in failed.iter().filter_map(|(_, error)| error.code()) {
+                    refused(inner, node, code);
                 }
                 return;
             }
@@ -337,8 +337,8 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%endpoint, %error, "could not connect");
-                    if error.code() == Some(CloseCode::Revoked) {
-                        ask_who_refuses(inner, endpoint).await;
+                    if let Some(code) = error.code() {
+                        ask_who_refuses(inner, endpoint, code).await;
                     }
                     inner.discovery.failed(None, endpoint);
                     return;
@@ -360,29 +360,39 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
     inner.adopt(socket, true);
 }
 
-/// Notes that a member says that this node was put out. Said once, however often it is asked again.
-fn put_out(inner: &Inner, by: NodeId) {
-    if inner.put_out_by.lock().insert(by) {
-        tracing::info!(node = %by.short(), "it says that this node was revoked");
+/// Notes that a member says that this node was put out, or is nobody. Said once, however often it is
+/// asked again.
+fn refused(inner: &Inner, by: NodeId, code: CloseCode) {
+    let (said, what) = match code {
+        CloseCode::Revoked => (&inner.put_out_by, "was revoked"),
+        CloseCode::Unauthorized => (&inner.strange_to, "is no member"),
+        _ => return,
+    };
+    if said.lock().insert(by) {
+        tracing::info!(node = %by.short(), "it says that this node {what}");
         inner.bump();
     }
 }
 
-/// Somebody at an address says that this node was put out: is it an anchor? Only the handshake can
-/// tell who it is, so it is repeated with each anchor as the one that is expected.
-async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr) {
+/// Somebody at an address refuses this node: is it an anchor? Only the handshake can tell who it is, so
+/// it is repeated with each anchor as the one that is expected.
+async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr, code: CloseCode) {
+    let said = match code {
+        CloseCode::Revoked => &inner.put_out_by,
+        CloseCode::Unauthorized => &inner.strange_to,
+        _ => return,
+    };
     let state = inner.log.state();
-    let anchors = state.members().map(|(node, _)| *node).filter(|node| {
-        state.level(node) == Some(Level::Anchor) && !inner.put_out_by.lock().contains(node)
-    });
+    let anchors = state
+        .members()
+        .map(|(node, _)| *node)
+        .filter(|node| state.level(node) == Some(Level::Anchor) && !said.lock().contains(node));
     let (addr, rule, config) = (endpoint.to_string(), path_rule(), &inner.settings.transport);
     for anchor in anchors.take(MAX_ANCHORS_ASKED) {
         let expected = Some(anchor);
         let asked = connect_path(&addr, &inner.identity, expected, &rule, config);
         match asked.await {
-            Err(error) if error.code() == Some(CloseCode::Revoked) => {
-                return put_out(inner, anchor);
-            }
+            Err(error) if error.code() == Some(code) => return refused(inner, anchor, code),
             // Another key, or it has changed its mind.
             _ => {}
         }

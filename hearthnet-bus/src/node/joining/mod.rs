@@ -309,6 +309,9 @@ pub struct SecondOpinion {
     pub from: Vec<NodeId>,
     /// Who was put out, and the member that let it in did not say so.
     pub put_out: Vec<NodeId>,
+    /// To whom it is no member, where nobody else could be asked: the member that let it in may have been
+    /// put out itself.
+    pub strange_to: Vec<NodeId>,
 }
 
 /// Makes the log of `own`, which `first` has let in and given it, even with that of another member:
@@ -344,11 +347,14 @@ pub async fn second_opinion<E>(
         }
     };
     let from = asking.await;
+    let mut strange_to = node.strange_to();
+    strange_to.retain(|node| from.is_empty() && other(node));
     node.shutdown().await;
     let now = log.state();
     let put_out = now.revoked().map(|(node, _)| *node);
     Ok(SecondOpinion {
         from,
+        strange_to,
         put_out: put_out.filter(|node| !given.is_revoked(node)).collect(),
     })
 }

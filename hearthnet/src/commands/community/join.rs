@@ -218,6 +218,7 @@ fn report(
             "seconds": joined.map(|joined| joined.took.as_secs_f64()),
             "asked": asked,
             "kept_back": joined.map(|joined| ids(&joined.others.put_out)),
+            "strange_to": joined.map(|joined| ids(&joined.others.strange_to)),
         }));
     }
     let how = match &joined {
@@ -228,7 +229,12 @@ fn report(
     if let Some(Joined { by, others, .. }) = &joined {
         let label = |node: &NodeId| state.label(node, now_ms());
         let by = label(by);
-        if others.from.is_empty() {
+        if let Some(other) = others.strange_to.first() {
+            note(format!(
+                "to {} this node is no member: {by}, who let it in, may have been put out itself. If `hearthnet status` finds nobody else either, ask somebody else for a code: `hearthnet community leave`, and join with that",
+                label(other)
+            ));
+        } else if others.from.is_empty() {
             note(format!(
                 "only {by} could be asked what the community knows. What it may have kept back, as that somebody was put out, is heard from the next member that is met"
             ));
