@@ -1,7 +1,7 @@
 /* Numbers: specs/canonical-arithmetic.md, sections 1, 2 and 5, on a graphics card.
  *
  * All kernels are written in what CUDA C++ and C have in common, so that a C compiler and a header
- * that stands for the card (tests/emulation/card.h) can run the very same text on a processor.
+ * that stands for the card (tests/kernels/emulation/card.h) can run the very same text on a processor.
  *
  * Every operation on floats is an intrinsic that says how it rounds. None is written with +, -, * or /,
  * which a compiler might contract or relax: a test looks for what is left in the PTX. */

@@ -187,7 +187,7 @@ impl Card {
             shared_mem_bytes: 0,
         };
         // SAFETY: `launch` comes from `crate::launch`, whose arguments are those of the kernel, and the
-        // kernel stays within the bytes that were checked above: `tests/exact.rs` runs the same text and the
+        // kernel stays within the bytes that were checked above: `tests/kernels/exact.rs` runs the same text and the
         // same launches where one byte beyond them ends the process.
         unsafe { builder.launch(config)? };
         Ok(())

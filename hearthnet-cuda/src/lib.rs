@@ -2,7 +2,7 @@
 //!
 //! How each kernel keeps the order of sums is in `specs/gpu-arithmetic.md`. No card has run them: what is
 //! shown is that their text, compiled by a C compiler and run thread by thread on a processor, gives the
-//! bytes of the engine (`tests/exact.rs`), and that NVIDIA's compiler makes of it the instructions that
+//! bytes of the engine (`tests/kernels/`), and that NVIDIA's compiler makes of it the instructions that
 //! it asks for (`tests/ptx.rs`). No command and no host uses this crate.
 //!
 //! | concept | file |
@@ -10,7 +10,7 @@
 //! | the kernels | `kernels/*.cu` |
 //! | which kernel, with what shape, for what | [`launch`] |
 //! | compiling them, launching them on a card (feature `cuda`) | `card.rs` |
-//! | a card for tests, on a processor | `tests/emulation/` |
+//! | a card for tests, on a processor | `tests/kernels/emulation/` |
 
 #[cfg(feature = "cuda")]
 mod card;

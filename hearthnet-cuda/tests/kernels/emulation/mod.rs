@@ -1,7 +1,5 @@
 //! A card for tests: compiles the kernels' text with a C compiler, and runs launches of it.
 
-pub(crate) mod values;
-
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -69,10 +67,6 @@ impl Program {
             path,
             kernels,
         }
-    }
-
-    pub(crate) fn kernels(&self) -> &[Kernel] {
-        &self.kernels
     }
 
     pub(crate) fn card(&self) -> Card<'_> {

@@ -1,9 +1,7 @@
 //! The card for tests finds what would go wrong on a real one: each of these kernels is wrong.
 
-mod emulation;
-
-use emulation::values::{bytes, floats, nothing};
-use emulation::{Kernel, Parameter, Program, kernels};
+use crate::emulation::{Kernel, Parameter, Program, kernels};
+use crate::values::{bytes, floats, nothing};
 use hearthnet_cuda::launch::{Arg, Launch};
 
 const WRONG: &str = "

@@ -2,10 +2,8 @@
 //!
 //! No card is needed, and none is shown to do so.
 
-mod emulation;
-
-use emulation::values::{KINDS, Kind, Values, assert_same, bytes, floats, ints, nothing};
-use emulation::{Card, Program};
+use crate::emulation::{Card, Program};
+use crate::values::{KINDS, Kind, Values, assert_same, bytes, floats, ints, nothing};
 use hearthnet_cuda::launch::{self, Cache, Heads, Launch, Quantised, Weights};
 use hearthnet_model::kernels::{
     Act, ActForm, Arena, Attention, AttentionScratch, Isa, Kernels, Matrix, Output, PAGE, Packed,
@@ -151,7 +149,7 @@ fn matrix_agrees(
         let buffers = vec![data.clone(), bytes(&x), nothing(rows * outputs)];
         assert_same(
             &product.kernel,
-            &run(seed, &[product.clone()], buffers),
+            &run(seed, std::slice::from_ref(&product), buffers),
             &wanted,
         );
     }
@@ -169,7 +167,7 @@ fn matrix_agrees(
     let buffers = vec![data, ints(tokens), nothing(rows * inputs)];
     assert_same(
         &embed.kernel,
-        &run(seed, &[embed.clone()], buffers),
+        &run(seed, std::slice::from_ref(&embed), buffers),
         &wanted,
     );
 }
