@@ -25,7 +25,7 @@ pub enum CardError {
     NoDriver,
     /// There is no compiler of kernels on this machine.
     #[error(
-        "NVIDIA's compiler of kernels (libnvrtc) is not installed; pip has it as nvidia-cuda-nvrtc"
+        "NVIDIA's compiler of kernels (libnvrtc.so) is not installed; pip has it as nvidia-cuda-nvrtc"
     )]
     NoCompiler,
     /// The driver has no card of that number, or refused something.
@@ -50,7 +50,8 @@ pub enum CardError {
     },
 }
 
-/// Compiles the kernels for an architecture (`compute_75`, `compute_80`, ...) to PTX.
+/// Compiles the kernels for an architecture (`compute_75`, `compute_80`, ...) to PTX; for the name of a
+/// processor (`sm_75`, ...) the compiler goes on to its machine code.
 ///
 /// # Errors
 /// [`CardError::NoCompiler`], [`CardError::Compile`].

@@ -109,6 +109,14 @@ fn integers_are_made_by_dot_products_and_tensor_cores() {
     }
 }
 
+/// Registers and shared memory suffice, and every instruction exists there.
+#[test]
+fn the_kernels_become_machine_code() {
+    for processor in ["sm_75", "sm_80", "sm_90"] {
+        assert!(compile(processor).unwrap().contains(processor));
+    }
+}
+
 #[test]
 fn the_check_sees_what_it_looks_for() {
     let text = "{\n  @%p1 bra $L;\n  fma.rn.ftz.f32 \t%f1, %f2, %f3, %f4;\n  @!%p2 ex2.approx.f32 %f1, %f2;\n ret;\n}";

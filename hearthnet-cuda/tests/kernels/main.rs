@@ -6,6 +6,8 @@
 //! | every kernel gives the scalar engine's bytes | `exact.rs` |
 //! | so do the real model's first blocks | `model.rs` |
 //! | the emulation notices wrong kernels | `emulator.rs` |
+// The emulation needs ELF and glibc.
+#![cfg(target_os = "linux")]
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
