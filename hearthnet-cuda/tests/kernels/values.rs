@@ -56,7 +56,15 @@ impl Values {
     }
 
     pub(crate) fn many(&mut self, n: usize, kind: Kind) -> Vec<f32> {
-        (0..n).map(|_| self.one(kind)).collect()
+        let mut values: Vec<f32> = (0..n).map(|_| self.one(kind)).collect();
+        // Whole blocks around what counts as zero when they are quantised.
+        for block in values.chunks_mut(32) {
+            if kind == Kind::Extreme && self.below(6) == 0 {
+                let scale = [1e-27, 1e-30, 1e-36][self.below(3)];
+                block.fill_with(|| self.one(Kind::Ordinary) * scale);
+            }
+        }
+        values
     }
 
     fn field(&mut self, kind: Kind) -> [u8; 2] {

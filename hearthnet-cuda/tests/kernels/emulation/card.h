@@ -109,9 +109,10 @@ static __attribute__((noinline)) void prepare(Fiber *fiber) {
     fiber->parity = 0;
 }
 
-/* Runs one block; threads have their turns in steps of an odd number. */
-static void run_block(unsigned threads, unsigned step) {
-    unsigned i, left = threads;
+/* Runs one block; threads have their turns in steps of an odd number. Either each goes as far as it can
+ * without others, or each warp does, so that one may be at a barrier that another has not left yet. */
+static void run_block(unsigned threads, unsigned step, int by_warp) {
+    unsigned i, left = threads, group = by_warp && threads > WARP ? WARP : threads;
     block_barrier = (Barrier){0, 0};
     memset(warp_barriers, 0, sizeof warp_barriers);
     memset(__start_card_shared, 0xff, (size_t)(__stop_card_shared - __start_card_shared));
@@ -119,17 +120,25 @@ static void run_block(unsigned threads, unsigned step) {
         prepare(&fibers[i]);
     }
     while (left > 0) {
-        progress = 0;
+        int moved = 0;
         left = 0;
-        for (i = 0; i < threads; i++) {
-            unsigned thread = (i * (2 * step + 1) + step) % threads;
-            threadIdx.x = thread;
-            if (!fibers[thread].ended) {
-                resume(&fibers[thread]);
-                left += !fibers[thread].ended;
-            }
+        for (i = 0; i < threads / group; i++) {
+            unsigned first = (i * (2 * step + 1) + step) % (threads / group) * group, j;
+            do {
+                progress = 0;
+                for (j = 0; j < group; j++) {
+                    threadIdx.x = first + (j * (2 * step + 1) + step) % group;
+                    if (!fibers[threadIdx.x].ended) {
+                        resume(&fibers[threadIdx.x]);
+                    }
+                }
+                moved |= progress;
+            } while (progress && group < threads);
         }
-        if (left > 0 && !progress) {
+        for (i = 0; i < threads; i++) {
+            left += !fibers[i].ended;
+        }
+        if (left > 0 && !moved) {
             fail("threads of a block wait for one another");
         }
     }
@@ -149,7 +158,7 @@ static void run_grid(void (*kernel)(void), unsigned seed) {
         blockIdx.x = block % gridDim.x;
         blockIdx.y = block / gridDim.x % gridDim.y;
         blockIdx.z = block / gridDim.x / gridDim.y;
-        run_block(blockDim.x, seed >> 1 & 0xff);
+        run_block(blockDim.x, seed >> 1 & 0xff, seed >> 9 & 1);
     }
 }
 
