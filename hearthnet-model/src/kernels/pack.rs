@@ -243,8 +243,8 @@ impl Packed {
         self.panel_bytes
     }
 
-    /// The bytes of all panels; panel `i` starts at `i * panel_bytes()`.
-    pub(super) fn data(&self) -> &[u8] {
+    /// The bytes of all panels, which are equally long and follow one another.
+    pub fn data(&self) -> &[u8] {
         self.region.bytes()
     }
 
