@@ -33,7 +33,7 @@ pub(crate) struct Bench {
     pub(crate) attacker: NodeKey,
     test_community: Option<TestCommunity>,
     program: PathBuf,
-    which: Model,
+    pub(crate) which: Model,
     guest_key: PathBuf,
     pace: Pace,
     /// Holds the model file until the victim is gone.

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::fleet::{Fleet, PROMPT, TOKENS, question};
 use crate::victim::until;
-use crate::victim::{KEY_FILE, MODEL_ID, Model};
+use crate::victim::{KEY_FILE, MODEL_ID};
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
@@ -51,8 +51,11 @@ async fn lose(
     let (answered, first) = oneshot::channel();
     let (go_on, goes_on) = mpsc::channel(1);
     let (asked, runtime) = (log.clone(), Handle::current());
-    let asking =
-        tokio::task::spawn_blocking(move || converse(&runtime, caller, &asked, answered, goes_on));
+    let model = bench.which.description();
+    let asking = tokio::task::spawn_blocking(move || {
+        let fleet = Fleet::of(&model, MODEL_ID, runtime.clone(), None)?;
+        converse(&fleet, &runtime, caller, &asked, answered, goes_on)
+    });
     let tokens = first.await?;
     found.same(format!("{how}: tokens before"), TOKENS, tokens);
     let kept = host.gauges().await?;
@@ -87,13 +90,13 @@ async fn lose(
 /// Two turns of a conversation over whoever the log names: `answered` is told how many tokens the first
 /// one had, and the second one waits for `goes_on`. What became of it.
 fn converse(
+    fleet: &Fleet,
     runtime: &Handle,
     caller: NodeKey,
     log: &EventLog,
     answered: oneshot::Sender<u32>,
     mut goes_on: mpsc::Receiver<()>,
 ) -> Result<String, HarnessError> {
-    let fleet = Fleet::of(&Model::Tiny.description(), MODEL_ID, runtime.clone(), None)?;
     let choice = fleet.choice(caller.id());
     let connections = runtime.block_on(async { Connections::watched(log.clone()) });
     let source = CommunityHosts::new(

@@ -30,7 +30,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let (_host, at) = lying(&caller).await?;
     let models = folder.path().join("models");
     std::fs::create_dir_all(&models)?;
-    let file = Model::Tiny.description().write(&models).display().to_string();
+    let file = Model::Tiny
+        .description()
+        .write(&models)
+        .display()
+        .to_string();
 
     let program = Program::new(bench.program(), folder.path(), &data);
     let daemon = program.serve(&["--model", &file, "--shard", &at]).await?;
