@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use tokio_tungstenite::WebSocketStream;
 
 use super::BoxIo;
+use crate::background::give_way;
 use crate::code::{CloseCode, Violation};
 use crate::session::rate::TokenBucket;
 use crate::time::Time;
@@ -322,6 +323,8 @@ impl AsyncRead for Limited {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        // A long message is many reads.
+        give_way();
         let before = buf.filled().len();
         std::task::ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
         let now = Time::from(this.start.elapsed());

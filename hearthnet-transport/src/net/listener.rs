@@ -35,7 +35,7 @@ use super::peer_socket;
 use super::tls::{peer_of, server_config};
 use super::{BoxIo, Io, PATH, Phase};
 use crate::NodeId;
-use crate::background::background;
+use crate::background::{background, give_way};
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::Identity;
@@ -293,6 +293,7 @@ impl Acceptor {
             }
             Ok(Ok(stream)) => stream,
         };
+        give_way();
         let peer = peer_of(stream.get_ref().1)
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
         let belongs = self.admission.belongs(&peer);
@@ -636,6 +637,7 @@ async fn accept_loop(
         let (newcomer, given_up) = newcomers.enter(address.ip().to_canonical());
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         let shaking = async move {
+            give_way();
             let result = tokio::select! {
                 result = handshake(&acceptor, stream, &newcomer) => result,
                 _ = given_up => {
