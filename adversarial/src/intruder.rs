@@ -13,7 +13,7 @@ use crate::HarnessError;
 /// What an intruder finds, and whether the daemon was isolated.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Intrusion {
-    /// The home directory of the daemon's user, with what [`furnish`] has put there.
+    /// The home directory of the daemon's user, with what `furnish` has put there.
     pub home: PathBuf,
     /// A folder outside of it.
     pub elsewhere: PathBuf,
