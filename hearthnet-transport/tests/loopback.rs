@@ -782,7 +782,11 @@ async fn strangers_and_floods_stand_back_for_who_sends_little() {
     let (host, caller) = (identity(), identity());
     let (door, heard) = (Threads::default(), Threads::default());
     let admission = Arc::new(door.clone());
-    let config = Config::default();
+    // However many it takes: nobody is to end the session for them.
+    let config = Config {
+        control_frames_per_second: u32::MAX,
+        ..Config::default()
+    };
     let listening = Listener::bind("127.0.0.1:0", &host, admission, config.clone(), &[]);
     let mut listener = listening.await.unwrap();
     let addr = listener.local_addr().to_string();
