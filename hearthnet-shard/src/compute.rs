@@ -128,6 +128,9 @@ fn run<S: EngineSource>(
         let worked = scheduler.turn();
         let timeout = scheduler.upkeep();
         if worked {
+            if scheduler.holds_up() {
+                std::thread::yield_now();
+            }
             continue;
         }
         inbox.wait(timeout);

@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
-use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow};
+use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow, others_decode};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::{Outlet, StreamHandle, Ticket};
 
@@ -82,6 +82,8 @@ pub(crate) struct Scheduler<S: EngineSource> {
     planner: Planner,
     turn: u64,
     prefill: ChunkedPrefill,
+    /// [`Self::holds_up`].
+    holds_up: bool,
     /// The streams as the plan sees them, kept to reuse its memory.
     views: Vec<View>,
     /// The batch, kept to reuse its memory; zero between turns.
@@ -111,6 +113,7 @@ impl<S: EngineSource> Scheduler<S> {
             planner: Planner::new(),
             turn: 0,
             prefill,
+            holds_up: false,
             views: Vec::new(),
             x: Vec::new(),
         }
@@ -224,19 +227,30 @@ impl<S: EngineSource> Scheduler<S> {
         None
     }
 
+    /// Whether the last turn was a prompt's while somebody else decodes: what has come meanwhile is to be
+    /// read before the next turn. A system that has no other core for that might let it wait for
+    /// milliseconds.
+    pub(crate) fn holds_up(&self) -> bool {
+        self.holds_up
+    }
+
     /// Computes one batch. `false` if nothing waited.
     pub(crate) fn turn(&mut self) -> bool {
         self.settle();
         self.look();
-        let (now, piece) = (self.clock.now(), self.prefill.piece_rows());
+        let now = self.clock.now();
+        let beside = others_decode(&self.views, now);
+        self.holds_up = false;
+        let piece = self.prefill.piece_rows(beside);
         let turn = self.planner.plan(&self.views, &self.pool, piece, now);
         if let Some(turn) = &turn {
+            self.holds_up = beside && turn.kind == Kind::Prefill;
             for stream in &turn.preempted {
                 self.preempt(*stream);
             }
             if !turn.takes.is_empty() {
                 self.turn += 1;
-                self.run(turn, now);
+                self.run(turn, beside, now);
             }
         }
         self.count_waiting();
@@ -376,7 +390,7 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    fn run(&mut self, turn: &Turn, began: Duration) {
+    fn run(&mut self, turn: &Turn, beside: bool, began: Duration) {
         let Some(engine) = self.engine.as_mut() else {
             return;
         };
@@ -413,8 +427,9 @@ impl<S: EngineSource> Scheduler<S> {
 
         let rows = batch::rows_of(&parts);
         self.events.turn(turn.kind, rows, took);
-        if turn.kind == Kind::Prefill {
-            self.prefill.note(rows, took);
+        match turn.kind {
+            Kind::Prefill => self.prefill.note(rows, took, beside),
+            Kind::Decode => self.prefill.note_decode(took),
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();

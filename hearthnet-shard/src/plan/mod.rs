@@ -21,7 +21,8 @@
 //! is room for, and if that is nothing, a stream is preempted (`pages.rs`).
 //!
 //! The length of a piece follows from how fast the engine was ([`crate::chunked_prefill`]), so that it
-//! takes about the same time on every machine.
+//! takes about the same time on every machine; and while somebody else decodes no longer than a decode
+//! turn, so that a neighbour's prompts cost whoever chats no more than that much again.
 
 mod fair;
 mod pages;
@@ -115,6 +116,27 @@ pub(crate) fn may_grow(
         }
     }
     (1..expected).contains(&ready)
+}
+
+/// Whether somebody decodes beside the prompts of others: a short step waits, or is expected back in
+/// a moment, and a longer one waits that is of another caller.
+pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
+    let prompts = || {
+        let long = |view: &&View| {
+            view.head
+                .is_some_and(|head| Kind::of(head) == Kind::Prefill)
+        };
+        streams.iter().filter(long)
+    };
+    let decodes = |view: &&View| match view.head {
+        Some(head) => Kind::of(head) == Kind::Decode,
+        None => {
+            let expected = now <= view.active.saturating_add(COMES_BACK);
+            expected && view.length > 0 && !view.rests
+        }
+    };
+    let mut decoding = streams.iter().filter(decodes);
+    decoding.any(|one| prompts().any(|view| view.caller != one.caller))
 }
 
 /// Which kind of steps a turn takes.

@@ -104,6 +104,40 @@ fn the_example_of_the_module_is_what_happens() {
 }
 
 #[test]
+fn prompts_go_beside_the_decode_of_others_only() {
+    let now = Duration::from_secs(5);
+    let prompt = of(1, 1, 100, 0);
+    let own = of(1, 2, 1, 0);
+    let other = of(2, 3, 1, 0);
+    let back = |ago: u64| View {
+        length: 7,
+        active: now - Duration::from_millis(ago),
+        head: None,
+        ..other
+    };
+    assert!(others_decode(&[prompt, own, other], now));
+    assert!(others_decode(&[back(20), prompt], now));
+    let rests = View {
+        rests: true,
+        ..back(1)
+    };
+    let unused = View {
+        length: 0,
+        ..back(1)
+    };
+    for without in [
+        &[prompt, own][..],
+        &[own, other],
+        &[prompt, back(21)],
+        &[prompt, rests],
+        &[prompt, unused],
+        &[prompt, of(2, 3, 100, 0)],
+    ] {
+        assert!(!others_decode(without, now), "{without:?}");
+    }
+}
+
+#[test]
 fn nothing_waiting_is_no_turn() {
     assert_eq!(plan(&mut Planner::new(), &[], 40), None);
     let quiet = View {
