@@ -149,10 +149,9 @@ impl Outcome {
 /// # Errors
 /// [`HarnessError`] when the harness could not do its work.
 pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> {
-    let which = match (setup.effort, entry.scene.kv_pages) {
-        (Effort::Measured { .. }, None) => Model::Share,
-        // Pages that are counted have to fill quickly.
-        _ => Model::Tiny,
+    let which = match setup.effort {
+        Effort::Measured { .. } => Model::Share,
+        Effort::Once => Model::Tiny,
     };
     let mut bench = Bench::start(&setup.program, setup.pace, entry.scene, which).await?;
     bench.honest.steps(WARM_UP_STEPS).await;
