@@ -8,17 +8,11 @@ mod support;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::net::TcpListener;
-use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
-use hearthnet_bus::calls::{
-    Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry, Research, Trust,
-};
-use hearthnet_bus::flight::Readers;
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::now_ms;
-use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, Listener, PathRule};
+use hearthnet_bus::testing::Told;
+use hearthnet_transport::PathRule;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{
@@ -385,70 +379,9 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
 
 /// A host that a test plays: it lets everybody in, and answers `diagnose` with these pages. `None`:
 /// it is of a version that does not know the question.
-fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> String {
-    struct Open;
-    impl Admission for Open {
-        fn admit_peer(&self, _: &NodeId) -> bool {
-            true
-        }
-        fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
-            Ok(())
-        }
-        fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
-            Err(CloseCode::PurposeUnknown)
-        }
-    }
-    impl Authority for Open {
-        fn trust(&self, _: &NodeId) -> Trust {
-            Trust::Member
-        }
-        fn research(&self) -> Research {
-            Research::On
-        }
-    }
-    struct Pages(Vec<Value>);
-    impl Handler for Pages {
-        fn call(
-            &self,
-            _: CallContext,
-            _: Value,
-            out: FrameSink,
-        ) -> BoxFuture<'_, Result<Value, CallError>> {
-            Box::pin(async move {
-                for page in &self.0 {
-                    out.send("page", page).await?;
-                }
-                Ok(json!({}))
-            })
-        }
-    }
-    let key = NodeKey::generate().expect("a key");
+fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> Told {
     let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
-    let registry = Registry::new();
-    let handler = Arc::new(Pages(pages.unwrap_or_default()));
-    let offered = registry.register(Readers::Callers(key.id()).descriptor(), handler);
-    offered.expect("a new registry has room");
-    let server = Arc::new(CallServer::new(
-        key.id(),
-        Arc::new(registry),
-        Arc::new(Open),
-    ));
-    let identity = key.identity().expect("an identity");
-    let listening = async {
-        let config = Config::default();
-        Listener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules).await
-    };
-    let mut listener = runtime.block_on(listening).expect("a port");
-    let address = format!("{}#{}", listener.local_addr(), key.id());
-    runtime.spawn(async move {
-        loop {
-            if let Arrival::Peer(socket) = listener.accept().await {
-                let server = Arc::clone(&server);
-                tokio::spawn(async move { server.serve(socket).await });
-            }
-        }
-    });
-    address
+    runtime.block_on(Told::start(Ok(pages.unwrap_or_default()), &rules))
 }
 
 #[test]
@@ -485,7 +418,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     let silent = play(&runtime, Some(Vec::new()));
     let old = play(&runtime, None);
     // Another key than the one that was named.
-    let (endpoint, _) = ahead.split_once('#').expect("an address");
+    let (endpoint, _) = ahead.at.split_once('#').expect("an address");
     let another = format!("{endpoint}#{victim}");
     // No TLS at all.
     let noise = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -497,6 +430,8 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
         }
     });
 
+    let [ahead, disorder, nonsense, silent, old] =
+        [&ahead, &disorder, &nonsense, &silent, &old].map(|host| host.at.clone());
     let all = [ahead, disorder, nonsense, silent, old, another, noise_at];
     let before = now_ms();
     let seen = diagnose_json(&asker, &shards(&all));

@@ -9,7 +9,7 @@ use hearthnet_model::catalogue::Band;
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ModelFile, Tokenizer};
+use hearthnet_model::{ModelFile, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
@@ -224,28 +224,8 @@ impl Fleet {
         key: &NodeKey,
         tamper: Tamper,
     ) -> Result<(RunningHost, HostAddr), HarnessError> {
-        let spec = self.file.spec();
-        let served = Served {
-            model_id: MODEL.into(),
-            weights: self.model.weights.0,
-            lo: 0,
-            hi: LAYERS - 1,
-            total_layers: LAYERS,
-            width: spec.width,
-            boundary: spec.boundary,
-            context: spec.context,
-            arithmetic: "canonical-1".into(),
-        };
-        let mut config = ServeConfig::new("127.0.0.1:0");
-        config.admitted = vec![caller.id()];
-        let source = TamperedSource {
-            file: Arc::clone(&self.file),
-            layers: 0..LAYERS,
-            options: options(),
-            tamper: Some(tamper),
-        };
-        let mut progress = |_| {};
-        let start = ShardHost::start_on(config, key, served, source, &mut progress);
+        let model = (MODEL, self.model.weights);
+        let start = tampered_host(&self.file, model, caller.id(), key, tamper);
         let host = self.runtime.block_on(start)?;
         let addr = HostAddr {
             endpoint: host.local_addr().to_string(),
@@ -253,6 +233,37 @@ impl Fleet {
         };
         Ok((host, addr))
     }
+}
+
+/// Serves a whole model to one caller, and changes what goes through it. The model: its id and weights.
+pub(crate) async fn tampered_host(
+    file: &Arc<ModelFile>,
+    (model_id, weights): (&str, WeightsId),
+    caller: NodeId,
+    key: &NodeKey,
+    tamper: Tamper,
+) -> Result<RunningHost, HarnessError> {
+    let spec = file.spec();
+    let served = Served {
+        model_id: model_id.to_owned(),
+        weights: weights.0,
+        lo: 0,
+        hi: spec.layers - 1,
+        total_layers: spec.layers,
+        width: spec.width,
+        boundary: spec.boundary,
+        context: spec.context,
+        arithmetic: "canonical-1".into(),
+    };
+    let mut config = ServeConfig::new("127.0.0.1:0");
+    config.admitted = vec![caller];
+    let source = TamperedSource {
+        file: Arc::clone(file),
+        layers: 0..spec.layers,
+        options: options(),
+        tamper: Some(tamper),
+    };
+    Ok(ShardHost::start_on(config, key, served, source, &mut |_| {}).await?)
 }
 
 /// How a node chooses among hosts of a model.

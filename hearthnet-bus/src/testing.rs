@@ -6,12 +6,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use serde_json::Value;
+use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, Listener, PathRule};
+use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use crate::community::invite::Invite;
 use crate::community::log::{Body, EventLog, Heads, Lane, Level, Policy};
-use crate::node::calls::{Answering, CallContext, CallError, FrameSink, Handler};
+use crate::node::calls::{
+    Answering, Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry,
+    Research, Trust,
+};
+use crate::node::flight::Readers;
 use crate::node::joining::JoinHandler;
 use crate::{CommunityId, NodeId, NodeKey, now_ms};
 
@@ -128,6 +134,87 @@ pub fn hear(log: &EventLog, other: &EventLog) {
         known.len(),
         "it takes all that there is"
     );
+}
+
+/// Everyone may connect, and call; nobody gets a session.
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::exhaustive_structs)] // A rule, which has no parts.
+pub struct Open;
+
+impl Admission for Open {
+    fn admit_peer(&self, _: &NodeId) -> bool {
+        true
+    }
+
+    fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
+        Ok(())
+    }
+
+    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
+        Err(CloseCode::PurposeUnknown)
+    }
+}
+
+impl Authority for Open {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+/// A host that answers whoever asks it what happened with these pages, or this error, whatever they say.
+#[derive(Debug)]
+pub struct Told {
+    /// Where it is, as a command line names it: `ADDR:PORT#NODEID`.
+    pub at: String,
+    task: JoinHandle<()>,
+}
+
+impl Told {
+    /// Starts it; without a rule for calls it is of a version that does not know the question.
+    pub async fn start(pages: Result<Vec<Value>, CallError>, rules: &[PathRule]) -> Self {
+        let key = NodeKey::generate().unwrap();
+        let registry = Registry::new();
+        let diagnose = Readers::Callers(key.id()).descriptor();
+        registry.register(diagnose, Arc::new(Pages(pages))).unwrap();
+        let server = CallServer::new(key.id(), Arc::new(registry), Arc::new(Open));
+        let (server, identity) = (Arc::new(server), key.identity().unwrap());
+        let (here, config) = ("127.0.0.1:0", Config::default());
+        let listening = Listener::bind(here, &identity, Arc::new(Open), config, rules);
+        let mut listener = listening.await.unwrap();
+        let at = format!("{}#{}", listener.local_addr(), key.id());
+        let task = tokio::spawn(async move {
+            loop {
+                if let Arrival::Peer(socket) = listener.accept().await {
+                    let server = Arc::clone(&server);
+                    tokio::spawn(async move { server.serve(socket).await });
+                }
+            }
+        });
+        Self { at, task }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Pages(Result<Vec<Value>, CallError>);
+
+impl Handler for Pages {
+    fn call(&self, _: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
+        Box::pin(async move {
+            for page in self.0.as_ref().map_err(Clone::clone)? {
+                out.send("page", page).await?;
+            }
+            Ok(json!({}))
+        })
+    }
 }
 
 /// A member that lets joiners in, and gives them a log that ends where its own was kept: what others

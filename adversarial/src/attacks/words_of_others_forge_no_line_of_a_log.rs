@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
 use hearthnet_model::ModelFile;
-use hearthnet_model::engine::EngineOptions;
 use hearthnet_model::gguf::Gguf;
-use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost, StreamFault};
-use hearthnet_testkit::TamperedSource;
+use hearthnet_shard::{RunningHost, StreamFault};
+use hearthnet_testkit::Tamper;
 use hearthnet_text::is_plain;
 use serde_json::json;
 use tokio::net::TcpStream;
 
 use crate::bench::new_key;
+use crate::fleet::tampered_host;
 use crate::household::{answer, send};
 use crate::program::Program;
 use crate::victim::{KEY_FILE, Model};
@@ -84,34 +84,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 async fn lying(caller: &NodeKey) -> Result<(RunningHost, String), HarnessError> {
     let (key, tiny) = (new_key()?, Model::Tiny.description());
     let file = Arc::new(ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes())?)?);
-    let spec = file.spec();
-    let served = Served {
-        model_id: "tiny".into(),
-        weights: file.manifest(&mut |_, _| {}).weights_id().0,
-        lo: 0,
-        hi: tiny.layers - 1,
-        total_layers: tiny.layers,
-        width: spec.width,
-        boundary: spec.boundary,
-        context: spec.context,
-        arithmetic: "canonical-1".into(),
-    };
-    let mut config = ServeConfig::new("127.0.0.1:0");
-    config.admitted = vec![caller.id()];
-    let source = TamperedSource {
-        layers: 0..tiny.layers,
-        file: Arc::clone(&file),
-        options: EngineOptions {
-            threads: 1,
-            ..EngineOptions::default()
-        },
-        tamper: Some(Box::new(|passing| {
-            let reason = format!("no\u{1b}]0;owned\u{7}\u{202e}\n{FORGED}\u{9b}2J");
-            *passing.fault = Some(StreamFault::WeightsUnavailable { reason });
-        })),
-    };
-    let mut progress = |_| {};
-    let host = ShardHost::start_on(config, &key, served, source, &mut progress).await?;
+    let weights = file.manifest(&mut |_, _| {}).weights_id();
+    let tamper: Tamper = Box::new(|passing| {
+        let reason = format!("no\u{1b}]0;owned\u{7}\u{202e}\n{FORGED}\u{9b}2J");
+        *passing.fault = Some(StreamFault::WeightsUnavailable { reason });
+    });
+    let host = tampered_host(&file, ("tiny", weights), caller.id(), &key, tamper).await?;
     let at = format!("{}#{}", host.local_addr(), key.id());
     Ok((host, at))
 }

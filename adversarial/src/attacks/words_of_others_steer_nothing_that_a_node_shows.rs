@@ -2,22 +2,14 @@
 //! tells it in its own words, or says why it does not. The real program shows all of that, to people and to
 //! programs: it must take its place there and do nothing else, and no line may be one that another node has made.
 
-use std::sync::Arc;
-
-use hearthnet_bus::calls::{
-    Answering, Authority, CallContext, CallError, CallServer, Code, FrameSink, Handler, Registry,
-    Research, Trust,
-};
-use hearthnet_bus::flight::Readers;
+use hearthnet_bus::calls::{CallError, Code};
 use hearthnet_bus::log::{Body, EventLog};
 use hearthnet_bus::node::bus_rule;
-use hearthnet_bus::{Descriptor, NodeId, now_ms};
+use hearthnet_bus::testing::Told;
+use hearthnet_bus::{Descriptor, now_ms};
 use hearthnet_text::is_plain;
-use hearthnet_transport::{Admission, Arrival, CloseCode, Config, Hello, Listener};
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 
-use crate::bench::new_key;
 use crate::program::{Program, Said};
 use crate::raw::cbor;
 use crate::{Bench, Findings, HarnessError};
@@ -72,9 +64,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     let folder = tempfile::tempdir()?;
     let program = Program::new(bench.program(), folder.path(), &home);
-    let telling = played(Ok(vec![page("failed_over"), page(WORDS)])).await?;
-    let refusing = played(Err(CallError::new(Code::BUSY, WORDS).with_hint(WORDS))).await?;
-    let lost = played(Ok(vec![json!({ "records": WORDS })])).await?;
+    let (rules, busy) = ([bus_rule()], CallError::new(Code::BUSY, WORDS));
+    let telling = Told::start(Ok(vec![page("failed_over"), page(WORDS)]), &rules).await;
+    let refusing = Told::start(Err(busy.with_hint(WORDS)), &rules).await;
+    let lost = Told::start(Ok(vec![json!({ "records": WORDS })]), &rules).await;
     let hosts = [&telling, &refusing, &lost].map(|host| host.at.as_str());
     let [a, b, c] = hosts;
     let shards = ["--shard", a, "--shard", b, "--shard", c];
@@ -123,80 +116,4 @@ fn page(kind: &str) -> Value {
             },
         }],
     })
-}
-
-/// A host that lets everybody in, and answers whoever asks what happened.
-struct Played {
-    at: String,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Played {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn played(answer: Result<Vec<Value>, CallError>) -> Result<Played, HarnessError> {
-    let key = new_key()?;
-    let registry = Registry::new();
-    let offered = registry.register(
-        Readers::Callers(key.id()).descriptor(),
-        Arc::new(Told(answer)),
-    );
-    offered.map_err(HarnessError::attacker)?;
-    let server = CallServer::new(key.id(), Arc::new(registry), Arc::new(Open));
-    let server = Arc::new(server);
-    let (identity, config, rules) = (key.identity()?, Config::default(), [bus_rule()]);
-    let listening = Listener::bind("127.0.0.1:0", &identity, Arc::new(Open), config, &rules);
-    let mut listener = listening.await?;
-    let at = format!("{}#{}", listener.local_addr(), key.id());
-    let task = tokio::spawn(async move {
-        loop {
-            if let Arrival::Peer(socket) = listener.accept().await {
-                let server = Arc::clone(&server);
-                tokio::spawn(async move { server.serve(socket).await });
-            }
-        }
-    });
-    Ok(Played { at, task })
-}
-
-struct Told(Result<Vec<Value>, CallError>);
-
-impl Handler for Told {
-    fn call(&self, _: CallContext, _: Value, out: FrameSink) -> Answering<'_> {
-        Box::pin(async move {
-            for page in self.0.as_ref().map_err(Clone::clone)? {
-                out.send("page", page).await?;
-            }
-            Ok(json!({}))
-        })
-    }
-}
-
-struct Open;
-
-impl Admission for Open {
-    fn admit_peer(&self, _: &NodeId) -> bool {
-        true
-    }
-
-    fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
-        Ok(())
-    }
-
-    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
-        Err(CloseCode::PurposeUnknown)
-    }
-}
-
-impl Authority for Open {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Member
-    }
-
-    fn research(&self) -> Research {
-        Research::On
-    }
 }

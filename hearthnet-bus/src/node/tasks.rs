@@ -9,6 +9,8 @@ use std::time::Duration;
 use hearthnet_transport::{
     Arrival, CloseCode, Code, Listener, PeerSocket, background, connect_path,
 };
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
@@ -45,17 +47,27 @@ pub(super) fn start(inner: &Arc<Inner>, listener: Option<Listener>, found: watch
 impl Inner {
     /// Runs a task until the node ends.
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        if let Some(tasks) = self.tasks.lock().as_mut() {
-            while tasks.try_join_next().is_some() {}
-            tasks.spawn(task);
-        }
+        self.spawn_on(task, &Handle::current());
     }
 
     /// The same for what other nodes can make this one do: behind the chats that are under way.
     fn spawn_aside(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.spawn_on(task, &background());
+    }
+
+    fn spawn_on(&self, task: impl Future<Output = ()> + Send + 'static, there: &Handle) {
         if let Some(tasks) = self.tasks.lock().as_mut() {
             while tasks.try_join_next().is_some() {}
-            tasks.spawn_on(task, &background());
+            tasks.spawn_on(task, there);
+        }
+    }
+
+    /// Whoever has refused this node with a code, where that says something of this node; and what.
+    fn refusals(&self, code: CloseCode) -> Option<(&Mutex<BTreeSet<NodeId>>, &'static str)> {
+        match code {
+            CloseCode::Revoked => Some((&self.put_out_by, "was revoked")),
+            CloseCode::Unauthorized => Some((&self.strange_to, "is no member")),
+            _ => None,
         }
     }
 
@@ -363,10 +375,8 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
 /// Notes that a member says that this node was put out, or is nobody. Said once, however often it is
 /// asked again.
 fn refused(inner: &Inner, by: NodeId, code: CloseCode) {
-    let (said, what) = match code {
-        CloseCode::Revoked => (&inner.put_out_by, "was revoked"),
-        CloseCode::Unauthorized => (&inner.strange_to, "is no member"),
-        _ => return,
+    let Some((said, what)) = inner.refusals(code) else {
+        return;
     };
     if said.lock().insert(by) {
         tracing::info!(node = %by.short(), "it says that this node {what}");
@@ -377,10 +387,8 @@ fn refused(inner: &Inner, by: NodeId, code: CloseCode) {
 /// Somebody at an address refuses this node: is it an anchor? Only the handshake can tell who it is, so
 /// it is repeated with each anchor as the one that is expected.
 async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr, code: CloseCode) {
-    let said = match code {
-        CloseCode::Revoked => &inner.put_out_by,
-        CloseCode::Unauthorized => &inner.strange_to,
-        _ => return,
+    let Some((said, _)) = inner.refusals(code) else {
+        return;
     };
     let state = inner.log.state();
     let anchors = state

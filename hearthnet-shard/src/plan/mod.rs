@@ -96,6 +96,11 @@ pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holde
 /// A stream that something happened on no longer ago than this is expected to come back.
 const COMES_BACK: Duration = Duration::from_millis(20);
 
+/// Whether a stream on which something last happened then is expected to come back in a moment.
+fn comes_back(active: Duration, now: Duration) -> bool {
+    now <= active.saturating_add(COMES_BACK)
+}
+
 /// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
 /// than are expected back in a moment. When half are there, those are better computed while
 /// the others are at the next host.
@@ -112,7 +117,7 @@ pub(crate) fn may_grow(
             Some(rows) if rows <= SHORT_ROWS => ready += 1,
             // There is other work to do meanwhile.
             Some(_) => return false,
-            None => expected += u32::from(now <= active.saturating_add(COMES_BACK)),
+            None => expected += u32::from(comes_back(active, now)),
         }
     }
     (1..expected).contains(&ready)
@@ -130,10 +135,7 @@ pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
     };
     let decodes = |view: &&View| match view.head {
         Some(head) => Kind::of(head) == Kind::Decode,
-        None => {
-            let expected = now <= view.active.saturating_add(COMES_BACK);
-            expected && view.length > 0 && !view.rests
-        }
+        None => view.length > 0 && !view.rests && comes_back(view.active, now),
     };
     let mut decoding = streams.iter().filter(decodes);
     decoding.any(|one| prompts().any(|view| view.caller != one.caller))

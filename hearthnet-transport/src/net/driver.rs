@@ -511,14 +511,16 @@ impl<P: Protocol> Driver<P> {
         let mut partial = None;
         let mut begun = None;
         for turn in 0.. {
-            let received = shared.inner.lock().received();
+            let mut inner = shared.inner.lock();
+            let received = inner.received();
             let bytes = received.saturating_sub(*begun.get_or_insert(received));
             if turn == READ_BUDGET || bytes >= READ_BYTES {
                 self.busy = Some(shared.now());
                 cx.waker().wake_by_ref();
                 break;
             }
-            let read = shared.inner.lock().read(shared.now(), cx);
+            let read = inner.read(shared.now(), cx);
+            drop(inner);
             match (read, &mut handler) {
                 (Read::One, Some(handler)) => shared.hand_over(&mut **handler),
                 (Read::One, None) => {}

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{
-    Admission, Arrival, CloseCode, Config, Frame, Hello, Listener, NodeId, PeerSocket,
-    SessionClosed, connect_path,
+    Arrival, CloseCode, Config, Frame, Listener, PeerSocket, SessionClosed, connect_path,
 };
 use tempfile::TempDir;
 use tokio::sync::watch;
@@ -18,7 +17,7 @@ use super::message::SyncMessage;
 use super::session::{Progress, SyncConfig};
 use crate::community::log::{Body, EventLog, Heads, Level, Policy};
 use crate::now_ms;
-use crate::testing::{Home, id, key};
+use crate::testing::{Home, Open, id, key};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -213,21 +212,6 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
         assert!(home.log.state().is_frozen(&key(1).id()));
     }
     [link, onward].into_iter().for_each(Link::cut);
-}
-
-/// Everyone may do everything.
-struct Open;
-
-impl Admission for Open {
-    fn admit_peer(&self, _: &NodeId) -> bool {
-        true
-    }
-    fn admit_path(&self, _: &NodeId, _: &str) -> Result<(), CloseCode> {
-        Ok(())
-    }
-    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
-        Err(CloseCode::PurposeUnknown)
-    }
 }
 
 #[tokio::test]
