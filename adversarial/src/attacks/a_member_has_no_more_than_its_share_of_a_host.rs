@@ -1,13 +1,14 @@
 //! A member may use what a host has, all of it if nobody else wants any. One that takes every session
 //! or every place for a stream, and gives none back, would have the host for itself.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use hearthnet_transport::CloseCode;
 use tokio::time::interval;
 
 use crate::honest::Call;
-use crate::raw::kind;
+use crate::raw::{Arrived, Peer, kind};
 use crate::{Bench, Findings, HarnessError};
 
 /// Sessions that one member may have.
@@ -40,31 +41,19 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     // It works on all of them without a pause, so that none of them rests.
     let (begin, mut asks) = (Instant::now(), interval(Duration::from_millis(250)));
-    let mut alive: Vec<u32> = (1..=STREAMS).collect();
-    let mut ended = Vec::new();
+    let mut ended = BTreeMap::new();
     let guest = loop {
         asks.tick().await;
-        let mut left = Vec::new();
-        for stream in alive {
-            peer.send(bench.zeros(stream, 1).frame()).await;
-            let answer = peer.receive().await;
-            match answer.is(kind::STREAM_ERROR) {
-                true => ended.push(answer),
-                false => left.push(stream),
-            }
+        for stream in 1..=STREAMS {
+            step(bench, &mut peer, stream, &mut ended).await;
         }
-        alive = left;
         match Call::open(&bench.target, &bench.guest, 1).await {
             Err(_) if begin.elapsed() < PATIENCE => {}
             guest => break guest,
         }
     };
-    for stream in alive {
-        peer.send(bench.zeros(stream, 1).frame()).await;
-        let answer = peer.receive().await;
-        if answer.is(kind::STREAM_ERROR) {
-            ended.push(answer);
-        }
+    for stream in 1..=STREAMS {
+        step(bench, &mut peer, stream, &mut ended).await;
     }
     let guest = found.done("another member's stream beside its seven", "opened", guest);
     let one = ended.len() == 1;
@@ -74,7 +63,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         ended.len(),
         one,
     );
-    for answer in &ended {
+    for answer in ended.values() {
         found.refused("the stream that it gave up", "preempted", answer);
     }
     if let Some(guest) = guest {
@@ -82,4 +71,22 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     drop((peer, sessions));
     Ok(())
+}
+
+/// A step on a stream, unless that has `ended`. The end of a stream may come unasked, while another
+/// one's answer is awaited, and once more to a step that crossed it: the first counts.
+async fn step(bench: &Bench, peer: &mut Peer, stream: u32, ended: &mut BTreeMap<u32, Arrived>) {
+    if ended.contains_key(&stream) {
+        return;
+    }
+    peer.send(bench.zeros(stream, 1).frame()).await;
+    loop {
+        let answer = peer.receive().await;
+        let of = answer.number("stream").filter(|_| answer.is(kind::STREAM_ERROR));
+        let Some(of) = of else { return };
+        ended.entry(of).or_insert(answer);
+        if of == stream {
+            return;
+        }
+    }
 }

@@ -14,8 +14,19 @@ use super::frame_limiter::{Socket, violation_in};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::time::Time;
 
-/// Messages that are dropped before others get their turn.
+/// Messages, or reads, that are dropped before others get their turn.
 const READ_BUDGET: usize = 16;
+
+/// How far a closing handshake is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// The connection is done.
+    Done,
+    /// The peer's turn.
+    Waits,
+    /// There is more to be dropped, and the task has been woken for it.
+    More,
+}
 
 /// The closing handshake of one connection.
 #[derive(Debug, Default)]
@@ -29,8 +40,7 @@ pub(crate) struct CloseHandshake {
 }
 
 impl CloseHandshake {
-    /// Goes on with it. `ready`: nothing is left to be written before the close frame. `true`: the
-    /// connection is done.
+    /// Goes on with it. `ready`: nothing is left to be written before the close frame.
     pub(crate) fn poll(
         &mut self,
         mut socket: Pin<&mut Socket>,
@@ -39,7 +49,7 @@ impl CloseHandshake {
         now: Time,
         deadline: Duration,
         cx: &mut Context<'_>,
-    ) -> bool {
+    ) -> Closing {
         let since = *self.since.get_or_insert(now);
         // To a peer that does not read, the close frame has to wait for room.
         if !self.sent && ready {
@@ -53,31 +63,35 @@ impl CloseHandshake {
                     let _ = socket.as_mut().start_send(WsMessage::Close(close));
                     self.sent = true;
                 }
-                Poll::Ready(Err(_)) => return true,
+                Poll::Ready(Err(_)) => return Closing::Done,
                 Poll::Pending => {}
             }
         }
         let flushed = socket.as_mut().poll_flush(cx);
         if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
-            return true;
+            return Closing::Done;
         }
         // Whatever else comes is not looked at: only the end counts. But it is read, because a
         // connection that ends with bytes unread is reset, which can overtake the code.
         for _ in 0..READ_BUDGET {
             if self.deaf {
-                return socket.get_mut().get_mut().poll_drop(cx).is_ready();
+                match socket.as_mut().get_mut().get_mut().poll_drop(cx) {
+                    Poll::Ready(true) => return Closing::Done,
+                    Poll::Ready(false) => continue,
+                    Poll::Pending => return Closing::Waits,
+                }
             }
             match socket.as_mut().poll_next(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
                 Poll::Ready(Some(Err(error))) if broken_rule(&error).is_some() => {
                     self.deaf = true;
                 }
-                Poll::Ready(Some(Err(_)) | None) => return true,
-                Poll::Pending => return false,
+                Poll::Ready(Some(Err(_)) | None) => return Closing::Done,
+                Poll::Pending => return Closing::Waits,
             }
         }
         cx.waker().wake_by_ref();
-        false
+        Closing::More
     }
 }
 

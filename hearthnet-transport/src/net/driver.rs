@@ -32,11 +32,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 use tokio_tungstenite::tungstenite::protocol::{Message as WsMessage, WebSocketConfig};
 
-use super::close_handshake::{CloseHandshake, broken_rule, closed_by, lost};
+use super::close_handshake::{CloseHandshake, Closing, broken_rule, closed_by, lost};
 use super::closer::Ends;
 use super::frame_limiter::Socket;
 use crate::NodeId;
-use crate::background::background;
+use crate::background::{background, give_way};
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
 use crate::message::Message;
@@ -246,13 +246,13 @@ impl<P: Protocol> Inner<P> {
         self.session.handle_progress(now, progress);
     }
 
-    /// The closing handshake, once the session is over. `true`: the connection is done.
-    fn finish(&mut self, now: Time, deadline: Duration, cx: &mut Context<'_>) -> bool {
+    /// The closing handshake, once the session is over.
+    fn finish(&mut self, now: Time, deadline: Duration, cx: &mut Context<'_>) -> Closing {
         let Some(code) = self.session.closed().map(|closed| closed.code) else {
-            return false;
+            return Closing::Waits;
         };
         let Some(socket) = &mut self.socket else {
-            return true;
+            return Closing::Done;
         };
         // Nothing may follow a close frame.
         let ready = !self.session.has_reply();
@@ -487,6 +487,8 @@ impl<P: Protocol> Driver<P> {
     /// One turn.
     fn poll(&mut self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<Turn> {
         let shared = Arc::clone(&self.shared);
+        // What was read at once may be the messages of many turns.
+        give_way();
         if self
             .busy
             .is_some_and(|since| shared.now() >= since + STANDS_BACK)
@@ -542,7 +544,7 @@ impl<P: Protocol> Driver<P> {
         if inner.write(now, cx, usize::MAX) == Written::More {
             cx.waker().wake_by_ref();
         }
-        let done = inner.finish(now, shared.close_deadline, cx);
+        let closing = inner.finish(now, shared.close_deadline, cx);
 
         // The timer is only moved when it would fire too late: early wake-ups are cheap.
         let mut deadline = inner.session.poll_timeout();
@@ -568,8 +570,10 @@ impl<P: Protocol> Driver<P> {
             shared.let_go(handler);
         }
         shared.room.notify_waiters();
-        if done {
-            return Poll::Ready(Turn::Done);
+        match closing {
+            Closing::Done => return Poll::Ready(Turn::Done),
+            Closing::More => self.busy = Some(now),
+            Closing::Waits => {}
         }
         if self.busy.is_some() && !stood_back {
             return Poll::Ready(Turn::Moves);

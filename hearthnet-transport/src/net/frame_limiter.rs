@@ -271,9 +271,6 @@ pub(crate) struct Limited {
     heard: Time,
 }
 
-/// Reads that are dropped before others get their turn.
-const DROP_BUDGET: usize = 16;
-
 impl Limited {
     pub(crate) fn new(inner: BoxIo, limiter: FrameLimiter, start: Instant) -> Limited {
         Limited {
@@ -301,18 +298,12 @@ impl Limited {
         self.heard
     }
 
-    /// Reads and drops, past the meter and everything above it. Ready when the stream has ended.
-    pub(crate) fn poll_drop(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Reads once and drops it, past the meter and everything above it. `true`: the stream has ended.
+    pub(crate) fn poll_drop(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut scratch = [0; 4096];
-        for _ in 0..DROP_BUDGET {
-            let mut buf = ReadBuf::new(&mut scratch);
-            let read = std::task::ready!(Pin::new(&mut self.inner).poll_read(cx, &mut buf));
-            if read.is_err() || buf.filled().is_empty() {
-                return Poll::Ready(());
-            }
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
+        let mut buf = ReadBuf::new(&mut scratch);
+        let read = std::task::ready!(Pin::new(&mut self.inner).poll_read(cx, &mut buf));
+        Poll::Ready(read.is_err() || buf.filled().is_empty())
     }
 }
 
