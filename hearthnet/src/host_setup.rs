@@ -114,7 +114,7 @@ pub(crate) fn announcement(ready: &Ready) -> String {
          context   {} MiB for {} positions of all conversations together, {} each{}\n  \
          identity  {}\n  \
          streams   at most {}\n  \
-         address   {}\n{}",
+         address   {}\n{}{}",
         d.model_id,
         d.layer_range.0,
         d.layer_range.1,
@@ -130,6 +130,13 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
+        match d.arithmetic.starts_with("torch-") {
+            true => format!(
+                "  engine    {}: answers may differ from those of exact hosts\n",
+                d.arithmetic
+            ),
+            false => String::new(),
+        },
         ready
             .metrics
             .as_ref()
