@@ -25,6 +25,8 @@ pub struct TorchEngine {
     bytes: Bytes,
     ropes: RopeTables,
     cache: Cache,
+    /// The device has failed at something since it was last looked after.
+    suspect: bool,
 }
 
 impl TorchEngine {
@@ -63,6 +65,7 @@ impl TorchEngine {
         Ok(Self {
             ropes: RopeTables::of(file)?,
             cache: Cache::new(geometry, limits),
+            suspect: false,
             spec,
             range,
             target,
@@ -222,10 +225,17 @@ impl TorchEngine {
                 Ok(())
             }
             Err(error) => {
+                self.suspect |= matches!(error, TorchError::Device(_));
                 self.cache.roll_back(spans);
                 Err(error)
             }
         }
+    }
+
+    /// Whether the device is gone: it has failed, and not even a small thing can be computed on it. A card
+    /// whose driver was reset stays so for this process.
+    pub fn is_lost(&mut self) -> bool {
+        std::mem::take(&mut self.suspect) && self.target.probe().is_err()
     }
 
     /// Runs rows for which there is room.

@@ -110,6 +110,11 @@ fn probe(device: Device) -> Result<(), tch::TchError> {
 }
 
 impl Target {
+    /// Whether something can be computed there.
+    pub(crate) fn probe(&self) -> Result<(), tch::TchError> {
+        probe(self.device)
+    }
+
     /// Whether it computes elsewhere than on the processor, with memory of its own.
     pub fn is_on_card(&self) -> bool {
         self.device != Device::Cpu

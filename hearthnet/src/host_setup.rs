@@ -103,6 +103,13 @@ pub(crate) fn stopping(settings: &Host) -> String {
     )
 }
 
+/// The failure of a host whose engine can compute no more.
+pub(crate) fn engine_failed() -> Failure {
+    Failure::internal("the engine can compute no more: its device is gone, or it has a defect")
+        .code("engine_failed")
+        .hint("start it again; the log says which of the two it was")
+}
+
 pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
     let resident = ready

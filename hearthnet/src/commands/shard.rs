@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
 use crate::host_engine::HostEngine;
-use crate::host_setup::{Ready, announcement, shard_config, stopping};
+use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
 use crate::models::open_model;
@@ -94,7 +94,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     tokio::select! {
         () = stop.asked() => {}
         () = host.failed() => {
-            return Err(Failure::internal("the engine's thread ended unexpectedly"));
+            return Err(engine_failed());
         }
     }
     numbers.say(Health::Leaving);

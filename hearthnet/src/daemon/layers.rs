@@ -28,7 +28,7 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::host_engine::HostEngine;
-use crate::host_setup::{Ready, announcement, shard_config, stopping};
+use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::memory::named_layers_fit;
 use crate::models::OpenModel;
 use crate::node::DaemonNode;
@@ -388,7 +388,7 @@ impl Serving<'_> {
             self.tell_whole(range, &mut lacking);
             tokio::select! {
                 () = running.failed() => {
-                    return Err(Failure::internal("the engine's thread ended unexpectedly"));
+                    return Err(engine_failed());
                 }
                 () = self.stop.asked() => return Ok(Next::Stop),
                 _ = changes.changed() => {}
