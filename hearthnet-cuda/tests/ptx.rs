@@ -130,8 +130,13 @@ fn the_check_sees_what_it_looks_for() {
 #[test]
 fn without_a_driver_opening_a_card_is_an_error_that_says_so() {
     match Card::open(0) {
-        // A machine with a card: nothing more is asked of it here.
-        Ok(_) => {}
+        // A machine with a card: what is written to its memory is what is read.
+        Ok(card) => {
+            let bytes: Vec<u8> = (0..=255).collect();
+            let buffer = card.upload(&bytes).unwrap();
+            assert_eq!(buffer.len(), bytes.len());
+            assert_eq!(card.download(&buffer).unwrap(), bytes);
+        }
         Err(CardError::NoDriver) => {
             assert!(CardError::NoDriver.to_string().contains("libcuda"));
         }

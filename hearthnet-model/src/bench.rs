@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{EngineError, EngineOptions, FullModel, LoadError};
+use crate::engine::{Engine, EngineOptions, Head, LoadError, SeqId, Span};
 use crate::inspect::type_uses;
 use crate::kernels::{Arena, Isa};
 use crate::manifest::WeightsId;
@@ -27,14 +27,16 @@ pub struct BenchOptions {
     pub decode: u32,
     /// Positions that are in the sequence already when decoding begins, each measured by itself.
     pub depths: Vec<u32>,
+    /// Sequences that decode at once, a token of each after the other, each number measured by itself.
+    pub batches: Vec<u32>,
     /// How often each measurement is made, after one that does not count. The median is reported.
     pub repetitions: u32,
-    /// Instruction set of the kernels.
+    /// Instruction set of the exact engine's kernels.
     pub isa: Isa,
 }
 
 impl Default for BenchOptions {
-    /// Prefill 512, decode 64 at depth 0, five times, with one thread and with one per core.
+    /// Prefill 512, decode 64 at depth 0 in one sequence, five times, with one thread and with one per core.
     fn default() -> Self {
         let all = EngineOptions::default().threads;
         let mut threads = vec![1, all];
@@ -44,9 +46,75 @@ impl Default for BenchOptions {
             prefill: vec![512],
             decode: 64,
             depths: vec![0],
+            batches: vec![1],
             repetitions: 5,
             isa: Isa::detect(),
         }
+    }
+}
+
+/// All layers of a model on some engine, to be measured.
+pub trait BenchLayers {
+    /// Names a sequence.
+    type Seq: Copy;
+
+    /// Begins an empty sequence.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn open(&mut self) -> Result<Self::Seq, Box<dyn Error>>;
+
+    /// Ends a sequence.
+    fn close(&mut self, seq: Self::Seq);
+
+    /// Forgets the positions of a sequence from `len` on.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn truncate(&mut self, seq: Self::Seq, len: u32) -> Result<(), Box<dyn Error>>;
+
+    /// Runs rows through all layers, in place: `width` values each, those of the spans one after another.
+    ///
+    /// # Errors
+    /// What the engine says.
+    fn forward(
+        &mut self,
+        spans: &[Span<Self::Seq>],
+        rows: &mut [f32],
+    ) -> Result<(), Box<dyn Error>>;
+
+    /// Memory of the weights, in bytes.
+    fn weight_bytes(&self) -> u64;
+
+    /// Bytes of weights that a token reads: of experts, those that it is sent to.
+    fn token_bytes(&self) -> u64;
+}
+
+impl BenchLayers for Engine {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, Box<dyn Error>> {
+        Ok(Engine::open(self)?)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        Engine::close(self, seq);
+    }
+
+    fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), Box<dyn Error>> {
+        Ok(Engine::truncate(self, seq, len)?)
+    }
+
+    fn forward(&mut self, spans: &[Span<SeqId>], rows: &mut [f32]) -> Result<(), Box<dyn Error>> {
+        Ok(Engine::forward(self, spans, rows)?)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        Engine::weight_bytes(self)
+    }
+
+    fn token_bytes(&self) -> u64 {
+        Engine::token_bytes(self)
     }
 }
 
@@ -59,7 +127,9 @@ pub struct EngineBench {
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Instruction set of the kernels.
+    /// What computed the layers: the arithmetic, as hosts' descriptors name it.
+    pub engine: String,
+    /// Instruction set of the exact engine's kernels, which compute the logits in any case.
     pub isa: String,
     /// The model file.
     pub file: PathBuf,
@@ -69,7 +139,7 @@ pub struct EngineBench {
     pub weight_types: Vec<String>,
     /// Memory of the weights, in bytes.
     pub weight_bytes: u64,
-    /// Bytes of weights that a token reads when it is decoded by itself.
+    /// Bytes of weights that a token reads when it is decoded by itself, those of the logits included.
     pub token_bytes: u64,
     /// Seconds that loading and repacking took, with the file in the system's cache or not.
     pub load_seconds: f64,
@@ -87,13 +157,15 @@ pub struct BenchResult {
     pub test: BenchTest,
     /// Threads that computed.
     pub threads: usize,
-    /// Tokens that were timed.
+    /// Tokens that were timed, of each sequence.
     pub tokens: u32,
+    /// Sequences at once.
+    pub batch: u32,
     /// Positions that were there before.
     pub depth: u32,
     /// Median of `samples`.
     pub tokens_per_second: f64,
-    /// Tokens per second of each repetition, in the order in which they were made.
+    /// Tokens per second of each repetition, of all sequences together, in the order in which they were made.
     pub samples: Vec<f64>,
 }
 
@@ -107,7 +179,7 @@ pub enum BenchTest {
     Decode,
 }
 
-/// Measures a model file. `progress` is told what is being done, in a few words.
+/// Measures a model file on the exact engine. `progress` is told what is being done, in a few words.
 ///
 /// # Errors
 /// If the file is no model that can be loaded, or the engine refuses a batch: the prompt does not fit
@@ -117,11 +189,31 @@ pub fn bench_engine(
     options: &BenchOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<EngineBench, Box<dyn Error>> {
+    bench_layers(path, "canonical-1", options, progress, |file, options| {
+        let layers = Engine::load(file, 0..file.spec().layers, options, &mut |_, _| ())?;
+        let head = Head::beside(file, &layers)?;
+        Ok((layers, head))
+    })
+}
+
+/// Measures a model file on any engine, which is called `engine` in the report: `load` is given the
+/// options that the exact engine would have. It is told of everything as [`bench_engine`] is.
+///
+/// # Errors
+/// As [`bench_engine`].
+pub fn bench_layers<L: BenchLayers>(
+    path: &Path,
+    engine: &str,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(&str),
+    mut load: impl FnMut(&ModelFile, &EngineOptions) -> Result<(L, Head), Box<dyn Error>>,
+) -> Result<EngineBench, Box<dyn Error>> {
     let file = ModelFile::open(path)?;
     let mut bench = EngineBench {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         cpu: cpu_name(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
+        engine: engine.to_owned(),
         isa: options.isa.name().to_owned(),
         file: path.to_owned(),
         architecture: file.spec().architecture.clone(),
@@ -147,27 +239,34 @@ pub fn bench_engine(
             weights,
             ..EngineOptions::default()
         };
-        let mut whole = FullModel::load(&file, &engine, &mut |_, _| ())?;
+        let (layers, head) = load(&file, &engine)?;
         bench.load_seconds = begin.elapsed().as_secs_f64();
-        bench.weight_bytes = whole.weight_bytes();
-        bench.token_bytes = whole.token_bytes();
-        let prefill = options.prefill.iter();
-        let prefill = prefill.map(|tokens| (BenchTest::Prefill, *tokens, 0));
-        let decode = options.depths.iter();
-        let decode = decode.map(|depth| (BenchTest::Decode, options.decode, *depth));
-        for (test, tokens, depth) in prefill.chain(decode).filter(|(_, tokens, _)| *tokens > 0) {
+        bench.weight_bytes = layers.weight_bytes() + head.weight_bytes();
+        bench.token_bytes = layers.token_bytes() + head.token_bytes();
+        let mut measured = Measured {
+            layers,
+            head,
+            rows: Vec::new(),
+            logits: Vec::new(),
+        };
+        for test in tests(options) {
+            let Test {
+                kind,
+                tokens,
+                batch,
+                depth,
+            } = test;
             progress(&format!(
-                "{test:?} of {tokens} at depth {depth}, {threads} threads"
+                "{kind:?} of {tokens} in {batch} at depth {depth}, {threads} threads"
             ));
-            let times = measure(&mut whole, test, tokens, depth, options.repetitions)?;
-            let samples: Vec<f64> = times
-                .iter()
-                .map(|time| f64::from(tokens) / time.as_secs_f64())
-                .collect();
+            let times = measured.run(test, options.repetitions)?;
+            let all = f64::from(tokens) * f64::from(batch);
+            let samples: Vec<f64> = times.iter().map(|time| all / time.as_secs_f64()).collect();
             bench.results.push(BenchResult {
-                test,
+                test: kind,
                 threads,
                 tokens,
+                batch,
                 depth,
                 tokens_per_second: median(&samples),
                 samples,
@@ -177,41 +276,122 @@ pub fn bench_engine(
     Ok(bench)
 }
 
-/// Times of `repetitions` runs, after one that does not count unless it is the only one.
-fn measure(
-    whole: &mut FullModel,
-    test: BenchTest,
+/// What is measured at a time.
+#[derive(Clone, Copy)]
+struct Test {
+    kind: BenchTest,
     tokens: u32,
+    batch: u32,
     depth: u32,
-    repetitions: u32,
-) -> Result<Vec<Duration>, EngineError> {
-    let mut logits = Vec::new();
-    let seq = whole.engine_mut().open()?;
-    let vocab = u64::from(whole.head().spec().vocab);
-    // Which tokens does not matter, but always the same one would be read from the cache.
-    let ids: Vec<u32> = (0..u64::from(depth) + u64::from(tokens))
-        .map(|i| (i * 7919 % vocab) as u32)
-        .collect();
-    let (before, timed) = ids.split_at(depth as usize);
-    whole.append(seq, before, &mut logits)?;
-    let mut times = Vec::new();
-    for repetition in 0..=repetitions {
-        whole.engine_mut().truncate(seq, depth)?;
-        let begin = Instant::now();
-        match test {
-            BenchTest::Prefill => whole.append(seq, timed, &mut logits)?,
-            BenchTest::Decode => {
-                for id in timed {
-                    whole.append(seq, &[*id], &mut logits)?;
+}
+
+/// Everything that the options ask for of one number of threads.
+fn tests(options: &BenchOptions) -> impl Iterator<Item = Test> {
+    let prefill = options.prefill.iter().map(|&tokens| Test {
+        kind: BenchTest::Prefill,
+        tokens,
+        batch: 1,
+        depth: 0,
+    });
+    let decode = options.depths.iter().flat_map(move |&depth| {
+        let batches = options.batches.iter();
+        batches.map(move |&batch| Test {
+            kind: BenchTest::Decode,
+            tokens: options.decode,
+            batch,
+            depth,
+        })
+    });
+    prefill.chain(decode).filter(|test| test.tokens > 0)
+}
+
+/// A whole model, and what a step leaves.
+struct Measured<L> {
+    layers: L,
+    head: Head,
+    rows: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl<L: BenchLayers> Measured<L> {
+    /// Times of `repetitions` runs, after one that does not count unless it is the only one.
+    fn run(&mut self, test: Test, repetitions: u32) -> Result<Vec<Duration>, Box<dyn Error>> {
+        let vocab = u64::from(self.head.spec().vocab);
+        let length = u64::from(test.depth) + u64::from(test.tokens);
+        let mut open = || self.layers.open();
+        let seqs: Vec<L::Seq> = (0..test.batch)
+            .map(|_| open())
+            .collect::<Result<_, Box<dyn Error>>>()?;
+        // Which tokens does not matter, but always the same one would be read from the cache.
+        let ids: Vec<Vec<u32>> = (0..u64::from(test.batch))
+            .map(|seq| {
+                let ids = seq * length..(seq + 1) * length;
+                ids.map(|i| (i * 7919 % vocab) as u32).collect()
+            })
+            .collect();
+        for (seq, ids) in seqs.iter().zip(&ids) {
+            let (before, _) = ids.split_at(test.depth as usize);
+            self.append(&[*seq], 0, before)?;
+        }
+        let mut times = Vec::new();
+        let mut step = Vec::new();
+        for repetition in 0..=repetitions {
+            for seq in &seqs {
+                self.layers.truncate(*seq, test.depth)?;
+            }
+            let begin = Instant::now();
+            match (test.kind, ids.first()) {
+                (BenchTest::Prefill, Some(ids)) => self.append(&seqs, test.depth, ids)?,
+                _ => {
+                    for position in test.depth..test.depth + test.tokens {
+                        step.clear();
+                        let at = ids.iter().filter_map(|ids| ids.get(position as usize));
+                        step.extend(at.copied());
+                        self.append(&seqs, position, &step)?;
+                    }
                 }
             }
+            if repetition > 0 || repetitions == 0 {
+                times.push(begin.elapsed());
+            }
         }
-        if repetition > 0 || repetitions == 0 {
-            times.push(begin.elapsed());
-        }
+        seqs.into_iter().for_each(|seq| self.layers.close(seq));
+        Ok(times)
     }
-    whole.engine_mut().close(seq);
-    Ok(times)
+
+    /// Appends as many tokens to each sequence, at the same position, those of a sequence side by side;
+    /// and computes the logits of the last one of each.
+    fn append(
+        &mut self,
+        seqs: &[L::Seq],
+        position: u32,
+        ids: &[u32],
+    ) -> Result<(), Box<dyn Error>> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let (width, each) = (
+            self.head.spec().width as usize,
+            ids.len() / seqs.len().max(1),
+        );
+        let spans: Vec<Span<L::Seq>> = seqs
+            .iter()
+            .map(|&seq| Span {
+                seq,
+                position,
+                rows: each as u32,
+            })
+            .collect();
+        self.head.embed(ids, &mut self.rows)?;
+        self.layers.forward(&spans, &mut self.rows)?;
+        // One after another, at the beginning.
+        for seq in 0..seqs.len() {
+            let last = ((seq + 1) * each - 1) * width;
+            self.rows.copy_within(last..last + width, seq * width);
+        }
+        self.rows.truncate(seqs.len() * width);
+        Ok(self.head.logits(&self.rows, &mut self.logits)?)
+    }
 }
 
 /// Bytes that are read per pass: more than caches hold.
@@ -282,6 +462,7 @@ fn cpu_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::EngineError;
 
     #[test]
     fn the_median_is_the_middle_or_between_the_two() {
@@ -300,6 +481,7 @@ mod tests {
             prefill: vec![40],
             decode: 3,
             depths: vec![0, 50],
+            batches: vec![1, 5],
             repetitions: 3,
             isa: Isa::Portable,
         };
@@ -307,15 +489,17 @@ mod tests {
         let found: Vec<_> = bench
             .results
             .iter()
-            .map(|r| (r.test, r.threads, r.tokens, r.depth))
+            .map(|r| (r.test, r.threads, r.tokens, r.batch, r.depth))
             .collect();
         let expected: Vec<_> = [1, 2]
             .into_iter()
             .flat_map(|threads| {
                 [
-                    (BenchTest::Prefill, threads, 40, 0),
-                    (BenchTest::Decode, threads, 3, 0),
-                    (BenchTest::Decode, threads, 3, 50),
+                    (BenchTest::Prefill, threads, 40, 1, 0),
+                    (BenchTest::Decode, threads, 3, 1, 0),
+                    (BenchTest::Decode, threads, 3, 5, 0),
+                    (BenchTest::Decode, threads, 3, 1, 50),
+                    (BenchTest::Decode, threads, 3, 5, 50),
                 ]
             })
             .collect();
@@ -327,6 +511,7 @@ mod tests {
                 .all(|r| r.samples.len() == 3 && r.tokens_per_second > 0.0)
         );
         assert_eq!(bench.weight_types, ["Q4_1"]);
+        assert_eq!(bench.engine, "canonical-1");
         // Times that decimal digits can write.
         bench.load_seconds = 0.25;
         bench.memory_bandwidth = vec![17e9, 17.5e9];

@@ -31,7 +31,7 @@ pub(crate) enum Running {
     Yes,
     /// It has ended as it was told to.
     Ended,
-    /// It panicked: a defect.
+    /// It panicked, which is a defect, or what the engine computes on is gone.
     Failed,
 }
 
@@ -68,7 +68,11 @@ impl Compute {
                 stand_back(niceness);
                 let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
                 let end = match std::panic::catch_unwind(body) {
-                    Ok(()) => Running::Ended,
+                    Ok(Ok(())) => Running::Ended,
+                    Ok(Err(Lost)) => {
+                        tracing::error!("the engine's device is gone; the host serves no more");
+                        Running::Failed
+                    }
                     Err(_) => {
                         tracing::error!("the compute thread failed; the host serves no more");
                         Running::Failed
@@ -88,11 +92,14 @@ impl Drop for Compute {
     }
 }
 
+/// What the engine computes on is gone.
+struct Lost;
+
 fn run<S: EngineSource>(
     mut scheduler: Scheduler<S>,
     inbox: &Inbox,
     report: mpsc::UnboundedSender<Loading>,
-) {
+) -> Result<(), Lost> {
     let loaded = scheduler.load(&mut |step| {
         // Nobody listens any more: the start was given up, and the inbox closed.
         let _ = report.send(Loading::Progress(step));
@@ -103,7 +110,7 @@ fn run<S: EngineSource>(
         }
         Err(reason) => {
             let _ = report.send(Loading::Failed(reason));
-            return;
+            return Ok(());
         }
     }
     drop(report);
@@ -126,6 +133,11 @@ fn run<S: EngineSource>(
         }
         gathering = None;
         let worked = scheduler.turn();
+        if worked && scheduler.is_lost() {
+            let reason = "its device is gone".into();
+            scheduler.end_all(&StreamFault::Internal { reason });
+            return Err(Lost);
+        }
         let timeout = scheduler.upkeep();
         if worked {
             if scheduler.holds_up() {
@@ -136,6 +148,7 @@ fn run<S: EngineSource>(
         inbox.wait(timeout);
     }
     scheduler.end_all(&StreamFault::ShuttingDown);
+    Ok(())
 }
 
 /// How long a batch of decode rows waits for the next row of a burst, and how long in all.

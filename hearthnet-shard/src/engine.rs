@@ -49,6 +49,12 @@ pub trait LayerEngine: 'static {
 
     /// Bytes of KV in use by all sequences.
     fn kv_bytes_in_use(&self) -> u64;
+
+    /// Whether what it computes on is gone for good, as a device whose driver was reset: nothing that it
+    /// is asked for can succeed any more, and the host ends. Asked after every batch.
+    fn is_lost(&mut self) -> bool {
+        false
+    }
 }
 
 /// What a loaded engine takes.

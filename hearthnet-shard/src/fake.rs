@@ -24,6 +24,8 @@ pub(crate) const KV_BYTES: u64 = 10;
 pub(crate) const WEIGHT_BYTES: u64 = 1234;
 /// A first value that the engine panics at, as one with a defect would.
 pub(crate) const PANICS: f32 = 2000.0;
+/// A first value at which the engine loses what it computes on.
+pub(crate) const LOSES: f32 = 3000.0;
 /// A first value that the engine answers with an overflow of the boundary.
 pub(crate) const OVERFLOWS: f32 = 1000.0;
 
@@ -104,6 +106,7 @@ pub(crate) struct FakeEngine {
     probe: Arc<Probe>,
     sequences: HashMap<u32, Vec<f32>>,
     next: u32,
+    lost: bool,
 }
 
 impl FakeEngine {
@@ -196,6 +199,11 @@ impl LayerEngine for FakeEngine {
             for row in rows.by_ref().take(span.rows as usize) {
                 let first = row[0];
                 assert_ne!(first, PANICS, "a defect of the engine");
+                if first == LOSES {
+                    self.lost = true;
+                    let reason = "the driver was reset".into();
+                    return Err(StreamFault::Internal { reason });
+                }
                 // After some rows went in: what remains of a failed batch is the caller's to undo.
                 if first == OVERFLOWS {
                     return Err(StreamFault::BoundaryOverflow { layer: 3 });
@@ -220,6 +228,10 @@ impl LayerEngine for FakeEngine {
 
     fn kv_bytes_in_use(&self) -> u64 {
         self.probe.kv_bytes.load(Ordering::SeqCst)
+    }
+
+    fn is_lost(&mut self) -> bool {
+        self.lost
     }
 }
 
@@ -251,6 +263,7 @@ impl EngineSource for FakeSource {
             probe: Arc::clone(&self.0),
             sequences: HashMap::new(),
             next: 0,
+            lost: false,
         })
     }
 }

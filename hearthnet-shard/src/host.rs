@@ -354,7 +354,8 @@ impl RunningHost {
         }
     }
 
-    /// Resolves if the engine's thread dies, which only a defect can cause. The host refuses
+    /// Resolves if the engine can compute no more: its thread died, which only a defect can cause, or
+    /// what it computes on is gone ([`crate::LayerEngine::is_lost`]). The host refuses
     /// everything from then on and should be ended.
     pub async fn failed(&self) {
         let mut running = self.compute.running.clone();

@@ -257,6 +257,11 @@ impl<S: EngineSource> Scheduler<S> {
         turn.is_some()
     }
 
+    /// Whether the engine can compute no more.
+    pub(crate) fn is_lost(&mut self) -> bool {
+        self.engine.as_mut().is_some_and(LayerEngine::is_lost)
+    }
+
     /// Takes down how the streams stand.
     fn look(&mut self) {
         let Self {

@@ -12,7 +12,7 @@ use crate::forward::{Pass, download, upload};
 use crate::kv::{Cache, Geometry, Limits, PAGE, Seq};
 use crate::options::{Target, TorchOptions};
 use crate::snapshot::{SnapshotError, TorchSnapshot, export, import};
-use crate::weights::{Layer, layers};
+use crate::weights::{Bytes, Layer, layers};
 
 /// A contiguous range of a model's layers on a device of libtorch, and the sequences that run
 /// through them. It stays on the thread that made it.
@@ -22,9 +22,11 @@ pub struct TorchEngine {
     target: Target,
     options: TorchOptions,
     layers: Vec<Layer>,
-    weight_bytes: u64,
+    bytes: Bytes,
     ropes: RopeTables,
     cache: Cache,
+    /// The device has failed at something since it was last looked after.
+    suspect: bool,
 }
 
 impl TorchEngine {
@@ -45,7 +47,7 @@ impl TorchEngine {
             tch::set_num_threads(i32::try_from(threads).unwrap_or(i32::MAX).max(1));
         }
         let _no_grad = tch::no_grad_guard();
-        let (layers, weight_bytes) = layers(file, range.clone(), target, progress)?;
+        let (layers, bytes) = layers(file, range.clone(), target, progress)?;
         let geometry = Geometry {
             first_layer: range.start,
             layers: range.end - range.start,
@@ -63,12 +65,13 @@ impl TorchEngine {
         Ok(Self {
             ropes: RopeTables::of(file)?,
             cache: Cache::new(geometry, limits),
+            suspect: false,
             spec,
             range,
             target,
             options: options.clone(),
             layers,
-            weight_bytes,
+            bytes,
         })
     }
 
@@ -89,7 +92,12 @@ impl TorchEngine {
 
     /// Memory that the weights take.
     pub fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
+        self.bytes.weights
+    }
+
+    /// Bytes of weights that a row is multiplied with: of experts, those that it is sent to.
+    pub fn token_bytes(&self) -> u64 {
+        self.bytes.token
     }
 
     /// Memory that a position takes in all layers.
@@ -217,10 +225,17 @@ impl TorchEngine {
                 Ok(())
             }
             Err(error) => {
+                self.suspect |= matches!(error, TorchError::Device(_));
                 self.cache.roll_back(spans);
                 Err(error)
             }
         }
+    }
+
+    /// Whether the device is gone: it has failed, and not even a small thing can be computed on it. A card
+    /// whose driver was reset stays so for this process.
+    pub fn is_lost(&mut self) -> bool {
+        std::mem::take(&mut self.suspect) && self.target.probe().is_err()
     }
 
     /// Runs rows for which there is room.

@@ -15,11 +15,13 @@
 //! | a batch through a block, attention, experts | `forward/` |
 //! | keys and values, snapshots | `kv.rs`, `snapshot.rs` |
 //! | as a shard host's engine | `shard.rs` |
+//! | how fast it is | `bench.rs` |
 //!
 //! libtorch throws exceptions, and `tch` has two forms of each operation: one that panics, one that
 //! returns the error. Only the latter is used here.
 #![cfg(feature = "libtorch")]
 
+mod bench;
 mod engine;
 mod error;
 mod forward;
@@ -29,6 +31,7 @@ mod shard;
 mod snapshot;
 mod weights;
 
+pub use bench::bench;
 pub use engine::TorchEngine;
 pub use error::{OptionError, TorchError, TorchLoadError};
 pub use kv::Seq;

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use hearthnet_model::gguf::TensorInfo;
 use hearthnet_model::manifest::WeightsId;
-use hearthnet_model::{BoundaryDtype, ModelSpec};
+use hearthnet_model::{BoundaryDtype, ModelFile, ModelSpec};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{OptionError, TorchLoadError, first_line};
@@ -109,6 +110,29 @@ fn probe(device: Device) -> Result<(), tch::TchError> {
 }
 
 impl Target {
+    /// Whether something can be computed there.
+    pub(crate) fn probe(&self) -> Result<(), tch::TchError> {
+        probe(self.device)
+    }
+
+    /// Whether it computes elsewhere than on the processor, with memory of its own.
+    pub fn is_on_card(&self) -> bool {
+        self.device != Device::Cpu
+    }
+
+    /// Bytes that a layer's weights take; at most, for biases are counted as fp32.
+    pub fn layer_bytes(&self, file: &ModelFile, layer: u32) -> u64 {
+        let bytes = |info: &TensorInfo| {
+            let values: u64 = info.dims.iter().product();
+            let dtype = match info.dims.len() {
+                ..=1 => Dtype::Fp32,
+                _ => self.dtype,
+            };
+            values.saturating_mul(dtype.bytes() as u64)
+        };
+        file.layer_tensors(layer).map(bytes).sum()
+    }
+
     /// What is computed, as descriptors name it: `torch-<device>-<dtype>`.
     pub fn arithmetic(&self) -> String {
         let device = match self.device {

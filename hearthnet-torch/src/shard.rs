@@ -116,6 +116,10 @@ impl LayerEngine for TorchEngine {
     fn kv_bytes_in_use(&self) -> u64 {
         TorchEngine::kv_bytes_in_use(self)
     }
+
+    fn is_lost(&mut self) -> bool {
+        TorchEngine::is_lost(self)
+    }
 }
 
 impl From<TorchError> for StreamFault {

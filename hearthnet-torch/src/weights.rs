@@ -75,6 +75,8 @@ pub(crate) struct Loader<'a> {
     dtype: Dtype,
     /// Bytes of all tensors.
     pub(crate) bytes: u64,
+    /// Those of experts.
+    expert_bytes: u64,
     done: u64,
     total: u64,
     progress: &'a mut dyn FnMut(u64, u64),
@@ -95,6 +97,7 @@ impl<'a> Loader<'a> {
             device,
             dtype,
             bytes: 0,
+            expert_bytes: 0,
             done: 0,
             total,
             progress,
@@ -187,6 +190,7 @@ impl<'a> Loader<'a> {
         let gate_biases = bias(T::ExpertGateBias)?;
         let (up_biases, down_biases) = (bias(T::ExpertUpBias)?, bias(T::ExpertDownBias)?);
         let mut experts = Vec::with_capacity(count);
+        let before = self.bytes;
         for (i, ((gate, up), down)) in gates.iter().zip(&ups).zip(&downs).enumerate() {
             let biases = gate_biases.get(i).into_iter().chain(up_biases.get(i));
             let biases: Vec<_> = biases.copied().collect();
@@ -196,6 +200,7 @@ impl<'a> Loader<'a> {
                 down: self.linear(&[*down], &down_bias)?,
             });
         }
+        self.expert_bytes += self.bytes - before;
         Ok(Feed::Experts { router, experts })
     }
 
@@ -280,13 +285,22 @@ pub(crate) fn all_finite(x: &Tensor) -> Result<bool, TchError> {
     x.f_isfinite()?.f_all()?.f_is_nonzero()
 }
 
+/// What weights take of the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Bytes {
+    /// All of them.
+    pub(crate) weights: u64,
+    /// Those that a row is multiplied with: of experts, the ones that it is sent to.
+    pub(crate) token: u64,
+}
+
 /// The layers of a half-open range, which is checked, and the bytes of their tensors.
 pub(crate) fn layers(
     file: &ModelFile,
     range: std::ops::Range<u32>,
     target: Target,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Vec<Layer>, u64), TorchLoadError> {
+) -> Result<(Vec<Layer>, Bytes), TorchLoadError> {
     let spec = file.spec();
     if range.start >= range.end || range.end > spec.layers {
         let layers = spec.layers;
@@ -295,5 +309,11 @@ pub(crate) fn layers(
     let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
     let mut loader = Loader::new(file, target, total, progress);
     let layers: Result<Vec<_>, _> = range.map(|layer| loader.layer(layer)).collect();
-    Ok((layers?, loader.bytes))
+    let (weights, of_experts) = (loader.bytes, loader.expert_bytes);
+    let elsewhere = spec.experts.map_or(0, |experts| {
+        let (all, used) = (u64::from(experts.count.max(1)), u64::from(experts.used));
+        of_experts / all * all.saturating_sub(used)
+    });
+    let token = weights - elsewhere;
+    Ok((layers?, Bytes { weights, token }))
 }

@@ -103,6 +103,13 @@ pub(crate) fn stopping(settings: &Host) -> String {
     )
 }
 
+/// The failure of a host whose engine can compute no more.
+pub(crate) fn engine_failed() -> Failure {
+    Failure::internal("the engine can compute no more: its device is gone, or it has a defect")
+        .code("engine_failed")
+        .hint("start it again; the log says which of the two it was")
+}
+
 pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
     let resident = ready
@@ -114,7 +121,7 @@ pub(crate) fn announcement(ready: &Ready) -> String {
          context   {} MiB for {} positions of all conversations together, {} each{}\n  \
          identity  {}\n  \
          streams   at most {}\n  \
-         address   {}\n{}",
+         address   {}\n{}{}",
         d.model_id,
         d.layer_range.0,
         d.layer_range.1,
@@ -130,6 +137,13 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
+        match d.arithmetic.starts_with("torch-") {
+            true => format!(
+                "  engine    {}: answers may differ from those of exact hosts\n",
+                d.arithmetic
+            ),
+            false => String::new(),
+        },
         ready
             .metrics
             .as_ref()

@@ -23,8 +23,10 @@ use seccompiler::{
     SeccompRule,
 };
 
+use crate::args::Serves;
 use crate::config::default_path;
 use crate::context::Context;
+use crate::host_engine::may_use_cards;
 use crate::models::catalogue::models_dir;
 
 /// What stands in this process.
@@ -35,11 +37,13 @@ pub(crate) fn stands() -> &'static str {
     STANDS.get().map_or("nothing", String::as_str)
 }
 
-/// Gives up what a daemon does not need that serves `named`, or what is meant without it. There is no
-/// way back.
-pub(crate) fn enter(cx: &Context, named: Option<&ModelRef>) {
-    let model = named.cloned().or_else(|| cx.config.model.default());
-    let needed = Needed::of(cx, model.as_ref());
+/// Gives up what a daemon does not need that serves this. There is no way back.
+pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
+    let model = serves.model.cloned().or_else(|| cx.config.model.default());
+    let mut needed = Needed::of(cx, model.as_ref());
+    if may_use_cards(serves.engine, &cx.config) {
+        needed.cards();
+    }
     // Nobody reads its memory, with its keys and its words, from another program of this user.
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let parts = [
@@ -62,6 +66,8 @@ struct Needed {
     read: Vec<PathBuf>,
     /// Read and written.
     write: Vec<PathBuf>,
+    /// Read, written and controlled.
+    devices: Vec<PathBuf>,
 }
 
 impl Needed {
@@ -96,6 +102,15 @@ impl Needed {
         needed
     }
 
+    /// Graphics cards, and the libraries that libtorch loads only when it finds one, wherever they lie.
+    fn cards(&mut self) {
+        let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        self.read.extend(std::env::split_paths(&paths));
+        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+        let of_cards = devices.filter(|device| is_card(&device.file_name().to_string_lossy()));
+        self.devices.extend(of_cards.map(|device| device.path()));
+    }
+
     /// Has the kernel refuse all other files from here on, and programs to be started, signals to other
     /// processes and abstract sockets with them.
     fn restrict(&self) -> Result<(), String> {
@@ -112,12 +127,14 @@ impl Needed {
             | AccessFs::RemoveDir
             | AccessFs::Refer;
         let restricted = || -> Result<RulesetStatus, RulesetError> {
+            let control = read | AccessFs::WriteFile | AccessFs::IoctlDev;
             let ruleset = Ruleset::default()
                 .handle_access(AccessFs::from_all(abi))?
                 .scope(Scope::from_all(abi))?
                 .create()?
                 .add_rules(path_beneath_rules(&self.read, read))?
-                .add_rules(path_beneath_rules(&self.write, write))?;
+                .add_rules(path_beneath_rules(&self.write, write))?
+                .add_rules(path_beneath_rules(&self.devices, control))?;
             Ok(ruleset.restrict_self()?.ruleset)
         };
         match restricted() {
@@ -129,6 +146,11 @@ impl Needed {
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// Whether a device is a graphics card or the way to one: NVIDIA's, AMD's, or the kernel's own interface.
+fn is_card(name: &str) -> bool {
+    name.starts_with("nvidia") || ["kfd", "dri"].contains(&name)
 }
 
 /// How deep below the folder of models links are looked for: as deep as fetched files lie.
@@ -286,6 +308,7 @@ mod tests {
         let needed = Needed {
             read: outside(&dir.join("home")),
             write: vec![dir.join("home/data")],
+            devices: Vec::new(),
         };
         let files = needed.restrict();
         deny_system_calls().unwrap();

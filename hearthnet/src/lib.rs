@@ -16,6 +16,7 @@ mod context;
 mod daemon;
 mod explain;
 mod failure;
+mod host_engine;
 mod host_process;
 mod host_setup;
 mod isolation;
@@ -82,9 +83,9 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str, String> {
     let Args { global, command } = Args::try_parse_from(args).map_err(|e| e.to_string())?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
-    let model = command.serves().ok_or("these arguments start no daemon")?;
+    let serves = command.serves().ok_or("these arguments start no daemon")?;
     let config = loaded.config;
-    isolation::enter(&Context { global, config }, model);
+    isolation::enter(&Context { global, config }, serves);
     Ok(isolation::stands())
 }
 
@@ -153,8 +154,8 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     }
     let cx = &Context { global, config };
     // Before any thread is started: it would keep what this one gives up.
-    if let Some(model) = command.serves() {
-        isolation::enter(cx, model);
+    if let Some(serves) = command.serves() {
+        isolation::enter(cx, serves);
     }
     match command {
         Command::Community(command) => commands::community::run(command, cx),

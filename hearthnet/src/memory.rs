@@ -1,9 +1,10 @@
 //! How much of this machine's memory a host may fill.
 
-use hearthnet_model::ModelFile;
 use hearthnet_orchestrator::placement::room;
 
 use crate::failure::{Failure, Kind};
+use crate::host_engine::HostEngine;
+use crate::models::OpenModel;
 use crate::output::bytes;
 
 /// Bytes that programs can still get without swapping, where the system tells (Linux).
@@ -39,20 +40,25 @@ pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
 /// Whether layers that the owner named stay within `memory_budget_mb`, where that is set. Without a
 /// setting the owner's word is the budget.
 pub(crate) fn named_layers_fit(
-    model: &ModelFile,
-    id: &str,
+    model: &OpenModel,
+    engine: &HostEngine,
     (lo, hi): (u32, u32),
     setting_mb: u64,
 ) -> Result<(), Failure> {
-    let layers: Vec<u64> = (lo..=hi).map(|layer| model.layer_bytes(layer)).collect();
+    if setting_mb == 0 {
+        return Ok(());
+    }
+    let all = engine.layer_bytes(&model.file)?;
+    // Layers that there are not are refused elsewhere.
+    let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
     let needed = layers
         .iter()
         .fold(0, |all: u64, one| all.saturating_add(*one));
     let budget = weights_budget(setting_mb);
-    if setting_mb == 0 || needed <= budget {
+    if needed <= budget {
         return Ok(());
     }
-    let fit = match room(budget, &layers) {
+    let fit = match room(budget, layers) {
         0 => "not one of them does".to_owned(),
         n => format!(
             "{n} of them do, {lo}-{} for example",
@@ -63,8 +69,9 @@ pub(crate) fn named_layers_fit(
     Err(Failure::new(
         Kind::Host,
         format!(
-            "layers {lo}-{hi} of {id} take {}, which do not fit into the {} that \
+            "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
              memory_budget_mb = {setting_mb} allows; {fit}",
+            model.id,
             bytes(needed),
             bytes(budget),
         ),

@@ -43,8 +43,13 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 type Product = fn(Weights<usize>, Quantised<usize>, usize, usize) -> launch::Result<usize>;
 
+/// A few cases. Those that fail are told, and not kept in a file.
 fn few() -> ProptestConfig {
-    ProptestConfig::with_cases(24)
+    ProptestConfig {
+        cases: 24,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 /// Section 6.2 of the specification.

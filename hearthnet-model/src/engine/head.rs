@@ -96,7 +96,7 @@ impl Head {
     }
 
     /// Bytes of weights that one row reads: the output matrix.
-    pub(super) fn token_bytes(&self) -> u64 {
+    pub(crate) fn token_bytes(&self) -> u64 {
         self.output.as_ref().unwrap_or(&self.embedding).bytes() as u64
     }
 

@@ -222,7 +222,7 @@ impl Engine {
     }
 
     /// Bytes of weights that one row reads.
-    pub(super) fn token_bytes(&self) -> u64 {
+    pub(crate) fn token_bytes(&self) -> u64 {
         let used = self.spec.experts.map_or(0, |experts| experts.used as usize);
         self.layers
             .iter()

@@ -108,3 +108,26 @@ async fn a_defect_of_the_engine_closes_the_sessions_and_is_told_to_the_operator(
     let report = host.running.shutdown(Duration::from_secs(30)).await;
     assert_eq!(report.streams_cut, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_device_is_gone_ends_all_streams_and_says_so_to_the_operator() {
+    let host = Host::start().await;
+    let mut caller = host.connect(PIPELINE).await;
+    caller.open(1).await.unwrap();
+    caller.open(2).await.unwrap();
+    caller.send(step(1, 0, &[[LOSES; 4]])).await;
+    let mut ended = Vec::new();
+    let closed = loop {
+        match caller.0.recv().await {
+            Ok(Message::StreamError(e)) => ended.push((e.stream, e.code)),
+            Ok(other) => panic!("{other:?}"),
+            Err(closed) => break closed,
+        }
+    };
+    assert_eq!(closed.code, CloseCode::Internal);
+    let internal = |stream| (stream, "internal".into());
+    assert_eq!(ended, [internal(1), internal(2)]);
+    host.running.failed().await;
+    let report = host.running.shutdown(Duration::from_secs(30)).await;
+    assert_eq!(report.streams_cut, 0);
+}

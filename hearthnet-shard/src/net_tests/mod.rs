@@ -17,7 +17,7 @@ use hearthnet_transport::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::fake::{
-    FakeSource, HandClock, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
+    FakeSource, HandClock, LOSES, PANICS, Probe, WEIGHT_BYTES, WEIGHTS, WIDTH, expected, served,
 };
 use crate::host::{Place, start};
 use crate::{BENCH, PIPELINE, RunningHost, ServeConfig, StartError};

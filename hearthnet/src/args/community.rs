@@ -235,6 +235,8 @@ pub(crate) struct RunArgs {
     /// serve_shards is set there].
     #[arg(long, value_name = "LO-HI|auto", value_parser = super::parse_layers, conflicts_with_all = ["shard", "local"])]
     pub(crate) layers: Option<super::Layers>,
+    #[command(flatten)]
+    pub(crate) engine: super::HostEngineArgs,
     /// Where to listen; port 0 takes a free one [default: node.listen].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) listen: Option<String>,

@@ -2,6 +2,7 @@
 
 mod community;
 mod diagnose;
+mod engine;
 pub(crate) mod sampling;
 mod service;
 
@@ -20,6 +21,7 @@ pub(crate) use community::{
     LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
+pub(crate) use engine::{EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype};
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::AnswerArgs;
 
@@ -116,13 +118,17 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it runs until it is stopped, for others: of which model, if it is named.
-    pub(crate) fn serves(&self) -> Option<Option<&ModelRef>> {
-        match self {
-            Self::Serve(args) => Some(args.model.as_ref()),
-            Self::Shard(ShardCommand::Serve(args)) => Some(args.model.as_ref()),
-            _ => None,
-        }
+    /// What it serves, if it runs until it is stopped, for others.
+    pub(crate) fn serves(&self) -> Option<Serves<'_>> {
+        let (model, engine) = match self {
+            Self::Serve(args) => (&args.model, &args.engine),
+            Self::Shard(ShardCommand::Serve(args)) => (&args.model, &args.engine),
+            _ => return None,
+        };
+        Some(Serves {
+            model: model.as_ref(),
+            engine,
+        })
     }
 
     /// Whether rows go back and forth between this process and others.
@@ -132,6 +138,15 @@ impl Command {
             Self::Serve(_) | Self::Shard(_) | Self::Chat(_) | Self::Demo(_) | Self::Bench(_)
         )
     }
+}
+
+/// What a daemon serves, as the command line says it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Serves<'a> {
+    /// Of which model, if it is named.
+    pub(crate) model: Option<&'a ModelRef>,
+    /// On which engine.
+    pub(crate) engine: &'a HostEngineArgs,
 }
 
 #[derive(Debug, Subcommand)]
@@ -235,6 +250,8 @@ pub(crate) struct ServeArgs {
     /// Threads that compute [default: engine.threads, else one per core].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) engine: HostEngineArgs,
     /// Show numbers to Prometheus there; port 0 takes a free one [default: metrics.listen].
     #[arg(long, value_name = "ADDR:PORT")]
     pub(crate) metrics: Option<String>,
@@ -375,10 +392,19 @@ pub(crate) struct EngineArgs {
     /// Times to measure; the median is printed.
     #[arg(long, default_value_t = 5)]
     pub(crate) repetitions: u32,
-    /// Instruction set of the kernels: avx512, avxvnni, avx2 or portable. Default: the
+    /// Chats that decode at once, each number measured by itself.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) batch: Vec<u32>,
+    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default: the
     /// best that this machine has. Results are the same with each.
     #[arg(long)]
     pub(crate) isa: Option<Isa>,
+    /// What computes the layers. Embedding and logits are the exact engine's in any case, as a caller has
+    /// them.
+    #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]
+    pub(crate) engine: EngineKind,
+    #[command(flatten)]
+    pub(crate) torch: TorchArgs,
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

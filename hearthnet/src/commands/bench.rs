@@ -10,10 +10,11 @@ use hearthnet_model::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
 use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener};
 
-use crate::args::{BenchCommand, EngineArgs};
+use crate::args::{BenchCommand, EngineArgs, EngineKind};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::host_engine::{self, exact_has_no};
 use crate::models::find::{pick, resolve};
 use crate::output::{bytes, note, print, print_json, table};
 use crate::runtime::runtime;
@@ -38,11 +39,19 @@ fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
         prefill: args.prefill,
         decode: args.decode,
         depths: args.depth,
+        batches: args.batch,
         repetitions: args.repetitions,
         isa: args.isa.unwrap_or_else(Isa::detect),
     };
-    let report = bench_engine(&path, &options, &mut |what| note(what))
-        .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?;
+    let mut progress = |what: &str| note(what);
+    let report = match args.engine {
+        EngineKind::Exact => {
+            exact_has_no(&args.torch)?;
+            bench_engine(&path, &options, &mut progress)
+                .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?
+        }
+        EngineKind::Torch => host_engine::bench(&path, &args.torch, &options, &mut progress)?,
+    };
     if args.json {
         print_json(&report)
     } else {
@@ -59,25 +68,37 @@ fn engine_table(report: &EngineBench) -> String {
         [
             format!("{test} {}", r.tokens),
             r.threads.to_string(),
+            r.batch.to_string(),
             r.depth.to_string(),
             format!("{:.1}", r.tokens_per_second),
             match r.test {
                 BenchTest::Prefill => String::new(),
-                BenchTest::Decode => rate(report.token_bytes as f64 * r.tokens_per_second),
+                // Together they read them once, but for experts.
+                BenchTest::Decode => {
+                    rate(report.token_bytes as f64 * r.tokens_per_second / f64::from(r.batch))
+                }
             },
         ]
     });
     let bandwidth: Vec<String> = report.memory_bandwidth.iter().map(|b| rate(*b)).collect();
     format!(
-        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\n{}, {} cores, kernels: {}; reads memory at {} GB/s\n",
+        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\nengine: {}; {}, {} cores, kernels: {}; reads memory at {} GB/s\n",
         table(
-            &["test", "threads", "depth", "tokens/s", "GB/s of weights"],
+            &[
+                "test",
+                "threads",
+                "at once",
+                "depth",
+                "tokens/s",
+                "GB/s of weights"
+            ],
             rows
         ),
         report.file.display(),
         report.weight_types.join(" "),
         bytes(report.weight_bytes),
         report.load_seconds,
+        report.engine,
         report.cpu,
         report.cores,
         report.isa,

@@ -11,7 +11,7 @@ use crate::args::RunArgs;
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
 use crate::local_api::StandaloneApi;
 use crate::models::open_model;
 use crate::output::{note, print, print_json};
@@ -20,6 +20,15 @@ use crate::service_setup::{close, count, model_of, open_http, settings};
 use crate::signals::Stop;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
+    let host = &cx.config.research.distributed_inference.host;
+    let layers = args.layers.is_some() || (host.serve_shards && !args.answers.is_standalone());
+    if args.engine.are_given() && !layers {
+        return Err(Failure::new(
+            Kind::Config,
+            "--backend, --device and --dtype are for layers that this node serves, and it serves none",
+        )
+        .hint("add --layers LO-HI, or --layers auto"));
+    }
     if !args.answers.is_standalone() {
         let plan = Plan {
             args,

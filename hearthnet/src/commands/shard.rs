@@ -4,16 +4,14 @@ use std::time::Duration;
 
 use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
-use hearthnet_shard::ShardHost;
 
 use crate::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
-use crate::host_setup::{
-    Ready, announcement, shard_config, start_failure, start_progress, stopping,
-};
+use crate::host_engine::HostEngine;
+use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
 use crate::models::open_model;
@@ -39,6 +37,7 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
             args: RunArgs {
                 model: args.model,
                 layers: Some(args.layers),
+                engine: args.engine,
                 listen: args.listen,
                 json: args.json,
                 lifeline: args.lifeline,
@@ -65,6 +64,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
         )
         .hint("write --layers LO-HI, or found or join a community first: `hearthnet community --help`"));
     };
+    let engine = HostEngine::of(&args.engine, &cx.config)?;
     let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let stop = Stop::listen(args.lifeline)?;
@@ -72,15 +72,15 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let key = cx.global.node_key()?;
     let model = open_model(cx, args.model.as_ref(), None)?;
     let settings = &cx.config.research.distributed_inference.host;
-    named_layers_fit(&model.file, &model.id, (lo, hi), settings.memory_budget_mb)?;
+    named_layers_fit(&model, &engine, (lo, hi), settings.memory_budget_mb)?;
     let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config)?;
     host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
     }
-    let start = ShardHost::start(host_config, &key, start_progress());
+    let start = engine.start(host_config, &key, &listen);
     let host = tokio::select! {
-        host = start => host.map_err(|e| start_failure(&listen, &e))?,
+        host = start => host?,
         () = stop.asked() => return Err(ChatError::Cancelled.into()),
     };
     let address = format!("{}#{}", host.local_addr(), host.node_id());
@@ -94,7 +94,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     tokio::select! {
         () = stop.asked() => {}
         () = host.failed() => {
-            return Err(Failure::internal("the engine's thread ended unexpectedly"));
+            return Err(engine_failed());
         }
     }
     numbers.say(Health::Leaving);

@@ -16,6 +16,7 @@ use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_model::ModelRef;
 
+use crate::args::{EngineKind, parse_device, parse_dtype};
 use crate::failure::{Failure, Kind};
 use sources::{FileText, Flag, Wrong, flatten, lookup, over_defaults};
 
@@ -136,11 +137,23 @@ pub(crate) struct Inference {
     pub(crate) host: Host,
 }
 
+impl Inference {
+    /// The engine that computes the layers which this machine serves.
+    pub(crate) fn engine(&self) -> EngineKind {
+        match self.backend == TORCH {
+            true => EngineKind::Torch,
+            false => EngineKind::Exact,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Host {
     pub(crate) serve_shards: bool,
     pub(crate) serve_layers: String,
+    pub(crate) device: String,
+    pub(crate) dtype: String,
     pub(crate) shard_eviction_idle_seconds: u64,
     /// M26 calls it `shard_max_vram_mb`.
     pub(crate) memory_budget_mb: u64,
@@ -281,8 +294,11 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
     config.validate().map_err(|wrong| file.failure(&wrong))
 }
 
-/// M26's name for the engine that is here: whole layers of small models.
+/// M26's name for the exact engine: whole layers of small models.
 const LAYERED: &str = "small_model_layered";
+
+/// The engine on libtorch.
+const TORCH: &str = "torch";
 
 /// M26's table, and its part about hosts.
 const INFERENCE: &str = "research.distributed_inference";
@@ -357,11 +373,19 @@ impl Config {
         }
         let i = &self.research.distributed_inference;
         must(
-            i.backend == LAYERED,
+            [LAYERED, TORCH].contains(&i.backend.as_str()),
             "research.distributed_inference.backend",
-            "must be \"small_model_layered\", HearthNet's own engine: M26's other one, \
-             \"petals_like\", is not built (leave the line out, or write the former)",
+            "must be \"small_model_layered\", HearthNet's own engine, or \"torch\": M26's other one, \
+             \"petals_like\", is not built (leave the line out, or write one of the former)",
         )?;
+        if let Err(why) = parse_device(&i.host.device) {
+            let key = "research.distributed_inference.host.device";
+            return Err(Wrong::new(key, &format!("is no device: {why}")));
+        }
+        if let Err(why) = parse_dtype(&i.host.dtype) {
+            let key = "research.distributed_inference.host.dtype";
+            return Err(Wrong::new(key, &format!("is no format: {why}")));
+        }
         if let Err(why) = crate::args::parse_layers(&i.host.serve_layers) {
             let key = "research.distributed_inference.host.serve_layers";
             return Err(Wrong::new(key, &format!("is no range: {why}")));

@@ -17,10 +17,11 @@ use tokio::sync::mpsc;
 
 use super::Plan;
 use super::layers::{LayerHost, News, Order, Tell, print_news};
-use crate::args::Layers;
+use crate::args::{HostEngineArgs, Layers};
 use crate::community::Home;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::host_engine::HostEngine;
 use crate::host_setup::Ready;
 use crate::local_api::{self, NODE_STATUS, Offer, answer, internal};
 use crate::models::find::{pick, resolve};
@@ -38,7 +39,6 @@ const NEWS_AHEAD: usize = 256;
 
 /// What [`NODE_LAYERS`] is asked with.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Wanted {
     /// What the model is called.
     id: String,
@@ -50,6 +50,9 @@ struct Wanted {
     /// Threads that compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     threads: Option<usize>,
+    /// The engine, as far as the command says it.
+    #[serde(flatten)]
+    engine: HostEngineArgs,
 }
 
 /// Does what the running daemon's owner asks for with another command.
@@ -113,6 +116,7 @@ async fn serve_there(
             Layers::Range(lo, hi) => Some((lo, hi)),
         },
         threads: plan.threads,
+        engine: plan.args.engine.clone(),
     };
     let gone = |why: String| {
         Failure::new(
@@ -212,6 +216,9 @@ fn params() -> Params {
         .required("path", ParamKind::text(4096))
         .optional("layers", ParamKind::list(2, layer()))
         .optional("threads", ParamKind::Integer { min: 1, max: 4096 })
+        .optional("backend", ParamKind::text(16))
+        .optional("device", ParamKind::text(16))
+        .optional("dtype", ParamKind::text(16))
 }
 
 /// Serves the layers that a program here wants for as long as it listens.
@@ -232,7 +239,9 @@ async fn serve(
         path,
         layers,
         threads,
+        engine,
     } = wanted;
+    let engine = HostEngine::of(&engine, &cx.config)?;
     // It may have to be hashed.
     let opened =
         tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
@@ -241,6 +250,7 @@ async fn serve(
         model,
         layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
         threads,
+        engine,
     };
     let (sender, mut news) = mpsc::channel(NEWS_AHEAD);
     let tell: Tell = Arc::new(move |one| {

@@ -19,7 +19,7 @@ use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::{
     Held, WaitLimits, choose, missing, room, runs_text, settle,
 };
-use hearthnet_shard::{RunningHost, ShardHost};
+use hearthnet_shard::RunningHost;
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
@@ -27,9 +27,8 @@ use crate::args::Layers;
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_setup::{
-    Ready, announcement, shard_config, start_failure, start_progress, stopping,
-};
+use crate::host_engine::HostEngine;
+use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::memory::named_layers_fit;
 use crate::models::OpenModel;
 use crate::node::DaemonNode;
@@ -54,6 +53,8 @@ pub(crate) struct Order {
     pub(crate) layers: Layers,
     /// On so many threads.
     pub(crate) threads: Option<usize>,
+    /// On this engine.
+    pub(crate) engine: HostEngine,
 }
 
 impl Order {
@@ -71,8 +72,8 @@ impl Order {
             )
             .hint("--layers auto chooses what the community lacks")),
             Layers::Range(lo, hi) => named_layers_fit(
-                &self.model.file,
-                &self.model.id,
+                &self.model,
+                &self.engine,
                 (lo, hi),
                 config.research.distributed_inference.host.memory_budget_mb,
             ),
@@ -153,7 +154,7 @@ impl LayerHost {
         };
         self.leaving.store(false, Ordering::SeqCst);
         let serving = Serving {
-            room: room_here(&order.model, &self.config),
+            room: room_here(&order, &self.config)?,
             own: self.home.key.id(),
             host: self,
             order,
@@ -199,16 +200,15 @@ enum Next {
     Suspend(Failure),
 }
 
-/// Layers that this machine has memory for.
-fn room_here(model: &OpenModel, config: &Config) -> u32 {
+/// Layers that this machine has memory for, where they are not named.
+fn room_here(order: &Order, config: &Config) -> Result<u32, Failure> {
+    if order.layers != Layers::Auto {
+        return Ok(0);
+    }
     let host = &config.research.distributed_inference.host;
-    let layers: Vec<u64> = (0..model.file.spec().layers)
-        .map(|layer| model.file.layer_bytes(layer))
-        .collect();
-    room(
-        crate::memory::weights_budget(host.memory_budget_mb),
-        &layers,
-    )
+    let (file, engine) = (&order.model.file, &order.engine);
+    let budget = engine.auto_budget(file, host.memory_budget_mb)?;
+    Ok(room(budget, &engine.layer_bytes(file)?))
 }
 
 struct Serving<'a> {
@@ -341,19 +341,21 @@ impl Serving<'_> {
         }
         self.say("looking at what the community serves");
         settle_in(&self.host.daemon_node.node).await;
+        if let Some(range) = choose(self.total(), self.room, &self.others()) {
+            return Ok(range);
+        }
         let settings = &self.host.config.research.distributed_inference.host;
-        choose(self.total(), self.room, &self.others()).ok_or_else(|| {
-            Failure::new(
-                Kind::Host,
-                format!(
-                    "not one layer of {} ({} each) fits into the memory for weights ({})",
-                    self.order.model.id,
-                    bytes(self.order.model.file.layer_bytes(0)),
-                    bytes(crate::memory::weights_budget(settings.memory_budget_mb)),
-                ),
-            )
-            .hint("research.distributed_inference.host.memory_budget_mb sets how much it may take")
-        })
+        let layers = self.order.engine.layer_bytes(&self.order.model.file)?;
+        Err(Failure::new(
+            Kind::Host,
+            format!(
+                "not one layer of {} ({} each) fits into the memory for weights ({})",
+                self.order.model.id,
+                bytes(layers.first().copied().unwrap_or_default()),
+                bytes(crate::memory::weights_budget(settings.memory_budget_mb)),
+            ),
+        )
+        .hint("research.distributed_inference.host.memory_budget_mb sets how much it may take"))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
@@ -366,10 +368,8 @@ impl Serving<'_> {
         let (model, threads) = (&self.order.model, self.order.threads);
         let mut config = shard_config(model, range, &listen, threads, all)?;
         config.serve.endpoint = endpoint;
-        let host = ShardHost::start(config, &daemon_node.node, start_progress())
-            .await
-            .map_err(|e| start_failure(&listen, &e))?;
-        Ok(host)
+        let engine = &self.order.engine;
+        engine.start(config, &daemon_node.node, &listen).await
     }
 
     /// Advertises and watches, until there is a better range to serve, or no more to do.
@@ -388,7 +388,7 @@ impl Serving<'_> {
             self.tell_whole(range, &mut lacking);
             tokio::select! {
                 () = running.failed() => {
-                    return Err(Failure::internal("the engine's thread ended unexpectedly"));
+                    return Err(engine_failed());
                 }
                 () = self.stop.asked() => return Ok(Next::Stop),
                 _ = changes.changed() => {}

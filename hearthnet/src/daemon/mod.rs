@@ -37,6 +37,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
 use crate::failure::{Failure, Kind};
+use crate::host_engine::HostEngine;
 use crate::local_api;
 use crate::lock::Lock;
 use crate::metrics_server::MetricsServer;
@@ -116,6 +117,10 @@ impl Daemon {
     async fn start(plan: &Plan, home: &Home, cx: &Context, stop: &Stop) -> Result<Self, Failure> {
         let level = home.level()?;
         let wanted = plan.wanted_layers(&cx.config)?;
+        let engine = match wanted {
+            Some(_) => HostEngine::of(&plan.args.engine, &cx.config)?,
+            None => HostEngine::Exact,
+        };
         count(Part::Caller)?;
         let numbers = match wanted {
             Some(_) => {
@@ -130,6 +135,7 @@ impl Daemon {
                 model: model.clone(),
                 layers,
                 threads: plan.threads,
+                engine,
             }),
             (Err(why), Some(_)) if !plan.for_layers => {
                 note(format!("no layers are served: {why}"));

@@ -1,0 +1,97 @@
+//! Which engine computes: arguments that several commands share.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// An engine that computes layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum EngineKind {
+    /// HearthNet's own, on processors: the same bytes on every machine
+    Exact,
+    /// libtorch, for graphics cards: close to the exact one, and no more
+    Torch,
+}
+
+/// Where libtorch computes, and in which numbers.
+#[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+pub(crate) struct TorchArgs {
+    /// Where libtorch computes: auto (a graphics card, if there is one that it can use), cpu, cuda or
+    /// cuda:N (AMD's cards, too), or mps [default: research.distributed_inference.host.device, auto].
+    #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
+    /// Numbers that libtorch computes with: fp16, bf16, fp32, or auto (fp32 on a processor, elsewhere
+    /// those that the model sends from layer to layer) [default:
+    /// research.distributed_inference.host.dtype, auto].
+    #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) dtype: Option<String>,
+}
+
+impl TorchArgs {
+    /// Whether the command line says anything about them.
+    pub(crate) fn are_given(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// What computes the layers that a host serves.
+#[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+pub(crate) struct HostEngineArgs {
+    /// What computes the layers [default: research.distributed_inference.backend, exact].
+    #[arg(long, value_name = "ENGINE", value_enum)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) backend: Option<EngineKind>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) torch: TorchArgs,
+}
+
+impl HostEngineArgs {
+    /// Whether the command line says anything about it.
+    pub(crate) fn are_given(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// A device as libtorch numbers them.
+pub(crate) fn parse_device(text: &str) -> Result<String, String> {
+    // libtorch counts them in a signed byte.
+    let number = |n: &str| n.parse::<i8>().is_ok_and(|n| n >= 0);
+    let known = ["auto", "cpu", "cuda", "mps"].contains(&text)
+        || text.strip_prefix("cuda:").is_some_and(number);
+    match known {
+        true => Ok(text.to_owned()),
+        false => Err("devices are auto, cpu, cuda, cuda:N and mps".to_owned()),
+    }
+}
+
+/// A format of numbers.
+pub(crate) fn parse_dtype(text: &str) -> Result<String, String> {
+    match ["auto", "fp16", "bf16", "fp32"].contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err("formats are auto, fp16, bf16 and fp32".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_formats_are_those_of_libtorch() {
+        for device in ["auto", "cpu", "cuda", "cuda:0", "cuda:127", "mps"] {
+            assert_eq!(parse_device(device).as_deref(), Ok(device));
+            #[cfg(feature = "torch")]
+            assert!(device.parse::<hearthnet_torch::DeviceChoice>().is_ok());
+        }
+        for wrong in ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:128"] {
+            assert!(parse_device(wrong).is_err(), "{wrong}");
+        }
+        for dtype in ["auto", "fp16", "bf16", "fp32"] {
+            assert_eq!(parse_dtype(dtype).as_deref(), Ok(dtype));
+        }
+        assert!(parse_dtype("f16").is_err());
+    }
+}

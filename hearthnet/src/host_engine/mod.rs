@@ -1,0 +1,209 @@
+//! Which engine computes the layers of a host: the exact one or, in a program that was built with the
+//! feature `torch`, libtorch's.
+//!
+//! Nothing outside of this folder knows whether the program was built with libtorch.
+
+#[cfg(not(feature = "torch"))]
+mod no_torch;
+#[cfg(feature = "torch")]
+mod torch;
+
+use hearthnet_model::ModelFile;
+use hearthnet_shard::{Place, RunningHost, ShardConfig, ShardHost, StartError};
+
+#[cfg(not(feature = "torch"))]
+use self::no_torch::Torch;
+#[cfg(feature = "torch")]
+use self::torch::Torch;
+use crate::args::{EngineKind, HostEngineArgs, TorchArgs};
+use crate::config::Config;
+use crate::failure::{Failure, Kind};
+use crate::host_setup::{start_failure, start_progress};
+
+#[cfg(feature = "torch")]
+pub(crate) use self::torch::bench;
+
+#[cfg(not(feature = "torch"))]
+pub(crate) use self::no_torch::bench;
+
+/// The engine of a host.
+#[derive(Debug, Clone)]
+pub(crate) enum HostEngine {
+    Exact,
+    Torch(Torch),
+}
+
+/// Which engine the command line, or else the configuration, asks for.
+fn asked(args: &HostEngineArgs, config: &Config) -> EngineKind {
+    let configured = config.research.distributed_inference.engine();
+    args.backend.unwrap_or(configured)
+}
+
+impl HostEngine {
+    /// The one that the command line, or else the configuration, asks for.
+    ///
+    /// # Errors
+    /// If the program was built without it, or `--device` or `--dtype` are not for it.
+    pub(crate) fn of(args: &HostEngineArgs, config: &Config) -> Result<Self, Failure> {
+        let host = &config.research.distributed_inference.host;
+        match asked(args, config) {
+            EngineKind::Exact => exact_has_no(&args.torch).map(|()| Self::Exact),
+            EngineKind::Torch => {
+                let device = args.torch.device.as_ref().unwrap_or(&host.device);
+                let dtype = args.torch.dtype.as_ref().unwrap_or(&host.dtype);
+                Torch::of(device, dtype).map(Self::Torch)
+            }
+        }
+    }
+
+    /// Starts a host. `listen` is where, in the words of an error.
+    pub(crate) async fn start(
+        &self,
+        config: ShardConfig,
+        place: impl Into<Place<'_>>,
+        listen: &str,
+    ) -> Result<RunningHost, Failure> {
+        let (place, progress) = (place.into(), start_progress());
+        let started = match self {
+            Self::Exact => ShardHost::start(config, place, progress).await,
+            Self::Torch(torch) => torch.start(config, place, progress).await,
+        };
+        started.map_err(|error| {
+            let failure = start_failure(listen, &error);
+            match (self, &error) {
+                (Self::Torch(_), StartError::Load { .. }) => failure.hint(
+                    "serve fewer layers, or choose another --device or --dtype; `--backend exact` \
+                     needs no graphics card",
+                ),
+                _ => failure,
+            }
+        })
+    }
+
+    /// Bytes that each layer of a model takes, in the form that is computed with; at most, where vectors
+    /// are rounded.
+    pub(crate) fn layer_bytes(&self, file: &ModelFile) -> Result<Vec<u64>, Failure> {
+        match self {
+            Self::Exact => {
+                let layers = 0..file.spec().layers;
+                Ok(layers.map(|layer| file.layer_bytes(layer)).collect())
+            }
+            Self::Torch(torch) => torch.layer_bytes(file),
+        }
+    }
+
+    /// Bytes of weights that `--layers auto` may take, where the setting in MiB is this.
+    pub(crate) fn auto_budget(&self, file: &ModelFile, setting_mb: u64) -> Result<u64, Failure> {
+        if let Self::Torch(torch) = self
+            && setting_mb == 0
+            && torch.is_on_card(file)?
+        {
+            return Err(Failure::new(
+                Kind::Config,
+                "how much memory a graphics card has is not known here, so --layers auto needs a budget",
+            )
+            .hint(
+                "set research.distributed_inference.host.memory_budget_mb, or name layers: --layers LO-HI",
+            ));
+        }
+        Ok(crate::memory::weights_budget(setting_mb))
+    }
+}
+
+/// Refuses what is libtorch's business where the exact engine computes.
+pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
+    if !torch.are_given() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Config,
+        "--device and --dtype are for libtorch; the exact engine computes on processors, in its own numbers",
+    )
+    .hint("add --backend torch, or leave them out"))
+}
+
+/// Whether a daemon with these arguments and settings is to have access to graphics cards.
+pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
+    let host = &config.research.distributed_inference.host;
+    cfg!(feature = "torch")
+        && asked(args, config) == EngineKind::Torch
+        && args.torch.device.as_ref().unwrap_or(&host.device) != "cpu"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loaded;
+
+    fn config(sets: &[&str]) -> Config {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        Loaded::load(Some("/dev/null".as_ref()), &sets)
+            .unwrap()
+            .config
+    }
+
+    fn args(backend: Option<EngineKind>, device: Option<&str>) -> HostEngineArgs {
+        HostEngineArgs {
+            backend,
+            torch: TorchArgs {
+                device: device.map(str::to_owned),
+                dtype: None,
+            },
+        }
+    }
+
+    const TORCH: &str = "research.distributed_inference.backend=torch";
+
+    #[test]
+    fn the_command_line_overrules_the_configuration() {
+        let (plain, torch) = (config(&[]), config(&[TORCH]));
+        let none = args(None, None);
+        assert!(matches!(
+            HostEngine::of(&none, &plain),
+            Ok(HostEngine::Exact)
+        ));
+        let exact = args(Some(EngineKind::Exact), None);
+        assert!(matches!(
+            HostEngine::of(&exact, &torch),
+            Ok(HostEngine::Exact)
+        ));
+        assert_eq!(asked(&none, &torch), EngineKind::Torch);
+        assert_eq!(
+            asked(&args(Some(EngineKind::Torch), None), &plain),
+            EngineKind::Torch
+        );
+    }
+
+    #[test]
+    fn a_device_without_libtorch_is_refused() {
+        let failure = HostEngine::of(&args(None, Some("cuda")), &config(&[])).unwrap_err();
+        assert_eq!(failure.kind, Kind::Config);
+        assert!(failure.hint_text().unwrap().contains("--backend torch"));
+    }
+
+    #[test]
+    #[cfg(not(feature = "torch"))]
+    fn a_program_without_libtorch_says_how_to_build_one_with_it() {
+        for (args, config) in [
+            (args(Some(EngineKind::Torch), None), config(&[])),
+            (args(None, None), config(&[TORCH])),
+        ] {
+            let failure = HostEngine::of(&args, &config).unwrap_err();
+            assert!(failure.has_code("backend_not_built"), "{failure}");
+            assert!(failure.hint_text().unwrap().contains("--features torch"));
+            assert!(!may_use_cards(&args, &config));
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "torch")]
+    fn only_what_may_compute_on_a_card_gets_at_it() {
+        let torch = config(&[TORCH]);
+        assert!(may_use_cards(&args(None, None), &torch));
+        assert!(!may_use_cards(&args(None, Some("cpu")), &torch));
+        assert!(!may_use_cards(&args(None, None), &config(&[])));
+        let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
+        assert!(!may_use_cards(&args(None, None), &on_processor));
+        assert!(may_use_cards(&args(None, Some("cuda:1")), &on_processor));
+    }
+}
