@@ -16,13 +16,13 @@ use hearthnet_model::bench::BenchLayers;
 use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Role, Tokenizer};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use support::community::{founded, host_with, join, peers, serve};
 use support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, model, shards, text, told,
-    until_answered,
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, model, pid, shards, text,
+    told, until_answered,
 };
 
 /// Serves on the processor with libtorch.
@@ -106,6 +106,38 @@ fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
     let layers: Vec<Value> = route.iter().map(|hop| hop["layers"].clone()).collect();
     assert_eq!(json!(layers), json!([[0, 1], [2, 9], [10, 19], [20, 29]]));
     assert!(told(&frames, "token_delta").len() > 20);
+}
+
+#[test]
+fn a_host_whose_memory_is_exhausted_hands_over_and_stays() {
+    let home = Home::new();
+    let (first, torch) = (host(&home, "0-9", &[]), host(&home, "10-29", &TORCH));
+    let spares = ["10-19", "20-29"].map(|layers| host(&home, layers, &[]));
+    let text = include_str!("../hearthnet-model/tests/data/parity/text.txt");
+    let question = format!("What happens here? {}", &text[..6000]);
+    // Less than the keys and values of the question need.
+    let id = torch.process.child.id();
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let size = size.and_then(|size| size.trim().strip_suffix("kB"));
+    let size: u64 = size.expect("a line").trim().parse().expect("a number");
+    let limit = |current| {
+        let maximum = None;
+        let limit = Rlimit { current, maximum };
+        prlimit(Some(pid(id)), Resource::As, limit).expect("our own process");
+    };
+    limit(Some((size << 10) + (12 << 20)));
+    let all = [&first, &torch, &spares[0], &spares[1]];
+    let frames = chat(&home, &question, &all, |_| {});
+    let moves = told(&frames, "shard_failover");
+    assert_eq!(moves.len(), 1, "{moves:#?}");
+    assert_eq!(moves[0]["code"], "kv_full");
+    let full = moves[0]["host"].as_str().expect("a host");
+    assert!(torch.address.contains(full), "{full}");
+    assert_eq!(told(&frames, "done").len(), 1);
+    limit(None);
+    let again = chat(&home, &question, &[&first, &torch], |_| {});
+    assert_eq!(told(&again, "done").len(), 1);
 }
 
 #[test]
