@@ -15,6 +15,7 @@ use std::path::Path;
 use hearthnet_model::bench::BenchLayers;
 use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Role, Tokenizer};
+use hearthnet_testkit::float64::{Prediction, Predictions, log_softmax};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
@@ -358,48 +359,19 @@ struct Windows {
     ids: Vec<Vec<u32>>,
 }
 
-#[derive(Deserialize)]
-struct Divergence {
-    positions: Vec<Position>,
-}
-
-/// The float64 model's prediction at one position (`hearthnet-model/tests/data/parity/README.md`).
-#[derive(Deserialize)]
-struct Position {
-    window: usize,
-    position: usize,
-    ids: Vec<usize>,
-    /// Log-probabilities of `ids`, then that of all other tokens together.
-    log_p: Vec<f64>,
-}
-
-impl Position {
-    /// KL(p || q) over the stored tokens and the rest as one, q being the softmax of the logits.
-    fn divergence(&self, logits: &[f32]) -> f64 {
-        let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let exp = |id: usize| f64::from(logits[id] - top).exp();
-        let all: f64 = (0..logits.len()).map(exp).sum();
-        let of_ids: f64 = self.ids.iter().map(|&id| exp(id)).sum();
-        let ids = self.ids.iter().map(|&id| exp(id) / all);
-        let q = ids.chain([(all - of_ids) / all]);
-        let each = self.log_p.iter().zip(q);
-        each.map(|(log_p, q)| log_p.exp() * (log_p - q.ln())).sum()
-    }
-}
-
 /// The mean divergence of an engine from the float64 model.
 fn divergence<L: BenchLayers>(
     layers: &mut L,
     head: &Head,
-    wanted: &Divergence,
+    wanted: &Predictions,
     windows: &Windows,
 ) -> f64 {
     let width = head.spec().width as usize;
-    let mut by_window: HashMap<usize, Vec<&Position>> = HashMap::new();
+    let mut by_window: HashMap<usize, Vec<&Prediction>> = HashMap::new();
     for position in &wanted.positions {
         by_window.entry(position.window).or_default().push(position);
     }
-    let (mut sum, mut logits) = (0.0, Vec::new());
+    let (mut sum, mut logits, mut log_q) = (0.0, Vec::new(), Vec::new());
     for (window, ids) in windows.ids.iter().enumerate() {
         run(layers, width, |x| {
             let mut rows = Vec::new();
@@ -411,7 +383,8 @@ fn divergence<L: BenchLayers>(
                 let row = position.position * width;
                 head.logits(&x[row..row + width], &mut logits)
                     .expect("logits");
-                sum += position.divergence(&logits);
+                log_softmax(&logits, &mut log_q);
+                sum += position.divergence(&log_q);
             }
             rows
         });
@@ -421,8 +394,7 @@ fn divergence<L: BenchLayers>(
 
 #[test]
 fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
-    let kl = include_str!("../hearthnet-model/tests/data/parity/kl.json");
-    let wanted: Divergence = serde_json::from_str(kl).expect("JSON");
+    let wanted = Predictions::stored();
     let windows = include_str!("../hearthnet-model/tests/data/parity/perplexity.json");
     let windows: Windows = serde_json::from_str(windows).expect("JSON");
     let file = ModelFile::open(Path::new(model())).expect("a model");

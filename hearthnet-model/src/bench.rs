@@ -189,11 +189,17 @@ pub fn bench_engine(
     options: &BenchOptions,
     progress: &mut dyn FnMut(&str),
 ) -> Result<EngineBench, Box<dyn Error>> {
-    bench_layers(path, "canonical-1", options, progress, |file, options| {
-        let layers = Engine::load(file, 0..file.spec().layers, options, &mut |_, _| ())?;
-        let head = Head::beside(file, &layers)?;
-        Ok((layers, head))
-    })
+    bench_layers(
+        path,
+        crate::ARITHMETIC,
+        options,
+        progress,
+        |file, options| {
+            let layers = Engine::load(file, 0..file.spec().layers, options, &mut |_, _| ())?;
+            let head = Head::beside(file, &layers)?;
+            Ok((layers, head))
+        },
+    )
 }
 
 /// Measures a model file on any engine, which is called `engine` in the report: `load` is given the

@@ -80,3 +80,6 @@ pub use spec::{LayerTensor, ModelSpec, RopeKind, RopeSpec};
 pub use stop::StopMatcher;
 pub use template::{ChatMessage, ChatTemplate, Role};
 pub use tokenizer::{Special, Tokenizer};
+
+/// The exact engine's arithmetic, as descriptors name it (`specs/canonical-arithmetic.md`).
+pub const ARITHMETIC: &str = "canonical-1";

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{Gguf, ModelFile, Special, Tokenizer};
+use hearthnet_testkit::float64::{Prediction, Predictions, log_softmax};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -25,24 +26,6 @@ struct Perplexity {
 #[derive(Deserialize)]
 struct Measured {
     perplexity: f64,
-}
-
-#[derive(Deserialize)]
-struct Divergence {
-    model_sha256: String,
-    positions: Vec<Position>,
-}
-
-/// The float64 model's prediction at one position.
-#[derive(Deserialize)]
-struct Position {
-    window: usize,
-    position: usize,
-    ids: Vec<usize>,
-    /// Log-probabilities of `ids`, then that of all other tokens together.
-    log_p: Vec<f64>,
-    /// How far llama.cpp's prediction is from it.
-    llama_cpp: f64,
 }
 
 fn perplexity_data() -> Perplexity {
@@ -79,10 +62,7 @@ fn score(file: &ModelFile, data: &Perplexity, mut each: impl FnMut(usize, usize,
         head.logits(&x[scored.start * width..scored.end * width], &mut logits)
             .unwrap();
         for (position, row) in scored.zip(logits.chunks_exact(vocab)) {
-            let top = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-            let sum: f64 = row.iter().map(|&v| (f64::from(v) - top).exp()).sum();
-            log_p.clear();
-            log_p.extend(row.iter().map(|&v| f64::from(v) - top - sum.ln()));
+            log_softmax(row, &mut log_p);
             each(window, position, &log_p);
         }
     }
@@ -154,10 +134,10 @@ fn perplexity_of_q4_0_is_within_a_percent_of_llama_cpp() {
 /// Twice that error is 12% of llama.cpp's loss here; one bit less would quadruple the loss.
 #[test]
 fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
-    let data: Divergence = serde_json::from_str(include_str!("data/parity/kl.json")).unwrap();
+    let data = Predictions::stored();
     let path = hearthnet_testkit::smollm2();
     assert_eq!(sha256(&path), data.model_sha256);
-    let wanted: HashMap<(usize, usize), &Position> = data
+    let wanted: HashMap<(usize, usize), &Prediction> = data
         .positions
         .iter()
         .map(|p| ((p.window, p.position), p))
@@ -168,7 +148,7 @@ fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
         &perplexity_data(),
         |window, position, log_q| {
             if let Some(expected) = wanted.get(&(window, position)) {
-                let divergence = merged_divergence(expected, log_q);
+                let divergence = expected.divergence(log_q);
                 ours.push(divergence);
                 differences.push(divergence - expected.llama_cpp);
             }
@@ -193,16 +173,4 @@ fn mean_and_error(sample: &[f64]) -> (f64, f64) {
     let mean = sample.iter().sum::<f64>() / n;
     let variance = sample.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
     (mean, (variance / n).sqrt())
-}
-
-/// KL(p || q) over the stored tokens and the rest as one token.
-fn merged_divergence(p: &Position, log_q: &[f64]) -> f64 {
-    let mut rest: f64 = log_q.iter().map(|q| q.exp()).sum();
-    let mut sum = 0.0;
-    for (&id, &log_p) in p.ids.iter().zip(&p.log_p) {
-        rest -= log_q[id].exp();
-        sum += log_p.exp() * (log_p - log_q[id]);
-    }
-    let log_p_rest = p.log_p[p.ids.len()];
-    sum + log_p_rest.exp() * (log_p_rest - rest.ln())
 }

@@ -6,16 +6,13 @@ use std::path::{Path, PathBuf};
 use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
 use hearthnet_model::kernels::PAGE;
 use hearthnet_model::manifest::Manifest;
-use hearthnet_model::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
+use hearthnet_model::{ARITHMETIC, BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
 use crate::fault::{StartError, StreamFault};
 use crate::host::{Place, RunningHost, ShardHost};
-
-/// The engine's arithmetic, as descriptors name it (`specs/canonical-arithmetic.md`).
-const ARITHMETIC: &str = "canonical-1";
 
 /// Which layers of which model to host, and how.
 #[derive(Debug, Clone)]

@@ -5,6 +5,7 @@
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
+pub mod float64;
 pub mod lab;
 pub mod raw;
 mod shapes;

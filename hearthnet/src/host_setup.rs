@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
+use hearthnet_model::ARITHMETIC;
 use hearthnet_shard::{
     LoadPhase, RunningHost, ServeConfig, ShardConfig, StartError, StartProgress, resident_bytes,
 };
@@ -137,12 +138,12 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
-        match d.arithmetic.starts_with("torch-") {
-            true => format!(
+        match d.arithmetic == ARITHMETIC {
+            true => String::new(),
+            false => format!(
                 "  engine    {}: answers may differ from those of exact hosts\n",
                 d.arithmetic
             ),
-            false => String::new(),
         },
         ready
             .metrics
