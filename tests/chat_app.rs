@@ -14,6 +14,7 @@ use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
 use hearthnet_orchestrator::{Cancel, ChatError, bus};
@@ -44,8 +45,9 @@ fn tiny() -> ServedModel {
     let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).expect("an engine");
     let head = Head::beside(&file, &engine).expect("a head");
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
-    let opener =
-        move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> { Ok(Box::new(engine.open()?)) };
+    let opener = move |_: Exact, _: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+        Ok(Box::new(engine.open()?))
+    };
     ServedModel {
         id: "tiny".into(),
         weights: file.manifest(&mut |_, _| {}).weights_id(),
@@ -57,6 +59,7 @@ fn tiny() -> ServedModel {
             sampling: SamplingChoice::GREEDY,
         },
         open: Box::new(opener),
+        exact: Exact::default(),
     }
 }
 
@@ -109,6 +112,7 @@ async fn the_example_app_prints_what_the_community_answers() {
         },
         max_tokens: Some(100),
         stop: Vec::new(),
+        exact: None,
     };
     let mut answer = service.ask("somebody", "tiny", request).expect("a turn");
     let (mut text, mut tokens) = (String::new(), 0);

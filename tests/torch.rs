@@ -57,13 +57,15 @@ fn exact_hosts_and_one_on_libtorch_answer_together() {
     assert_eq!(*says, json!(weights.div_ceil(1 << 20) + 1024));
 
     let all: Vec<&Host> = hosts.iter().collect();
-    let frames = chat(&home, QUESTION, &all, |_| {});
+    let frames = chat(&home, QUESTION, &all, &[], |_| {});
     let done = told(&frames, "done")[0];
     println!("{}", done["text"]);
     assert!(done["text"].as_str().expect("text").contains("plants"));
     let route = done["route"].as_array().expect("a route");
     let layers: Vec<Value> = route.iter().map(|hop| hop["layers"].clone()).collect();
     assert_eq!(json!(layers), json!([[0, 1], [2, 9], [10, 19], [20, 29]]));
+    assert_eq!(done["arithmetic"], json!(["canonical-1", "torch-cpu-fp32"]));
+    assert_eq!(route[2]["arithmetic"], "torch-cpu-fp32");
     // No check of any row has failed, and no host.
     assert_eq!(told(&frames, "shard_failover").len(), 0);
     for status in told(&frames, "shard_status") {
@@ -71,14 +73,48 @@ fn exact_hosts_and_one_on_libtorch_answer_together() {
     }
 }
 
+#[test]
+fn exact_hosts_answer_where_they_can_and_where_they_have_to() {
+    let home = Home::new();
+    // The one that reaches farthest would be asked first.
+    let (first, torch) = (host(&home, "0-9", &[]), host(&home, "2-29", &TORCH));
+    let rest = host(&home, "10-29", &[]);
+    let exact = chat(&home, QUESTION, &[&first, &torch, &rest], &[], |_| {});
+    let exact = told(&exact, "done")[0];
+    assert_eq!(exact["arithmetic"], json!(["canonical-1"]));
+    let any = ["--exact", "any"];
+    let all = [&first, &torch, &rest];
+    let found = chat(&home, QUESTION, &all, &any, |_| {});
+    let arithmetic = &told(&found, "done")[0]["arithmetic"];
+    assert_eq!(*arithmetic, json!(["canonical-1", "torch-cpu-fp32"]));
+    // Who requires it, and has too few of them: no answer, or this machine's.
+    let named = shards([&first, &torch].map(|host| &host.address));
+    let ask = ["chat", QUESTION, "--exact", "require", "--json"];
+    let greedy = ["--temperature", "0", "--max-tokens", "40"];
+    let args = [&ENABLE[..], &QUIET, &ask, &greedy, &named].concat();
+    let refused = home.run(&[&args[..], &["--no-fallback"]].concat());
+    assert_fails(&refused, 12, "arithmetic_mismatch");
+    let alone = home.run(&args);
+    let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
+    assert_eq!(alone["arithmetic"], json!(["canonical-1"]));
+    assert_eq!(alone["text"], exact["text"]);
+}
+
 /// Asks over hosts and nobody else, and hears `meddle` after some tokens.
-fn chat(home: &Home, question: &str, hosts: &[&Host], meddle: impl FnOnce(&[Value])) -> Vec<Value> {
+fn chat(
+    home: &Home,
+    question: &str,
+    hosts: &[&Host],
+    how: &[&str],
+    meddle: impl FnOnce(&[Value]),
+) -> Vec<Value> {
     let named = shards(hosts.iter().map(|host| &host.address));
     let tail = ["--frames", "--max-tokens", "40", "--temperature", "0"];
     let args = [
         &ENABLE[..],
         &["chat", question, "--no-fallback"],
         &tail,
+        how,
         &named,
     ]
     .concat();
@@ -93,7 +129,8 @@ fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
     let spares = ["10-19", "20-29"].map(|layers| host(&home, layers, &[]));
     let all = [&first, &torch, &spares[0], &spares[1]];
     let ask = "Tell me a short story about a lighthouse keeper and a lost whale.";
-    let frames = chat(&home, ask, &all, |frames| {
+    let any = ["--exact", "any"];
+    let frames = chat(&home, ask, &all, &any, |frames| {
         assert!(told(frames, "token_delta").len() < 16);
         torch.signal(Signal::KILL);
     });
@@ -101,7 +138,11 @@ fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
     assert_eq!(moves.len(), 1, "{moves:#?}");
     let gone = moves[0]["host"].as_str().expect("a host");
     assert!(torch.address.contains(gone), "{gone}");
+    let change = json!([["torch-cpu-fp32"], ["canonical-1"]]);
+    assert_eq!(moves[0]["arithmetic"], change);
     let done = told(&frames, "done");
+    let both = json!(["canonical-1", "torch-cpu-fp32"]);
+    assert_eq!(done[0]["arithmetic"], both);
     println!("{}", done[0]["text"]);
     let route = done[0]["route"].as_array().expect("a route");
     let layers: Vec<Value> = route.iter().map(|hop| hop["layers"].clone()).collect();
@@ -129,7 +170,7 @@ fn a_host_whose_memory_is_exhausted_hands_over_and_stays() {
     };
     limit(Some((size << 10) + (12 << 20)));
     let all = [&first, &torch, &spares[0], &spares[1]];
-    let frames = chat(&home, &question, &all, |_| {});
+    let frames = chat(&home, &question, &all, &["--exact", "any"], |_| {});
     let moves = told(&frames, "shard_failover");
     assert_eq!(moves.len(), 1, "{moves:#?}");
     assert_eq!(moves[0]["code"], "kv_full");
@@ -137,7 +178,7 @@ fn a_host_whose_memory_is_exhausted_hands_over_and_stays() {
     assert!(torch.address.contains(full), "{full}");
     assert_eq!(told(&frames, "done").len(), 1);
     limit(None);
-    let again = chat(&home, &question, &[&first, &torch], |_| {});
+    let again = chat(&home, &question, &[&first, &torch], &[], |_| {});
     assert_eq!(told(&again, "done").len(), 1);
 }
 

@@ -11,6 +11,7 @@ use hearthnet_model::gguf::Gguf;
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ModelFile, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
@@ -273,6 +274,7 @@ pub(crate) fn choice(model: ModelOnWire, caller: NodeId) -> Choice {
         max_shards: 4,
         own_id: caller,
         allow_self: false,
+        exact: Exact::Require,
         health: SharedHealth::default(),
     }
 }
@@ -284,6 +286,7 @@ pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
         sampling: SamplerConfig::default(),
         max_tokens: Some(tokens),
         stop: Vec::new(),
+        exact: None,
     }
 }
 

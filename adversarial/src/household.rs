@@ -14,6 +14,7 @@ use hearthnet_model::{ModelFile, Tokenizer};
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use hearthnet_orchestrator::chat::TextModel;
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, ServiceSettings};
 use hearthnet_testkit::TinyLlama;
@@ -66,7 +67,8 @@ pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
-        open: Box::new(move |_| Ok(Box::new(engine.open()?))),
+        open: Box::new(move |_, _| Ok(Box::new(engine.open()?))),
+        exact: Exact::default(),
     };
     let settings = ServiceSettings::default();
     Ok(Service::new(Handle::current(), vec![model], settings))

@@ -30,6 +30,9 @@ pub enum ChatError {
     /// A host holds other weights than this chat needs.
     #[error("{0}")]
     WeightsMismatch(String),
+    /// The hosts that have the layers compute with another arithmetic than this chat may have.
+    #[error("{0}")]
+    ArithmeticMismatch(String),
     /// The request makes no sense for this model.
     #[error("{0}")]
     BadRequest(String),
@@ -91,6 +94,13 @@ impl ChatError {
                 "every host must serve the same model file: compare `hearthnet model inspect` on \
                  each machine",
             ),
+            Self::ArithmeticMismatch(_) => (
+                "arithmetic_mismatch",
+                503,
+                Peer,
+                "hosts with the exact engine answer exactly (`hearthnet shard serve` without \
+                 --backend); exact = \"any\" takes others as well",
+            ),
             Self::BadRequest(_) | Self::TooLong { .. } => {
                 ("bad_request", 400, User, "change the request and ask again")
             }
@@ -140,6 +150,7 @@ impl From<RouteError> for ChatError {
     fn from(error: RouteError) -> Self {
         match error {
             RouteError::WeightsMismatch { .. } => Self::WeightsMismatch(error.to_string()),
+            RouteError::ArithmeticMismatch { .. } => Self::ArithmeticMismatch(error.to_string()),
             _ => Self::ShardUnavailable(error.to_string()),
         }
     }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use crate::backend::Run;
 use crate::error::ChatError;
+use crate::exact::Arithmetics;
 use crate::frames::Frame;
 use crate::times::whole_ms;
 
@@ -50,6 +51,9 @@ pub(crate) struct Failover {
     pub(crate) code: Code,
     /// Positions that were computed again.
     pub(crate) replayed: u32,
+    /// What they were computed with, and are now.
+    pub(crate) before: Arithmetics,
+    pub(crate) now: Arithmetics,
     /// When it was noticed.
     pub(crate) since: Instant,
 }
@@ -73,6 +77,7 @@ impl Failover {
             replacements: self.to,
             replayed: self.replayed,
             recovery_ms: took.as_secs_f64() * 1e3,
+            arithmetic: (self.before != self.now).then_some((self.before, self.now)),
         });
     }
 }

@@ -3,7 +3,7 @@
 //! The rows that were handed to the hosts are kept (boundary 0: the embeddings, or what the
 //! caller's own first layers made of them). The layers that hosts ran run them once here, and
 //! the answer goes on with the next token: what was said stays said, since the arithmetic is
-//! the same.
+//! the same. Where it was not, an answer that has begun goes on here only if the caller takes any.
 
 use std::future::ready;
 use std::time::Instant;
@@ -11,11 +11,13 @@ use std::time::Instant;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
+use hearthnet_model::ARITHMETIC;
 use tokio::runtime::Handle;
 
 use crate::backend::{Backend, Output, Rows, Run};
 use crate::error::{Blame, ChatError};
 use crate::events::{Failover, fell_back};
+use crate::exact::{Arithmetics, Exact};
 use crate::sharded::ShardedBackend;
 use crate::{Cancel, steps};
 
@@ -29,7 +31,13 @@ pub struct WithFallback {
     alone: Option<(ChatError, Instant)>,
     /// What the flight record calls it, wherever it runs.
     pipeline: PipelineId,
+    exact: Exact,
+    /// Whether a row of the answer has come.
+    answering: bool,
 }
+
+/// Positions that were computed again, and what with before.
+type Left = (u32, Arithmetics);
 
 /// Where the layers run.
 enum Runs {
@@ -41,7 +49,7 @@ enum Runs {
 
 impl WithFallback {
     /// Begins with the hosts, or here when none could be had: a new question falls back as a
-    /// running answer does. `load` is called once at most, and when it is needed; this blocks meanwhile.
+    /// running answer does. `exact` is what the hosts were chosen by. `load` is called once at most, and when it is needed; this blocks meanwhile.
     ///
     /// # Errors
     /// The hosts' own, when it is not theirs to answer for; [`ChatError::Cancelled`]; and what
@@ -49,6 +57,7 @@ impl WithFallback {
     pub fn begin(
         hosts: Result<ShardedBackend, ChatError>,
         load: LoadLocal,
+        exact: Exact,
         runtime: &Handle,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
@@ -59,6 +68,8 @@ impl WithFallback {
                     pipeline: hosts.name(),
                     runs: Runs::Hosts(Box::new(hosts), load),
                     alone: None,
+                    exact,
+                    answering: false,
                 });
             }
             Err(error) if error.blame() == Blame::Peer => error,
@@ -69,6 +80,8 @@ impl WithFallback {
             pipeline: PipelineId::draw(),
             runs: Runs::Here(steps::block_on(loaded(runtime, load, cancel))?),
             alone: Some((error, since)),
+            exact,
+            answering: false,
         })
     }
 
@@ -76,19 +89,22 @@ impl WithFallback {
         let Some(active) = self.inner_mut() else {
             return Err(ChatError::Engine("it failed earlier in this chat".into()));
         };
-        let (out, replayed, why) = match active.output(run).await {
+        let (out, left, why) = match active.output(run).await {
             Err(error) if error.blame() == Blame::Peer => {
                 let since = Instant::now();
-                let (out, replayed) = self.take_over(&error, run).await?;
-                (out, replayed, Some((error, since)))
+                let (out, left) = self.take_over(&error, run).await?;
+                (out, left, Some((error, since)))
             }
             // That hosts could not be had from the beginning is said once.
-            output => (output?, 0, self.alone.take()),
+            output => (output?, None, self.alone.take()),
         };
+        self.answering = true;
         let Some((error, since)) = why else {
             return Ok(out);
         };
         for all in self.route() {
+            let now = Arithmetics::from_iter([all.arithmetic]);
+            let (replayed, before) = left.clone().unwrap_or_else(|| (0, now.clone()));
             let failover = Failover {
                 pipeline: self.pipeline,
                 shard_id: all.shard_id,
@@ -96,6 +112,8 @@ impl WithFallback {
                 to: Vec::new(),
                 code: error.code(),
                 replayed,
+                before,
+                now,
                 since,
             };
             failover.tell(run);
@@ -103,15 +121,21 @@ impl WithFallback {
         Ok(out)
     }
 
-    /// Runs here what the hosts were given: what comes out, and of how many positions.
+    /// Runs here what the hosts were given: what comes out, and what they have left.
     async fn take_over(
         &mut self,
         error: &ChatError,
         run: &mut Run<'_>,
-    ) -> Result<(Vec<f32>, u32), ChatError> {
+    ) -> Result<(Vec<f32>, Option<Left>), ChatError> {
         let Runs::Hosts(mut hosts, load) = std::mem::replace(&mut self.runs, Runs::Nowhere) else {
             return Err(error.clone());
         };
+        let before = Arithmetics::of(&hosts.route());
+        if self.answering && self.exact != Exact::Any && !before.is_exact() {
+            return Err(ChatError::ArithmeticMismatch(format!(
+                "{error}; the answer was begun with {before}, and this machine computes with {ARITHMETIC}"
+            )));
+        }
         fell_back(error, "going on");
         let runtime = hosts.runtime().clone();
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
@@ -122,7 +146,7 @@ impl WithFallback {
         local.submit(Rows::at(0, &held), run.cancel).await;
         let out = local.output(run).await?;
         self.runs = Runs::Here(local);
-        Ok((out, replayed))
+        Ok((out, Some((replayed, before))))
     }
 }
 
@@ -164,6 +188,13 @@ impl Backend for WithFallback {
             Runs::Hosts(hosts, _) => Some(hosts.as_mut()),
             Runs::Here(local) => Some(local.as_mut()),
             Runs::Nowhere => None,
+        }
+    }
+
+    fn begin_call(&mut self, positions: u32) {
+        self.answering = false;
+        if let Some(inner) = self.inner_mut() {
+            inner.begin_call(positions);
         }
     }
 

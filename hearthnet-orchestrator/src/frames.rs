@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
+use crate::exact::Arithmetics;
+
 /// One piece of the route, as `done` reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RouteHop {
@@ -20,6 +22,9 @@ pub struct RouteHop {
     pub layers: (u32, u32),
     /// What the host says its layers and KV budget take, in MiB; for this machine, what they take.
     pub memory_mb: u64,
+    /// What it computes with, as its descriptor names it: `canonical-1` is exact.
+    #[serde(default)]
+    pub arithmetic: String,
 }
 
 /// Time spent at one hop, over the decode steps of an answer.
@@ -100,6 +105,10 @@ pub struct Done {
     pub seed: Option<u64>,
     /// Who ran which layers.
     pub route: Vec<RouteHop>,
+    /// What the answer was computed with, by all who had a part in it: if that is `canonical-1` alone,
+    /// the same request always has the same answer.
+    #[serde(default)]
+    pub arithmetic: Arithmetics,
     /// Where the time went.
     pub timings: Timings,
 }
@@ -142,6 +151,9 @@ pub enum Frame {
         /// waited for.
         #[serde(skip_serializing_if = "Option::is_none")]
         code: Option<Code>,
+        /// What it computes with, when it is ready.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        arithmetic: Option<String>,
     },
     /// The layers of a host that failed or leaves run elsewhere; the text goes on where it was.
     ShardFailover {
@@ -158,6 +170,10 @@ pub enum Frame {
         replayed: u32,
         /// From noticing the failure to the next row, in milliseconds.
         recovery_ms: f64,
+        /// What the layers were computed with before and from here on, where that is not the same: the
+        /// text goes on, but not as it would have.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        arithmetic: Option<(Arithmetics, Arithmetics)>,
     },
     /// The answer ends here, unfinished: no host can take over, nor may this machine.
     PipelineAborted {

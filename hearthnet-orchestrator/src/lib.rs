@@ -23,6 +23,7 @@
 //! | what a caller hears of its answer | `frames` |
 //! | times that were measured | `times` (pure) |
 //! | what flight record, numbers and readers hear of hosts | `events` |
+//! | which arithmetics an answer may be made with | [`exact`] (pure) |
 //! | codes, hints, blame | [`error`] |
 
 pub mod backend;
@@ -33,6 +34,7 @@ mod checks;
 pub mod coverage;
 pub mod error;
 mod events;
+pub mod exact;
 pub mod fallback;
 mod frames;
 pub mod health;

@@ -11,6 +11,7 @@ use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{
@@ -81,6 +82,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
         max_shards: inference.max_shards_per_request,
         own_id,
         allow_self: inference.allow_self_as_shard,
+        exact: inference.exact,
         health: SharedHealth::default(),
     }
 }
@@ -120,15 +122,18 @@ pub(crate) fn community_source(
     discovery: Option<Discovery>,
     here: Option<WeakNode>,
     in_sync: Option<InSync>,
-) -> impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + use<> {
+) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
     let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
-    move |model| {
+    move |model, exact| {
         let mut hosts = CommunityHosts::new(
             runtime.clone(),
             Arc::clone(&home.key),
             home.log.clone(),
             config.transport()?,
-            choice(model, home.key.id(), &config),
+            Choice {
+                exact,
+                ..choice(model, home.key.id(), &config)
+            },
             links.clone(),
         );
         let asked = home.clone();

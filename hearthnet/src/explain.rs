@@ -86,6 +86,7 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
             replacements,
             replayed,
             recovery_ms,
+            arithmetic,
         } = frame
         {
             let layers = shard_id.rsplit(':').next().unwrap_or(shard_id);
@@ -102,8 +103,23 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
                 "  layers {layers} moved{from} to {to} in {recovery_ms:.0} ms, {replayed} positions again: {}",
                 code
             );
+            if let Some((before, now)) = arithmetic {
+                let _ = writeln!(
+                    out,
+                    "    computed with {before} before, with {now} from there on"
+                );
+            }
         }
     }
+    let _ = writeln!(
+        out,
+        "  computed with {}: {}",
+        done.arithmetic,
+        match done.arithmetic.is_exact() {
+            true => "the same question has the same answer, however the layers are spread",
+            false => "not exact, the same question may have another answer",
+        }
+    );
     let seed = done
         .seed
         .map_or_else(|| "none".to_owned(), |seed| seed.to_string());

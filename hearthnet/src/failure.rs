@@ -33,6 +33,8 @@ pub(crate) enum Kind {
     Community,
     /// `busy` or `shutting_down`: ask again later; exit 11.
     Busy,
+    /// `arithmetic_mismatch`; exit 12.
+    ArithmeticMismatch,
     /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
     Interrupted,
     /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
@@ -54,6 +56,7 @@ impl Kind {
             Self::Host => (9, "host_failed"),
             Self::Community => (10, "community"),
             Self::Busy => (11, "busy"),
+            Self::ArithmeticMismatch => (12, "arithmetic_mismatch"),
             Self::Interrupted => (130, "interrupted"),
             Self::OutputClosed => (141, "output_closed"),
         }
@@ -72,6 +75,7 @@ impl Kind {
             Self::ShardUnavailable,
             Self::PipelineStalled,
             Self::WeightsMismatch,
+            Self::ArithmeticMismatch,
             Self::Busy,
         ];
         match code.as_str() {

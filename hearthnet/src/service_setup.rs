@@ -10,6 +10,7 @@ use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::hosts::{HostSource, PooledHosts};
 use hearthnet_orchestrator::http::serve;
@@ -37,8 +38,8 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedModel, Failure> {
     let options = local_options(model, config);
     let (engine, head) = local_engine(model, &options, options.max_kv_bytes)?;
-    let open = move |_: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);
-    served(model, head, Box::new(open))
+    let open = move |_: Exact, _: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);
+    served(model, head, config, Box::new(open))
 }
 
 /// A model that is answered with over hosts known by address.
@@ -49,7 +50,11 @@ pub(crate) fn pooled_model(
     runtime: &Handle,
     hosts: PooledHosts,
 ) -> Result<ServedModel, Failure> {
-    let source = move |_: &OpenModel| Ok(Box::new(hosts.clone()) as Box<dyn HostSource>);
+    let source = move |_: &OpenModel, exact| {
+        let mut hosts = hosts.clone();
+        hosts.choice.exact = exact;
+        Ok(Box::new(hosts) as Box<dyn HostSource>)
+    };
     hosted_model(model, config, fallback, runtime, source)
 }
 
@@ -60,30 +65,36 @@ pub(crate) fn hosted_model(
     config: &Config,
     fallback: bool,
     runtime: &Handle,
-    source: impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + Send + Sync + 'static,
+    source: impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + Send + Sync + 'static,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &engine_options(config, None))?;
     let local = fallback.then(|| on_demand(model, local_options(model, config)));
     let (handle, all, asked) = (runtime.clone(), config.clone(), model.clone());
-    let open = move |cancel: &Cancel| {
-        let source = source(&asked).map_err(|e| ChatError::Engine(e.to_string()))?;
+    let open = move |exact: Exact, cancel: &Cancel| {
+        let source = source(&asked, exact).map_err(|e| ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(|load| load());
         let settings = pump_settings(&all, local.is_some());
         let hosts = ShardedBackend::open(handle.clone(), source, settings, cancel);
         asked.private.around(match local {
-            Some(local) => Box::new(WithFallback::begin(hosts, local, &handle, cancel)?),
+            Some(local) => Box::new(WithFallback::begin(hosts, local, exact, &handle, cancel)?),
             None => Box::new(hosts?),
         })
     };
-    served(model, head, Box::new(open))
+    served(model, head, config, Box::new(open))
 }
 
-fn served(model: &OpenModel, head: Head, open: Opener) -> Result<ServedModel, Failure> {
+fn served(
+    model: &OpenModel,
+    head: Head,
+    config: &Config,
+    open: Opener,
+) -> Result<ServedModel, Failure> {
     Ok(ServedModel {
         id: model.id.clone(),
         weights: model.weights,
         text: text_model(model, head)?,
         open,
+        exact: config.research.distributed_inference.exact,
     })
 }
 
@@ -94,10 +105,11 @@ pub(crate) fn converse(
     runtime: &Handle,
     served: &ServedModel,
     named: Option<&PooledHosts>,
+    exact: Option<Exact>,
     cancel: &Cancel,
 ) -> Result<(Conversation, Vec<String>), Failure> {
     let left_out = named.map_or_else(Vec::new, |hosts| runtime.block_on(hosts.reach()));
-    match (served.open)(cancel) {
+    match (served.open)(exact.unwrap_or(served.exact), cancel) {
         Ok(backend) => {
             let warning = |why| format!("warning: going on without one host: {why}");
             let warnings = left_out.into_iter().map(warning).collect();

@@ -11,6 +11,7 @@ use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
@@ -104,6 +105,7 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
         },
         max_tokens: Some(TOKENS),
         stop: Vec::new(),
+        exact: None,
     }
 }
 
@@ -184,6 +186,7 @@ impl Caller {
             max_shards: 16,
             own_id: self.key.id(),
             allow_self: false,
+            exact: Exact::Require,
             // Of each conversation: tests strike the same hosts again and again.
             health: SharedHealth::default(),
         }
@@ -225,6 +228,7 @@ impl Caller {
             Box::new(WithFallback::begin(
                 Ok(sharded),
                 Box::new(load),
+                Exact::Require,
                 runtime,
                 &cancel,
             )?)

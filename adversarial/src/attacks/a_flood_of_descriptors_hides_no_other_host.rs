@@ -46,7 +46,7 @@ fn looks(model: &ModelOnWire, candidates: &[Candidate]) -> Result<usize, Harness
     let last = model.layers.saturating_sub(1);
     let finds = |_: &usize| {
         let choice = choice(model.clone(), NodeId::from_checked([255; 32]));
-        let route = choice.pick(candidates.to_vec(), 0..=last, &BTreeSet::new());
+        let route = choice.pick(candidates.to_vec(), 0..=last, &BTreeSet::new(), None);
         route.is_ok()
     };
     Ok((0..LOOKS).filter(finds).count())

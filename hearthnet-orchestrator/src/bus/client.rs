@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::request::params;
 use crate::Cancel;
 use crate::chat::{ChatRequest, Done, Frame};
+use crate::exact::Arithmetics;
 
 /// Frames that may wait to be printed: more than an answer has. However slowly its output is
 /// read, the service has been heard to the end, and serves the next one.
@@ -19,8 +20,10 @@ const FRAMES_AHEAD: usize = 40_000;
 #[non_exhaustive]
 pub struct Unanswered {
     /// Tokens that were heard of it: whoever goes on without the service need not say them again,
-    /// since the same request has the same answer wherever it is computed.
+    /// since the same request has the same answer wherever it is computed exactly.
     pub heard: usize,
+    /// What those were computed with.
+    pub arithmetic: Arithmetics,
     /// How the call ended; `None`: the service cannot be asked this, or went away without a word.
     pub error: Option<CallError>,
 }
@@ -37,10 +40,14 @@ pub fn answer(
     cancel: &Cancel,
     emit: &mut dyn FnMut(&Frame),
 ) -> Result<Done, Unanswered> {
-    let (heard, error) = (0, None);
+    let mut arithmetic = Arithmetics::default();
     let call = params(model, request).map(|params| service.call(&Capability::chat(), &params));
     let Some(Ok(call)) = call else {
-        return Err(Unanswered { heard, error });
+        return Err(Unanswered {
+            heard: 0,
+            arithmetic,
+            error: None,
+        });
     };
     let (frames, mut incoming) = mpsc::channel(FRAMES_AHEAD);
     let hearing = runtime.spawn(hear(call, frames, cancel.clone()));
@@ -52,6 +59,14 @@ pub fn answer(
         emit(&frame);
         match frame {
             Frame::TokenDelta { .. } => heard += 1,
+            Frame::ShardStatus {
+                arithmetic: Some(name),
+                ..
+            } => arithmetic.extend([name].into_iter().collect()),
+            Frame::ShardFailover {
+                arithmetic: Some((_, now)),
+                ..
+            } => arithmetic.extend(now),
             Frame::Done(all) => done = Some(*all),
             _ => {}
         }
@@ -64,6 +79,7 @@ pub fn answer(
         (Ok(()), Some(done)) => Ok(done),
         (ended, _) => Err(Unanswered {
             heard,
+            arithmetic,
             error: ended.err(),
         }),
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::chat::{ChatRequest, Prompt};
+use crate::exact::Exact;
 
 /// Longest prompt or message, in bytes: what fits into one message of the bus, with room
 /// for what JSON adds.
@@ -55,7 +56,8 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
             .optional("presence_penalty", number(-2.0, 2.0))
             .optional("frequency_penalty", number(-2.0, 2.0))
             .optional("logprobs", integer(0, i64::from(MAX_LOGPROBS)))
-            .optional("stop", Kind::list(MAX_STOPS, Kind::text(MAX_STOP_BYTES))),
+            .optional("stop", Kind::list(MAX_STOPS, Kind::text(MAX_STOP_BYTES)))
+            .optional("exact", Kind::one_of(&Exact::NAMES)),
         ..CapabilityDescriptor::new(
             Capability::chat(),
             "Answers with a model whose layers the community's machines hold.",
@@ -83,6 +85,8 @@ pub(super) struct Given {
     chosen: SamplingChoice,
     #[serde(default)]
     stop: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exact: Option<Exact>,
 }
 
 impl Given {
@@ -113,6 +117,7 @@ impl Given {
             }),
             max_tokens: self.max_tokens,
             stop: self.stop,
+            exact: self.exact,
         })
     }
 }
@@ -153,6 +158,7 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         logprobs: sampling.logprobs,
         chosen,
         stop: request.stop.clone(),
+        exact: request.exact,
     };
     let params = serde_json::to_value(given).ok()?;
     descriptor(1).params.check(&params).ok()?;

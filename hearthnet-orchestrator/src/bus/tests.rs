@@ -22,6 +22,7 @@ use super::*;
 use crate::Cancel;
 use crate::backend::Backend;
 use crate::chat::{ChatRequest, Prompt, TextModel};
+use crate::exact::Exact;
 use crate::local::SharedEngine;
 use crate::service::{ServedModel, ServiceSettings};
 
@@ -54,7 +55,7 @@ fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
     let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
     let head = Head::beside(&file, &engine).unwrap();
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
-    let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+    let opener = move |_: Exact, _: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
         match &*broken.lock() {
             Some(error) => Err(error.clone()),
             None => Ok(Box::new(engine.open()?)),
@@ -71,6 +72,7 @@ fn tiny(broken: Arc<Mutex<Option<ChatError>>>) -> ServedModel {
             sampling: SamplingChoice::GREEDY,
         },
         open: Box::new(opener),
+        exact: Exact::default(),
     }
 }
 
@@ -137,6 +139,7 @@ async fn an_answer_comes_as_its_frames_and_is_the_services_own() {
                 },
                 max_tokens: Some(20),
                 stop: Vec::new(),
+                exact: None,
             },
         )
         .unwrap();
@@ -264,6 +267,7 @@ fn elaborate() -> ChatRequest {
         },
         max_tokens: Some(20),
         stop: vec!["never said".into()],
+        exact: None,
     }
 }
 

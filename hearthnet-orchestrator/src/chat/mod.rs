@@ -19,6 +19,7 @@ use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer
 use crate::backend::{Backend, Rows, Run};
 use crate::error::{Blame, ChatError};
 use crate::events::tell;
+use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
 pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
 use crate::logits_batcher::LogitsBatcher;
@@ -49,6 +50,9 @@ pub struct ChatRequest {
     pub max_tokens: Option<u32>,
     /// Texts that end the answer; they are not part of it.
     pub stop: Vec<String>,
+    /// Which arithmetics may make it, where the caller does not leave that to the configuration. It
+    /// decides which hosts a conversation is opened over, and which kept one is taken over.
+    pub exact: Option<Exact>,
 }
 
 /// Who hears an answer's frames.
@@ -104,6 +108,8 @@ pub(crate) struct Call<'a> {
 pub struct Conversation {
     backend: Box<dyn Backend>,
     held: Vec<u32>,
+    /// What the answer so far was computed with.
+    arithmetic: Arithmetics,
 }
 
 impl Conversation {
@@ -112,6 +118,7 @@ impl Conversation {
         Self {
             backend,
             held: Vec::new(),
+            arithmetic: Arithmetics::default(),
         }
     }
 
@@ -185,14 +192,16 @@ impl Conversation {
         metrics::histogram!("distributed_inference_pipeline_construct_ms").record(construct_ms);
         let route = self.backend.route();
         let hosted = route.iter().any(|hop| hop.host.is_some());
-        for RouteHop { shard_id, host, .. } in route {
+        for hop in route {
             call.listener.hear(&Frame::ShardStatus {
-                shard_id,
-                host,
+                shard_id: hop.shard_id,
+                host: hop.host,
                 status: "ready".into(),
                 code: None,
+                arithmetic: Some(hop.arithmetic),
             });
         }
+        self.arithmetic = Arithmetics::default();
         let _present = model.head.attend(hosted);
         self.backend.begin_call(asked.positions(model.context));
 
@@ -278,6 +287,7 @@ impl Conversation {
             },
             seed: asked.seed,
             route: self.backend.route(),
+            arithmetic: self.arithmetic.clone(),
             timings: Timings {
                 construct_ms,
                 first_token_ms,
@@ -304,17 +314,28 @@ impl Conversation {
 
     /// Waits for what became of the tokens sent, and remembers them.
     async fn output(&mut self, ids: &[u32], call: &mut Call<'_>) -> Result<Vec<f32>, ChatError> {
+        // Whoever was there at the first row, and whoever has come since.
+        let mut is_new = self.arithmetic.is_empty();
         let mut told = Instant::now();
         let mut run = Run {
             cancel: call.cancel,
             notify: &mut |frame| match frame {
                 Frame::PromptProgress { .. } if !is_due(&mut told, Instant::now()) => {}
-                frame => call.listener.hear(&frame),
+                frame => {
+                    is_new |= matches!(frame, Frame::ShardFailover { .. });
+                    call.listener.hear(&frame);
+                }
             },
         };
         let result = self.backend.output(&mut run).await;
         match &result {
-            Ok(_) => self.held.extend_from_slice(ids),
+            Ok(_) => {
+                self.held.extend_from_slice(ids);
+                if is_new {
+                    self.arithmetic
+                        .extend(Arithmetics::of(&self.backend.route()));
+                }
+            }
             Err(error) if error.blame() == Blame::Peer => {
                 call.listener.hear(&Frame::PipelineAborted {
                     code: error.code(),

@@ -65,6 +65,7 @@ fn frames_are_tagged_with_event_and_data() {
         host: None,
         status: "ready".into(),
         code: None,
+        arithmetic: None,
     };
     assert_eq!(
         serde_json::to_value(&frame).unwrap(),
@@ -140,6 +141,7 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
         },
         max_tokens: Some(tokens),
         stop: stop.iter().map(|&text| text.to_owned()).collect(),
+        exact: None,
     };
     let done = conversation.answer(
         &model,

@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +18,7 @@ use hearthnet_bus::discovery::{Claims, Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey, now_ms};
+use hearthnet_model::ARITHMETIC;
 use hearthnet_transport::{Config, Hello, connect_path};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -27,7 +27,9 @@ use tokio::time::{timeout, timeout_at};
 
 use super::opening::{Opening, Outcome};
 use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use crate::Cancel;
 use crate::error::ChatError;
+use crate::exact::Exact;
 use crate::health::{FailureKind, SharedHealth};
 use crate::link::{HostAddr, HostLink, PIPELINE};
 use crate::placement::{missing, runs_text};
@@ -168,7 +170,7 @@ impl HostSource for CommunityHosts {
                 link.is_open()
             });
             let adverts = self.adverts();
-            if let Err(error) = self.choose(&adverts, search.layers.clone(), &passed_over) {
+            if let Err(error) = self.choose(&adverts, search, &passed_over) {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if let Some(end) = self.end_of_waiting(left) {
                     let explained = || self.explain(error, &adverts, search.exclude);
@@ -205,11 +207,18 @@ impl HostSource for CommunityHosts {
     /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
     /// whenever somebody comes by here, and there when a host fails.
     fn prepare(&mut self, route: &[RoutedSpan]) {
-        let adverts = self.adverts();
+        let (adverts, cancel) = (self.adverts(), Cancel::default());
         for span in route {
             let host = BTreeSet::from([span.link.addr.node]);
+            let spare = Search {
+                layers: span.lo..=span.hi,
+                exclude: &host,
+                before: Some(&span.link.descriptor.arithmetic),
+                optional: true,
+                cancel: &cancel,
+            };
             // Nobody else has these layers: then there is nothing to prepare.
-            let spares = self.choose(&adverts, span.lo..=span.hi, &host);
+            let spares = self.choose(&adverts, &spare, &host);
             for spare in spares.unwrap_or_default() {
                 if let Some(advert) = adverts.get(spare.candidate) {
                     // Whatever it comes to, it is there for the search that needs it.
@@ -272,10 +281,11 @@ impl CommunityHosts {
         }
     }
 
+    /// Hosts for what is looked for, none of them in `exclude`.
     fn choose(
         &self,
         adverts: &[Advert],
-        layers: RangeInclusive<u32>,
+        search: &Search<'_>,
         exclude: &BTreeSet<NodeId>,
     ) -> Result<Vec<Span>, RouteError> {
         let own = self.key.id();
@@ -291,7 +301,8 @@ impl CommunityHosts {
                 Candidate::new(advert.descriptor.clone(), hop_weight, advert.author == own)
             })
             .collect();
-        self.choice.pick(candidates, layers, exclude)
+        let layers = search.layers.clone();
+        self.choice.pick(candidates, layers, exclude, search.before)
     }
 
     /// Sessions for a route: those that stand, and new ones, all at once. A host that keeps others
@@ -308,12 +319,21 @@ impl CommunityHosts {
         loop {
             let now = Instant::now();
             let late = &awaited.late(now) | passed_over;
-            let mut until = give_up;
+            let (mut until, mut wanted) = (give_up, None);
             // What is wanted, and what there is without those that are late.
             for exclude in [passed_over, &late] {
-                let Ok(spans) = self.choose(adverts, search.layers.clone(), exclude) else {
+                let Ok(spans) = self.choose(adverts, search, exclude) else {
                     continue;
                 };
+                let inexact = |span: &Span| {
+                    let advert = adverts.get(span.candidate);
+                    advert.is_some_and(|advert| advert.descriptor.arithmetic != ARITHMETIC)
+                };
+                // Exact hosts that are late are waited for like those that nobody can replace.
+                let exact = !spans.iter().any(inexact);
+                if self.choice.exact != Exact::Any && *wanted.get_or_insert(exact) && !exact {
+                    continue;
+                }
                 let (route, missing) = self.sessions(adverts, &spans, awaited)?;
                 if missing.is_empty() {
                     return Ok(route);

@@ -208,6 +208,7 @@ impl PooledHosts {
         let search = Search {
             layers: hosted.start..=hosted.end.saturating_sub(1),
             exclude: &exclude,
+            before: None,
             optional: false,
             cancel: &cancel,
         };

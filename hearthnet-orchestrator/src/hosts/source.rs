@@ -12,6 +12,7 @@ use hearthnet_transport::Want;
 
 use crate::Cancel;
 use crate::error::ChatError;
+use crate::exact::Exact;
 use crate::health::SharedHealth;
 use crate::link::HostLink;
 use crate::router::{Candidate, RouteError, RouteRequest, Span, pick};
@@ -85,6 +86,8 @@ pub struct Search<'a> {
     pub layers: RangeInclusive<u32>,
     /// Nodes that must not run any of them.
     pub exclude: &'a BTreeSet<NodeId>,
+    /// The arithmetic of whoever ran them, where an answer that has begun goes on behind them.
+    pub before: Option<&'a str>,
     /// Somebody runs them as it is: what is not at hand is not worth waiting for.
     pub optional: bool,
     /// Set when the caller gives up.
@@ -97,8 +100,8 @@ pub trait HostSource: Send {
     /// the search is optional; ends soon when the caller gives up.
     ///
     /// # Errors
-    /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`] or
-    /// [`ChatError::Cancelled`].
+    /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`],
+    /// [`ChatError::ArithmeticMismatch`] or [`ChatError::Cancelled`].
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
 
     /// Sees to it that there is somebody at hand for each span of a route, should its host fail.
@@ -122,12 +125,14 @@ pub struct Choice {
     pub own_id: NodeId,
     /// Whether the caller's own node may serve.
     pub allow_self: bool,
+    /// What is wanted of their arithmetics.
+    pub exact: Exact,
     /// What was seen of hosts, in all calls of this process.
     pub health: SharedHealth,
 }
 
 impl Choice {
-    /// Covers `layers` with candidates, none of them on a node in `exclude`.
+    /// Covers `layers` with candidates, none of them on a node in `exclude`; `before` as in [`Search`].
     ///
     /// # Errors
     /// Any [`RouteError`].
@@ -136,11 +141,13 @@ impl Choice {
         mut candidates: Vec<Candidate>,
         layers: RangeInclusive<u32>,
         exclude: &BTreeSet<NodeId>,
+        before: Option<&str>,
     ) -> Result<Vec<Span>, RouteError> {
         let request = RouteRequest {
             model_id: &self.model.model_id,
             weights_sha256: &self.model.weights.to_string(),
             boundary_dtype: self.model.boundary.descriptor_name(),
+            arithmetic: self.exact.allows(before),
             layers,
             total_layers: self.model.layers,
             max_shards: self.max_shards,
@@ -175,7 +182,8 @@ impl Choice {
             Candidate::new(link.descriptor.clone(), 0, is_self)
         };
         let candidates = links.iter().map(candidate).collect();
-        let spans = self.pick(candidates, search.layers.clone(), search.exclude)?;
+        let layers = search.layers.clone();
+        let spans = self.pick(candidates, layers, search.exclude, search.before)?;
         let routed = spans.into_iter().map(|Span { candidate, lo, hi }| {
             let link = Arc::clone(links.get(candidate)?);
             Some(RoutedSpan { link, lo, hi })

@@ -280,8 +280,7 @@ impl Api {
             id: random,
             created: now_ms() / 1000,
             model,
-            // The weights decide, and nothing about the machines that compute with them.
-            fingerprint: format!("fp_{:.16}", served.weights.to_string()),
+            weights: served.weights,
         };
         let tokenizer = served.text.tokenizer.clone();
         let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
@@ -368,7 +367,7 @@ struct Events {
 impl Events {
     fn response(answer: Answer, first: &Frame, reply: Reply) -> Response<Body> {
         let mut events = Self {
-            ready: reply.opening().iter().map(event).collect(),
+            ready: VecDeque::new(),
             answer,
             reply,
             over: false,

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 
-use hearthnet_model::{Detokenizer, Tokenizer};
+use hearthnet_model::{Detokenizer, Tokenizer, WeightsId};
 use serde_json::{Map, Value, json};
 
 use crate::chat::{Done, FinishReason, Frame};
+use crate::exact::Arithmetics;
 
 /// Stands for a probability of zero, whose logarithm JSON cannot say. OpenAI's number.
 const LEAST_LOGPROB: f32 = -9999.0;
@@ -34,8 +35,8 @@ pub(super) struct Header {
     pub(super) created: u64,
     /// The model.
     pub(super) model: String,
-    /// What the answer depends on besides the request.
-    pub(super) fingerprint: String,
+    /// Identity of its weights.
+    pub(super) weights: WeightsId,
 }
 
 /// One token with its log-probability.
@@ -62,6 +63,10 @@ pub(super) struct Reply {
     pending: VecDeque<Entry>,
     /// Entries of the whole answer, when it is not sent in chunks.
     entries: Vec<Entry>,
+    /// What it is computed with, as far as is known.
+    arithmetic: Arithmetics,
+    /// Whether the first chunk is out.
+    opened: bool,
 }
 
 impl Reply {
@@ -87,11 +92,13 @@ impl Reply {
             pending: VecDeque::new(),
             entries: Vec::new(),
             tokenizer,
+            arithmetic: Arithmetics::default(),
+            opened: false,
         }
     }
 
     /// The chunk before the first text, if this shape has one.
-    pub(super) fn opening(&self) -> Option<Value> {
+    fn opening(&self) -> Option<Value> {
         let role = json!({"role": "assistant", "content": "", "refusal": null});
         (self.header.shape == Shape::Chat).then(|| self.chunk(role, Value::Null, None))
     }
@@ -99,6 +106,12 @@ impl Reply {
     /// What a frame adds to a stream.
     pub(super) fn chunks(&mut self, frame: &Frame) -> Vec<Value> {
         let entries = self.hear(frame);
+        let mut chunks = Vec::new();
+        // Not before all hosts have said what they compute with.
+        if !matches!(frame, Frame::ShardStatus { .. }) && !std::mem::replace(&mut self.opened, true)
+        {
+            chunks.extend(self.opening());
+        }
         match frame {
             Frame::TokenDelta { text, .. } if !text.is_empty() || !entries.is_empty() => {
                 let logprobs = self.logprobs_of(&entries);
@@ -106,7 +119,7 @@ impl Reply {
                     Shape::Chat => json!({"content": text}),
                     Shape::Text => json!(text),
                 };
-                vec![self.chunk(delta, logprobs, None)]
+                chunks.push(self.chunk(delta, logprobs, None));
             }
             Frame::Done(done) => {
                 let logprobs = match entries.is_empty() {
@@ -117,14 +130,14 @@ impl Reply {
                     Shape::Chat => json!({}),
                     Shape::Text => json!(""),
                 };
-                let mut chunks = vec![self.chunk(delta, logprobs, Some(done.finish_reason))];
+                chunks.push(self.chunk(delta, logprobs, Some(done.finish_reason)));
                 if self.include_usage {
                     chunks.push(self.object(true, json!([]), Some(usage(done))));
                 }
-                chunks
             }
-            _ => Vec::new(),
+            _ => {}
         }
+        chunks
     }
 
     /// The whole answer, once its last frame has come.
@@ -174,8 +187,17 @@ impl Reply {
                     self.spelt += self.speller.push(*token_id).len();
                 }
             }
+            Frame::ShardStatus {
+                arithmetic: Some(name),
+                ..
+            } => self.arithmetic.extend([name.clone()].into_iter().collect()),
+            Frame::ShardFailover {
+                arithmetic: Some((_, now)),
+                ..
+            } => self.arithmetic.extend(now.clone()),
             // No stop text ended it: what was held back is part of it.
             Frame::Done(done) => {
+                self.arithmetic = done.arithmetic.clone();
                 let last = done.token_ids.last();
                 let ended = last.is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
                 all = ended || done.finish_reason == FinishReason::Length;
@@ -194,13 +216,18 @@ impl Reply {
             id,
             created,
             model,
-            fingerprint,
+            weights,
         } = &self.header;
         let (prefix, kind) = match (shape, chunk) {
             (Shape::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
             (Shape::Chat, false) => ("chatcmpl", "chat.completion"),
             // Chunks of the older API have the name of the whole.
             (Shape::Text, _) => ("cmpl", "text_completion"),
+        };
+        // The weights decide, and nothing about the machines that compute with them exactly.
+        let fingerprint = match self.arithmetic.is_exact() {
+            true => format!("fp_{:.16}", weights.to_string()),
+            false => format!("fp_{:.16}-{}", weights.to_string(), self.arithmetic),
         };
         let mut object = json!({
             "id": format!("{prefix}-{id:032x}"), "object": kind, "created": created,

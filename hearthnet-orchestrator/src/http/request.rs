@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value, json};
 
 use crate::chat::{ChatRequest, Prompt};
+use crate::exact::Exact;
 
 /// Stop texts that a request may have, as OpenAI has it.
 const MAX_STOPS: usize = 4;
@@ -309,6 +310,8 @@ impl Fields {
             ..SamplerConfig::default()
         };
         let stop = self.stop()?;
+        let names = format!("one of {}", Exact::NAMES.join(", "));
+        let exact = self.read("exact", &names, |_: &Exact| true)?;
         for name in REFUSED {
             let empty =
                 |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
@@ -322,6 +325,7 @@ impl Fields {
                 sampling,
                 max_tokens,
                 stop,
+                exact,
             },
             chosen,
             stream,

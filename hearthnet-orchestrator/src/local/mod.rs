@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
+use hearthnet_model::ARITHMETIC;
 use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
 use parking_lot::Mutex;
 
@@ -345,6 +346,7 @@ impl Backend for LocalBackend {
             endpoint: None,
             layers: (shared.layers.start, shared.layers.end.saturating_sub(1)),
             memory_mb: (shared.weight_bytes + kv_bytes) >> 20,
+            arithmetic: ARITHMETIC.to_owned(),
         }]
     }
 

@@ -7,6 +7,7 @@ use std::hash::BuildHasher as _;
 use hearthnet_bus::NodeId;
 
 use super::{Candidate, RouteError, RouteRequest, Span};
+use crate::exact::Allowed;
 use crate::health::Standing;
 
 /// Streams that a host may be given whatever its share: a caller's first chats tell nothing yet.
@@ -18,7 +19,8 @@ pub(super) type Usable<'a> = (usize, &'a Candidate);
 /// M26 section 5.2: from the first layer on, take the least loaded shard that has the next layer.
 ///
 /// What the caller has seen counts more than what hosts say: whoever failed of late comes after
-/// all others, whoever returned impossible numbers comes last, and of the rest those that were
+/// all others, whoever returned impossible numbers comes last. Where exact hosts are preferred, others
+/// come after them. Of the rest those that were
 /// measured to be twice as slow as the fastest, or worse, come later. Of those that are equal in this,
 /// whoever has had more than its share of the caller's streams comes later, whatever it claims. Only
 /// then does the load decide that they claim, then the distance, then who reaches
@@ -30,16 +32,19 @@ pub(super) fn cover(
     request: &RouteRequest<'_>,
     usable: &[Usable<'_>],
 ) -> Result<Vec<Span>, RouteError> {
+    let exact_first = request.arithmetic == Allowed::ExactFirst;
+    let is_second = |c: &Candidate| exact_first && !c.is_exact();
     let by_load = |c: &Candidate, beside: &Beside| {
         let (depth, distance) = (c.descriptor.queue_depth, c.hop_weight);
         let slowness = slowness(c, beside.fastest);
-        (c.standing, slowness, beside.is_over(c), depth, distance)
+        let over = beside.is_over(c);
+        (c.standing, is_second(c), slowness, over, depth, distance)
     };
-    let by_standing = |c: &Candidate, _: &Beside| (c.standing, 0, false, 0, 0);
-    let by_reach = |_: &Candidate, _: &Beside| (Standing::Good, 0, false, 0, 0);
+    let by_standing = |c: &Candidate, _: &Beside| (c.standing, is_second(c), 0, false, 0, 0);
+    let by_reach = |_: &Candidate, _: &Beside| (Standing::Good, false, 0, false, 0, 0);
     // Least load first can take more hops than allowed where fewer would do:
     // longest reach first is the cover with the fewest hops.
-    let tries: [&CostOf; 3] = [&by_load, &by_standing, &by_reach];
+    let tries: [&CostOf<'_>; 3] = [&by_load, &by_standing, &by_reach];
     let mut covers = tries.into_iter().map(|cost| walk(request, usable, cost));
     let too_long = |cover: &Result<_, _>| matches!(cover, Err(RouteError::TooManyShards { .. }));
     covers
@@ -50,10 +55,10 @@ pub(super) fn cover(
 }
 
 /// What speaks against a candidate, before its reach: the most important first.
-type Cost = (Standing, u32, bool, u32, u32);
+type Cost = (Standing, bool, u32, bool, u32, u32);
 
 /// What speaks against a candidate, beside others.
-type CostOf = dyn Fn(&Candidate, &Beside) -> Cost;
+type CostOf<'a> = dyn Fn(&Candidate, &Beside) -> Cost + 'a;
 
 /// Those that a candidate stands beside.
 struct Beside {
@@ -100,7 +105,7 @@ fn slowness(candidate: &Candidate, fastest: Option<f64>) -> u32 {
 fn walk(
     request: &RouteRequest<'_>,
     usable: &[Usable<'_>],
-    cost: &CostOf,
+    cost: &CostOf<'_>,
 ) -> Result<Vec<Span>, RouteError> {
     let (first, last) = (*request.layers.start(), *request.layers.end());
     // Of all layers: they are much alike, and of those at hand perhaps none was measured.

@@ -17,8 +17,10 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::ops::RangeInclusive;
 
 use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_model::ARITHMETIC;
 
 use self::cover::{Usable, cover};
+use crate::exact::Allowed;
 use crate::health::Standing;
 
 /// Most candidates a routing decision looks at. A community has tens of hosts. The bound keeps a flood
@@ -64,6 +66,10 @@ impl Candidate {
         let (lo, hi) = self.descriptor.layer_range;
         lo <= layer && layer <= hi
     }
+
+    fn is_exact(&self) -> bool {
+        self.descriptor.arithmetic == ARITHMETIC
+    }
 }
 
 /// A contiguous piece of the model on one candidate.
@@ -86,6 +92,8 @@ pub struct RouteRequest<'a> {
     pub weights_sha256: &'a str,
     /// Data type of the residual stream that every shard must speak.
     pub boundary_dtype: &'a str,
+    /// Arithmetics that shards may compute with.
+    pub arithmetic: Allowed<'a>,
     /// Layers to cover; `0..=n-1` for a whole pipeline, one span for a repick.
     pub layers: RangeInclusive<u32>,
     /// Layers of the whole model.
@@ -121,6 +129,19 @@ pub enum RouteError {
         /// An identity on offer.
         found: String,
     },
+    /// Shards of these weights have the layers, but all of them compute with another arithmetic.
+    #[error(
+        "the hosts of layer {layer} compute with {found}, and this chat takes {wanted} only: \
+         its answer would be another one"
+    )]
+    ArithmeticMismatch {
+        /// First layer without a shard that may be used.
+        layer: u32,
+        /// Arithmetic asked for.
+        wanted: String,
+        /// An arithmetic on offer.
+        found: String,
+    },
     /// Covering the model takes more spans than allowed.
     #[error("covering the model takes more than {max} shards")]
     TooManyShards {
@@ -135,12 +156,37 @@ pub enum RouteError {
 /// Any [`RouteError`].
 pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<Span>, RouteError> {
     let (usable, other_weights) = usable(request, candidates);
-    match (cover(request, &usable), other_weights) {
-        (Err(RouteError::Uncovered { .. }), Some(found)) => Err(RouteError::WeightsMismatch {
+    let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
+    let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
+    // Whoever has failed of late covers nothing that somebody else could.
+    let exact: Vec<Usable<'_>> = usable
+        .iter()
+        .filter(|(_, c)| c.is_exact() && c.standing == Standing::Good)
+        .copied()
+        .collect();
+    let covered = match request.arithmetic {
+        Allowed::ExactFirst => cover(request, &exact).or_else(|_| cover(request, &usable)),
+        Allowed::Only(_) | Allowed::All => cover(request, &usable),
+    };
+    let Err(RouteError::Uncovered { layer, .. }) = covered else {
+        return covered;
+    };
+    if let (Allowed::Only(wanted), Some((_, other))) = (
+        request.arithmetic,
+        others.iter().find(|(_, c)| c.holds(layer)),
+    ) {
+        return Err(RouteError::ArithmeticMismatch {
+            layer,
+            wanted: wanted.to_owned(),
+            found: other.descriptor.arithmetic.clone(),
+        });
+    }
+    match other_weights {
+        Some(found) => Err(RouteError::WeightsMismatch {
             wanted: request.weights_sha256.to_owned(),
             found,
         }),
-        (spans, _) => spans,
+        None => covered,
     }
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::exact::Exact;
 use crate::node;
 
 fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
@@ -19,7 +20,7 @@ fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
             endpoint: "127.0.0.1:1".into(),
             advertised_at: 0,
             boundary_dtype: "fp16".into(),
-            arithmetic: "canonical-1".into(),
+            arithmetic: ARITHMETIC.into(),
             ms_per_token: 0.0,
             queue_depth: queue,
             software: "test".into(),
@@ -37,6 +38,8 @@ struct Ask {
     weights: String,
     max: usize,
     allow_self: bool,
+    exact: Exact,
+    before: Option<&'static str>,
     lots: RandomState,
 }
 
@@ -47,6 +50,8 @@ impl Default for Ask {
             weights: "ab".repeat(32),
             max: 16,
             allow_self: false,
+            exact: Exact::default(),
+            before: None,
             lots: RandomState::new(),
         }
     }
@@ -58,6 +63,7 @@ impl Ask {
             model_id: "m",
             weights_sha256: &self.weights,
             boundary_dtype: "fp16",
+            arithmetic: self.exact.allows(self.before),
             layers: 0..=15,
             total_layers: 16,
             max_shards: self.max,
@@ -88,6 +94,100 @@ fn the_worked_example_of_the_specification_holds() {
         Ask::default().route(&all).unwrap(),
         spans(&[("a", 0, 7), ("c", 8, 15)])
     );
+}
+
+/// A host of another arithmetic.
+fn other(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
+    let mut candidate = shard(host, lo, hi, queue);
+    candidate.descriptor.arithmetic = "torch-cuda-fp16".into();
+    candidate
+}
+
+fn asks(exact: Exact) -> Ask {
+    Ask {
+        exact,
+        ..Ask::default()
+    }
+}
+
+#[test]
+fn exact_hosts_come_first_where_they_have_all_layers() {
+    // However busy they are, however far the others reach.
+    let all = [
+        other("fast", 0, 15, 0),
+        shard("a", 0, 7, 9),
+        shard("b", 8, 15, 9),
+    ];
+    let exact = spans(&[("a", 0, 7), ("b", 8, 15)]);
+    assert_eq!(asks(Exact::Require).route(&all).unwrap(), exact);
+    assert_eq!(asks(Exact::Prefer).route(&all).unwrap(), exact);
+    let any = asks(Exact::Any).route(&all).unwrap();
+    assert_eq!(any, spans(&[("fast", 0, 15)]));
+}
+
+#[test]
+fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required() {
+    let all = [
+        other("card", 0, 11, 0),
+        shard("a", 0, 3, 2),
+        shard("b", 12, 15, 2),
+    ];
+    let mixed = spans(&[("a", 0, 3), ("card", 4, 11), ("b", 12, 15)]);
+    assert_eq!(asks(Exact::Prefer).route(&all).unwrap(), mixed);
+    assert_eq!(
+        asks(Exact::Require).route(&all).unwrap_err(),
+        RouteError::ArithmeticMismatch {
+            layer: 4,
+            wanted: ARITHMETIC.into(),
+            found: "torch-cuda-fp16".into(),
+        }
+    );
+    // Where nobody has the layer, that is what is wrong.
+    let hole = [other("card", 0, 3, 0), shard("b", 8, 15, 0)];
+    let error = asks(Exact::Require).route(&hole[1..]).unwrap_err();
+    assert!(matches!(error, RouteError::Uncovered { layer: 0, .. }));
+    let error = asks(Exact::Prefer).route(&hole).unwrap_err();
+    assert!(matches!(error, RouteError::Uncovered { layer: 4, .. }));
+}
+
+#[test]
+fn more_hops_than_allowed_are_no_reason_to_do_without_an_answer() {
+    let mut all = vec![other("card", 0, 15, 0)];
+    all.extend((0..16).map(|layer| shard(&format!("h{layer}"), layer, layer, 0)));
+    let ask = |exact| Ask {
+        max: 4,
+        ..asks(exact)
+    };
+    let route = ask(Exact::Prefer).route(&all).unwrap();
+    assert!(route.len() <= 4, "{route:?}");
+    let error = ask(Exact::Require).route(&all).unwrap_err();
+    assert_eq!(error, RouteError::TooManyShards { max: 4 });
+}
+
+#[test]
+fn an_exact_host_that_has_failed_comes_after_another_that_has_not() {
+    let mut failed = shard("failed", 0, 15, 0);
+    failed.standing = Standing::Failing;
+    let all = [failed, other("card", 0, 15, 3)];
+    let route = asks(Exact::Prefer).route(&all).unwrap();
+    assert_eq!(route, spans(&[("card", 0, 15)]));
+    let route = asks(Exact::Require).route(&all).unwrap();
+    assert_eq!(route, spans(&[("failed", 0, 15)]));
+}
+
+#[test]
+fn who_goes_on_computes_as_who_was_there_before_unless_any_will_do() {
+    let all = [shard("a", 0, 15, 0), other("card", 0, 15, 9)];
+    let ask = |exact, before| Ask {
+        before: Some(before),
+        ..asks(exact)
+    };
+    let card = ask(Exact::Prefer, "torch-cuda-fp16").route(&all).unwrap();
+    assert_eq!(card, spans(&[("card", 0, 15)]));
+    let error = ask(Exact::Prefer, "torch-cuda-fp16").route(&all[..1]);
+    assert!(matches!(error, Err(RouteError::ArithmeticMismatch { .. })));
+    let any = ask(Exact::Any, "torch-cuda-fp16").route(&all).unwrap();
+    assert_eq!(any, spans(&[("a", 0, 15)]));
 }
 
 #[test]
@@ -310,6 +410,7 @@ fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
             model_id: "m",
             weights_sha256: &ask.weights,
             boundary_dtype: "fp16",
+            arithmetic: ask.exact.allows(None),
             layers: 0..=15,
             total_layers: 16,
             max_shards: ask.max,

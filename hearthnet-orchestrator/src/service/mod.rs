@@ -42,13 +42,14 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket, who_of};
-use self::prefix_cache::{PrefixCache, PrefixCacheLimits};
+use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
 use self::retries::{Mark, Retries, Room};
 use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
 use crate::backend::Backend;
 use crate::chat::{Call, ChatRequest, Conversation, Done, Frame, Listener, Prepared, TextModel};
 use crate::error::ChatError;
+use crate::exact::Exact;
 use crate::steps::Steps;
 use crate::times::whole_ms;
 
@@ -94,11 +95,11 @@ impl Default for ServiceSettings {
     }
 }
 
-/// Makes a backend for a new conversation with one model: over hosts, or on this machine. Blocks; ends
-/// soon once its argument is set. [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and
+/// Makes a backend for a new conversation with one model: over hosts that are chosen by [`Exact`], or on
+/// this machine, which is exact. Blocks; ends soon once [`Cancel`] is set. [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and
 /// [`ChatError::Busy`] say that there is no room: the service then gives up a conversation that it
 /// keeps, and asks again.
-pub type Opener = Box<dyn Fn(&Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
+pub type Opener = Box<dyn Fn(Exact, &Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
 
 /// A model that the service answers with.
 pub struct ServedModel {
@@ -110,6 +111,8 @@ pub struct ServedModel {
     pub text: TextModel,
     /// The blocks.
     pub open: Opener,
+    /// What hosts are chosen by where the caller does not say.
+    pub exact: Exact,
 }
 
 /// Who asks.
@@ -195,6 +198,17 @@ struct Job {
     frames: mpsc::Sender<Frame>,
     end: oneshot::Sender<Result<(), ChatError>>,
     asked: Instant,
+}
+
+impl Job {
+    /// Which kept conversations it may take over, and is kept as.
+    fn key(&self) -> Key {
+        Key {
+            caller: self.caller.held_by.clone(),
+            model: self.model.id.clone(),
+            exact: self.request.exact.unwrap_or(self.model.exact),
+        }
+    }
 }
 
 impl Service {
@@ -512,6 +526,7 @@ async fn work(place: Place, job: Job) -> Option<()> {
         (inner, job, begun)
     });
     let (inner, job, begun) = beginning.await.ok()?;
+    let key = job.key();
     let (end, cancel) = (job.end, job.cancel);
     let mut outlet = Outlet {
         frames: job.frames,
@@ -535,9 +550,9 @@ async fn work(place: Place, job: Job) -> Option<()> {
             };
             let (conversation, back, result) = inner.steps.run(chat).await?;
             outlet = back;
-            let (inner, caller, model) = (Arc::clone(&inner), job.caller, job.model.id.clone());
+            let inner = Arc::clone(&inner);
             let putting_away = runtime.spawn_blocking(move || {
-                put_away(&inner, &caller.held_by, &model, conversation, &result);
+                put_away(&inner, key, conversation, &result);
                 result
             });
             putting_away.await.ok()?
@@ -579,26 +594,18 @@ fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError
     }
     let model = &job.model;
     let asked = Prepared::new(&model.text, &job.request)?;
-    let taken = inner
-        .lock()
-        .kept
-        .take(&job.caller.held_by, &model.id, &asked.prompt);
+    let key = job.key();
+    let taken = inner.lock().kept.take(&key, &asked.prompt);
     let conversation = match taken {
         Some(conversation) => conversation,
-        None => Conversation::new(open(inner, model, &job.cancel)?),
+        None => Conversation::new(open(inner, model, key.exact, &job.cancel)?),
     };
     Ok((conversation, asked))
 }
 
 /// Keeps a conversation for its next turn, or ends it, which may have to wait for an engine. The
 /// last frame follows, so that a caller who asks again at once finds its conversation kept.
-fn put_away(
-    inner: &Inner,
-    caller: &str,
-    model: &str,
-    conversation: Conversation,
-    result: &Result<Done, ChatError>,
-) {
+fn put_away(inner: &Inner, key: Key, conversation: Conversation, result: &Result<Done, ChatError>) {
     let Ok(Done { usage, .. }) = result else {
         return;
     };
@@ -614,7 +621,7 @@ fn put_away(
         vec![conversation]
     } else {
         let now = inner.now_ms();
-        state.kept.put(caller, model, conversation, now)
+        state.kept.put(key, conversation, now)
     };
     inner.report(&state);
     drop(state);
@@ -625,10 +632,11 @@ fn put_away(
 fn open(
     inner: &Inner,
     model: &ServedModel,
+    exact: Exact,
     cancel: &Cancel,
 ) -> Result<Box<dyn Backend>, ChatError> {
     loop {
-        match (model.open)(cancel) {
+        match (model.open)(exact, cancel) {
             Err(
                 error @ (ChatError::ShardUnavailable(_)
                 | ChatError::Busy(_)

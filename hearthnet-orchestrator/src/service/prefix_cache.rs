@@ -3,11 +3,13 @@
 //! A conversation that has answered still holds its keys and values, on its hosts. The next
 //! turn of the same conversation begins with the same tokens, so it takes it over and runs
 //! only what is new. Another caller's is never taken: how many tokens were cached would tell
-//! what somebody else has asked.
+//! what somebody else has asked. Nor is one whose hosts were chosen by other rules.
 //!
 //! What is taken over goes back to the common prefix and forgets the rest. It is worth that
 //! when the prefix is long enough to matter, and no shorter than what is forgotten: a new
 //! chat that shares its instructions with a long one does not cost the long one its memory.
+
+use crate::exact::Exact;
 
 /// Something that holds the keys and values of tokens.
 pub(crate) trait CachedPrefix {
@@ -36,10 +38,18 @@ pub(crate) struct PrefixCache<T> {
     entries: Vec<Entry<T>>,
 }
 
+/// Whose a conversation is, and what with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) caller: String,
+    pub(crate) model: String,
+    /// What its hosts were chosen by, and those that take over from them are.
+    pub(crate) exact: Exact,
+}
+
 #[derive(Debug)]
 struct Entry<T> {
-    caller: String,
-    model: String,
+    key: Key,
     since_ms: u64,
     item: T,
 }
@@ -54,10 +64,9 @@ impl<T: CachedPrefix> PrefixCache<T> {
     }
 
     /// Keeps a conversation; what has to go for it is returned.
-    pub(crate) fn put(&mut self, caller: &str, model: &str, item: T, now_ms: u64) -> Vec<T> {
+    pub(crate) fn put(&mut self, key: Key, item: T, now_ms: u64) -> Vec<T> {
         self.entries.push(Entry {
-            caller: caller.to_owned(),
-            model: model.to_owned(),
+            key,
             since_ms: now_ms,
             item,
         });
@@ -65,11 +74,11 @@ impl<T: CachedPrefix> PrefixCache<T> {
         self.entries.drain(..over).map(|entry| entry.item).collect()
     }
 
-    /// The conversation of this caller and model that a prompt continues best.
-    pub(crate) fn take(&mut self, caller: &str, model: &str, prompt: &[u32]) -> Option<T> {
+    /// The conversation with this key that a prompt continues best.
+    pub(crate) fn take(&mut self, key: &Key, prompt: &[u32]) -> Option<T> {
         let mut best: Option<(usize, usize)> = None;
         for (at, entry) in self.entries.iter().enumerate() {
-            if entry.caller != caller || entry.model != model || !entry.item.is_alive() {
+            if entry.key != *key || !entry.item.is_alive() {
                 continue;
             }
             let held = entry.item.held();
@@ -129,6 +138,14 @@ mod tests {
         }
     }
 
+    fn me() -> Key {
+        Key {
+            caller: "me".into(),
+            model: "m".into(),
+            exact: Exact::Prefer,
+        }
+    }
+
     fn fake(ids: impl IntoIterator<Item = u32>) -> Fake {
         Fake(ids.into_iter().collect(), true)
     }
@@ -144,48 +161,53 @@ mod tests {
     #[test]
     fn the_next_turn_takes_its_conversation_over() {
         let mut kept = kept(4, 4);
-        assert!(kept.put("me", "m", fake(0..10), 0).is_empty());
-        assert!(kept.put("me", "m", fake(50..60), 0).is_empty());
+        assert!(kept.put(me(), fake(0..10), 0).is_empty());
+        assert!(kept.put(me(), fake(50..60), 0).is_empty());
         let prompt: Vec<u32> = (0..20).collect();
-        assert_eq!(kept.take("me", "m", &prompt), Some(fake(0..10)));
-        assert_eq!(kept.take("me", "m", &prompt), None);
+        assert_eq!(kept.take(&me(), &prompt), Some(fake(0..10)));
+        assert_eq!(kept.take(&me(), &prompt), None);
         assert_eq!(kept.len(), 1);
     }
 
     #[test]
-    fn another_callers_and_another_models_are_left_alone() {
+    fn another_callers_another_models_and_those_of_other_rules_are_left_alone() {
         let mut kept = kept(4, 1);
-        kept.put("me", "m", fake(0..10), 0);
+        kept.put(me(), fake(0..10), 0);
         let prompt: Vec<u32> = (0..20).collect();
-        assert_eq!(kept.take("you", "m", &prompt), None);
-        assert_eq!(kept.take("me", "other", &prompt), None);
+        let (mut you, mut other, mut exact) = (me(), me(), me());
+        you.caller = "you".into();
+        other.model = "other".into();
+        exact.exact = Exact::Require;
+        for key in [you, other, exact] {
+            assert_eq!(kept.take(&key, &prompt), None);
+        }
         assert_eq!(kept.len(), 1);
     }
 
     #[test]
     fn a_long_conversation_is_not_forgotten_for_a_short_prefix() {
         let mut kept = kept(4, 4);
-        kept.put("me", "m", fake(0..100), 0);
+        kept.put(me(), fake(0..100), 0);
         let same_instructions: Vec<u32> = (0..49).chain(500..510).collect();
-        assert_eq!(kept.take("me", "m", &same_instructions), None);
+        assert_eq!(kept.take(&me(), &same_instructions), None);
         let half: Vec<u32> = (0..50).chain(500..510).collect();
-        assert!(kept.take("me", "m", &half).is_some());
+        assert!(kept.take(&me(), &half).is_some());
     }
 
     #[test]
     fn what_has_lost_its_hosts_is_never_taken() {
         let mut kept = kept(4, 1);
-        kept.put("me", "m", Fake((0..10).collect(), false), 0);
-        assert_eq!(kept.take("me", "m", &[0, 1, 2]), None);
+        kept.put(me(), Fake((0..10).collect(), false), 0);
+        assert_eq!(kept.take(&me(), &[0, 1, 2]), None);
         assert_eq!(kept.expire(0).len(), 1);
     }
 
     #[test]
     fn the_oldest_goes_first_and_time_ends_them_all() {
         let mut kept = kept(2, 1);
-        kept.put("me", "m", fake([1]), 0);
-        kept.put("me", "m", fake([2]), 50);
-        assert_eq!(kept.put("me", "m", fake([3]), 60), [fake([1])]);
+        kept.put(me(), fake([1]), 0);
+        kept.put(me(), fake([2]), 50);
+        assert_eq!(kept.put(me(), fake([3]), 60), [fake([1])]);
         assert_eq!(kept.expire(149), []);
         assert_eq!(kept.expire(150), [fake([2])]);
         assert_eq!(kept.take_oldest(), Some(fake([3])));
@@ -194,7 +216,7 @@ mod tests {
 
     #[test]
     fn keeping_none_gives_everything_back_at_once() {
-        assert_eq!(kept(0, 1).put("me", "m", fake([1]), 0), [fake([1])]);
+        assert_eq!(kept(0, 1).put(me(), fake([1]), 0), [fake([1])]);
     }
 
     proptest! {
@@ -206,7 +228,7 @@ mod tests {
         ) {
             let mut kept = kept(8, min_prefix);
             for ids in &held {
-                kept.put("me", "m", fake(ids.iter().copied()), 0);
+                kept.put(me(), fake(ids.iter().copied()), 0);
             }
             let common = |ids: &[u32]| ids.iter().zip(&prompt).take_while(|(a, b)| a == b).count();
             let best = held
@@ -215,7 +237,7 @@ mod tests {
                 .filter(|(n, all)| *n >= min_prefix.max(1) && 2 * n >= *all)
                 .map(|(n, _)| n)
                 .max();
-            let taken = kept.take("me", "m", &prompt);
+            let taken = kept.take(&me(), &prompt);
             prop_assert_eq!(taken.map(|fake| common(&fake.0)), best);
         }
     }

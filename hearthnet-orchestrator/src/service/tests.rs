@@ -8,7 +8,7 @@ use hearthnet_testkit::TinyLlama;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::backend::{Output, Rows, Run};
+use crate::backend::{Output, RouteHop, Rows, Run};
 use crate::chat::Prompt;
 use crate::local::SharedEngine;
 
@@ -39,6 +39,10 @@ pub(crate) struct Census {
     pub(crate) room: usize,
     /// The next backend fails after this many steps.
     pub(crate) fail_after: Option<usize>,
+    /// What backends were asked to be.
+    pub(crate) asked: Vec<Exact>,
+    /// What the next ones say that they compute with, if it is not the truth.
+    pub(crate) arithmetic: Option<String>,
 }
 
 struct Gated {
@@ -46,6 +50,7 @@ struct Gated {
     gate: Arc<Gate>,
     census: Arc<Mutex<Census>>,
     fail_after: Option<usize>,
+    arithmetic: Option<String>,
 }
 
 impl Backend for Gated {
@@ -66,6 +71,15 @@ impl Backend for Gated {
     }
     fn inner(&self) -> Option<&dyn Backend> {
         Some(self.inner.as_ref())
+    }
+    fn route(&self) -> Vec<RouteHop> {
+        let mut route = self.inner.route();
+        for hop in &mut route {
+            if let Some(arithmetic) = &self.arithmetic {
+                hop.arithmetic.clone_from(arithmetic);
+            }
+        }
+        route
     }
     fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
         Some(self.inner.as_mut())
@@ -101,8 +115,9 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
         ..Census::default()
     }));
     let (at, count) = (Arc::clone(&gate), Arc::clone(&census));
-    let opener = move |_: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+    let opener = move |exact: Exact, _: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
         let mut census = count.lock();
+        census.asked.push(exact);
         if census.there >= census.room {
             return Err(ChatError::ShardUnavailable("stream_limit".into()));
         }
@@ -113,6 +128,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
             gate: Arc::clone(&at),
             census: Arc::clone(&count),
             fail_after: census.fail_after.take(),
+            arithmetic: census.arithmetic.clone(),
         }))
     };
     let model = ServedModel {
@@ -126,6 +142,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
             sampling: SamplingChoice::GREEDY,
         },
         open: Box::new(opener),
+        exact: Exact::default(),
     };
     let runtime = Runtime::new().unwrap();
     let service = Service::new(runtime.handle().clone(), vec![model], settings);
@@ -160,6 +177,7 @@ fn request(text: &str, max_tokens: u32) -> ChatRequest {
         sampling: SamplerConfig::default(),
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
+        exact: None,
     }
 }
 

@@ -141,6 +141,8 @@ struct Call {
     /// How often it has paused for want of room, and until when it goes on asking.
     pauses: u32,
     room_until: Option<Instant>,
+    /// Whether a row of the answer has come: then others go on as those before them did.
+    answering: bool,
     /// Rows of the answer since the last pause, and how often each host has taken its memory back with
     /// too few of them in between.
     rows: u32,
@@ -278,6 +280,7 @@ impl ShardedBackend {
             host: Some(hop.node().to_string()),
             status: status.into(),
             code: Some(code),
+            arithmetic: None,
         }
     }
 
@@ -425,6 +428,7 @@ impl Backend for ShardedBackend {
                 endpoint: away.then(|| link.addr.endpoint.clone()),
                 layers: (hop.span.lo, hop.span.hi),
                 memory_mb: link.descriptor.vram_required_mb,
+                arithmetic: link.descriptor.arithmetic.clone(),
             }
         };
         self.hops.iter().map(hop).collect()

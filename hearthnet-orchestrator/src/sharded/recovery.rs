@@ -25,6 +25,7 @@ use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
 use crate::events::{Failover, tell};
+use crate::exact::Arithmetics;
 use crate::health::{FailureKind, Standing};
 use crate::hosts::{RoutedSpan, Search};
 
@@ -79,6 +80,8 @@ impl ShardedBackend {
             to: Vec::new(),
             code: failure.code.clone(),
             replayed: 0,
+            before: Arithmetics::from_iter([hop.arithmetic().clone()]),
+            now: Arithmetics::default(),
             since: Instant::now(),
         };
         if failure.code == Code::PREEMPTED {
@@ -195,12 +198,21 @@ impl ShardedBackend {
         };
         let (layers, mut exclude) = (hop.span.lo..=hop.span.hi, self.call.excluded.clone());
         exclude.insert(hop.node());
-        let route = self.route_over(layers, exclude, optional, cancel).await;
-        route.map_err(|error| match error {
+        let before = self.before(hop);
+        let route = self.route_over(layers, exclude, before, optional, cancel);
+        route.await.map_err(|error| match error {
             ChatError::Cancelled => error,
+            ChatError::ArithmeticMismatch(why) => {
+                ChatError::ArithmeticMismatch(format!("{otherwise}; {why}"))
+            }
             // What went wrong explains more than the hole that it leaves.
             _ => otherwise.clone(),
         })
+    }
+
+    /// What whoever goes on behind a host has to compute with, where that is not free.
+    fn before(&self, hop: &Hop) -> Option<String> {
+        self.call.answering.then(|| hop.arithmetic().clone())
     }
 
     /// Asks the source for hosts, on a thread of its own: it may have to connect to them.
@@ -208,6 +220,7 @@ impl ShardedBackend {
         &mut self,
         layers: RangeInclusive<u32>,
         exclude: BTreeSet<NodeId>,
+        before: Option<String>,
         optional: bool,
         cancel: &Cancel,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
@@ -217,6 +230,7 @@ impl ShardedBackend {
             let route = source.route(&Search {
                 layers,
                 exclude: &exclude,
+                before: before.as_deref(),
                 optional,
                 cancel: &cancel,
             });
@@ -276,7 +290,7 @@ impl ShardedBackend {
         let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
             return Ok(None);
         };
-        let layers = hop.span.lo..=hop.span.hi;
+        let (layers, before) = (hop.span.lo..=hop.span.hi, self.before(hop));
         self.call.pauses += 1;
         self.call.rows = 0;
         let paused = cancel.or(self.sleep(pause)).await;
@@ -285,7 +299,8 @@ impl ShardedBackend {
         let mut route = self.find(index, true, cancel, &nobody).await;
         if !matches!(route, Ok(_) | Err(ChatError::Cancelled)) {
             let excluded = self.call.excluded.clone();
-            route = self.route_over(layers, excluded, false, cancel).await;
+            let any = self.route_over(layers, excluded, before, false, cancel);
+            route = any.await;
         }
         match route {
             Err(ChatError::Cancelled) => Err(ChatError::Cancelled),
@@ -312,14 +327,18 @@ impl ShardedBackend {
     /// A row of the answer is there: who has taken over is told.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
         self.call.rows += 1;
+        self.call.answering = true;
         if self.call.rows >= ROWS_PER_ROOM {
             self.call.room_until = None;
             self.call.preempted.clear();
         }
         for ((lo, hi), mut failover) in std::mem::take(&mut self.call.recoveries) {
             let hops = self.hops.iter();
-            let now = hops.filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi);
-            failover.to = now.map(|hop| hop.node().to_string()).collect();
+            let now: Vec<&Hop> = hops
+                .filter(|hop| hop.span.lo <= hi && lo <= hop.span.hi)
+                .collect();
+            failover.to = now.iter().map(|hop| hop.node().to_string()).collect();
+            failover.now = now.iter().map(|hop| hop.arithmetic().clone()).collect();
             failover.tell(run);
         }
     }

@@ -85,7 +85,10 @@ impl ShardedBackend {
         let opened = self.open_all(cancel).await;
         match (opened, self.call.full.take()) {
             // Those that are missing as well are not what it lacks.
-            (Err(ChatError::ShardUnavailable(_)), Some(full)) => Err(ChatError::HostsFull(full)),
+            (
+                Err(ChatError::ShardUnavailable(_) | ChatError::ArithmeticMismatch(_)),
+                Some(full),
+            ) => Err(ChatError::HostsFull(full)),
             (opened, _) => opened,
         }
     }
@@ -93,7 +96,7 @@ impl ShardedBackend {
     async fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let layers = self.model.hosted.start..=self.model.hosted.end.saturating_sub(1);
         let route = self
-            .route_over(layers, self.call.excluded.clone(), false, cancel)
+            .route_over(layers, self.call.excluded.clone(), None, false, cancel)
             .await?;
         let limits = Limits {
             depth: self.settings.depth,

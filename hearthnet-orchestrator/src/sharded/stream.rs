@@ -83,6 +83,11 @@ impl Hop {
         self.span.link.descriptor.host
     }
 
+    /// What its host computes with.
+    pub(super) fn arithmetic(&self) -> &String {
+        &self.span.link.descriptor.arithmetic
+    }
+
     fn name(&self) -> String {
         let addr = &self.span.link.addr;
         let (lo, hi) = (self.span.lo, self.span.hi);

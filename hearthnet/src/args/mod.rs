@@ -8,12 +8,13 @@ mod service;
 
 use std::path::PathBuf;
 
-use clap::builder::{PathBufValueParser, TypedValueParser as _};
+use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser as _};
 use clap::{ArgAction, Parser, Subcommand};
 use hearthnet_bus::NodeId;
 use hearthnet_model::kernels::Isa;
 use hearthnet_model::reference::expand_home;
 use hearthnet_model::{Digest, ModelRef};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
@@ -29,7 +30,7 @@ const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
 8 model file, 9 key, port or directory of this machine, 10 community (no member, no right, \
-nobody answers), 11 busy, 130 Ctrl-C.";
+nobody answers), 11 busy, 12 arithmetic_mismatch, 130 Ctrl-C.";
 
 /// One language model, held by several homes: answer together what none could answer alone.
 #[derive(Debug, Parser)]
@@ -288,6 +289,11 @@ pub(crate) struct ChatArgs {
     /// model. (So it is, too, with --shard, --local, --no-fallback and --set.)
     #[arg(long)]
     pub(crate) no_service: bool,
+    /// Which hosts may answer: `require`, exact ones only; `prefer`, exact ones where they have all
+    /// layers; `any`, whoever is best, also when a host is replaced in the middle of the answer
+    /// [default: as the configuration says, which is prefer].
+    #[arg(long, value_name = "WHICH", value_parser = PossibleValuesParser::new(Exact::NAMES).try_map(|name| name.parse::<Exact>()))]
+    pub(crate) exact: Option<Exact>,
     #[command(flatten)]
     pub(crate) private: PrivateArgs,
     /// What the model is told before the conversation begins.

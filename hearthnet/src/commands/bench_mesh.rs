@@ -286,6 +286,7 @@ fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
         },
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
+        exact: None,
     }
 }
 

@@ -48,6 +48,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
         sampling: args.sampling.over(&SamplingChoice::GREEDY)?,
         max_tokens: Some(args.sampling.max_tokens.unwrap_or(ANSWER_TOKENS)),
         stop: args.sampling.stop.clone(),
+        exact: None,
     };
 
     if !args.json {
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config)?;
     let served = pooled_model(&model, config, false, handle, named.clone())?;
     let started = Instant::now();
-    let (mut conversation, warnings) = converse(handle, &served, Some(&named), &cancel)?;
+    let (mut conversation, warnings) = converse(handle, &served, Some(&named), None, &cancel)?;
     warnings.iter().for_each(note);
     let done = stream_answer(
         &mut conversation,
@@ -104,7 +105,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let mut as_one_host = config.clone();
     as_one_host.engine.threads = threads;
     let served = local_model(&model, &as_one_host)?;
-    let (mut conversation, _) = converse(handle, &served, None, &cancel)?;
+    let (mut conversation, _) = converse(handle, &served, None, None, &cancel)?;
     let local = stream_answer(
         &mut conversation,
         &served.text,

@@ -15,6 +15,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::discovery::{Claims, Local};
 use hearthnet_bus::joining::JOINS_MS;
 use hearthnet_bus::log::{Advert, Community, Level, LogHealth};
+use hearthnet_model::ARITHMETIC;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
@@ -366,6 +367,13 @@ fn shards(
         ],
         rows,
     ));
+    for advert in &model.shards {
+        let arithmetic = &advert.descriptor.arithmetic;
+        if arithmetic != ARITHMETIC {
+            let host = state.label(&advert.author, now);
+            let _ = writeln!(out, "  {host} is not exact: it computes with {arithmetic}");
+        }
+    }
     if let Some(disagreement) = text_disagreement(model, state, now) {
         let _ = writeln!(out, "  warning: {disagreement}");
     }

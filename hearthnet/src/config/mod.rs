@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_model::ModelRef;
+use hearthnet_orchestrator::exact::Exact;
 
 use crate::args::{EngineKind, parse_device, parse_dtype};
 use crate::failure::{Failure, Kind};
@@ -117,6 +118,7 @@ pub(crate) struct Inference {
     pub(crate) max_shards_per_request: usize,
     pub(crate) shard_health_timeout_seconds: f64,
     pub(crate) allow_self_as_shard: bool,
+    pub(crate) exact: Exact,
     pub(crate) private_first_layers: u32,
     pub(crate) private_last_layers: u32,
     pub(crate) routing_policy: String,

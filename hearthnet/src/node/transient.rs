@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::node::{Connections, Node, WeakNode};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{HostSource, InSync, Links};
 use tokio::runtime::Handle;
@@ -90,7 +91,7 @@ impl TransientNode {
         home: &Home,
         config: &Config,
         fallback: bool,
-    ) -> impl Fn(&OpenModel) -> Result<Box<dyn HostSource>, Failure> + use<> {
+    ) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
         let node = self.0.as_ref().map(|(node, _)| node);
         let connections = match node {
             Some(node) => node.connections().clone(),

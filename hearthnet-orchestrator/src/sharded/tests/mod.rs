@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeKey};
-use hearthnet_model::{BoundaryDtype, WeightsId};
+use hearthnet_model::{ARITHMETIC, BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
     NodeId, Sender, Step, StepResult, StreamError, StreamOpened, Want,
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::backend::tests::run_rows;
+use crate::exact::{Arithmetics, Exact};
 use crate::fallback::WithFallback;
 use crate::health::{FailureKind, Standing};
 use crate::hosts::{Choice, Search};
@@ -94,6 +95,7 @@ struct Puppet {
     addr: HostAddr,
     lo: u32,
     hi: u32,
+    arithmetic: &'static str,
     state: Mutex<State>,
     alive: watch::Sender<bool>,
 }
@@ -110,7 +112,12 @@ impl Admission for Everybody {
 }
 
 impl Puppet {
-    fn start(runtime: &Runtime, seed: u8, lo: u32, hi: u32) -> Arc<Self> {
+    fn start(
+        runtime: &Runtime,
+        seed: u8,
+        (lo, hi): (u32, u32),
+        arithmetic: &'static str,
+    ) -> Arc<Self> {
         let key = NodeKey::from_secret(&[seed; 32]);
         let identity = Identity::from_secret(&key.secret()).unwrap();
         let listener = Listener::bind(
@@ -128,6 +135,7 @@ impl Puppet {
             },
             lo,
             hi,
+            arithmetic,
             state: Mutex::default(),
             alive: watch::Sender::new(true),
         });
@@ -179,7 +187,7 @@ impl Puppet {
             endpoint: self.addr.endpoint.clone(),
             advertised_at: 1,
             boundary_dtype: "fp32".into(),
-            arithmetic: "puppet-1".into(),
+            arithmetic: self.arithmetic.into(),
             ms_per_token: 0.0,
             queue_depth: 0,
             software: "test".into(),
@@ -375,6 +383,7 @@ struct Stage {
     links: Vec<Arc<HostLink>>,
     cancel: Cancel,
     health: SharedHealth,
+    exact: Exact,
 }
 
 /// What a sequence went through.
@@ -386,15 +395,23 @@ struct Heard {
     waits: Vec<Code>,
     /// Codes, and who took over.
     moves: Vec<(Code, Vec<String>)>,
+    /// Arithmetics that changed with them.
+    changes: Vec<(Arithmetics, Arithmetics)>,
 }
 
 impl Stage {
-    /// Hosts for layer ranges, all connected.
+    /// Hosts for layer ranges, all exact and connected.
     fn new(ranges: &[(u32, u32)]) -> Self {
+        let ranges: Vec<_> = ranges.iter().map(|range| (*range, ARITHMETIC)).collect();
+        Self::of(&ranges)
+    }
+
+    /// Hosts for layer ranges, each with its arithmetic, all connected.
+    fn of(hosts: &[((u32, u32), &'static str)]) -> Self {
         let runtime = Runtime::new().unwrap();
         let hosts: Vec<_> = (1..)
-            .zip(ranges)
-            .map(|(seed, &(lo, hi))| Puppet::start(&runtime, seed, lo, hi))
+            .zip(hosts)
+            .map(|(seed, &(range, arithmetic))| Puppet::start(&runtime, seed, range, arithmetic))
             .collect();
         let key = NodeKey::from_secret(&[200; 32]);
         let links = hosts
@@ -410,6 +427,7 @@ impl Stage {
             links,
             cancel: Cancel::default(),
             health: SharedHealth::default(),
+            exact: Exact::default(),
         }
     }
 
@@ -449,6 +467,7 @@ impl Stage {
                 max_shards: 16,
                 own_id: crate::node("nobody"),
                 allow_self: false,
+                exact: self.exact,
                 health: self.health.clone(),
             },
         };
@@ -486,8 +505,14 @@ impl Stage {
                         heard.waits.extend(code);
                     }
                     Frame::ShardFailover {
-                        code, replacements, ..
-                    } => heard.moves.push((code, replacements)),
+                        code,
+                        replacements,
+                        arithmetic,
+                        ..
+                    } => {
+                        heard.moves.push((code, replacements));
+                        heard.changes.extend(arithmetic);
+                    }
                     Frame::PromptProgress { done, total } => assert!(done <= total),
                     other => panic!("{other:?}"),
                 },
@@ -830,7 +855,13 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
         Err(ChatError::Cancelled)
     };
     let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
-    let backend = WithFallback::begin(Ok(stage.open()), Box::new(load), runtime, cancel);
+    let backend = WithFallback::begin(
+        Ok(stage.open()),
+        Box::new(load),
+        stage.exact,
+        runtime,
+        cancel,
+    );
     let mut backend = backend.unwrap();
     std::thread::scope(|scope| {
         let cancel = &stage.cancel;
@@ -845,6 +876,181 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
         assert_eq!(call.join().unwrap(), Err(ChatError::Cancelled));
     });
     drop(told);
+}
+
+/// Another arithmetic than the exact one. (Here it comes to the same.)
+const OTHER: &str = "torch-cpu-fp32";
+
+/// Hosts of the two halves die in the middle of an answer, as others begin to serve theirs.
+struct Spares {
+    /// Of the first half, of its spare, and of the second half.
+    arithmetics: [&'static str; 3],
+    exact: Exact,
+    /// Where the first one dies: 8 is the first row behind the prompt.
+    at: u32,
+}
+
+impl Spares {
+    fn call(&self) -> (Result<(), ChatError>, Heard) {
+        let [first, spare, second] = self.arithmetics;
+        let mut stage = Stage::of(&[((0, 1), first), ((2, 3), second), ((0, 1), spare)]);
+        stage.exact = self.exact;
+        let host = &stage.hosts[0];
+        host.at(self.at, Deed::Die);
+        // The spare has no room when the sequence begins.
+        stage.hosts[2].state().refusals = vec!["kv_full"];
+        let mut backend = stage.open();
+        stage.hosts[2].state().refusals.clear();
+        assert_eq!(stage.runs(&backend, 0).node(), host.node());
+        let mut heard = Heard::default();
+        let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
+        (result, heard)
+    }
+}
+
+#[test]
+fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
+    for host in [ARITHMETIC, OTHER] {
+        let spare = if host == ARITHMETIC {
+            OTHER
+        } else {
+            ARITHMETIC
+        };
+        let of = |name: &str| Arithmetics::from_iter([name.to_owned()]);
+        let call = |spare, exact, at| {
+            let arithmetics = [host, spare, ARITHMETIC];
+            Spares {
+                arithmetics,
+                exact,
+                at,
+            }
+            .call()
+        };
+        // In the middle of the answer: a spare of the same arithmetic, or none.
+        let (result, heard) = call(host, Exact::Prefer, 9);
+        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
+        assert_eq!(heard.changes, []);
+        let (result, heard) = call(spare, Exact::Prefer, 9);
+        assert!(
+            matches!(&result, Err(ChatError::ArithmeticMismatch(why)) if why.contains(spare)),
+            "{result:?}"
+        );
+        assert_eq!(heard.moves, []);
+        // Of any, and it is said.
+        let (result, heard) = call(spare, Exact::Any, 9);
+        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
+        assert_eq!(heard.changes, [(of(host), of(spare))]);
+        // Before the first row of an answer there is none to go on with.
+        let (result, heard) = call(spare, Exact::Prefer, 2);
+        assert_eq!((result, heard.moves.len()), (Ok(()), 1));
+        assert_eq!(heard.changes, [(of(host), of(spare))]);
+    }
+}
+
+#[test]
+fn who_requires_exactness_has_it_to_the_end() {
+    let call = |arithmetics, at| {
+        let exact = Exact::Require;
+        Spares {
+            arithmetics,
+            exact,
+            at,
+        }
+        .call()
+    };
+    for at in [2, 9] {
+        let (result, heard) = call([ARITHMETIC, ARITHMETIC, ARITHMETIC], at);
+        assert_eq!((result, heard.changes), (Ok(()), vec![]));
+        let (result, _) = call([ARITHMETIC, OTHER, ARITHMETIC], at);
+        assert!(
+            matches!(&result, Err(ChatError::ArithmeticMismatch(why)) if why.contains(OTHER)),
+            "{result:?}"
+        );
+    }
+    let mut stage = Stage::of(&[((0, 1), ARITHMETIC), ((2, 3), OTHER)]);
+    stage.exact = Exact::Require;
+    let refused = stage.open_with(PumpSettings::default()).err();
+    assert!(matches!(refused, Some(ChatError::ArithmeticMismatch(_))));
+    // Full is not missing: whoever waits may have it.
+    let mut stage = Stage::of(&[((0, 3), ARITHMETIC), ((0, 3), OTHER)]);
+    stage.exact = Exact::Require;
+    stage.hosts[0].state().refusals = vec!["kv_full"; 1000];
+    let refused = stage.open_with(PumpSettings {
+        start_timeout: Duration::from_millis(200),
+        ..PumpSettings::default()
+    });
+    assert!(matches!(refused.err(), Some(ChatError::HostsFull(_))));
+}
+
+#[test]
+fn this_machine_ends_what_was_begun_exactly_and_says_what_it_may_not() {
+    for (arithmetic, exact, at, goes_on) in [
+        (ARITHMETIC, Exact::Prefer, 9, true),
+        (ARITHMETIC, Exact::Require, 9, true),
+        (OTHER, Exact::Prefer, 9, false),
+        (OTHER, Exact::Prefer, 2, true),
+        (OTHER, Exact::Any, 9, true),
+    ] {
+        let case = format!("{arithmetic} {exact:?} {at}");
+        let mut stage = Stage::of(&[((0, 3), arithmetic)]);
+        stage.exact = exact;
+        stage.hosts[0].at(at, Deed::Die);
+        let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
+        let load = Box::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>));
+        let hosts = Ok(stage.open());
+        let mut backend = WithFallback::begin(hosts, load, exact, runtime, cancel).unwrap();
+        backend.begin_call(0);
+        let mut changes = Vec::new();
+        let mut notify = |frame| {
+            if let Frame::ShardFailover { arithmetic, .. } = frame {
+                changes.extend(arithmetic);
+            }
+        };
+        let mut run = Run {
+            cancel,
+            notify: &mut notify,
+        };
+        let prompt: Vec<f32> = PROMPT.iter().flat_map(|value| row(*value)).collect();
+        let mut result = run_rows(&mut backend, 0, &prompt, &mut run);
+        for position in 8..12 {
+            result = result.and_then(|_| run_rows(&mut backend, position, &row(1), &mut run));
+        }
+        match goes_on {
+            true => assert!(result.is_ok(), "{case}: {result:?}"),
+            false => assert!(
+                matches!(result, Err(ChatError::ArithmeticMismatch(_))),
+                "{case}: {result:?}"
+            ),
+        }
+        let changed = goes_on && arithmetic == OTHER;
+        assert_eq!(changes.len(), usize::from(changed), "{case}");
+    }
+}
+
+/// This machine's layers, which take so many rows.
+struct Here(u32);
+
+impl Backend for Here {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        assert_eq!(rows.position, self.0, "a hole");
+        self.0 += (rows.values.len() / WIDTH) as u32;
+        std::future::ready(()).boxed_local()
+    }
+
+    fn output<'a>(&'a mut self, _: &'a mut Run<'_>) -> Output<'a> {
+        std::future::ready(Ok(row(self.0).to_vec())).boxed_local()
+    }
+
+    fn route(&self) -> Vec<RouteHop> {
+        vec![RouteHop {
+            shard_id: "puppet:0-3".into(),
+            host: None,
+            endpoint: None,
+            layers: (0, 3),
+            memory_mb: 0,
+            arithmetic: ARITHMETIC.into(),
+        }]
+    }
 }
 
 #[test]

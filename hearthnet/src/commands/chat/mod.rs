@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
+use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::hosts::PooledHosts;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
@@ -70,6 +71,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
         cancel: Cancel::default(),
         service: None,
         begun: None,
+        goes_on: false,
         own: None,
     };
     let outcome = chat.run(started);
@@ -102,6 +104,8 @@ struct Chat<'a> {
     service: Option<AskedService>,
     /// What the service answered with before it went away.
     begun: Option<Resolved>,
+    /// Whether it is begun on with what the service has said: then only the same answer will do.
+    goes_on: bool,
     /// What this process answers with, once it does.
     own: Option<Own>,
 }
@@ -322,7 +326,12 @@ impl Chat<'_> {
     fn conversation(&self, own: &Own) -> Result<Conversation, Failure> {
         let connecting = (!self.args.local).then(|| Busy::new(&self.look, "connecting"));
         let runtime = self.runtime.handle();
-        let begun = converse(runtime, &own.model, own.named.as_ref(), &self.cancel);
+        let exact = match self.goes_on {
+            true => Some(Exact::Require),
+            false => self.args.exact,
+        };
+        let named = own.named.as_ref();
+        let begun = converse(runtime, &own.model, named, exact, &self.cancel);
         drop(connecting);
         let (conversation, warnings) = begun?;
         warnings.iter().for_each(note);

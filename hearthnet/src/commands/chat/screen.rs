@@ -149,13 +149,20 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
         host,
         code,
         replacements,
+        arithmetic,
         ..
     } = frame
     else {
         return None;
     };
+    let changed = match arithmetic {
+        Some((before, now)) => format!(", with {now} instead of {before}"),
+        None => String::new(),
+    };
     let Some(host) = host else {
-        return Some("no host can be had for this: this machine answers alone".to_owned());
+        return Some(format!(
+            "no host can be had for this: this machine answers alone{changed}"
+        ));
     };
     let who = match *code == Code::LEAVING {
         true => format!("{} is leaving", name(host)),
@@ -163,9 +170,9 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     };
     let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
     Some(match to.as_slice() {
-        [] => format!("[{who}; this machine goes on]"),
-        [one] => format!("[{who}; {one} goes on]"),
-        several => format!("[{who}; {} go on]", several.join(" and ")),
+        [] => format!("[{who}; this machine goes on{changed}]"),
+        [one] => format!("[{who}; {one} goes on{changed}]"),
+        several => format!("[{who}; {} go on{changed}]", several.join(" and ")),
     })
 }
 
@@ -206,6 +213,8 @@ pub(super) fn clear_line(look: &Look) {
 
 #[cfg(test)]
 mod tests {
+    use hearthnet_orchestrator::exact::Arithmetics;
+
     use super::*;
 
     fn failover(host: Option<&str>, code: &'static str, to: &[&str]) -> Frame {
@@ -216,6 +225,7 @@ mod tests {
             replacements: to.iter().map(|&to| to.to_owned()).collect(),
             replayed: 5,
             recovery_ms: 1.0,
+            arithmetic: None,
         }
     }
 
@@ -238,5 +248,14 @@ mod tests {
         ] {
             assert_eq!(moved(&frame, &name).as_deref(), Some(line));
         }
+        let mut frame = failover(Some("ana"), "connection_lost", &["lee"]);
+        if let Frame::ShardFailover { arithmetic, .. } = &mut frame {
+            let of = |name: &str| Arithmetics::from_iter([name.to_owned()]);
+            *arithmetic = Some((of("canonical-1"), of("torch-cpu-fp32")));
+        }
+        assert_eq!(
+            moved(&frame, &name).as_deref(),
+            Some("[ANA dropped out; LEE goes on, with torch-cpu-fp32 instead of canonical-1]")
+        );
     }
 }

@@ -7,7 +7,7 @@ use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::chat::{
     ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TextModel, check,
 };
-use hearthnet_orchestrator::{Cancel, bus};
+use hearthnet_orchestrator::{Cancel, ChatError, bus};
 
 use super::screen::Screen;
 use super::{Chat, Own};
@@ -73,6 +73,7 @@ impl Chat<'_> {
             sampling: self.sampling.over(&own)?,
             max_tokens: self.sampling.max_tokens,
             stop: self.sampling.stop.clone(),
+            exact: args.exact,
         };
         let names = self.names();
         let Turn { said, moves, .. } = turn;
@@ -153,21 +154,34 @@ impl Chat<'_> {
                 Ok(done) => return Ok(done),
                 // Others are about the call, or about a service that is about to stop: this process
                 // may do better.
-                Err(bus::Unanswered { heard, error, .. }) => {
-                    match error.and_then(|error| Failure::of_answer(&error, cancel)) {
-                        Some(failure) => return Err(failure),
-                        None => said = heard,
+                Err(bus::Unanswered {
+                    heard,
+                    arithmetic,
+                    error,
+                    ..
+                }) => match error.and_then(|error| Failure::of_answer(&error, cancel)) {
+                    Some(failure) => return Err(failure),
+                    None if heard > 0 && !arithmetic.is_exact() => {
+                        return Err(ChatError::ArithmeticMismatch(format!(
+                            "the service on this machine went away, and nobody can go on with an \
+                             answer that was begun with {arithmetic}"
+                        ))
+                        .into());
                     }
-                }
+                    None => said = heard,
+                },
             }
             // What it has begun, only the same model can finish.
             self.begun = self.service.take().map(|asked| asked.model);
             told(Event::Alone)?;
         }
-        let mut own = match self.own.take() {
-            Some(own) => own,
-            None => self.open()?,
+        self.goes_on = said > 0;
+        let own = match self.own.take() {
+            Some(own) => Ok(own),
+            None => self.open(),
         };
+        self.goes_on = false;
+        let mut own = own?;
         let mut print_rest = |frame: &Frame| match frame {
             Frame::TokenDelta { .. } if said > 0 => {
                 said -= 1;
