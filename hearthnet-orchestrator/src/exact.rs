@@ -20,7 +20,7 @@ use crate::backend::RouteHop;
 pub enum Exact {
     /// Exact hosts only.
     Require,
-    /// Exact hosts where they have all layers, else others beside them. An answer that has begun goes on
+    /// Exact hosts where they have all layers, else others beside them. A sequence that has begun goes on
     /// with the arithmetic that it began with, or not at all.
     #[default]
     Prefer,
@@ -32,7 +32,7 @@ impl Exact {
     /// Its names, in the order of [`Exact`].
     pub const NAMES: [&str; 3] = ["require", "prefer", "any"];
 
-    /// Which arithmetics a route may have: for an answer that goes on behind a host with the arithmetic
+    /// Which arithmetics a route may have: for a sequence that goes on behind a host with the arithmetic
     /// `before`, or for one that begins.
     pub fn allows(self, before: Option<&str>) -> Allowed<'_> {
         match (self, before) {
@@ -89,14 +89,9 @@ impl Arithmetics {
         route.iter().map(|hop| hop.arithmetic.clone()).collect()
     }
 
-    /// Whether all of it was exact: then the same request always has the same answer.
+    /// Whether all of it is known, and was exact: then the same request always has the same answer.
     pub fn is_exact(&self) -> bool {
-        self.0.iter().all(|name| name == ARITHMETIC)
-    }
-
-    /// Whether there is none: nothing has been computed yet.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        !self.0.is_empty() && self.0.iter().all(|name| name == ARITHMETIC)
     }
 
     /// These as well.
@@ -153,6 +148,7 @@ mod tests {
     fn one_other_host_makes_an_answer_another_one() {
         let of = |names: &[&str]| -> Arithmetics { names.iter().map(|&n| n.to_owned()).collect() };
         assert!(of(&[ARITHMETIC, ARITHMETIC]).is_exact());
+        assert!(!of(&[]).is_exact(), "nobody has said");
         let mixed = of(&["torch-mps-fp16", ARITHMETIC]);
         assert!(!mixed.is_exact());
         assert_eq!(mixed.to_string(), "canonical-1+torch-mps-fp16");

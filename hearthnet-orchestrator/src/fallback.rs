@@ -49,7 +49,8 @@ enum Runs {
 
 impl WithFallback {
     /// Begins with the hosts, or here when none could be had: a new question falls back as a
-    /// running answer does. `exact` is what the hosts were chosen by. `load` is called once at most, and when it is needed; this blocks meanwhile.
+    /// running answer does. `exact` is what the hosts were chosen by. `load` is called once at most, and
+    /// when it is needed; this blocks meanwhile.
     ///
     /// # Errors
     /// The hosts' own, when it is not theirs to answer for; [`ChatError::Cancelled`]; and what
@@ -130,7 +131,7 @@ impl WithFallback {
         let Runs::Hosts(mut hosts, load) = std::mem::replace(&mut self.runs, Runs::Nowhere) else {
             return Err(error.clone());
         };
-        let before = Arithmetics::of(&hosts.route());
+        let mut before = Arithmetics::of(&hosts.route());
         if self.answering && self.exact != Exact::Any && !before.is_exact() {
             return Err(ChatError::ArithmeticMismatch(format!(
                 "{error}; the answer was begun with {before}, and this machine computes with {ARITHMETIC}"
@@ -145,6 +146,10 @@ impl WithFallback {
         local.begin_call(0);
         local.submit(Rows::at(0, &held), run.cancel).await;
         let out = local.output(run).await?;
+        if !self.answering {
+            // All rows of the answer are made here.
+            before = Arithmetics::of(&local.route());
+        }
         self.runs = Runs::Here(local);
         Ok((out, Some((replayed, before))))
     }

@@ -108,7 +108,7 @@ pub(crate) struct Call<'a> {
 pub struct Conversation {
     backend: Box<dyn Backend>,
     held: Vec<u32>,
-    /// What the answer so far was computed with.
+    /// What all that is held, and the answer so far, was computed with.
     arithmetic: Arithmetics,
 }
 
@@ -201,7 +201,6 @@ impl Conversation {
                 arithmetic: Some(hop.arithmetic),
             });
         }
-        self.arithmetic = Arithmetics::default();
         let _present = model.head.attend(hosted);
         self.backend.begin_call(asked.positions(model.context));
 
@@ -210,10 +209,15 @@ impl Conversation {
         let cached = held.take_while(|(a, b)| a == b).count();
         let cached = cached.min(asked.prompt.len() - 1);
         self.held.truncate(cached);
+        if cached == 0 {
+            self.arithmetic = Arithmetics::default();
+        }
         let prefill = Instant::now();
         let news = asked.prompt.split_off(cached);
         self.submit(&news, call).await?;
         let mut row = self.output(&news, call).await?;
+        self.arithmetic
+            .extend(Arithmetics::of(&self.backend.route()));
         let prefill_s = prefill.elapsed().as_secs_f64();
 
         let (mut memory, mut text, mut token_ids) = (Vec::new(), String::new(), Vec::new());
@@ -314,28 +318,28 @@ impl Conversation {
 
     /// Waits for what became of the tokens sent, and remembers them.
     async fn output(&mut self, ids: &[u32], call: &mut Call<'_>) -> Result<Vec<f32>, ChatError> {
-        // Whoever was there at the first row, and whoever has come since.
-        let mut is_new = self.arithmetic.is_empty();
+        let arithmetic = &mut self.arithmetic;
         let mut told = Instant::now();
         let mut run = Run {
             cancel: call.cancel,
             notify: &mut |frame| match frame {
                 Frame::PromptProgress { .. } if !is_due(&mut told, Instant::now()) => {}
                 frame => {
-                    is_new |= matches!(frame, Frame::ShardFailover { .. });
+                    if let Frame::ShardFailover {
+                        arithmetic: Some((before, now)),
+                        ..
+                    } = &frame
+                    {
+                        arithmetic.extend(before.clone());
+                        arithmetic.extend(now.clone());
+                    }
                     call.listener.hear(&frame);
                 }
             },
         };
         let result = self.backend.output(&mut run).await;
         match &result {
-            Ok(_) => {
-                self.held.extend_from_slice(ids);
-                if is_new {
-                    self.arithmetic
-                        .extend(Arithmetics::of(&self.backend.route()));
-                }
-            }
+            Ok(_) => self.held.extend_from_slice(ids),
             Err(error) if error.blame() == Blame::Peer => {
                 call.listener.hear(&Frame::PipelineAborted {
                     code: error.code(),

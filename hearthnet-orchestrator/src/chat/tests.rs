@@ -111,7 +111,8 @@ fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
     asked(stop, 3, 12)
 }
 
-fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
+/// A tiny model, its layers, and its width.
+fn tiny() -> (TextModel, SharedEngine, usize) {
     let bytes = TinyLlama::default().bytes();
     let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
     let options = EngineOptions {
@@ -126,10 +127,16 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
         context: file.spec().context,
         sampling: SamplingChoice::GREEDY,
     };
+    let engine = SharedEngine::new(engine, "tiny", u64::MAX);
+    (model, engine, file.spec().width as usize)
+}
+
+fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
+    let (model, engine, width) = tiny();
     let events = Arc::new(Mutex::new(Vec::new()));
     let mut conversation = Conversation::new(Box::new(Noting {
-        inner: SharedEngine::new(engine, "tiny", u64::MAX).open().unwrap(),
-        width: file.spec().width as usize,
+        inner: engine.open().unwrap(),
+        width,
         events: Arc::clone(&events),
     }));
     let request = ChatRequest {
@@ -187,4 +194,85 @@ fn nothing_is_run_behind_a_stop_text() {
         done.token_ids.len(),
         "the prompt, and all tokens but the last"
     );
+}
+
+/// A backend whose hosts are replaced by others of another arithmetic.
+struct Moving {
+    inner: LocalBackend,
+    arithmetic: &'static str,
+    /// Who takes over at the output after so many.
+    moves: Option<(usize, &'static str)>,
+}
+
+impl Backend for Moving {
+    fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
+        self.inner.submit(rows, cancel)
+    }
+    fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a> {
+        match &mut self.moves {
+            Some((0, to)) => {
+                let of = |name: &str| Arithmetics::from_iter([name.to_owned()]);
+                (run.notify)(Frame::ShardFailover {
+                    shard_id: "m:0-1".into(),
+                    host: Some("gone".into()),
+                    code: hearthnet_transport::Code::CONNECTION_LOST,
+                    replacements: vec!["there".into()],
+                    replayed: 0,
+                    recovery_ms: 0.0,
+                    arithmetic: Some((of(self.arithmetic), of(to))),
+                });
+                self.arithmetic = to;
+                self.moves = None;
+            }
+            Some((left, _)) => *left -= 1,
+            None => {}
+        }
+        self.inner.output(run)
+    }
+    fn route(&self) -> Vec<RouteHop> {
+        let mut route = self.inner.route();
+        for hop in &mut route {
+            hop.arithmetic = self.arithmetic.into();
+        }
+        route
+    }
+}
+
+#[test]
+fn an_answer_names_all_arithmetics_that_it_or_what_is_kept_before_it_was_made_with() {
+    let (model, engine, _) = tiny();
+    let (exact, other) = ("canonical-1", "torch-cpu-fp32");
+    let cases: [(_, _, &[&str]); 5] = [
+        (exact, None, &[exact]),
+        (other, None, &[other]),
+        // While the prompt is read, and in the middle of the answer.
+        (other, Some((0, exact)), &[exact, other]),
+        (other, Some((3, exact)), &[exact, other]),
+        (exact, Some((3, other)), &[exact, other]),
+    ];
+    for (arithmetic, moves, made) in cases {
+        let mut conversation = Conversation::new(Box::new(Moving {
+            inner: engine.open().unwrap(),
+            arithmetic,
+            moves,
+        }));
+        let mut ask = |prompt: Vec<u32>| {
+            let request = ChatRequest {
+                prompt: Prompt::Tokens(prompt),
+                sampling: SamplerConfig::default(),
+                max_tokens: Some(6),
+                stop: Vec::new(),
+                exact: None,
+            };
+            let (now, cancel) = (Instant::now(), Cancel::default());
+            let done = conversation.answer(&model, &request, now, &cancel, &mut |_| {});
+            serde_json::to_value(done.unwrap().arithmetic).unwrap()
+        };
+        assert_eq!(ask(vec![10, 11, 12]), serde_json::json!(made));
+        // The next turn rests on what was held.
+        assert_eq!(ask(vec![10, 11, 12, 13]), serde_json::json!(made));
+        // This one on nothing.
+        let now = moves.map_or(arithmetic, |(_, to)| to);
+        assert_eq!(ask(vec![20, 11]), serde_json::json!([now]));
+    }
 }

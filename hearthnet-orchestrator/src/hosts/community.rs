@@ -368,7 +368,7 @@ impl CommunityHosts {
                 continue;
             };
             let why = match self.session(advert, awaited) {
-                Ok(Ok(link)) if holds(&link, lo, hi) => {
+                Ok(Ok(link)) if is_as_advertised(&link, advert, lo, hi) => {
                     route.push(RoutedSpan { link, lo, hi });
                     continue;
                 }
@@ -377,7 +377,7 @@ impl CommunityHosts {
                     continue;
                 }
                 // A host that has moved to other layers since it advertised is of no use.
-                Ok(Ok(_)) => "it serves other layers now".to_owned(),
+                Ok(Ok(_)) => "it serves other layers now, or in another way".to_owned(),
                 Ok(Err(error)) => error.to_string(),
             };
             let host = self.log.state().label(&advert.author, now_ms());
@@ -513,9 +513,12 @@ impl CommunityHosts {
     }
 }
 
-fn holds(link: &HostLink, lo: u32, hi: u32) -> bool {
-    let (first, last) = link.descriptor.layer_range;
-    first <= lo && hi <= last
+/// Whether a host still has the layers that it was chosen for, and computes as it was chosen for: it may
+/// have been started again since.
+fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool {
+    let (now, then) = (&link.descriptor, &advert.descriptor);
+    let (first, last) = now.layer_range;
+    first <= lo && hi <= last && now.arithmetic == then.arithmetic
 }
 
 /// What it takes to open a session with a host.

@@ -86,7 +86,7 @@ pub struct Search<'a> {
     pub layers: RangeInclusive<u32>,
     /// Nodes that must not run any of them.
     pub exclude: &'a BTreeSet<NodeId>,
-    /// The arithmetic of whoever ran them, where an answer that has begun goes on behind them.
+    /// The arithmetic of whoever ran them, where a sequence that has begun goes on behind them.
     pub before: Option<&'a str>,
     /// Somebody runs them as it is: what is not at hand is not worth waiting for.
     pub optional: bool,

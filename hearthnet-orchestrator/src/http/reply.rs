@@ -197,7 +197,11 @@ impl Reply {
             } => self.arithmetic.extend(now.clone()),
             // No stop text ended it: what was held back is part of it.
             Frame::Done(done) => {
-                self.arithmetic = done.arithmetic.clone();
+                // What a stream has said stays said.
+                if !self.opened {
+                    self.arithmetic = Arithmetics::default();
+                }
+                self.arithmetic.extend(done.arithmetic.clone());
                 let last = done.token_ids.last();
                 let ended = last.is_some_and(|&id| self.tokenizer.is_end_of_generation(id));
                 all = ended || done.finish_reason == FinishReason::Length;

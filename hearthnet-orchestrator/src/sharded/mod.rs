@@ -141,8 +141,6 @@ struct Call {
     /// How often it has paused for want of room, and until when it goes on asking.
     pauses: u32,
     room_until: Option<Instant>,
-    /// Whether a row of the answer has come: then others go on as those before them did.
-    answering: bool,
     /// Rows of the answer since the last pause, and how often each host has taken its memory back with
     /// too few of them in between.
     rows: u32,

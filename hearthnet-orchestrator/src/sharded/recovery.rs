@@ -109,6 +109,11 @@ impl ShardedBackend {
             if failure.cause == Cause::Room
                 && let Some(route) = self.find_room(index, run.cancel).await?
             {
+                let computes = |span: &RoutedSpan| span.link.descriptor.arithmetic.clone();
+                if failover.before != route.iter().map(computes).collect::<Arithmetics>() {
+                    failover.replayed = self.pipeline.length();
+                    self.call.recoveries.push((layers, failover));
+                }
                 self.replace(index, route);
                 return Ok(());
             }
@@ -210,9 +215,10 @@ impl ShardedBackend {
         })
     }
 
-    /// What whoever goes on behind a host has to compute with, where that is not free.
+    /// What whoever goes on behind a host has to compute with, where that is not free: once rows are on
+    /// their way, hosts behind it keep what they made of its own.
     fn before(&self, hop: &Hop) -> Option<String> {
-        self.call.answering.then(|| hop.arithmetic().clone())
+        self.running.then(|| hop.arithmetic().clone())
     }
 
     /// Asks the source for hosts, on a thread of its own: it may have to connect to them.
@@ -327,7 +333,6 @@ impl ShardedBackend {
     /// A row of the answer is there: who has taken over is told.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
         self.call.rows += 1;
-        self.call.answering = true;
         if self.call.rows >= ROWS_PER_ROOM {
             self.call.room_until = None;
             self.call.preempted.clear();
