@@ -1,4 +1,5 @@
-//! Tells the program which commit it was built from, where there is one to tell.
+//! Tells the program which commit it was built from, where there is one to tell; and links it with what
+//! libtorch has for graphics cards.
 
 #![allow(clippy::print_stdout, reason = "this is how cargo hears it")]
 
@@ -34,4 +35,24 @@ fn main() {
         None => version.to_owned(),
     };
     println!("cargo:rustc-env=HEARTHNET_VERSION={version}");
+    if std::env::var_os("CARGO_FEATURE_TORCH").is_some() {
+        link_cards();
+    }
+}
+
+/// A part of libtorch that is for cards announces itself when it is loaded. No symbol of it is wanted by
+/// anybody here, so that linkers would leave it out, and the program would find no card.
+fn link_cards() {
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    let at = std::env::var_os("LIBTORCH").unwrap_or_else(|| "/usr".into());
+    let lib = Path::new(&at).join("lib");
+    for name in ["torch_cuda", "torch_hip"] {
+        let file = lib.join(format!("lib{name}.so"));
+        println!("cargo:rerun-if-changed={}", file.display());
+        if file.exists() {
+            let lib = lib.display();
+            println!("cargo:rustc-link-arg=-L{lib}");
+            println!("cargo:rustc-link-arg=-Wl,--push-state,--no-as-needed,-l{name},--pop-state");
+        }
+    }
 }
