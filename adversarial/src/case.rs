@@ -135,6 +135,7 @@ cases! {
     }
     "calls" {
         80 "a member and a crowd that it let in fill what is remembered of calls" "rate_limited",
+        84 "a crowd that a member let in holds all sockets for calls and for gossip" "session_limit",
     }
     "words of others, where they come out" {
         81 "a host's name and words that forge lines of the log of a daemon" "no effect",

@@ -227,7 +227,7 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
 }
 
 /// JSON with every character that is not plain as `\uXXXX`: outside of its strings it has none.
-fn escaped(json: &str) -> String {
+pub(crate) fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         match is_plain(c) {

@@ -89,6 +89,7 @@ macro_rules! every_attack {
                 78 words_of_others_steer_no_terminal;
                 79 a_daemon_that_is_taken_over_stays_in_its_place;
                 80 no_member_fills_the_memory_of_calls;
+                84 a_crowd_that_one_let_in_holds_no_neighbours_socket;
                 81 words_of_others_forge_no_line_of_a_log;
                 82 words_of_others_steer_nothing_that_a_node_shows;
                 83 words_of_others_run_in_no_page;
@@ -120,7 +121,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47..=56 | 58..=59 | 61..=66 | 80 | 82 => Scene::COMMUNITY,
+        21..=27 | 47..=56 | 58..=59 | 61..=66 | 80 | 82 | 84 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -149,7 +150,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         // and lasts, a quota is used up for good, a node that is killed has a folder of its own,
         // who was demoted is no anchor, what sorts first goes on doing so, what the root has said stays
         // said, a budget is used up for a while, a member has its name, and files are hostile once.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 61..=66 | 71..=73 | 80 | 82),
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 61..=66 | 71..=73 | 80 | 82 | 84),
         budget,
         run,
     }

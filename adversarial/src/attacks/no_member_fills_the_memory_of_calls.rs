@@ -26,7 +26,7 @@ const CROWD: u32 = (REMEMBERED / AT_ONCE) as u32 + 4;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let crowd = let_in(bench, found, &attacker).await?;
+    let crowd = let_in(bench, found, &attacker, CROWD).await?;
 
     let begin = Instant::now();
     let mut taken = 0;
@@ -52,11 +52,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     bench.goes_on(found).await
 }
 
-/// Lets a crowd in, as a member may that may invite.
-async fn let_in(
+/// Lets a crowd of `count` in, as a member may that may invite.
+pub(super) async fn let_in(
     bench: &mut Bench,
     found: &mut Findings,
     attacker: &NodeKey,
+    count: u32,
 ) -> Result<Vec<NodeKey>, HarnessError> {
     let policy = Policy {
         who_may_invite: Level::Member,
@@ -72,12 +73,12 @@ async fn let_in(
     let invite = invite.map_err(HarnessError::attacker)?;
     let invited = cbor(&[
         ("key", bytes(invite.key().id().as_bytes())),
-        ("uses", CROWD.into()),
+        ("uses", count.into()),
         ("level", "member".into()),
         ("until", expires_ms.into()),
     ]);
     let (mut crowd, mut bodies) = (Vec::new(), vec![("member.invited", invited)]);
-    for _ in 0..CROWD {
+    for _ in 0..count {
         let key = new_key()?;
         bodies.push(("member.admitted", admission(&invite, &key, "member")?));
         crowd.push(key);
@@ -90,7 +91,7 @@ async fn let_in(
         events.push(author.go_on(&event));
     }
     let pushed = bench.gossip(attacker).await?.push(&events).await;
-    let all = u64::from(CROWD) + 1;
+    let all = u64::from(count) + 1;
     found.taken("an invite and a crowd let in", (all, 0), None, &pushed);
     Ok(crowd)
 }

@@ -66,7 +66,11 @@ impl Handler for ChatHandler {
             let request = given.into_request(&model.text.sampling, drawn)?;
             let caller = match ctx.is_local {
                 true => Caller::from(OWNER),
-                false => Caller::from(ctx.caller.to_string().as_str()),
+                // Among those who count together callers take turns as well.
+                false => Caller {
+                    name: format!("{}\0{}", ctx.answers, ctx.caller),
+                    held_by: ctx.caller.to_string(),
+                },
             };
             let asked = self.0.ask_as(&caller, &mark, &model.id, request);
             let mut answer = asked.map_err(|refusal| refused(&refusal))?;

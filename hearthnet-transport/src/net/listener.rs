@@ -23,7 +23,7 @@ use tokio_tungstenite::tungstenite::handshake::server::{
 use tokio_tungstenite::tungstenite::http::header::{CONNECTION, CONTENT_LENGTH};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
-use super::caps::{Caps, Place};
+use super::caps::{Caps, Full, Place};
 use super::connection::{Connection, Pending};
 use super::driver::websocket_config;
 use super::frame_limiter::Socket;
@@ -66,7 +66,7 @@ pub trait Admission: Send + Sync {
         true
     }
 
-    /// Whom the sessions of this peer count with: by default itself.
+    /// Whom the sessions and sockets of this peer count with: by default itself.
     fn counts_with(&self, key: &NodeId) -> NodeId {
         *key
     }
@@ -192,6 +192,8 @@ pub struct Acceptor {
 struct Path {
     rule: PathRule,
     sockets: Arc<Caps<NodeId>>,
+    /// The same, by whom they [count with](Admission::counts_with).
+    parties: Arc<Caps<NodeId>>,
     /// Those of them whose peers do not belong here.
     strangers: Arc<Newcomers>,
 }
@@ -217,6 +219,7 @@ impl Acceptor {
         let with_caps = |rule: &PathRule| Path {
             rule: rule.clone(),
             sockets: Caps::new(rule.max_sockets, rule.max_sockets_per_peer),
+            parties: Caps::new(rule.max_sockets, rule.max_sockets_per_party()),
             strangers: Newcomers::new(Most {
                 somebody: rule.max_strangers,
                 all: rule.max_sockets,
@@ -441,7 +444,7 @@ enum Choice<'a> {
     /// A tensor session.
     Session,
     /// A socket, which counts until it is gone; a stranger's counts among strangers.
-    Socket(&'a Path, Option<Place<NodeId>>),
+    Socket(&'a Path, Option<[Place<NodeId>; 2]>),
     /// A path that this peer does not get.
     Refused(&'static str, CloseCode),
 }
@@ -470,12 +473,13 @@ impl<'b> Route<'_, 'b> {
             return Choice::Refused(path.rule.path, code);
         }
         // One of a stranger that was closed takes a while to be gone, and is in no member's way.
-        match self
-            .belongs
-            .then(|| path.sockets.enter(self.peer))
-            .transpose()
-        {
-            Ok(place) => Choice::Socket(path, place),
+        let enter = || {
+            let party = self.of.admission.counts_with(&self.peer);
+            let party = path.parties.enter(party)?;
+            Ok::<_, Full>([path.sockets.enter(self.peer)?, party])
+        };
+        match self.belongs.then(enter).transpose() {
+            Ok(places) => Choice::Socket(path, places),
             Err(_) => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
         }
     }

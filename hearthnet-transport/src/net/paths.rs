@@ -52,6 +52,12 @@ impl PathRule {
         self
     }
 
+    /// Most sockets of peers that count together, however many keys they have: a quarter, and no less than
+    /// one peer's.
+    pub(super) fn max_sockets_per_party(&self) -> usize {
+        (self.max_sockets / 4).max(self.max_sockets_per_peer)
+    }
+
     /// Sets how many sockets are served, in all and per peer.
     #[must_use]
     pub fn with_sockets(mut self, in_all: usize, per_peer: usize) -> PathRule {

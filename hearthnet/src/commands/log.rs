@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
-use std::io::BufWriter;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::log::{Body, Community, Record, Status};
+use hearthnet_bus::log::{Body, Community, LogError, Record, Status};
 use serde_json::json;
 
 use crate::args::LogCommand;
@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::local_api;
 use crate::node::status::Running;
-use crate::output::{note, print, print_json, when};
+use crate::output::{escaped, note, print, print_json, when};
 use crate::runtime::block_on;
 use crate::standing;
 
@@ -199,9 +199,23 @@ fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Writes every event as a line of JSON: its fields, what became of it, and its signed bytes, from which
+/// everything can be checked again. Says how many there were.
+fn write_lines(home: &Home, out: &mut dyn Write) -> Result<u64, LogError> {
+    let mut lines: u64 = 0;
+    home.log.records(|record| {
+        let json = serde_json::to_string(&record).map_err(|e| LogError::Export(e.into()))?;
+        writeln!(out, "{}", escaped(&json)).map_err(LogError::Export)?;
+        lines += 1;
+        Ok(true)
+    })?;
+    out.flush().map_err(LogError::Export)?;
+    Ok(lines)
+}
+
 fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = output else {
-        home.log.export(&mut std::io::stdout().lock())?;
+        write_lines(home, &mut std::io::stdout().lock())?;
         return Ok(());
     };
     let fail = |e: std::io::Error| {
@@ -213,7 +227,7 @@ fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
         .open(path)
         .map_err(fail)?;
     let mut file = BufWriter::new(file);
-    let count = home.log.export(&mut file)?;
+    let count = write_lines(home, &mut file)?;
     file.into_inner()
         .map_err(|e| fail(e.into_error()))?
         .sync_all()

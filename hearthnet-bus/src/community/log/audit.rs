@@ -3,7 +3,6 @@
 //! All three read through a connection of their own, so that a long report holds up nobody.
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::Write;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -146,23 +145,6 @@ impl EventLog {
             })?;
             Ok(())
         })
-    }
-
-    /// Writes every event as a line of JSON: its fields, what became of it, and its signed
-    /// bytes, from which everything can be checked again. Says how many there were.
-    ///
-    /// # Errors
-    /// As [`EventLog::records`]; [`LogError::Export`] if `out` fails.
-    pub fn export(&self, out: &mut dyn Write) -> Result<u64, LogError> {
-        let mut lines: u64 = 0;
-        self.records(|record| {
-            serde_json::to_writer(&mut *out, &record).map_err(|e| LogError::Export(e.into()))?;
-            out.write_all(b"\n").map_err(LogError::Export)?;
-            lines += 1;
-            Ok(true)
-        })?;
-        out.flush().map_err(LogError::Export)?;
-        Ok(lines)
     }
 
     /// Checks everything again from the bytes on: the pages of the file, every hash and

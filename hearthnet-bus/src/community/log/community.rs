@@ -31,6 +31,10 @@ pub struct Member {
     /// The invite it joined with; `None` for the founder.
     #[serde(with = "raw_keys::option")]
     pub invite: Option<NodeId>,
+    /// Who made it, if any member may let somebody in at that level: it [answers](Community::answers_for)
+    /// for whom it let in. Kept here because an invite is forgotten when others need its room.
+    #[serde(with = "raw_keys::option")]
+    pub by: Option<NodeId>,
 }
 
 /// An invitation, as the log holds it.
@@ -315,22 +319,20 @@ impl Community {
     ///
     /// Anchors are left out because all that their invitees could take they can take away from everybody as
     /// they please, and because an honest one has invited the whole village.
+    ///
+    /// All who are more than so many invites away from one are counted together, with the root's key, which
+    /// takes nothing itself: nobody has a longer chain but to be told apart.
     pub fn answers_for(&self, node: &NodeId) -> NodeId {
         let mut answers = *node;
-        // Nobody is let in by whom it has let in before, unless it came back: so it ends.
         for _ in 0..MAX_ANSWERING {
-            let invite = self.member(&answers).and_then(|member| member.invite);
-            let Some(invite) = invite.and_then(|invite| self.invite(&invite)) else {
-                break;
-            };
-            let by = invite.author;
-            let by_anchor = by == self.id.root() || self.level(&by) == Some(Level::Anchor);
-            if by_anchor || invite.level > Level::Member {
-                break;
+            let by = self.member(&answers).and_then(|member| member.by);
+            let is_anchor = |by: &NodeId| self.level(by) == Some(Level::Anchor);
+            match by.filter(|by| *by != self.id.root() && !is_anchor(by)) {
+                Some(by) => answers = by,
+                None => return answers,
             }
-            answers = by;
         }
-        answers
+        self.id.root()
     }
 
     /// Whether a node may invite others at `level` now.
@@ -456,6 +458,7 @@ mod tests {
                     level: Level::Member,
                     since_ms: 0,
                     invite: None,
+                    by: None,
                 };
                 durable.members.insert(node(seed), member);
             }

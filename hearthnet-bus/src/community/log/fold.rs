@@ -575,6 +575,7 @@ impl Fold {
                             level: Level::Anchor,
                             since_ms: event.time_ms,
                             invite: None,
+                            by: None,
                         },
                     );
                 }
@@ -661,6 +662,7 @@ impl Fold {
                 if open.used >= open.uses {
                     return Err(NoEffect::InviteUsed);
                 }
+                let by = open.author;
                 if node == self.root {
                     return Err(NoEffect::Root);
                 }
@@ -681,6 +683,7 @@ impl Fold {
                         level: *level,
                         since_ms: event.time_ms,
                         invite: Some(request.invite),
+                        by: (*level <= Level::Member).then_some(by),
                     },
                 );
                 Ok(())

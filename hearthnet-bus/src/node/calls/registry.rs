@@ -43,6 +43,8 @@ pub trait Handler: Send + Sync {
 pub struct CallContext {
     /// The node that calls; this node itself for an app on this machine.
     pub caller: NodeId,
+    /// Whom it counts with: whatever is shared fairly is shared among these.
+    pub answers: NodeId,
     /// How far it is trusted.
     pub trust: Trust,
     /// Whether an app on this machine calls, through the local API.

@@ -147,7 +147,7 @@ const FIRST_PORT: u16 = 1024;
 #[derive(Debug, Clone)]
 pub struct Claims {
     local: Local,
-    /// Nobody is heard to be anywhere but on loopback: all of the community is on this machine.
+    /// Nobody is heard to be anywhere but here: all of the community is on this machine.
     on_one_machine: bool,
 }
 
@@ -157,23 +157,24 @@ impl Claims {
         let heard = state.nodes(now_ms).flat_map(|seen| &seen.endpoints);
         let mut heard = heard.chain(own).filter_map(|text| text.parse().ok());
         Self {
+            on_one_machine: heard.all(|at| local.distance(&at) == Distance::Machine),
             local,
-            on_one_machine: heard.all(|at: SocketAddr| at.ip().is_loopback()),
         }
     }
 
     /// The endpoint, if it is one to try: not unspecified, multicast, broadcast or IPv4-mapped, not
-    /// below port 1024; loopback where the whole community is on this machine; link-local IPv4 within
-    /// a network of this machine, and IPv6 never, for no interface comes with it.
+    /// below port 1024; of this machine, on loopback or not, where the whole community is on it; link-local
+    /// IPv4 within a network of this machine, and IPv6 never, for no interface comes with it; out in the
+    /// world only within a network of this machine, as of what discovery hears.
     pub fn admit(&self, text: &str) -> Option<SocketAddr> {
         let at: SocketAddr = text.parse().ok()?;
         let ip = at.ip();
-        let near = || self.local.distance(&at) <= Distance::Subnet;
+        let far = self.local.distance(&at);
         let may = match ip {
             _ if at.port() < FIRST_PORT || !is_of_a_host(ip) || needs_scope(ip) => false,
-            ip if ip.is_loopback() => self.on_one_machine,
-            IpAddr::V4(v4) if v4.is_link_local() => near(),
-            _ => true,
+            _ if far == Distance::Machine => self.on_one_machine,
+            IpAddr::V4(v4) if v4.is_link_local() => far <= Distance::Subnet,
+            _ => far < Distance::World,
         };
         may.then_some(at)
     }
@@ -298,12 +299,18 @@ mod tests {
             "10.3.0.1:1024",
             "100.64.0.9:7600",
             "[fd12::1]:7600",
-            "[2001:db8:9::1]:7600",
+            "[2001:db8:1::9]:7600",
         ] {
             assert!(claims(false, good), "{good}");
         }
         for bad in [
             "127.0.0.1:6379",
+            // Its own address in the network is its own machine as well.
+            "192.168.1.10:6379",
+            "[2001:db8:1::10]:6379",
+            // Nobody's neighbour.
+            "8.8.8.8:7600",
+            "[2001:db8:9::1]:7600",
             "[::1]:5432",
             "127.1.2.3:7600",
             "0.0.0.0:7600",
@@ -323,6 +330,7 @@ mod tests {
             assert!(!claims(false, bad), "{bad}");
         }
         assert!(claims(true, "127.0.0.1:7600"));
+        assert!(claims(true, "192.168.1.10:7600"));
         assert!(!claims(true, "127.0.0.1:22"));
     }
 

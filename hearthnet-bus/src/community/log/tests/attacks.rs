@@ -1179,3 +1179,50 @@ fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() 
     );
     assert_eq!(answers(), ids([1, 2, 3, 3, 3]));
 }
+
+#[test]
+fn no_chain_of_invites_and_no_flood_of_them_makes_parties_of_one_crowd() {
+    let home = Home::new();
+    let open = Policy {
+        who_may_invite: Level::Member,
+        ..Policy::default()
+    };
+    let append = |by: u8, body| home.log.append(&key(by), body, NOW).map(drop).unwrap();
+    append(1, Body::PolicyChanged(open));
+    // 2 by the anchor, and each of a chain by the one before it.
+    let links = 2..=90u8;
+    for seed in links.clone() {
+        append(seed - 1, invited(100 + seed, Level::Member, 1));
+        append(1, admitted(100 + seed, seed, Level::Member));
+    }
+    let parties = || {
+        let state = home.log.state();
+        let all = links.clone().map(|seed| state.answers_for(&key(seed).id()));
+        all.collect::<std::collections::BTreeSet<_>>()
+    };
+    // Itself for all that are near, and one for all the others.
+    let two = [key(2).id(), root().id()].into_iter().collect();
+    assert_eq!(parties(), two);
+    // Used invites are forgotten when others need the room.
+    for n in 0..1100u32 {
+        let mut secret = [7; 32];
+        secret[..4].copy_from_slice(&n.to_le_bytes());
+        let invite = NodeKey::from_secret(&secret).id();
+        let invited = Body::Invited {
+            invite,
+            level: Level::Member,
+            uses: 1,
+            expires_ms: NOW + 1_000_000,
+        };
+        if home.log.append(&key(1), invited, NOW).is_err() {
+            break;
+        }
+    }
+    let state = home.log.state();
+    let member = state.member(&key(3).id()).unwrap();
+    assert!(
+        state.invite(&member.invite.unwrap()).is_none(),
+        "it is still there"
+    );
+    assert_eq!(parties(), two);
+}

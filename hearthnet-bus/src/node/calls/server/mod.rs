@@ -225,11 +225,12 @@ impl CallServer {
         Ok(Admitted {
             ctx: CallContext {
                 caller,
+                answers,
                 trust,
                 is_local,
                 capability,
                 cancel: Cancel::default(),
-                slot: local.slot(caller, is_local)?,
+                slot: local.slot(answers, is_local)?,
             },
             params,
             seconds: descriptor.limits.seconds,
