@@ -55,6 +55,13 @@ async def call(folder, capability, params):
         # Leaving the block closes the connection, which cancels a call that has not ended.
 
 
+def shown(text):
+    """The text as it is; on a terminal without what would steer it: a host can make any token appear."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c for c in text if c.isprintable() or c in "\n\t")
+
+
 async def main(args):
     params = {
         "messages": [{"role": "user", "content": args.prompt}],
@@ -64,7 +71,7 @@ async def main(args):
     params |= {key: value for key in ("model", "seed") if (value := getattr(args, key)) is not None}
     async for event, data in call(args.data_dir, CHAT, params):
         if event == "token_delta":
-            print(data["text"], end="", flush=True)
+            print(shown(data["text"]), end="", flush=True)
         elif event == "done":
             print(f"\n[{data['usage']['completion_tokens']} tokens, seed {data['seed']}]", file=sys.stderr)
         elif args.verbose:

@@ -21,9 +21,10 @@ use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use support::community::{founded, host_with, join, peers, serve};
+use support::gauges;
 use support::{
     ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, model, pid, shards, text,
-    told, until_answered,
+    told, until, until_answered,
 };
 
 /// Serves on the processor with libtorch.
@@ -221,6 +222,39 @@ fn a_community_has_hosts_on_libtorch_by_configuration_and_by_asking_the_daemon()
     let route = answer["route"].as_array().expect("a route");
     assert_eq!(route.len(), 3, "{answer}");
     drop(daemon);
+}
+
+#[test]
+fn layers_on_libtorch_are_given_back_when_idle_and_taken_up_again() {
+    let home = Home::new();
+    let soon = "research.distributed_inference.host.shard_eviction_idle_seconds=1";
+    let extra = [&TORCH[..], &gauges::SHOWN, &["--set", soon]].concat();
+    let host = host(&home, "2-29", &extra);
+    let at = gauges::address(&host);
+    let resident = || {
+        let id = host.process.child.id();
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix("kB"));
+        kib.expect("a line")
+            .trim()
+            .parse::<u64>()
+            .expect("a number")
+            >> 10
+    };
+    let evictions = || gauges::Gauges::at(&at).value("hearthnet_shard_evictions_total");
+    let mut texts = Vec::new();
+    for round in 1..=2 {
+        let frames = chat(&home, QUESTION, &[&host], &[], |_| {});
+        texts.push(told(&frames, "done")[0]["text"].clone());
+        let with = resident();
+        until("the layers are put away", || {
+            evictions() >= Some(f64::from(round))
+        });
+        until("their memory is given back", || resident() + 300 < with);
+        println!("{with} MiB with its layers, {} without", resident());
+    }
+    assert_eq!(texts[0], texts[1]);
 }
 
 #[test]
@@ -443,13 +477,18 @@ fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
     let head = ModelFile::open(&hearthnet_testkit::variant("f32")).expect("a model");
     let head = Head::load(&head, &EngineOptions::default()).expect("a head");
     let exact = divergence(&mut exact_layers(&file), &head, &wanted, &windows);
-    let [fp32, bf16] = [Dtype::Fp32, Dtype::Bf16]
+    let [fp32, fp16, bf16] = [Dtype::Fp32, Dtype::Fp16, Dtype::Bf16]
         .map(|dtype| divergence(&mut torch_layers(&file, dtype), &head, &wanted, &windows));
-    println!("KL divergence from float64: exact {exact:.6}, fp32 {fp32:.6}, bf16 {bf16:.6}");
+    println!(
+        "KL divergence from float64: exact {exact:.6}, fp32 {fp32:.6}, fp16 {fp16:.6}, bf16 {bf16:.6}"
+    );
     assert!(
         fp32 <= 0.1 * exact && fp32 > 0.0,
         "exact {exact:e}, fp32 {fp32:e}"
     );
-    // Nor is bf16, which has as many bits as the exact engine's activations, on this model.
-    assert!(bf16 <= exact, "exact {exact:e}, bf16 {bf16:e}");
+    // Nor are these, which have as many bits and more as the exact engine's activations, on this model.
+    assert!(
+        fp16 <= exact && bf16 <= exact,
+        "exact {exact:e}, fp16 {fp16:e}, bf16 {bf16:e}"
+    );
 }

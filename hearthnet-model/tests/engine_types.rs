@@ -6,11 +6,10 @@ mod engine_common;
 use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, run, whole};
 use hearthnet_model::engine::{Head, Span};
 use hearthnet_model::gguf::TensorType;
-use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::inspect::inspect;
-use hearthnet_model::kernels::{Isa, f32_to_f16};
+use hearthnet_model::kernels::Isa;
 use hearthnet_model::{Gguf, Manifest, ModelFile, quantize};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, every_weight_as};
 
 /// Rows of whole blocks of 256, panels that are full and (the vocabulary) one that is not.
 fn shape() -> TinyLlama {
@@ -25,102 +24,6 @@ fn shape() -> TinyLlama {
         embedding: "f32",
         ..TinyLlama::default()
     }
-}
-
-/// Where the 16-bit floats of a block stand.
-fn fields(dtype: TensorType) -> &'static [usize] {
-    use TensorType as T;
-    match dtype {
-        T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
-        T::Q2_K => &[80, 82],
-        T::Q3_K => &[108],
-        T::Q6_K => &[208],
-        T::F32 | T::F16 | T::BF16 | T::MXFP4 => &[],
-        _ => &[0],
-    }
-}
-
-/// Blocks for as many values as there are in `values`, and of about their size: those values
-/// themselves for floats, else any quants and factors.
-fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
-    use TensorType as T;
-    let mut out = Vec::new();
-    match dtype {
-        T::F32 | T::F16 => {
-            quantize::encode(dtype, values, &mut out).unwrap();
-            return out;
-        }
-        T::BF16 => {
-            let high = |v: &f32| (v.to_bits() >> 16) as u16;
-            return values.iter().flat_map(|v| high(v).to_le_bytes()).collect();
-        }
-        _ => {}
-    }
-    let mut state = seed;
-    let size = dtype.block_bytes() as usize;
-    let count = values.len() / dtype.block_values() as usize;
-    out.extend((0..size * count).map(|_| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    }));
-    let set = |out: &mut [u8], scale: f32| {
-        for block in out.chunks_mut(size) {
-            for &at in fields(dtype) {
-                block[at..at + 2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());
-            }
-            if dtype == T::MXFP4 {
-                block[0] = 119 + block[0] % 4;
-            }
-        }
-    };
-    let mean_square = |values: &[f32]| values.iter().map(|v| v * v).sum::<f32>();
-    set(&mut out, 1.0);
-    let mut unit = Vec::new();
-    quantize::decode(dtype, &out, &mut unit).unwrap();
-    set(&mut out, (mean_square(values) / mean_square(&unit)).sqrt());
-    out
-}
-
-/// The tiny model with the matrices' types that `choose` names by tensor, and the same file with
-/// the values of those weights in F32.
-fn models(model: &TinyLlama, choose: impl Fn(&str) -> TensorType) -> [ModelFile; 2] {
-    let gguf = Gguf::from_bytes(model.bytes()).unwrap();
-    let mut writers = [Writer::new(), Writer::new()];
-    let mut contents = [Vec::new(), Vec::new()];
-    for (key, value) in gguf.metadata() {
-        for writer in &mut writers {
-            writer.set(key, value).unwrap();
-        }
-    }
-    for (seed, info) in (1..).zip(gguf.tensors()) {
-        let mut values = Vec::new();
-        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
-        let dtype = match info.dims.len() {
-            1 => info.dtype,
-            _ => choose(&info.name),
-        };
-        let bytes = blocks(dtype, &values, seed);
-        values.clear();
-        quantize::decode(dtype, &bytes, &mut values).unwrap();
-        let plain = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let types = [(dtype, bytes), (TensorType::F32, plain)];
-        for (i, (dtype, bytes)) in types.into_iter().enumerate() {
-            writers[i].tensor(&info.name, &info.dims, dtype).unwrap();
-            contents[i].push(bytes);
-        }
-    }
-    let files = writers.into_iter().zip(contents).map(|(writer, contents)| {
-        let mut file = Vec::new();
-        let fill = |index: usize, out: &mut dyn std::io::Write| {
-            out.write_all(&contents[index]).map_err(WriteError::Io)
-        };
-        writer.write(&mut file, fill).unwrap();
-        ModelFile::from_gguf(Gguf::from_bytes(file).unwrap()).unwrap()
-    });
-    let files: Vec<ModelFile> = files.collect();
-    files.try_into().unwrap()
 }
 
 /// As files called Q4_K_M have it: six bits where an error costs most.
@@ -174,13 +77,13 @@ fn every_type_is_exact_on_every_path_and_means_its_values() {
             tied: false,
             ..shape()
         };
-        check(dtype.name(), &models(&shape, |_| dtype));
+        check(dtype.name(), &every_weight_as(&shape, |_| dtype));
     }
 }
 
 #[test]
 fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
-    let files = models(&shape(), mixed);
+    let files = every_weight_as(&shape(), mixed);
     check("mixed", &files);
 
     let [file, _] = files;
@@ -213,7 +116,7 @@ fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
 
 #[test]
 fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
-    let [file, _] = models(&shape(), mixed);
+    let [file, _] = every_weight_as(&shape(), mixed);
     let id = Manifest::of(&file, &mut |_, _| {}).weights_id();
     let inspection = inspect(&file, id);
     let uses: Vec<(&str, u64, u64)> = inspection
@@ -235,7 +138,7 @@ fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
     assert!(inspection.layer_bytes[0] > inspection.layer_bytes[1]);
 
     // Names of any length stand in one column.
-    let [file, _] = models(&shape(), |name| match name.contains("attn") {
+    let [file, _] = every_weight_as(&shape(), |name| match name.contains("attn") {
         true => TensorType::IQ4_XS,
         false => TensorType::Q8_0,
     });

@@ -13,6 +13,7 @@ mod tampered;
 mod templates;
 mod tiny;
 mod vocabularies;
+mod weight_types;
 
 use std::fs;
 use std::path::PathBuf;
@@ -31,6 +32,7 @@ pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use templates::hostile_templates;
 pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
+pub use weight_types::every_weight_as;
 
 /// Appends tokens to a sequence, and replaces `logits` by those of every one of them, `vocab`
 /// values each.

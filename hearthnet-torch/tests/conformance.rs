@@ -7,14 +7,13 @@
 
 mod common;
 
-use std::sync::atomic::AtomicBool;
-
-use common::{append, deviation, deviations, exact, families, family, load, options, rows};
-use hearthnet_model::convert::convert;
+use common::{
+    append, deviation, deviations, exact, exact_layers, families, family, load, options, rows,
+};
 use hearthnet_model::engine::Span;
 use hearthnet_model::gguf::TensorType;
-use hearthnet_model::{BoundaryDtype, Gguf, ModelFile};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_model::{BoundaryDtype, ModelFile};
+use hearthnet_testkit::{TinyLlama, every_weight_as};
 use hearthnet_torch::Dtype;
 
 /// Bound of the deviation of a row.
@@ -105,31 +104,78 @@ fn rows_between_blocks_are_values_of_the_boundary_dtype() {
 }
 
 #[test]
-fn quantised_weights_are_those_that_the_file_says() {
-    let folder = tempfile::tempdir().unwrap();
-    for weights in ["f16", "q8_0", "q4_1", "q4_0", "q6_k", "q4_k"] {
+fn weights_of_every_type_are_those_that_the_file_says() {
+    let types: Vec<TensorType> = TensorType::supported().collect();
+    assert!(types.len() >= 16, "{types:?}");
+    for dtype in types {
         let model = TinyLlama {
-            weights,
             width: 256,
             head_dim: 64,
             ffn: 256,
+            vocab: 325,
+            weights: "f32",
+            embedding: "f32",
             ..TinyLlama::default()
         };
-        let file = ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap();
         // The exact engine rounds activations where weights are quantised; so it gets the same
         // weights as F32.
-        let path = folder.path().join(weights);
-        let never = AtomicBool::new(false);
-        convert(&file, TensorType::F32, &path, &never, &mut |_, _| ()).unwrap();
-        let plain = ModelFile::open(&path).unwrap();
+        let [file, plain] = every_weight_as(&model, |_| dtype);
         let input = rows(&file, 40, 3);
         let expected = exact(&plain, &input).pop().unwrap();
         let mut engine = load(&file, 0..file.spec().layers, &options(Dtype::Fp32));
         let seq = engine.open().unwrap();
         let found = append(&mut engine, seq, &input, 40);
         let worst = deviation(&found, &expected, 256);
-        println!("{weights:5} {worst:.1e}");
-        assert!(worst <= bound(Dtype::Fp32), "{weights}: {worst:e}");
+        println!("{:7} {worst:.1e}", dtype.name());
+        assert!(worst <= bound(Dtype::Fp32), "{}: {worst:e}", dtype.name());
+    }
+}
+
+/// Rows through some layers on one of the engines, the first ones in one batch.
+fn through(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    dtype: Option<Dtype>,
+    rows: &[f32],
+) -> Vec<f32> {
+    match dtype {
+        Some(dtype) => {
+            let mut engine = load(file, layers, &options(dtype));
+            let seq = engine.open().unwrap();
+            append(&mut engine, seq, rows, 20)
+        }
+        None => exact_layers(file, layers, rows),
+    }
+}
+
+#[test]
+fn a_pipeline_that_is_cut_anywhere_is_close_to_the_uncut_one_whoever_computes() {
+    for name in families() {
+        let file = family(&name).with_boundary(BoundaryDtype::F32);
+        // A row that goes through another expert is another row from there on.
+        if file.spec().experts.is_some() {
+            continue;
+        }
+        let (layers, width) = (file.spec().layers, file.spec().width as usize);
+        let input = rows(&file, 33, 5);
+        for dtype in Dtype::ALL {
+            let torch = Some(dtype);
+            let mut worst = 0f32;
+            for cut in 1..layers {
+                for (first, second, whole) in [
+                    (torch, torch, torch),
+                    (torch, None, None),
+                    (None, torch, None),
+                ] {
+                    let uncut = through(&file, 0..layers, whole, &input);
+                    let between = through(&file, 0..cut, first, &input);
+                    let found = through(&file, cut..layers, second, &between);
+                    worst = worst.max(deviation(&found, &uncut, width));
+                }
+            }
+            println!("{name:12} {dtype} {worst:.1e}");
+            assert!(worst <= bound(dtype), "{name} {dtype}: {worst:e}");
+        }
     }
 }
 

@@ -98,20 +98,31 @@ pub(crate) fn exact(file: &ModelFile, rows: &[f32]) -> Vec<Vec<f32>> {
     let mut all = vec![rows.to_vec()];
     let mut x = rows.to_vec();
     for layer in 0..file.spec().layers {
-        let options = EngineOptions {
-            threads: 1,
-            ..EngineOptions::default()
-        };
-        let mut engine = Engine::load(file, layer..layer + 1, &options, &mut |_, _| ()).unwrap();
-        let span = Span {
-            seq: engine.open().unwrap(),
-            position: 0,
-            rows: (rows.len() / file.spec().width as usize) as u32,
-        };
-        engine.forward(&[span], &mut x).unwrap();
+        x = exact_layers(file, layer..layer + 1, &x);
         all.push(x.clone());
     }
     all
+}
+
+/// Rows through some layers on the exact engine.
+pub(crate) fn exact_layers(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    rows: &[f32],
+) -> Vec<f32> {
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::load(file, layers, &options, &mut |_, _| ()).unwrap();
+    let span = Span {
+        seq: engine.open().unwrap(),
+        position: 0,
+        rows: (rows.len() / file.spec().width as usize) as u32,
+    };
+    let mut x = rows.to_vec();
+    engine.forward(&[span], &mut x).unwrap();
+    x
 }
 
 /// Appends rows, in batches of so many, and returns their outputs.
