@@ -135,12 +135,14 @@ cases! {
     }
     "calls" {
         80 "a member and a crowd that it let in fill what is remembered of calls" "rate_limited",
-        84 "a crowd that a member let in holds all sockets for calls and for gossip" "session_limit",
     }
     "words of others, where they come out" {
         81 "a host's name and words that forge lines of the log of a daemon" "no effect",
         82 "members' names, models and records that steer what status and diagnose show" "no effect",
         83 "names and words that a browser would run" "no effect",
+    }
+    "sockets of a node" {
+        84 "a crowd that a member let in holds all sockets for calls and for gossip" "session_limit",
     }
 }
 
