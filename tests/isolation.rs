@@ -55,6 +55,54 @@ fn a_daemon_cannot_be_made_to_read_a_file_of_its_user_that_is_none_of_its_models
     drop(node);
 }
 
+/// A model of a user's own, in the home directory.
+fn own_model(home: &Home) -> std::path::PathBuf {
+    let folder = home.path().join("home/models");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let file = folder.join("own.gguf");
+    std::fs::copy(model(), &file).expect("a model");
+    file
+}
+
+/// A command of a user whose home directory is this test's.
+fn at_home(home: &Home, args: &[&str]) -> std::process::Command {
+    let mut command = home.hearthnet(args);
+    command.env("HOME", home.path().join("home"));
+    command.env_remove("XDG_CACHE_HOME");
+    command
+}
+
+#[test]
+fn a_daemon_remembers_what_it_has_read_of_a_model() {
+    let home = Home::new();
+    let file = own_model(&home);
+    let path = file.to_str().expect("a UTF-8 path");
+    let serve = ["shard", "serve", "--model", path, "--layers", "0-1"];
+    let how = ["--json", "--lifeline", "--peer-key", &home.node_id()];
+    let mut command = at_home(&home, &[&serve[..], &how, &ENABLE].concat());
+    drop(Server::run(&mut command));
+    let record = file.with_extension("gguf.hearthnet");
+    assert!(record.exists(), "it would read all of it at every start");
+}
+
+#[test]
+fn commands_that_only_read_models_do_so_without_the_rest_of_their_user() {
+    let home = Home::new();
+    let file = own_model(&home);
+    let path = file.to_str().expect("a UTF-8 path");
+    let out = home.path().join("home/models/small.gguf");
+    let to = out.to_str().expect("a UTF-8 path");
+    for args in [
+        &["model", "inspect", path][..],
+        &["model", "verify", path, "--accept"],
+        &["model", "convert", path, "--to", "q8_0", "--output", to],
+        &["model", "inspect", to],
+    ] {
+        let output = at_home(&home, args).output().expect("its end");
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+}
+
 /// What stands of the daemon's files.
 fn line_of_files(home: &Home) -> String {
     let status = home.json(&["status", "--json"]);

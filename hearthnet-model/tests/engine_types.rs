@@ -8,7 +8,7 @@ use hearthnet_model::engine::{Head, Span};
 use hearthnet_model::gguf::TensorType;
 use hearthnet_model::inspect::inspect;
 use hearthnet_model::kernels::Isa;
-use hearthnet_model::{Gguf, Manifest, ModelFile, quantize};
+use hearthnet_model::{Gguf, Manifest, ModelFile};
 use hearthnet_testkit::{TinyLlama, every_weight_as};
 
 /// Rows of whole blocks of 256, panels that are full and (the vocabulary) one that is not.

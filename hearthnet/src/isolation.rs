@@ -1,5 +1,6 @@
 //! What a daemon may still do once it runs: read no more of its user's files than it needs, write its
-//! own, start no program, look into no other.
+//! own, start no program, look into no other. And what a command may that reads a model file of somebody
+//! else's: that file, and nothing of the network.
 //!
 //! Whoever breaks into it through the network has what the daemon has, and no more. Best effort: where the
 //! kernel lacks something the rest stands, and the log, `status` and `diagnose` say what does. It binds
@@ -12,6 +13,7 @@ use std::sync::OnceLock;
 
 use hearthnet_bus::whole_file;
 use hearthnet_model::ModelRef;
+use hearthnet_model::manifest::record_key;
 use hearthnet_model::reference::expand_home;
 use landlock::{
     ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
@@ -48,7 +50,7 @@ pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let parts = [
         ("files", needed.restrict()),
-        ("system calls", deny_system_calls()),
+        ("system calls", deny_system_calls(&SOCKETS)),
         ("memory", hidden.map_err(|e| e.to_string())),
     ];
     let parts = parts.map(|(what, done)| match done {
@@ -60,7 +62,28 @@ pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
     let _ = STANDS.set(stands);
 }
 
-/// Files and folders that a daemon needs.
+/// Gives up what a command does not need that reads a model, which may be anybody's, and may write one
+/// into a folder: sockets, keys, all other files of its user, and other programs. There is no way back.
+pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>) {
+    let mut needed = Needed::of_system(cx);
+    needed.models(Some(model));
+    if let Some(path) = into {
+        let folder = path.parent().filter(|folder| *folder != Path::new(""));
+        needed
+            .write
+            .push(folder.unwrap_or(Path::new(".")).to_owned());
+    }
+    for (what, done) in [
+        ("files", needed.restrict()),
+        ("system calls", deny_system_calls(&[])),
+    ] {
+        if let Err(why) = done {
+            tracing::info!("{what} are not restricted: {why}");
+        }
+    }
+}
+
+/// Files and folders that a process needs.
 #[derive(Default)]
 struct Needed {
     read: Vec<PathBuf>,
@@ -71,35 +94,55 @@ struct Needed {
 }
 
 impl Needed {
+    /// Of a daemon.
     fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
+        let mut needed = Self::of_system(cx);
+        let http_key = expand_home(Path::new(&cx.config.http.api_key_file));
+        needed.read.push(http_key);
+        needed.read.extend(cx.global.passphrase_file.clone());
+        if let Ok(folder) = cx.global.dir() {
+            needed.folder(folder);
+        }
+        needed.models(model);
+        needed
+    }
+
+    /// Of any: what is no user's, and what says how the program is to work.
+    fn of_system(cx: &Context) -> Self {
         let mut needed = Self::default();
         // Outside of the home directory the permissions of files decide, as ever: that is the system,
         // and disks with models.
         let home = std::env::var_os("HOME").map(PathBuf::from);
         needed.read = outside(&home.unwrap_or_else(|| PathBuf::from("/")));
-        let (global, config) = (&cx.global, &cx.config);
-        let named = [&global.config, &global.catalogue, &global.passphrase_file];
+        let named = [&cx.global.config, &cx.global.catalogue];
         needed.read.extend(named.into_iter().flatten().cloned());
         needed.read.extend(default_path());
         needed
-            .read
-            .push(expand_home(Path::new(&config.http.api_key_file)));
-        for folder in global.dir().into_iter().chain(models_dir()) {
-            // Only what is there can be allowed.
-            let _ = whole_file::make_folder(&folder, 0o700);
-            links(&folder, LINKS_DEPTH, &mut needed.read);
-            needed.write.push(folder);
+    }
+
+    /// A folder of this program's.
+    fn folder(&mut self, folder: PathBuf) {
+        // Only what is there can be allowed.
+        let _ = whole_file::make_folder(&folder, 0o700);
+        links(&folder, LINKS_DEPTH, &mut self.read);
+        self.write.push(folder);
+    }
+
+    /// Those that were fetched, and one that is named; and the key by which what is remembered of them is
+    /// known for this user's own.
+    fn models(&mut self, model: Option<&ModelRef>) {
+        if let Ok(folder) = models_dir() {
+            self.folder(folder);
         }
+        self.read.extend(record_key());
         if let Some(ModelRef::Path(path)) = model {
             // Of a file, with the record of its hash beside it.
             let file = path.is_file().then(|| path.canonicalize().ok()).flatten();
-            needed
-                .write
+            self.write
                 .extend(file.and_then(|file| Some(file.parent()?.to_owned())));
-            links(path, LINKS_DEPTH, &mut needed.read);
-            needed.read.push(path.clone());
+            links(path, LINKS_DEPTH, &mut self.read);
+            self.read.push(path.clone());
         }
-        needed
     }
 
     /// Graphics cards, and the libraries that libtorch loads only when it finds one, wherever they lie.
@@ -250,16 +293,22 @@ const SOCKETS: [i32; 4] = [
     libc::AF_NETLINK,
 ];
 
-fn deny_system_calls() -> Result<(), String> {
+/// Refuses the calls that nobody needs here, and sockets of all but these families.
+fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
-        let other = SOCKETS.map(|family| {
+        let other = sockets.iter().map(|family| {
             let family = u64::from(family.unsigned_abs());
             SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family)
         });
-        let other = other.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let other = other.collect::<Result<Vec<_>, _>>()?;
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
             DENIED.map(|call| (call, Vec::new())).into();
-        rules.insert(libc::SYS_socket, vec![SeccompRule::new(other)?]);
+        // Without a condition a call is refused in any case.
+        let other = match other.is_empty() {
+            true => Vec::new(),
+            false => vec![SeccompRule::new(other)?],
+        };
+        rules.insert(libc::SYS_socket, other);
         let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
         let arch = std::env::consts::ARCH.try_into()?;
         SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()
@@ -311,7 +360,7 @@ mod tests {
             devices: Vec::new(),
         };
         let files = needed.restrict();
-        deny_system_calls().unwrap();
+        deny_system_calls(&SOCKETS).unwrap();
         if let Err(why) = files {
             println!("no Landlock here: {why}");
             return;
@@ -337,6 +386,11 @@ mod tests {
         // What it starts is bound as well.
         let thread = std::thread::spawn(move || refused(fs::read(&letters).map(drop)));
         assert_eq!(thread.join().unwrap(), denied);
+        // And who needs no sockets opens none.
+        let listen = || std::net::TcpListener::bind("127.0.0.1:0").map(drop);
+        listen().unwrap();
+        deny_system_calls(&[]).unwrap();
+        assert_eq!(refused(listen()), denied);
     }
 
     #[test]

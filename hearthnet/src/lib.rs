@@ -157,6 +157,9 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     if let Some(serves) = command.serves() {
         isolation::enter(cx, serves);
     }
+    if let Some((model, into)) = command.reads() {
+        isolation::enter_to_read(cx, &model, into);
+    }
     match command {
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),

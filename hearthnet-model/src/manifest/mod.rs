@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use cache::stamp;
 pub use cache::{ChangedError, FileState, file_state, record_path};
 pub use digest::{Digest, ParseDigestError, TextId, WeightsId};
+pub use seal::record_key;
 
 use crate::families::Family;
 use crate::gguf::{Gguf, TensorInfo, TensorType};

@@ -7,7 +7,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
@@ -23,6 +23,14 @@ const KEY_FILE: &str = "record.key";
 /// nothing kept.
 pub(super) fn seal(bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {
     under(&key(&cache::directory().ok()?).ok()?, bytes)
+}
+
+/// Where the key lies, which is made now if there is none: a process that gives up its user's files needs
+/// this one. `None` where there is no place for it.
+pub fn record_key() -> Option<PathBuf> {
+    let directory = cache::directory().ok()?;
+    key(&directory).ok()?;
+    Some(directory.join(KEY_FILE))
 }
 
 fn under(key: &[u8; KEY_BYTES], bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {

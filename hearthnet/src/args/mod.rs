@@ -6,7 +6,7 @@ mod engine;
 pub(crate) mod sampling;
 mod service;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser as _};
 use clap::{ArgAction, Parser, Subcommand};
@@ -130,6 +130,23 @@ impl Command {
             model: model.as_ref(),
             engine,
         })
+    }
+
+    /// The model that it only reads, and the file that it makes of it, if it does no more than that.
+    pub(crate) fn reads(&self) -> Option<(ModelRef, Option<&Path>)> {
+        let Self::Model(command) = self else {
+            return None;
+        };
+        match command {
+            ModelCommand::Verify { model, .. } | ModelCommand::Inspect { model, .. } => {
+                Some((model.clone(), None))
+            }
+            ModelCommand::Convert { model, output, .. } => Some((model.clone(), Some(output))),
+            ModelCommand::Import { directory, output } => {
+                Some((ModelRef::Path(directory.clone()), output.as_deref()))
+            }
+            ModelCommand::Pull { .. } | ModelCommand::List { .. } | ModelCommand::Rm { .. } => None,
+        }
     }
 
     /// Whether rows go back and forth between this process and others.
