@@ -228,8 +228,20 @@ fn a_community_has_hosts_on_libtorch_by_configuration_and_by_asking_the_daemon()
 fn layers_on_libtorch_are_given_back_when_idle_and_taken_up_again() {
     let home = Home::new();
     let soon = "research.distributed_inference.host.shard_eviction_idle_seconds=1";
-    let extra = [&TORCH[..], &gauges::SHOWN, &["--set", soon]].concat();
-    let host = host(&home, "2-29", &extra);
+    let serve = ["shard", "serve", "--model", model(), "--layers", "2-29"];
+    let how = ["--threads", "1", "--json", "--lifeline", "--peer-key"];
+    let own = home.node_id();
+    let told_all = [&gauges::SHOWN[..], &["--set", soon]].concat();
+    let args = [&serve[..], &ENABLE, &how, &[&own], &TORCH, &told_all].concat();
+    let away = Home::new();
+    let mut command = away.hearthnet(&args);
+    // Or else the system's own allocator keeps it for the next time.
+    command.env("MALLOC_TRIM_THRESHOLD_", "131072");
+    let process = Server::run(&mut command);
+    let host = Host {
+        address: process.ready["address"].as_str().expect("text").to_owned(),
+        process,
+    };
     let at = gauges::address(&host);
     let resident = || {
         let id = host.process.child.id();
