@@ -88,7 +88,10 @@ pub(crate) struct Limits {
 pub(crate) struct Buffers {
     /// For each layer keys and values, `[heads, positions, width]`.
     layers: Vec<(Tensor, Tensor)>,
+    /// For which every tensor has room.
     pages: u32,
+    /// What counts of them: more while some tensors have more room already.
+    counted: u32,
     /// Pages of all sequences.
     in_use: Rc<Cell<u64>>,
 }
@@ -106,6 +109,7 @@ impl Buffers {
         Ok(Self {
             layers,
             pages,
+            counted: pages,
             in_use: Rc::clone(in_use),
         })
     }
@@ -117,8 +121,9 @@ impl Buffers {
     }
 
     /// Gives all tensors room for `pages`, and keeps the first `len` positions. After an error
-    /// there is room for as many as before, at least.
+    /// there is room for as many as before, at least, and what has grown already counts.
     fn resize(&mut self, geometry: &Geometry, pages: u32, len: u32) -> Result<(), TchError> {
+        self.count(self.counted.max(pages));
         for (keys, values) in &mut self.layers {
             for (tensor, width) in [(keys, geometry.key), (values, geometry.value)] {
                 let fresh = geometry.tensor(pages, width)?;
@@ -127,10 +132,15 @@ impl Buffers {
                 let _ = old.f_zero_()?;
             }
         }
-        let others = self.in_use.get().saturating_sub(self.pages.into());
-        self.in_use.set(others + u64::from(pages));
+        self.count(pages);
         self.pages = pages;
         Ok(())
+    }
+
+    fn count(&mut self, pages: u32) {
+        let others = self.in_use.get().saturating_sub(self.counted.into());
+        self.in_use.set(others + u64::from(pages));
+        self.counted = pages;
     }
 }
 
@@ -140,8 +150,7 @@ impl Drop for Buffers {
             // A device that fails at this has lost them anyway.
             let _ = (keys.f_zero_(), values.f_zero_());
         }
-        let others = self.in_use.get().saturating_sub(self.pages.into());
-        self.in_use.set(others);
+        self.count(0);
     }
 }
 
@@ -260,7 +269,7 @@ impl Cache {
         sequence.len = len;
         let pages = pages_for(len);
         if let Some(buffers) = Rc::get_mut(&mut sequence.buffers)
-            && buffers.pages > pages
+            && buffers.counted > pages
         {
             buffers.resize(&self.geometry, pages, len)?;
         }
