@@ -144,6 +144,9 @@ cases! {
     "sockets of a node" {
         84 "a crowd that a member let in holds all sockets for calls and for gossip" "session_limit",
     }
+    "none (control)" {
+        85 "two neighbours who chat, each within its share (control)" "no effect",
+    }
 }
 
 impl Case {

@@ -90,6 +90,7 @@ macro_rules! every_attack {
                 79 a_daemon_that_is_taken_over_stays_in_its_place;
                 80 no_member_fills_the_memory_of_calls;
                 84 a_crowd_that_one_let_in_holds_no_neighbours_socket;
+                85 two_neighbours_who_keep_to_their_share_are_served;
                 81 words_of_others_forge_no_line_of_a_log;
                 82 words_of_others_steer_nothing_that_a_node_shows;
                 83 words_of_others_run_in_no_page;
@@ -138,6 +139,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
             "four batches of 512 KiB as they arrive and are decoded, the database's cache of 16 MiB \
              and the index of what is kept",
         ),
+        85 => Budget::sessions(2, "the two neighbours'"),
         57 => Budget::sessions(19, "those of the attacker, the guest's, and one that is closing"),
         45 => Budget::sessions(3, "the grabber, the guest, and one that is closing"),
         _ => Budget::SESSION,
