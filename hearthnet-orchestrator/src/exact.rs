@@ -11,7 +11,7 @@ use std::str::FromStr;
 use hearthnet_model::ARITHMETIC;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::RouteHop;
+use crate::frames::{Frame, RouteHop};
 
 /// What a caller wants of the arithmetics of its hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -78,6 +78,11 @@ impl Allowed<'_> {
     }
 }
 
+/// Whether an arithmetic is the exact one.
+pub fn is_exact(arithmetic: &str) -> bool {
+    arithmetic == ARITHMETIC
+}
+
 /// The arithmetics that made an answer, by the names that descriptors give them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -91,7 +96,27 @@ impl Arithmetics {
 
     /// Whether all of it is known, and was exact: then the same request always has the same answer.
     pub fn is_exact(&self) -> bool {
-        !self.0.is_empty() && self.0.iter().all(|name| name == ARITHMETIC)
+        !self.0.is_empty() && self.0.iter().all(|name| is_exact(name))
+    }
+
+    /// Takes in what a frame says of who computes.
+    pub fn hear(&mut self, frame: &Frame) {
+        match frame {
+            Frame::ShardStatus {
+                arithmetic: Some(name),
+                ..
+            } => {
+                self.0.insert(name.clone());
+            }
+            Frame::ShardFailover {
+                arithmetic: Some((before, now)),
+                ..
+            } => {
+                self.extend(before.clone());
+                self.extend(now.clone());
+            }
+            _ => {}
+        }
     }
 
     /// These as well.

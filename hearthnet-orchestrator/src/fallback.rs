@@ -94,7 +94,7 @@ impl WithFallback {
             Err(error) if error.blame() == Blame::Peer => {
                 let since = Instant::now();
                 let (out, left) = self.take_over(&error, run).await?;
-                (out, left, Some((error, since)))
+                (out, Some(left), Some((error, since)))
             }
             // That hosts could not be had from the beginning is said once.
             output => (output?, None, self.alone.take()),
@@ -127,7 +127,7 @@ impl WithFallback {
         &mut self,
         error: &ChatError,
         run: &mut Run<'_>,
-    ) -> Result<(Vec<f32>, Option<Left>), ChatError> {
+    ) -> Result<(Vec<f32>, Left), ChatError> {
         let Runs::Hosts(mut hosts, load) = std::mem::replace(&mut self.runs, Runs::Nowhere) else {
             return Err(error.clone());
         };
@@ -151,7 +151,7 @@ impl WithFallback {
             before = Arithmetics::of(&local.route());
         }
         self.runs = Runs::Here(local);
-        Ok((out, Some((replayed, before))))
+        Ok((out, (replayed, before)))
     }
 }
 

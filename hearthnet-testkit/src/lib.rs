@@ -32,7 +32,7 @@ pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use templates::hostile_templates;
 pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
-pub use weight_types::every_weight_as;
+pub use weight_types::{block_factors, every_weight_as};
 
 /// Appends tokens to a sequence, and replaces `logits` by those of every one of them, `vocab`
 /// values each.

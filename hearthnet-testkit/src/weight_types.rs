@@ -7,10 +7,14 @@ use hearthnet_model::{Gguf, ModelFile, quantize};
 
 use crate::TinyLlama;
 
-/// Where the 16-bit floats of a block stand.
-fn fields(dtype: TensorType) -> &'static [usize] {
+/// Where the 16-bit floats of a block of the file stand, in bytes from its beginning. The type is named as
+/// ggml names it: to the unit tests of `hearthnet-model` the types of this crate's copy of it are foreign.
+///
+/// # Panics
+/// When there is no such type.
+pub fn block_factors(dtype: &str) -> &'static [usize] {
     use TensorType as T;
-    match dtype {
+    match dtype.parse().expect("a tensor type") {
         T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
         T::Q2_K => &[80, 82],
         T::Q3_K => &[108],
@@ -47,7 +51,7 @@ fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
     }));
     let set = |out: &mut [u8], scale: f32| {
         for block in out.chunks_mut(size) {
-            for &at in fields(dtype) {
+            for &at in block_factors(dtype.name()) {
                 block[at..at + 2].copy_from_slice(&f32_to_f16(scale).to_le_bytes());
             }
             if dtype == T::MXFP4 {

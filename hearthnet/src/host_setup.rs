@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
-use hearthnet_model::ARITHMETIC;
+use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_shard::{
     LoadPhase, RunningHost, ServeConfig, ShardConfig, StartError, StartProgress, resident_bytes,
 };
@@ -138,7 +138,7 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.weights_sha256,
         d.max_concurrent_streams,
         ready.address,
-        match d.arithmetic == ARITHMETIC {
+        match is_exact(&d.arithmetic) {
             true => String::new(),
             false => format!(
                 "  engine    {}: answers may differ from those of exact hosts\n",

@@ -32,7 +32,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
             sampling: SamplerConfig::default(),
             max_tokens: Some(LONG),
             stop: Vec::new(),
-    exact: None,
+            exact: None,
         },
     ) {
         chats.push(chat);

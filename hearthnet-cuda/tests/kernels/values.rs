@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use hearthnet_model::kernels::WeightType;
+use hearthnet_testkit::block_factors;
 
 /// SplitMix64.
 pub(crate) struct Values(pub(crate) u64);
@@ -87,14 +88,7 @@ impl Values {
     ) -> Vec<u8> {
         use WeightType as T;
         let block = ty.row_bytes(ty.inputs()).unwrap();
-        let fields: &[usize] = match ty {
-            T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => &[0, 2],
-            T::Q2_K => &[80, 82],
-            T::Q3_K => &[108],
-            T::Q6_K => &[208],
-            T::F32 | T::F16 | T::BF16 | T::MXFP4 => &[],
-            _ => &[0],
-        };
+        let fields = block_factors(ty.tensor_type().name());
         let mut bytes = Vec::new();
         for _ in 0..rows * cols / ty.inputs() {
             match ty {

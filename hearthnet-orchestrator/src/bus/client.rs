@@ -57,16 +57,9 @@ pub fn answer(
             break;
         }
         emit(&frame);
+        arithmetic.hear(&frame);
         match frame {
             Frame::TokenDelta { .. } => heard += 1,
-            Frame::ShardStatus {
-                arithmetic: Some(name),
-                ..
-            } => arithmetic.extend([name].into_iter().collect()),
-            Frame::ShardFailover {
-                arithmetic: Some((_, now)),
-                ..
-            } => arithmetic.extend(now),
             Frame::Done(all) => done = Some(*all),
             _ => {}
         }

@@ -325,14 +325,7 @@ impl Conversation {
             notify: &mut |frame| match frame {
                 Frame::PromptProgress { .. } if !is_due(&mut told, Instant::now()) => {}
                 frame => {
-                    if let Frame::ShardFailover {
-                        arithmetic: Some((before, now)),
-                        ..
-                    } = &frame
-                    {
-                        arithmetic.extend(before.clone());
-                        arithmetic.extend(now.clone());
-                    }
+                    arithmetic.hear(&frame);
                     call.listener.hear(&frame);
                 }
             },

@@ -18,7 +18,6 @@ use hearthnet_bus::discovery::{Claims, Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey, now_ms};
-use hearthnet_model::ARITHMETIC;
 use hearthnet_transport::{Config, Hello, connect_path};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -29,7 +28,7 @@ use super::opening::{Opening, Outcome};
 use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use crate::Cancel;
 use crate::error::ChatError;
-use crate::exact::Exact;
+use crate::exact::{Exact, is_exact};
 use crate::health::{FailureKind, SharedHealth};
 use crate::link::{HostAddr, HostLink, PIPELINE};
 use crate::placement::{missing, runs_text};
@@ -325,12 +324,9 @@ impl CommunityHosts {
                 let Ok(spans) = self.choose(adverts, search, exclude) else {
                     continue;
                 };
-                let inexact = |span: &Span| {
-                    let advert = adverts.get(span.candidate);
-                    advert.is_some_and(|advert| advert.descriptor.arithmetic != ARITHMETIC)
-                };
                 // Exact hosts that are late are waited for like those that nobody can replace.
-                let exact = !spans.iter().any(inexact);
+                let mut chosen = spans.iter().filter_map(|span| adverts.get(span.candidate));
+                let exact = chosen.all(|advert| is_exact(&advert.descriptor.arithmetic));
                 if self.choice.exact != Exact::Any && *wanted.get_or_insert(exact) && !exact {
                     continue;
                 }

@@ -167,6 +167,7 @@ impl Reply {
     /// Takes note of a frame; the entries of tokens that are, by now, certainly part of the answer.
     fn hear(&mut self, frame: &Frame) -> Vec<Entry> {
         let mut all = false;
+        self.arithmetic.hear(frame);
         match frame {
             Frame::TokenDelta {
                 text,
@@ -187,14 +188,6 @@ impl Reply {
                     self.spelt += self.speller.push(*token_id).len();
                 }
             }
-            Frame::ShardStatus {
-                arithmetic: Some(name),
-                ..
-            } => self.arithmetic.extend([name.clone()].into_iter().collect()),
-            Frame::ShardFailover {
-                arithmetic: Some((_, now)),
-                ..
-            } => self.arithmetic.extend(now.clone()),
             // No stop text ended it: what was held back is part of it.
             Frame::Done(done) => {
                 // What a stream has said stays said.

@@ -1,5 +1,7 @@
 //! The HTTP interface over a tiny real model, from the outside: bytes on a socket.
 
+mod exact;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +9,6 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, Part};
 
 use super::*;
-use crate::exact::Exact;
 use crate::service::fair_queue::who_of;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
@@ -198,59 +199,6 @@ fn a_plain_answer_has_openais_shape() {
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
     let sum = usage["prompt_tokens"].as_u64().unwrap() + 12;
     assert_eq!(usage["total_tokens"], sum);
-}
-
-#[test]
-fn the_fingerprint_says_which_arithmetic_made_an_answer() {
-    let house = open();
-    let weights = house.fixture.service.models()[0].weights.to_string();
-    let exact = format!("fp_{}", &weights[..16]);
-    let of = |reply: &Reply| -> Vec<String> {
-        let chunks = reply.chunks().into_iter();
-        let all = chunks.map(|chunk| chunk["system_fingerprint"].as_str().unwrap().to_owned());
-        all.collect()
-    };
-    let stream = of(&house.chat(json!({"stream": true, "user": "a"})));
-    assert!(
-        stream.len() > 2 && stream.iter().all(|one| *one == exact),
-        "{stream:?}"
-    );
-    house.fixture.census.lock().arithmetic = Some("torch-cpu-bf16".into());
-    let other = format!("{exact}-torch-cpu-bf16");
-    let stream = of(&house.chat(json!({"stream": true, "user": "b"})));
-    assert!(
-        stream.len() > 2 && stream.iter().all(|one| *one == other),
-        "{stream:?}"
-    );
-    let whole = house.chat(json!({"user": "c"})).json();
-    assert_eq!(whole["system_fingerprint"], other);
-}
-
-#[test]
-fn a_request_says_which_arithmetics_may_make_it() {
-    let key = ApiKey::new("0123456789abcdef").unwrap();
-    let with_key = HttpSettings {
-        api_key: Some(key),
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings(2, 4, 4)), with_key);
-    let chat = |extra: Value| {
-        let head = "Connection: close\r\nAuthorization: Bearer 0123456789abcdef\r\n";
-        house.raw(&post("/v1/chat/completions", &ask(extra).to_string(), head))
-    };
-    let cached = |reply: Reply| {
-        let cached = &reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"];
-        cached.as_u64().unwrap() > 0
-    };
-    assert!(!cached(chat(json!({}))));
-    // What is kept of other rules is no part of the answer.
-    assert!(!cached(chat(json!({"exact": "require"}))));
-    assert!(cached(chat(json!({"exact": "require"}))));
-    assert!(cached(chat(json!({"exact": "prefer"}))));
-    let asked = std::mem::take(&mut house.fixture.census.lock().asked);
-    assert_eq!(asked, [Exact::Prefer, Exact::Require]);
-    let wrong = chat(json!({"exact": "yes"})).error();
-    assert_eq!(wrong, (400, "invalid_value".into(), "exact".into()));
 }
 
 #[test]

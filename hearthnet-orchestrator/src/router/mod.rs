@@ -17,10 +17,9 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::ops::RangeInclusive;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_model::ARITHMETIC;
 
 use self::cover::{Usable, cover};
-use crate::exact::Allowed;
+use crate::exact::{Allowed, is_exact};
 use crate::health::Standing;
 
 /// Most candidates a routing decision looks at. A community has tens of hosts. The bound keeps a flood
@@ -68,7 +67,7 @@ impl Candidate {
     }
 
     fn is_exact(&self) -> bool {
-        self.descriptor.arithmetic == ARITHMETIC
+        is_exact(&self.descriptor.arithmetic)
     }
 }
 
@@ -158,14 +157,14 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
     let (usable, other_weights) = usable(request, candidates);
     let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
-    // Whoever has failed of late covers nothing that somebody else could.
-    let exact: Vec<Usable<'_>> = usable
-        .iter()
-        .filter(|(_, c)| c.is_exact() && c.standing == Standing::Good)
-        .copied()
-        .collect();
     let covered = match request.arithmetic {
-        Allowed::ExactFirst => cover(request, &exact).or_else(|_| cover(request, &usable)),
+        Allowed::ExactFirst => {
+            // Whoever has failed of late covers nothing that somebody else could.
+            let first = |c: &Candidate| c.is_exact() && c.standing == Standing::Good;
+            let exact = usable.iter().filter(|(_, c)| first(c)).copied();
+            let exact: Vec<Usable<'_>> = exact.collect();
+            cover(request, &exact).or_else(|_| cover(request, &usable))
+        }
         Allowed::Only(_) | Allowed::All => cover(request, &usable),
     };
     let Err(RouteError::Uncovered { layer, .. }) = covered else {

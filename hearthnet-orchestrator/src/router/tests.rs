@@ -1,3 +1,4 @@
+use hearthnet_model::ARITHMETIC;
 use proptest::prelude::*;
 
 use super::*;

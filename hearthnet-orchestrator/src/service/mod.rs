@@ -96,9 +96,9 @@ impl Default for ServiceSettings {
 }
 
 /// Makes a backend for a new conversation with one model: over hosts that are chosen by [`Exact`], or on
-/// this machine, which is exact. Blocks; ends soon once [`Cancel`] is set. [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and
-/// [`ChatError::Busy`] say that there is no room: the service then gives up a conversation that it
-/// keeps, and asks again.
+/// this machine, which is exact. Blocks; ends soon once [`Cancel`] is set.
+/// [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and [`ChatError::Busy`] say that there is no
+/// room: the service then gives up a conversation that it keeps, and asks again.
 pub type Opener = Box<dyn Fn(Exact, &Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
 
 /// A model that the service answers with.

@@ -15,8 +15,8 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::discovery::{Claims, Local};
 use hearthnet_bus::joining::JOINS_MS;
 use hearthnet_bus::log::{Advert, Community, Level, LogHealth};
-use hearthnet_model::ARITHMETIC;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
+use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
@@ -369,7 +369,7 @@ fn shards(
     ));
     for advert in &model.shards {
         let arithmetic = &advert.descriptor.arithmetic;
-        if arithmetic != ARITHMETIC {
+        if !is_exact(arithmetic) {
             let host = state.label(&advert.author, now);
             let _ = writeln!(out, "  {host} is not exact: it computes with {arithmetic}");
         }

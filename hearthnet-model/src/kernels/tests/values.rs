@@ -129,14 +129,7 @@ impl Values {
 
 /// Where the 16-bit floats of a block of the file stand.
 pub(super) fn fields(ty: WeightType) -> &'static [usize] {
-    match ty {
-        WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
-        WeightType::Q2_K => &[80, 82],
-        WeightType::Q3_K => &[108],
-        WeightType::Q6_K => &[208],
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::MXFP4 => &[],
-        _ => &[0],
-    }
+    hearthnet_testkit::block_factors(ty.tensor_type().name())
 }
 
 /// A matrix over `bytes`.
