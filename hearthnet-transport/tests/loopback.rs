@@ -336,7 +336,7 @@ async fn a_key_that_is_not_admitted_is_told_so_every_time() {
         let hello = Hello::new("bench", TOKEN);
         let refused = connect(&net.addr, &stranger, net.host, hello, Config::default()).await;
         assert!(
-            matches!(refused, Err(ConnectError::NotAdmitted)),
+            matches!(refused, Err(ConnectError::Refused { by, code: CloseCode::Unauthorized }) if by == net.host),
             "{refused:?}"
         );
     }

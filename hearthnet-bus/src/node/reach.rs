@@ -74,7 +74,7 @@ impl Inner {
                 for (endpoint, error) in &failed {
                     tracing::debug!(node = %node.short(), %endpoint, %error, "could not connect");
                     // A node that answers and refuses is where it was said to be.
-                    if !matches!(error, ConnectError::Closed(_) | ConnectError::NotAdmitted) {
+                    if !matches!(error, ConnectError::Refused { .. }) {
                         self.discovery.failed(Some(&node), *endpoint);
                     }
                 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_transport::{
-    Arrival, CloseCode, Code, Listener, PeerSocket, background, connect_path,
+    Arrival, CloseCode, Code, ConnectError, Listener, PeerSocket, background, connect_path,
 };
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -18,7 +18,7 @@ use super::dialer::{Dialer, Target};
 use super::{Inner, Link};
 use crate::NodeId;
 use crate::community::log::Community;
-use crate::community::log::{ADVERT_LIFE_MS, Body, Level};
+use crate::community::log::{ADVERT_LIFE_MS, Body};
 use crate::community::sync::{Progress, gossip, path_rule};
 use crate::node::calls::BUS_PATH;
 use crate::node::discovery::{Claims, Source};
@@ -29,8 +29,6 @@ use crate::now_ms;
 const TICK: Duration = Duration::from_secs(1);
 /// How often a node says where it is: well before what it said expires.
 const TELL_MS: u64 = ADVERT_LIFE_MS / 3;
-/// Most anchors that are looked for behind an address that refuses this node.
-const MAX_ANCHORS_ASKED: usize = 8;
 /// How often expired events are dropped.
 const COMPACT_MS: u64 = 5 * 60_000;
 
@@ -349,8 +347,10 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%endpoint, %error, "could not connect");
-                    if let Some(code) = error.code() {
-                        ask_who_refuses(inner, endpoint, code).await;
+                    if let ConnectError::Refused { by, code } = error
+                        && inner.log.state().level(&by).is_some()
+                    {
+                        refused(inner, by, code);
                     }
                     inner.discovery.failed(None, endpoint);
                     return;
@@ -381,29 +381,6 @@ fn refused(inner: &Inner, by: NodeId, code: CloseCode) {
     if said.lock().insert(by) {
         tracing::info!(node = %by.short(), "it says that this node {what}");
         inner.bump();
-    }
-}
-
-/// Somebody at an address refuses this node: is it an anchor? Only the handshake can tell who it is, so
-/// it is repeated with each anchor as the one that is expected.
-async fn ask_who_refuses(inner: &Arc<Inner>, endpoint: SocketAddr, code: CloseCode) {
-    let Some((said, _)) = inner.refusals(code) else {
-        return;
-    };
-    let state = inner.log.state();
-    let anchors = state
-        .members()
-        .map(|(node, _)| *node)
-        .filter(|node| state.level(node) == Some(Level::Anchor) && !said.lock().contains(node));
-    let (addr, rule, config) = (endpoint.to_string(), path_rule(), &inner.settings.transport);
-    for anchor in anchors.take(MAX_ANCHORS_ASKED) {
-        let expected = Some(anchor);
-        let asked = connect_path(&addr, &inner.identity, expected, &rule, config);
-        match asked.await {
-            Err(error) if error.code() == Some(code) => return refused(inner, anchor, code),
-            // Another key, or it has changed its mind.
-            _ => {}
-        }
     }
 }
 

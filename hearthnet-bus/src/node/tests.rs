@@ -368,6 +368,30 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_is_known_by_its_address_alone_is_heard_when_it_refuses() {
+    let first = founder().await;
+    first.invite();
+    first.admit(2);
+    let second = joiner(2, &first).await;
+    second.linked_with(&[1]).await;
+    timeout(PATIENCE, second.node.until_in_sync())
+        .await
+        .unwrap();
+    // The only anchor in an old copy: it knows of the member, and not where that is.
+    let old = testing::Home::joining(key(1));
+    let mut known = first.node.log().missing(&old.log.heads(), 100, 1 << 20);
+    let known = &mut known.as_mut().unwrap().events;
+    known.retain(|raw| matches!(Event::verify(raw).unwrap().lane, Lane::Durable { .. }));
+    old.log.receive(known, id(2), now_ms()).unwrap();
+    first.node.shutdown().await;
+    second.freeze(1);
+    let nameless = StaticPeer::new(second.node.listen_addr().unwrap(), None);
+    let old = start(1, old, vec![nameless]).await;
+    assert_eq!(old.node.discovery().endpoints(&id(2)), []);
+    until(|| old.node.refused_by() == [id(2)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revocation_on_one_node_closes_connections_on_another() {
     let first = founder().await;
     first.invite();

@@ -46,7 +46,7 @@ async fn a_stranger_does_not_get_past_the_handshake() {
     let token = token(&stranger, host_key().id());
     let refused = host.try_connect(&stranger, PIPELINE, token).await;
     assert!(
-        matches!(refused, Err(ConnectError::NotAdmitted)),
+        matches!(refused, Err(ConnectError::Refused { by, code: CloseCode::Unauthorized }) if by == host_key().id()),
         "{refused:?}",
         refused = refused.err()
     );

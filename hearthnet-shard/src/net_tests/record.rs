@@ -70,7 +70,7 @@ async fn a_stranger_is_told_nothing_and_nothing_else_can_be_asked() {
     let stranger = NodeKey::from_secret(&[23; 32]);
     let refused = connected(&host, &stranger).await;
     assert!(
-        matches!(refused, Err(ConnectError::NotAdmitted)),
+        matches!(refused, Err(ConnectError::Refused { by, code: CloseCode::Unauthorized }) if by == host_key().id()),
         "{refused:?}"
     );
     let client = connected(&host, &caller_key()).await.unwrap();

@@ -80,9 +80,14 @@ pub enum ConnectError {
         /// The key that answered.
         found: NodeId,
     },
-    /// The host does not admit this node's key.
-    #[error("the host does not admit this node: ask its owner to admit your node id")]
-    NotAdmitted,
+    /// The node that answers has no use for this one's key, or not on this path.
+    #[error("the node there does not admit this one: {code}")]
+    Refused {
+        /// The key that answered. It is proved, so this tells who refuses where none was expected.
+        by: NodeId,
+        /// Why.
+        code: CloseCode,
+    },
     /// The node that answers does not have this path: it is of an older version, or runs to another
     /// end.
     #[error("the node there does not serve this: it may run an older version of the program")]
@@ -111,7 +116,7 @@ impl ConnectError {
     pub fn code(&self) -> Option<CloseCode> {
         match self {
             ConnectError::IdentityMismatch { .. } => Some(CloseCode::IdentityMismatch),
-            ConnectError::NotAdmitted => Some(CloseCode::Unauthorized),
+            ConnectError::Refused { code, .. } => Some(*code),
             ConnectError::Closed(closed) => Some(closed.code),
             ConnectError::Hello(violation) => Some(violation.code),
             ConnectError::Timeout(_) => Some(CloseCode::PipelineStalled),
@@ -225,7 +230,7 @@ async fn open_session(
 /// caller has to look at [`PeerSocket::peer`] before it says anything.
 ///
 /// # Errors
-/// See [`ConnectError`]. A refusal of the path comes as [`ConnectError::Closed`] with its code.
+/// See [`ConnectError`]. A refusal of the path comes as [`ConnectError::Refused`] with its code.
 pub async fn connect_path(
     addr: &str,
     identity: &Identity,
@@ -334,7 +339,7 @@ async fn upgrade(
     let upgrading = client_async_with_config(request, limited, Some(websocket));
     let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
         .await?
-        .map_err(|error| upgrade_error(&error))?;
+        .map_err(|error| upgrade_error(&error, peer))?;
     Ok(Opened {
         socket,
         peer,
@@ -352,18 +357,18 @@ fn tls_error(error: &io::Error, expected: Option<NodeId>) -> ConnectError {
             expected,
             found: *found,
         },
-        _ if is_denied(error) => ConnectError::NotAdmitted,
         _ => handshake(Phase::Tls, error.to_string()),
     }
 }
 
 /// In TLS 1.3 the client is done before the server has looked at its certificate: a refusal shows
-/// at the first read after the handshake.
-fn upgrade_error(error: &WsError) -> ConnectError {
+/// at the first read after the handshake, with `peer`.
+fn upgrade_error(error: &WsError, peer: NodeId) -> ConnectError {
+    let refused = |code| ConnectError::Refused { by: peer, code };
     match error {
         WsError::Io(error) if is_denied(error) => {
             metrics::tls_failed(Side::Caller, tls_cause(error));
-            ConnectError::NotAdmitted
+            refused(CloseCode::Unauthorized)
         }
         WsError::Io(error) => match violation_in(error) {
             Some(violation) => handshake(Phase::Upgrade, violation.to_string()),
@@ -374,7 +379,7 @@ fn upgrade_error(error: &WsError) -> ConnectError {
             let code = response.headers().get(REFUSED_HEADER);
             let code = code.and_then(|value| CloseCode::from_name(value.to_str().ok()?));
             match code {
-                Some(code) => ConnectError::Closed(SessionClosed::by_peer(code, "")),
+                Some(code) => refused(code),
                 None if response.status() == StatusCode::NOT_FOUND => ConnectError::NotServed,
                 None => handshake(Phase::Upgrade, format!("HTTP {}", response.status())),
             }

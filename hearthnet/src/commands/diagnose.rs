@@ -309,7 +309,7 @@ async fn connect(
 fn code_of(error: &ConnectError) -> Code {
     let code = match error {
         ConnectError::NotServed => return Code::NOT_FOUND,
-        ConnectError::NotAdmitted
+        ConnectError::Refused { .. }
         | ConnectError::IdentityMismatch { .. }
         | ConnectError::Closed(_) => error.code(),
         _ => None,
