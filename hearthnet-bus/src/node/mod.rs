@@ -413,23 +413,6 @@ impl Node {
         self.inner.strange_to.lock().iter().copied().collect()
     }
 
-    /// Resolves once the log is even with that of a member that `counts`; says who does, and is.
-    pub async fn until_even_with(&self, counts: impl Fn(&NodeId) -> bool) -> Vec<NodeId> {
-        let mut changes = self.changes();
-        loop {
-            let even = self.peers().into_iter().filter_map(|peer| {
-                let in_sync = peer.link.is_some_and(|link| link.progress.in_sync);
-                (in_sync && counts(&peer.node)).then_some(peer.node)
-            });
-            let even: Vec<NodeId> = even.collect();
-            if !even.is_empty() {
-                return even;
-            }
-            // The sender lives as long as this node.
-            let _ = changes.changed().await;
-        }
-    }
-
     /// Whom a caller counts with where what one may have is limited: who
     /// [answers for it](crate::community::log::Community::answers_for). This node stands for itself.
     pub fn party(&self, node: &NodeId) -> NodeId {

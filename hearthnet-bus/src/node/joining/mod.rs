@@ -14,26 +14,28 @@
 //! ```
 //!
 //! The member that answers need not be trusted by the joiner: what it sends either verifies
-//! or is refused, and the request admits nobody else.
+//! or is refused, and the request admits nobody else. What it may have kept back, others are asked for
+//! (`second_opinion.rs`).
+
+mod second_opinion;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
 use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
-use crate::node::Node;
 use crate::node::access::is_open;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
     Handler, Kind, MAX_EVENT_BYTES, Params, Trust,
 };
 use crate::{Capability, NodeId, NodeKey};
+
+pub use second_opinion::{SecondOpinion, second_opinion};
 
 /// The event that carries a part of the log.
 const EVENTS: &str = "events";
@@ -293,70 +295,6 @@ pub async fn join_through(
     log.state()
         .level(&request.node)
         .ok_or(JoinFailure::NotAdmitted)
-}
-
-/// How long another member than the one that let a joiner in may take to say what it knows.
-const OTHER_LOG: Duration = Duration::from_secs(3);
-/// How long one is looked for where that log says of nobody where it is: who is there answers over mDNS
-/// within 120 ms (RFC 6762 section 6), and a packet or its answer may be lost once.
-const FINDING: Duration = Duration::from_millis(400);
-
-/// What a joiner was told by others than the member that let it in.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SecondOpinion {
-    /// Who they are; nobody if none could be asked.
-    pub from: Vec<NodeId>,
-    /// Who was put out, and the member that let it in did not say so.
-    pub put_out: Vec<NodeId>,
-    /// To whom it is no member, where nobody else could be asked: the member that let it in may have been
-    /// put out itself.
-    pub strange_to: Vec<NodeId>,
-}
-
-/// Makes the log of `own`, which `first` has let in and given it, even with that of another member:
-/// `first` may have kept something back. `start` starts a node with that log, if there are others.
-///
-/// # Errors
-/// What `start` fails with.
-pub async fn second_opinion<E>(
-    log: &EventLog,
-    (own, first): (NodeId, NodeId),
-    now_ms: fn() -> u64,
-    start: impl AsyncFnOnce() -> Result<Node, E>,
-) -> Result<SecondOpinion, E> {
-    let given = log.state();
-    let other = |node: &NodeId| *node != first && *node != own;
-    if !given.members().any(|(node, _)| other(node)) {
-        return Ok(SecondOpinion::default());
-    }
-    let node = start().await?;
-    // Whom `first` does not want to be asked it need not name as being anywhere.
-    let named = given.nodes(now_ms()).any(|seen| other(&seen.node));
-    let found = || {
-        let mut hints = node.discovery().found().into_iter();
-        named || hints.any(|hint| hint.node.is_none_or(|node| other(&node)))
-    };
-    let even = node.until_even_with(other);
-    let asking = async {
-        let mut even = std::pin::pin!(even);
-        match timeout(FINDING, &mut even).await {
-            Ok(from) => from,
-            Err(_) if found() => timeout(OTHER_LOG, even).await.unwrap_or_default(),
-            Err(_) => Vec::new(),
-        }
-    };
-    let from = asking.await;
-    let mut strange_to = node.strange_to();
-    strange_to.retain(|node| from.is_empty() && other(node));
-    node.shutdown().await;
-    let now = log.state();
-    let put_out = now.revoked().map(|(node, _)| *node);
-    Ok(SecondOpinion {
-        from,
-        strange_to,
-        put_out: put_out.filter(|node| !given.is_revoked(node)).collect(),
-    })
 }
 
 #[cfg(test)]

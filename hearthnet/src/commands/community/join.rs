@@ -230,8 +230,12 @@ fn report(
         let label = |node: &NodeId| state.label(node, now_ms());
         let by = label(by);
         if let Some(other) = others.strange_to.first() {
+            let advice = match others.from.first() {
+                None => "If `hearthnet status` finds nobody else either, ask somebody else for a code: `hearthnet community leave`, and join with that".to_owned(),
+                Some(one) => format!("To {} it is one", label(one)),
+            };
             note(format!(
-                "to {} this node is no member: {by}, who let it in, may have been put out itself. If `hearthnet status` finds nobody else either, ask somebody else for a code: `hearthnet community leave`, and join with that",
+                "to {} this node is no member: it has not heard of it yet, or {by}, who let it in, was put out itself. {advice}",
                 label(other)
             ));
         } else if others.from.is_empty() {
