@@ -5,37 +5,32 @@
 //! it lets this node in, its own grant says, which is asked for anew for each session.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
 use futures_util::future::select_all;
-use futures_util::stream::FuturesUnordered;
-use hearthnet_bus::calls::{CallError, CallStream, Client, ShardGrant};
 use hearthnet_bus::discovery::{Claims, Distance, Local};
 use hearthnet_bus::log::{Advert, EventLog};
-use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
-use hearthnet_bus::{Capability, NodeId, NodeKey, now_ms};
-use hearthnet_transport::{Config, Hello, connect_path};
+use hearthnet_bus::node::{Connections, WeakNode};
+use hearthnet_bus::{NodeId, NodeKey, now_ms};
+use hearthnet_transport::Config;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
+use super::attempt::{Attempt, Knocks};
 use super::opening::{Opening, Outcome};
 use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::exact::{Exact, is_exact};
 use crate::health::{FailureKind, SharedHealth};
-use crate::link::{HostAddr, HostLink, PIPELINE};
+use crate::link::HostLink;
 use crate::placement::{missing, runs_text};
 use crate::router::{Candidate, RouteError, Span};
 
-/// How long one address of a host may take: connecting, the grant, the session.
-const PER_ADDRESS: Duration = Duration::from_secs(5);
 /// Most addresses that are tried of one host.
 const MAX_ADDRESSES: usize = 6;
 
@@ -91,6 +86,8 @@ pub struct Links {
     connections: Connections,
     /// What was seen of hosts.
     health: SharedHealth,
+    /// Hosts that were not where they say.
+    knocks: Arc<Mutex<Knocks>>,
 }
 
 /// Who refused a session, if it was a host, and why there is none.
@@ -134,6 +131,7 @@ impl Links {
             opening: Arc::default(),
             connections,
             health,
+            knocks: Arc::default(),
         }
     }
 }
@@ -416,6 +414,7 @@ impl CommunityHosts {
                 key: Arc::clone(&self.key),
                 transport: self.transport.clone(),
                 connections: self.links.connections.clone(),
+                knocks: Arc::clone(&self.links.knocks),
             };
             let (links, addresses) = (self.links.clone(), self.addresses(advert));
             let here = self.here.clone().filter(|_| node == self.key.id());
@@ -515,94 +514,4 @@ fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool 
     let (now, then) = (&link.descriptor, &advert.descriptor);
     let (first, last) = now.layer_range;
     first <= lo && hi <= last && now.arithmetic == then.arithmetic
-}
-
-/// What it takes to open a session with a host.
-struct Attempt {
-    node: NodeId,
-    /// What its grant is asked for.
-    wanted: Value,
-    key: Arc<NodeKey>,
-    transport: Config,
-    /// Watches the connections.
-    connections: Connections,
-}
-
-fn unavailable(why: impl Display) -> ChatError {
-    ChatError::ShardUnavailable(why.to_string())
-}
-
-impl Attempt {
-    /// A session with the layers that this very process serves: the same grant, and no wire.
-    async fn with_self(&self, here: &WeakNode, endpoint: String) -> Result<HostLink, ChatError> {
-        let node = here.upgrade();
-        let node = node.ok_or_else(|| unavailable("this node is stopping"))?;
-        let capability = Capability::shard_serve();
-        let call = node.call(self.node, &capability, &self.wanted).await;
-        let token = granted(call).await?;
-        let hello = Hello::new(PIPELINE, token.clone());
-        let connection = node
-            .open_here(&hello, &self.transport)
-            .map_err(unavailable)?;
-        let addr = HostAddr {
-            endpoint,
-            node: self.node,
-        };
-        let lifetime = self.transport.session_lifetime;
-        let link = HostLink::over(&addr, &token, connection, lifetime).await?;
-        self.connections
-            .watch_host(self.node, Some(&token), link.closer());
-        Ok(link)
-    }
-
-    /// Tries the addresses until one leads to the host and it grants a session: the next one when
-    /// one has failed, or has said nothing for [`GRACE`], beside it.
-    async fn with_any_of(&self, addresses: &[SocketAddr]) -> Result<HostLink, ChatError> {
-        let mut last = unavailable("it says nowhere where it is");
-        let mut attempts = FuturesUnordered::new();
-        let mut rest = addresses.iter();
-        loop {
-            if let Some(address) = rest.next() {
-                attempts.push(async move {
-                    let silent = format!("{address} did not answer in {} s", PER_ADDRESS.as_secs());
-                    let attempt = timeout(PER_ADDRESS, self.at(*address)).await;
-                    attempt.unwrap_or_else(|_| Err(unavailable(silent)))
-                });
-            } else if attempts.is_empty() {
-                return Err(last);
-            }
-            let patience = if rest.len() > 0 { GRACE } else { PER_ADDRESS };
-            match timeout(patience, attempts.next()).await {
-                Ok(Some(Ok(link))) => return Ok(link),
-                Ok(Some(Err(why))) => last = why,
-                Ok(None) | Err(_) => {}
-            }
-        }
-    }
-
-    async fn at(&self, address: SocketAddr) -> Result<HostLink, ChatError> {
-        let identity = self.key.identity().map_err(unavailable)?;
-        let (endpoint, node) = (address.to_string(), self.node);
-        let rule = bus_rule();
-        let socket = connect_path(&endpoint, &identity, Some(node), &rule, &self.transport);
-        let socket = socket.await.map_err(unavailable)?;
-        self.connections.watch_host(node, None, socket.closer());
-        let client = Client::new(socket, Arc::clone(&self.key));
-        let token = granted(client.call(&Capability::shard_serve(), &self.wanted)).await?;
-        let addr = HostAddr { endpoint, node };
-        let transport = self.transport.clone();
-        let link = HostLink::connect_with(&addr, &self.key, token.clone(), transport).await?;
-        self.connections
-            .watch_host(node, Some(&token), link.closer());
-        Ok(link)
-    }
-}
-
-/// The session token that a host answers with.
-async fn granted(call: Result<CallStream, CallError>) -> Result<Vec<u8>, ChatError> {
-    let answer = call.map_err(unavailable)?.result_within(PER_ADDRESS).await;
-    let grant: ShardGrant =
-        serde_json::from_value(answer.map_err(unavailable)?).map_err(unavailable)?;
-    let token = grant.token();
-    token.ok_or_else(|| unavailable("its grant is not base64url"))
 }

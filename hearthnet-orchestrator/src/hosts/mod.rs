@@ -5,8 +5,10 @@
 //! | what is looked for ([`Search`]), how hosts are chosen ([`Choice`]) | `source.rs` |
 //! | known by address ([`HostPool`]) | `pool.rs` |
 //! | found in a community's log ([`CommunityHosts`]) | `community.rs` |
+//! | one attempt at a session, and how often | `attempt.rs` |
 //! | a session on its way | `opening.rs` |
 
+mod attempt;
 mod community;
 mod opening;
 mod pool;
