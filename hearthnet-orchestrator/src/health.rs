@@ -108,10 +108,11 @@ impl FailureKind {
 }
 
 /// Codes that say nothing bad about a host.
-const BLAMELESS: [Code; 15] = [
+const BLAMELESS: [Code; 16] = [
     // It has no room, takes its memory back, or leaves: that is how it is meant to be.
     Code::STREAM_LIMIT,
     Code::STREAM_QUOTA,
+    Code::STREAM_CHURN,
     Code::KV_FULL,
     Code::KV_QUOTA,
     Code::KV_TOO_SMALL,

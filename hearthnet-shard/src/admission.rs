@@ -16,18 +16,18 @@ use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, 
 use parking_lot::Mutex;
 
 use crate::events::HostEvents;
+use crate::stream_table::Parties;
 
 /// Sessions for running rows through the layers.
 pub const PIPELINE: &str = "pipeline";
 /// Sessions that get back what they send, for measuring the transport.
 pub const BENCH: &str = "bench";
 
-/// Session tokens remembered against replay: with a life of at most an hour, more than one
-/// new session a second.
+/// Session tokens remembered against replay, a quarter of them for one party: for the 90 s for which those of a
+/// community count by default, eleven sessions a second for each.
 const REMEMBERED_TOKENS: usize = 4096;
 
 /// Lets admitted nodes in, each session with a grant of its own for this node.
-#[derive(Debug)]
 pub(crate) struct SessionAuthorizer {
     host: NodeId,
     /// Who may issue tokens and, where there is no community, connect.
@@ -35,6 +35,7 @@ pub(crate) struct SessionAuthorizer {
     scope: Capability,
     skew: u64,
     seen: Mutex<ReplayCache>,
+    parties: Parties,
     events: Arc<HostEvents>,
 }
 
@@ -43,6 +44,7 @@ impl SessionAuthorizer {
         host: NodeId,
         admitted: &[NodeId],
         skew: u64,
+        parties: Parties,
         events: Arc<HostEvents>,
     ) -> Self {
         Self {
@@ -51,6 +53,7 @@ impl SessionAuthorizer {
             scope: Capability::shard_serve(),
             skew,
             seen: Mutex::new(ReplayCache::new(REMEMBERED_TOKENS)),
+            parties,
             events,
         }
     }
@@ -62,6 +65,7 @@ impl SessionAuthorizer {
         }
         let expected = Expectation {
             peer,
+            party: (self.parties)(&peer),
             audience: self.host,
             scope: &self.scope,
         };
@@ -173,7 +177,8 @@ mod tests {
 
     /// Host 1 admits 2.
     fn keeper() -> SessionAuthorizer {
-        SessionAuthorizer::new(key(1).id(), &[key(2).id()], 30, Arc::default())
+        let parties = Arc::new(|peer: &NodeId| *peer);
+        SessionAuthorizer::new(key(1).id(), &[key(2).id()], 30, parties, Arc::default())
     }
 
     fn grant(issuer: u8) -> Grant {
@@ -194,6 +199,33 @@ mod tests {
             token,
             agent: "test".into(),
         }
+    }
+
+    /// In a community the host itself issues all tokens.
+    #[test]
+    fn who_opens_sessions_without_end_and_whom_it_let_in_keep_nobody_out() {
+        // 3 has let in 4.
+        let parties = |peer: &NodeId| match *peer == key(4).id() {
+            true => key(3).id(),
+            false => *peer,
+        };
+        let events = Arc::default();
+        let keeper = SessionAuthorizer::new(key(1).id(), &[], 30, Arc::new(parties), events);
+        let check = |peer: u8, number: u32| {
+            let mut id = [peer; 16];
+            id[..4].copy_from_slice(&number.to_be_bytes());
+            let grant = Grant {
+                subject: key(peer).id(),
+                id,
+                ..grant(1)
+            };
+            let hello = hello(PIPELINE, grant.sign(&key(1)).unwrap());
+            keeper.check(key(peer).id(), &hello, NOW)
+        };
+        let until_refused = |peer| (0..).find_map(|number| check(peer, number).err());
+        assert_eq!(until_refused(3), Some(CloseCode::SessionLimit));
+        assert_eq!(check(4, 0), Err(CloseCode::SessionLimit));
+        assert_eq!(check(5, 0), Ok(()));
     }
 
     #[test]

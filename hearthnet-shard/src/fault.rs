@@ -132,6 +132,9 @@ pub enum StreamFault {
         /// The limit that was reached.
         max: u32,
     },
+    /// The caller opens streams faster, over all its sessions, than it may.
+    #[error("this caller opens streams too fast; keep one, or come back in a moment")]
+    StreamChurn,
     /// The stream number is in use in this life or a later one.
     #[error("stream {stream} has already reached epoch {current}; open it with a later one")]
     StaleOpen {
@@ -254,6 +257,7 @@ impl StreamFault {
             Self::LayerRange { .. } => "layer_range",
             Self::StreamLimit { .. } => "stream_limit",
             Self::StreamQuota { .. } => "stream_quota",
+            Self::StreamChurn => "stream_churn",
             Self::StaleOpen { .. } | Self::StaleEpoch { .. } => "stale_epoch",
             Self::UnknownStream => "unknown_stream",
             Self::StreamEnded => "stream_ended",
@@ -324,6 +328,7 @@ mod tests {
             StreamFault::LayerRange { lo: 0, hi: 1 },
             StreamFault::StreamLimit { max: 1 },
             StreamFault::StreamQuota { max: 1 },
+            StreamFault::StreamChurn,
             StreamFault::StaleOpen {
                 stream: 1,
                 current: 1,

@@ -111,7 +111,9 @@ pub(crate) async fn start<S: EngineSource>(
         Place::In(node) => (node.id(), &[][..], node.transport()),
     };
     let skew = config.clock_skew_secs;
-    let authorizer = Arc::new(SessionAuthorizer::new(node, admitted, skew, events.clone()));
+    let parties = parties(place);
+    let authorizer = SessionAuthorizer::new(node, admitted, skew, parties.clone(), events.clone());
+    let authorizer = Arc::new(authorizer);
     let max_unread = u64::from(transport.send_buffer_bytes);
     // First of all, for a port that is in use should not cost the time of a load. Whoever
     // connects meanwhile waits to be accepted.
@@ -180,7 +182,7 @@ pub(crate) async fn start<S: EngineSource>(
         inbox,
         events,
         clock,
-        parties: parties(place),
+        parties,
     });
     // The texts in it are the operator's: said now, rather than to each caller.
     let descriptor = host_state.descriptor();
@@ -220,11 +222,11 @@ pub(crate) async fn start<S: EngineSource>(
 /// Whom a caller counts with: alone, with nobody.
 fn parties(place: Place<'_>) -> Parties {
     match place {
-        Place::Alone(_) => Box::new(|caller| *caller),
+        Place::Alone(_) => Arc::new(|caller| *caller),
         Place::In(node) => {
             // The host does not keep its node alive.
             let node = node.downgrade();
-            Box::new(move |caller| {
+            Arc::new(move |caller| {
                 let node = node.upgrade();
                 node.map_or(*caller, |node| node.party(caller))
             })

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hearthnet_transport::{Code, Message, NodeId, StreamClose, StreamOpen, StreamOpened};
+use hearthnet_transport::{
+    Code, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time, TokenBucket,
+};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -62,6 +64,29 @@ struct Taken {
     standing: BTreeMap<u64, Arc<Standing>>,
     last_id: u64,
     claims: Claims,
+    /// What each caller may yet open, for as long as that is not all.
+    opens: BTreeMap<NodeId, TokenBucket>,
+}
+
+/// Streams that a caller may open over time, and at once, over all its sessions, which begin with a count of
+/// their own each: four times as many as in one, for each costs the host something even if it is closed at
+/// once.
+const OPENS_PER_SECOND: u64 = 256;
+const OPENS: u64 = 1024;
+/// Callers whose opens are remembered before those are dropped that have all of them left again.
+const MAX_OPENERS: usize = 64;
+
+impl Taken {
+    fn may_open(&mut self, caller: NodeId, now: Time) -> bool {
+        let full = || TokenBucket::with_burst(OPENS_PER_SECOND, OPENS, now);
+        if self.opens.len() >= MAX_OPENERS {
+            self.opens.retain(|_, opens| {
+                opens.refill(now);
+                !opens.is_full()
+            });
+        }
+        self.opens.entry(caller).or_insert_with(full).take(now)
+    }
 }
 
 /// What becomes of a request for a place.
@@ -158,6 +183,11 @@ impl Slots {
         while self.taken() > 0 {
             self.emptied.notified().await;
         }
+    }
+
+    /// Whether a caller may open one more stream by now, which then counts.
+    pub(crate) fn may_open(&self, caller: NodeId, now: Duration) -> bool {
+        self.taken.lock().may_open(caller, Time::from(now))
     }
 
     /// Streams open now.

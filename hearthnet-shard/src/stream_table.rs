@@ -37,7 +37,7 @@ use crate::stream_handle::{Outlet, Slots, StreamHandle};
 const REMEMBERED_PER_SLOT: usize = 16;
 
 /// Whom a caller counts with.
-pub(crate) type Parties = Box<dyn Fn(&NodeId) -> NodeId + Send + Sync>;
+pub(crate) type Parties = Arc<dyn Fn(&NodeId) -> NodeId + Send + Sync>;
 
 /// What the stream tables of all connections share.
 pub(crate) struct HostState {
@@ -154,6 +154,7 @@ impl StreamTable {
         let begun = self
             .stays()
             .and_then(|()| self.judge(open))
+            .and_then(|()| self.may_open())
             .and_then(|()| self.supersede(open))
             .and_then(|()| self.begin(open));
         if let Err(fault) = begun {
@@ -230,6 +231,14 @@ impl StreamTable {
             });
         }
         Ok(())
+    }
+
+    fn may_open(&self) -> Result<(), StreamFault> {
+        let (slots, now) = (&self.host_state.slots, self.host_state.clock.now());
+        match slots.may_open(self.caller.party, now) {
+            true => Ok(()),
+            false => Err(StreamFault::StreamChurn),
+        }
     }
 
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {

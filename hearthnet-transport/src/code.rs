@@ -67,6 +67,8 @@ shared_codes! {
     STREAM_LIMIT = "stream_limit";
     /// The caller has as many streams open as one caller may.
     STREAM_QUOTA = "stream_quota";
+    /// The caller, or the session, opens streams faster than it may.
+    STREAM_CHURN = "stream_churn";
     /// More positions than the stream was opened for, or than the host allows.
     CONTEXT_FULL = "context_full";
     /// The host's memory for context could never hold the stream.

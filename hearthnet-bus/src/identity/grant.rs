@@ -42,6 +42,7 @@ const VERSION: u8 = 1;
 /// let token = grant.sign(&caller)?;
 /// let expected = Expectation {
 ///     peer: caller.id(),
+///     party: caller.id(),
 ///     audience: host.id(),
 ///     scope: &Capability::shard_serve(),
 /// };
@@ -74,6 +75,8 @@ pub struct Grant {
 pub struct Expectation<'a> {
     /// The key that the TLS handshake proved.
     pub peer: NodeId,
+    /// Whom it counts with where room is shared: itself, or in a community who answers for it.
+    pub party: NodeId,
     /// The node that checks: this one.
     pub audience: NodeId,
     /// The capability that is asked for.
@@ -242,7 +245,7 @@ impl Grant {
                 issuer: grant.issuer,
             });
         }
-        seen.remember(&grant, now, skew)?;
+        seen.remember(&grant, expected.party, now, skew)?;
         Ok(grant)
     }
 

@@ -33,6 +33,7 @@ fn signed(body: &[u8]) -> Vec<u8> {
 fn admit(token: &[u8], seen: &mut ReplayCache) -> Result<Grant, GrantError> {
     let expected = Expectation {
         peer: key(1).id(),
+        party: key(1).id(),
         audience: key(2).id(),
         scope: &Capability::shard_serve(),
     };

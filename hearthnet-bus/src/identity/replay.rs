@@ -11,7 +11,7 @@ type Token = (NodeId, [u8; 16]);
 /// Remembers tokens until they have expired, in bounded memory.
 ///
 /// When it is full, tokens are refused, for one that is forgotten could be used twice.
-/// So that one issuer cannot shut the others out, nobody may hold more than a quarter of
+/// So that nobody who uses many can shut the others out, nobody may hold more than a quarter of
 /// the places.
 ///
 /// ```
@@ -22,8 +22,8 @@ type Token = (NodeId, [u8; 16]);
 /// #     issuer: id, subject: id, audience: id, scope, not_before: 100, expires: 160, id: [0; 16],
 /// # };
 /// let mut seen = ReplayCache::new(1024);
-/// assert_eq!(seen.remember(&grant, 100, 30), Ok(()));
-/// assert_eq!(seen.remember(&grant, 120, 30), Err(GrantError::Replayed));
+/// assert_eq!(seen.remember(&grant, id, 100, 30), Ok(()));
+/// assert_eq!(seen.remember(&grant, id, 120, 30), Err(GrantError::Replayed));
 /// ```
 #[derive(Debug)]
 pub struct ReplayCache {
@@ -55,16 +55,22 @@ impl ReplayCache {
         }
     }
 
-    /// Takes note of a grant whose form, signature and time were checked, and drops
+    /// Takes note of a grant whose form, signature and time were checked, in a place of `holder`, and drops
     /// what has expired by `now` (Unix seconds). `skew` as in [`Grant::admit`]: the
     /// grant is remembered for as long as that would accept it.
     ///
     /// # Errors
     /// [`GrantError::Replayed`] if it was noted before, [`GrantError::CacheFull`] if
     /// there is no room for it.
-    pub fn remember(&mut self, grant: &Grant, now: u64, skew: u64) -> Result<(), GrantError> {
+    pub fn remember(
+        &mut self,
+        grant: &Grant,
+        holder: NodeId,
+        now: u64,
+        skew: u64,
+    ) -> Result<(), GrantError> {
         let token = (grant.issuer, grant.id);
-        self.note(token, grant.issuer, grant.dead_from(skew), now)
+        self.note(token, holder, grant.dead_from(skew), now)
             .map_err(|refusal| match refusal {
                 NotNoted::Seen => GrantError::Replayed,
                 NotNoted::Full => GrantError::CacheFull,
@@ -145,22 +151,34 @@ mod tests {
         }
     }
 
+    fn remember(
+        seen: &mut ReplayCache,
+        grant: &Grant,
+        now: u64,
+        skew: u64,
+    ) -> Result<(), GrantError> {
+        seen.remember(grant, grant.subject, now, skew)
+    }
+
     #[test]
     fn a_token_is_remembered_until_no_clock_accepts_it() {
         let mut seen = ReplayCache::new(8);
         let token = grant(1, 1, 160);
-        seen.remember(&token, 100, 30).unwrap();
-        assert_eq!(seen.remember(&token, 189, 30), Err(GrantError::Replayed));
+        remember(&mut seen, &token, 100, 30).unwrap();
+        assert_eq!(
+            remember(&mut seen, &token, 189, 30),
+            Err(GrantError::Replayed)
+        );
         // From 190 on, the time check refuses it: the place is free again.
-        seen.remember(&grant(1, 2, 300), 190, 30).unwrap();
+        remember(&mut seen, &grant(1, 2, 300), 190, 30).unwrap();
         assert_eq!(seen.len(), 1);
     }
 
     #[test]
     fn the_same_id_from_another_issuer_is_another_token() {
         let mut seen = ReplayCache::new(8);
-        seen.remember(&grant(1, 1, 160), 100, 0).unwrap();
-        seen.remember(&grant(2, 1, 160), 100, 0).unwrap();
+        remember(&mut seen, &grant(1, 1, 160), 100, 0).unwrap();
+        remember(&mut seen, &grant(2, 1, 160), 100, 0).unwrap();
         assert_eq!(seen.len(), 2);
     }
 
@@ -168,30 +186,30 @@ mod tests {
     fn a_full_cache_refuses_instead_of_forgetting() {
         let mut seen = ReplayCache::new(4);
         for issuer in 1..=4 {
-            seen.remember(&grant(issuer, 1, 160), 100, 0).unwrap();
+            remember(&mut seen, &grant(issuer, 1, 160), 100, 0).unwrap();
         }
         assert_eq!(
-            seen.remember(&grant(5, 1, 160), 100, 0),
+            remember(&mut seen, &grant(5, 1, 160), 100, 0),
             Err(GrantError::CacheFull)
         );
         assert_eq!(
-            seen.remember(&grant(1, 1, 160), 100, 0),
+            remember(&mut seen, &grant(1, 1, 160), 100, 0),
             Err(GrantError::Replayed)
         );
-        assert_eq!(seen.remember(&grant(5, 1, 260), 160, 0), Ok(()));
+        assert_eq!(remember(&mut seen, &grant(5, 1, 260), 160, 0), Ok(()));
     }
 
     #[test]
     fn one_issuer_cannot_fill_the_cache_for_all() {
         let mut seen = ReplayCache::new(16);
         for id in 0..4 {
-            seen.remember(&grant(1, id, 160), 100, 0).unwrap();
+            remember(&mut seen, &grant(1, id, 160), 100, 0).unwrap();
         }
         assert_eq!(
-            seen.remember(&grant(1, 4, 160), 100, 0),
+            remember(&mut seen, &grant(1, 4, 160), 100, 0),
             Err(GrantError::CacheFull)
         );
-        assert_eq!(seen.remember(&grant(2, 4, 160), 100, 0), Ok(()));
+        assert_eq!(remember(&mut seen, &grant(2, 4, 160), 100, 0), Ok(()));
     }
 
     #[test]
@@ -225,7 +243,7 @@ mod tests {
                 now += pass;
                 let token = grant(issuer, id, now + life);
                 let before = accepted.get(&(token.id, token.issuer)).copied();
-                match seen.remember(&token, now, 10) {
+                match remember(&mut seen, &token, now, 10) {
                     Ok(()) => {
                         prop_assert!(before.is_none_or(|death| death <= now));
                         accepted.insert((token.id, token.issuer), token.expires + 10);

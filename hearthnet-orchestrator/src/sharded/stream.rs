@@ -26,9 +26,10 @@ use crate::steps;
 use crate::times::{HopClock, median};
 
 /// The host has no room for another stream now, or for one of this caller.
-const NO_ROOM: [Code; 4] = [
+const NO_ROOM: [Code; 5] = [
     Code::STREAM_LIMIT,
     Code::STREAM_QUOTA,
+    Code::STREAM_CHURN,
     Code::KV_FULL,
     Code::KV_QUOTA,
 ];

@@ -86,7 +86,7 @@ impl Host {
             inbox: Arc::new(Inbox::default()),
             events: Arc::clone(&events),
             clock: clock.clone(),
-            parties: Box::new(|caller| *caller),
+            parties: Arc::new(|caller| *caller),
         };
         let mut limits = Limits {
             kv_budget: u64::MAX,

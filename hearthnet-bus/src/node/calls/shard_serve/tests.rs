@@ -141,6 +141,7 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
     let scope = Capability::shard_serve();
     let expected = |peer: u8| Expectation {
         peer: key(peer).id(),
+        party: key(peer).id(),
         audience: key(1).id(),
         scope: &scope,
     };
