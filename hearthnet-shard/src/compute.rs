@@ -131,6 +131,15 @@ fn run<S: EngineSource>(
                 continue;
             }
         }
+        match scheduler.awaited() {
+            Some(longest) if longest > AWAKE => {
+                // Nobody is awaited any more when that time is over.
+                inbox.wait(Some(longest));
+                continue;
+            }
+            Some(longest) if soon(inbox, longest) => continue,
+            _ => {}
+        }
         gathering = None;
         let worked = scheduler.turn();
         if worked && scheduler.is_lost() {
@@ -162,6 +171,9 @@ fn run<S: EngineSource>(
 /// halves into which the caller's batches fall drift apart, and nothing brings them together again.
 const GAP: Duration = Duration::from_micros(100);
 const GATHER: Duration = Duration::from_micros(400);
+
+/// What is waited for longer, a timer may be late for.
+const AWAKE: Duration = Duration::from_millis(1);
 
 /// Whether something comes within `limit`; awake, for a timer would be late by as much.
 fn soon(inbox: &Inbox, limit: Duration) -> bool {

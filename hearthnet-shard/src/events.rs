@@ -49,9 +49,9 @@ pub struct Stats {
     pub weight_bytes: u64,
     /// Steps answered.
     pub steps: u64,
-    /// Rows computed in decode turns.
+    /// Rows of short steps computed.
     pub decode_rows: u64,
-    /// Rows computed in prefill turns.
+    /// Rows of longer steps computed.
     pub prefill_rows: u64,
     /// Rows of answered steps by caller: short node id, or `other` for those beyond the first 64.
     pub caller_rows: BTreeMap<String, u64>,
@@ -335,13 +335,14 @@ impl HostEvents {
         counter!("hearthnet_shard_caller_rows_total", "caller" => name).increment(rows.into());
     }
 
-    /// A batch of so many rows was computed.
-    pub(crate) fn turn(&self, kind: Kind, rows: u32, took: Duration) {
+    /// A batch was computed, with so many rows of short steps and of longer ones.
+    pub(crate) fn turn(&self, kind: Kind, (short, long): (u32, u32), took: Duration) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
+        stats.decode_rows += u64::from(short);
+        stats.prefill_rows += u64::from(long);
         let label = match kind {
             Kind::Decode => {
-                stats.decode_rows += u64::from(rows);
                 let ms = took.as_secs_f32() * 1000.0;
                 // The last 16 turns or so; the first one stands for itself.
                 stats.ms_per_token = match stats.ms_per_token {
@@ -350,12 +351,13 @@ impl HostEvents {
                 };
                 "decode"
             }
-            Kind::Prefill => {
-                stats.prefill_rows += u64::from(rows);
-                "prefill"
-            }
+            Kind::Prefill => "prefill",
         };
-        counter!("hearthnet_shard_rows_total", "kind" => label).increment(rows.into());
+        for (kind, rows) in [("decode", short), ("prefill", long)] {
+            if rows > 0 {
+                counter!("hearthnet_shard_rows_total", "kind" => kind).increment(rows.into());
+            }
+        }
         histogram!("hearthnet_shard_turn_seconds", "kind" => label).record(took);
     }
 

@@ -25,7 +25,9 @@ use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
-use crate::plan::{Full, Kind, Planner, Pool, Turn, View, admit, holders, may_grow, others_decode};
+use crate::plan::{
+    Full, Kind, Planner, Pool, Rhythm, Turn, View, admit, holders, may_grow, others_decode, rides,
+};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::{Outlet, StreamHandle, Ticket};
 
@@ -65,6 +67,10 @@ pub(crate) struct Limits {
     pub(crate) piece: Duration,
 }
 
+/// A stream comes back at once within this part of a decode turn, and this time.
+const AT_ONCE: u32 = 4;
+const AT_MOST: Duration = Duration::from_millis(5);
+
 pub(crate) struct Scheduler<S: EngineSource> {
     source: S,
     /// `None` while the weights are put away; then there are no streams.
@@ -88,6 +94,10 @@ pub(crate) struct Scheduler<S: EngineSource> {
     views: Vec<View>,
     /// The batch, kept to reuse its memory; zero between turns.
     x: Vec<f32>,
+}
+
+fn at_once(prefill: &ChunkedPrefill) -> Duration {
+    AT_MOST.min(prefill.decode_turn() / AT_ONCE)
 }
 
 impl<S: EngineSource> Scheduler<S> {
@@ -192,6 +202,25 @@ impl<S: EngineSource> Scheduler<S> {
         may_grow(standing, self.clock.now())
     }
 
+    /// How long the next turn is worth holding back: for so long streams are expected that come back at
+    /// once, and that would otherwise wait for a whole turn without them. At most a quarter of a decode
+    /// turn, and 5 ms, from when they were answered.
+    pub(crate) fn awaited(&self) -> Option<Duration> {
+        let (now, at_once) = (self.clock.now(), at_once(&self.prefill));
+        let (mut awaited, mut waits) = (None, false);
+        for stream in self.streams.values() {
+            match stream.work.is_empty() {
+                true if !stream.handle.rests() => {
+                    let longer = stream.rhythm.awaited(at_once, now, self.turn);
+                    awaited = awaited.max(longer);
+                }
+                true => {}
+                false => waits = true,
+            }
+        }
+        awaited.filter(|_| waits)
+    }
+
     /// Ends idle streams and puts the weights away when nobody used them for long. Says
     /// after how long to call again if nothing else happens.
     pub(crate) fn upkeep(&mut self) -> Option<Duration> {
@@ -241,8 +270,15 @@ impl<S: EngineSource> Scheduler<S> {
         let now = self.clock.now();
         let beside = others_decode(&self.views, now);
         self.holds_up = false;
-        let piece = self.prefill.piece_rows(beside);
-        let turn = self.planner.plan(&self.views, &self.pool, piece, now);
+        let rides = rides(&self.views, beside);
+        let piece = match (beside, rides) {
+            (false, _) => self.prefill.piece_rows(),
+            (true, false) => self.prefill.rows_between(),
+            (true, true) => self.prefill.rows_beside(),
+        };
+        let turn = self
+            .planner
+            .plan(&self.views, &self.pool, (piece, rides), now);
         if let Some(turn) = &turn {
             self.holds_up = beside && turn.kind == Kind::Prefill;
             for stream in &turn.preempted {
@@ -344,6 +380,7 @@ impl<S: EngineSource> Scheduler<S> {
             work: VecDeque::new(),
             served: self.turn,
             active: self.clock.now(),
+            rhythm: Rhythm::default(),
         };
         self.streams.insert(handle.id, stream);
         Ok(())
@@ -366,6 +403,10 @@ impl<S: EngineSource> Scheduler<S> {
         match self.streams.get_mut(&handle) {
             Some(stream) => {
                 stream.active = self.clock.now();
+                if let Work::Step(job) = &work {
+                    let at_once = at_once(&self.prefill);
+                    stream.rhythm.came(job.step.rows, job.arrived, at_once);
+                }
                 stream.work.push_back(work);
             }
             // The stream ended while this was on its way; its end was the answer.
@@ -431,10 +472,13 @@ impl<S: EngineSource> Scheduler<S> {
         let took = self.clock.now().saturating_sub(began);
 
         let rows = batch::rows_of(&parts);
-        self.events.turn(turn.kind, rows, took);
+        let (short, piece) = (rows.saturating_sub(turn.piece), turn.piece);
+        self.events.turn(turn.kind, (short, piece), took);
         match turn.kind {
-            Kind::Prefill => self.prefill.note(rows, took, beside),
-            Kind::Decode => self.prefill.note_decode(took),
+            Kind::Decode => self.prefill.note_decode(short, took),
+            Kind::Prefill if short > 0 => self.prefill.note_beside(piece, short, took),
+            Kind::Prefill if beside => self.prefill.note_between(piece, took),
+            Kind::Prefill => self.prefill.note(piece, took),
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();
@@ -510,6 +554,9 @@ impl<S: EngineSource> Scheduler<S> {
             Want::Last => 1,
             Want::All => step.rows,
         };
+        if stream.work.is_empty() {
+            stream.rhythm.answered(step.rows, now);
+        }
         let handle = &stream.handle;
         let bytes = out.len();
         let answer = StepResult {

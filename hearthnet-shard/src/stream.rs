@@ -8,7 +8,7 @@ use hearthnet_transport::Step;
 
 use crate::engine::LayerEngine;
 use crate::fault::StreamFault;
-use crate::plan::{Head, View};
+use crate::plan::{Head, Rhythm, View};
 use crate::stream_handle::{StreamHandle, Ticket};
 
 /// One life of a stream.
@@ -20,6 +20,7 @@ pub(crate) struct Stream<Q> {
     pub(crate) served: u64,
     /// When something last happened on it.
     pub(crate) active: Duration,
+    pub(crate) rhythm: Rhythm,
 }
 
 /// What a caller asked for, in order.
@@ -76,6 +77,7 @@ impl<Q: Copy> Stream<Q> {
         View {
             stream: id,
             caller: self.handle.caller.party,
+            layers: self.handle.layers,
             length: engine.len(self.seq),
             active: self.active,
             rests: self.handle.rests(),

@@ -168,7 +168,7 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Counter, name: "hearthnet_shard_preempted_total", what: "Streams that had to give their pages to others" },
     Number { kind: Kind::Gauge, name: "hearthnet_shard_weight_bytes", what: "Weights in memory; 0 while they are put away" },
     Number { kind: Kind::Counter, name: "hearthnet_shard_steps_total", what: "Steps answered" },
-    Number { kind: Kind::Labelled, name: "hearthnet_shard_rows_total", what: "Rows computed, by kind of turn: decode, prefill" },
+    Number { kind: Kind::Labelled, name: "hearthnet_shard_rows_total", what: "Rows computed, by kind of step: decode (up to 8 rows), prefill" },
     Number { kind: Kind::Labelled, name: "hearthnet_shard_caller_rows_total", what: "Rows of answered steps, by caller; at most 64 callers have a name of their own" },
     Number { kind: Kind::Histogram, name: "hearthnet_shard_turn_seconds", what: "One batch through the layers, by kind" },
     Number { kind: Kind::Histogram, name: "hearthnet_shard_queue_seconds", what: "From a step's arrival to its turn" },

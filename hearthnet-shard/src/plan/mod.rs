@@ -15,14 +15,21 @@
 //! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
 //! ```
 //!
+//! A piece of a neighbour's prompt takes the waiting short steps along where all go through the same layers
+//! ([`rides`]): the weights are read once for all of them. Turn 2 is then `A B C 0..40`.
+//!
 //! Where a turn cannot take all that waits of its kind, callers get equal parts of it over time
 //! (`fair.rs`), whatever the number of their streams; among the streams of a caller, the one that
 //! was served longest ago is first. Where there are not enough pages, a step is cut to what there
 //! is room for, and if that is nothing, a stream is preempted (`pages.rs`).
 //!
 //! The length of a piece follows from how fast the engine was ([`crate::chunked_prefill`]), so that it
-//! takes about the same time on every machine; and while somebody else decodes no longer than a decode
-//! turn, so that a neighbour's prompts cost whoever chats no more than that much again.
+//! takes about the same time on every machine. While somebody else decodes, it makes a turn with decode steps
+//! longer by a third, or takes as long as a decode turn where none waits: that is what a neighbour's prompts
+//! cost whoever chats.
+//!
+//! Which is why streams that come back at once are waited for, a moment, before a turn ([`Rhythm`]): what
+//! comes later than that waits for a whole turn.
 
 mod fair;
 mod pages;
@@ -51,6 +58,8 @@ pub(crate) const MAX_TURN_ROWS: u32 = 512;
 pub(crate) struct View {
     pub(crate) stream: u64,
     pub(crate) caller: NodeId,
+    /// First and last layer that its rows run through.
+    pub(crate) layers: (u32, u32),
     /// Positions that it holds.
     pub(crate) length: u32,
     /// When something last happened on it.
@@ -123,6 +132,59 @@ pub(crate) fn may_grow(
     (1..expected).contains(&ready)
 }
 
+/// Whether a stream comes back at once when a short step of it was answered.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Rhythm {
+    /// When its last step was answered, if that was a short one and none has come since.
+    answered: Option<Duration>,
+    /// How often in a row it came back later than that; `None` before the first time.
+    late: Option<u32>,
+}
+
+/// A stream that was late so often in a row is not waited for at every turn.
+const OFTEN_LATE: u32 = 4;
+/// At every turn with such a number it is: who shares a core with this host cannot come back while it
+/// computes. The same turns for all, so that this costs the same however many they are; and an odd number,
+/// for every other turn may take a piece.
+const ALL_AGAIN: u64 = 17;
+
+impl Rhythm {
+    /// A step with so many rows was answered, and none waits.
+    pub(crate) fn answered(&mut self, rows: u32, now: Duration) {
+        self.answered = (Kind::of_rows(rows) == Kind::Decode).then_some(now);
+    }
+
+    /// A step with so many rows came, where `at_once` is soon.
+    pub(crate) fn came(&mut self, rows: u32, at: Duration, at_once: Duration) {
+        if let Some(answered) = self.answered.take()
+            && Kind::of_rows(rows) == Kind::Decode
+        {
+            self.late = Some(match at <= answered + at_once {
+                true => 0,
+                false => self.late.unwrap_or(0).saturating_add(1),
+            });
+        }
+    }
+
+    /// How much longer the next step is worth waiting for before this turn, where it is worth `at_once` from
+    /// the answer on.
+    pub(crate) fn awaited(&self, at_once: Duration, now: Duration, turn: u64) -> Option<Duration> {
+        let until = self.answered? + at_once;
+        let waited_for = self.late? < OFTEN_LATE || turn.is_multiple_of(ALL_AGAIN);
+        (waited_for && now < until).then(|| until - now)
+    }
+}
+
+/// Whether a piece takes the waiting short steps along: they are others' than its own, or it would hold them
+/// up for as long as it may, and all go through the same layers, or nothing is gained.
+pub(crate) fn rides(streams: &[View], others_decode: bool) -> bool {
+    let heads = || streams.iter().filter(|view| view.head.is_some());
+    let short = |view: &View| view.head.is_some_and(|head| Kind::of(head) == Kind::Decode);
+    let mut layers = heads().map(|view| view.layers);
+    let first = layers.next();
+    others_decode && heads().any(short) && layers.all(|one| Some(one) == first)
+}
+
 /// Whether somebody decodes beside the prompts of others: a short step waits, or is expected back in
 /// a moment, and a longer one waits that is of another caller.
 pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
@@ -141,18 +203,23 @@ pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
     decoding.any(|one| prompts().any(|view| view.caller != one.caller))
 }
 
-/// Which kind of steps a turn takes.
+/// Kinds of steps, and of turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Short steps.
+    /// Short steps; turns that take those only.
     Decode,
-    /// Pieces of long ones.
+    /// Pieces of long ones; turns with one.
     Prefill,
 }
 
 impl Kind {
     fn of(head: Head) -> Self {
-        match head.rows <= SHORT_ROWS {
+        Self::of_rows(head.rows)
+    }
+
+    /// The kind of a step with so many rows.
+    pub(crate) fn of_rows(rows: u32) -> Self {
+        match rows <= SHORT_ROWS {
             true => Self::Decode,
             false => Self::Prefill,
         }
@@ -163,9 +230,11 @@ impl Kind {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     pub(crate) kind: Kind,
-    /// Streams and how many rows each contributes, from the head of its step. Empty if each of
-    /// them had to go.
+    /// Streams and how many rows each contributes, from the head of its step: short steps first. Empty if
+    /// each of them had to go.
     pub(crate) takes: Vec<(u64, u32)>,
+    /// Rows of them that are of longer steps.
+    pub(crate) piece: u32,
     /// Streams that have to give their pages back before.
     pub(crate) preempted: Vec<u64>,
 }
@@ -187,12 +256,13 @@ impl Planner {
         }
     }
 
-    /// Plans the next turn at `now`, with pieces of `piece_rows`; `None` if nothing waits.
+    /// Plans the next turn at `now`, with pieces of `piece_rows`, which take short steps along if these
+    /// [ride](rides); `None` if nothing waits.
     pub(crate) fn plan(
         &mut self,
         streams: &[View],
         pool: &Pool,
-        piece_rows: u32,
+        (piece_rows, rides): (u32, bool),
         now: Duration,
     ) -> Option<Turn> {
         let (mut short, mut short_rows, mut long) = (0, 0u32, 0);
@@ -210,24 +280,32 @@ impl Planner {
             _ => Kind::Prefill,
         };
         self.last = kind;
-        let mut queue: Vec<Step> =
-            Vec::with_capacity(if kind == Kind::Decode { short } else { long });
-        queue.extend(streams.iter().filter_map(|view| Step::of(view, kind)));
-        queue.sort_unstable_by_key(Step::order);
-        let mut room = Room::new(streams, pool, now, queue.len());
-        match kind {
-            Kind::Decode if short_rows <= MAX_TURN_ROWS => {
+        let mut room = Room::new(streams, pool, now, short + long);
+        let piece_from;
+        if kind == Kind::Decode || rides {
+            let queue = Step::queue(streams, Kind::Decode, short);
+            let rows = match kind {
+                Kind::Decode => MAX_TURN_ROWS,
+                Kind::Prefill => MAX_TURN_ROWS - piece_rows.clamp(1, MAX_TURN_ROWS),
+            };
+            if short_rows <= rows {
                 for step in &queue {
                     room.take(step, step.left, step.left);
                 }
                 // Nobody has to wait.
                 self.decode.settle();
+            } else {
+                room.share(queue, rows, Kind::Decode, &mut self.decode);
             }
-            Kind::Decode => room.share(queue, MAX_TURN_ROWS, kind, &mut self.decode),
-            Kind::Prefill => {
-                let rows = piece_rows.clamp(1, MAX_TURN_ROWS);
-                room.share(queue, rows, kind, &mut self.prefill);
-            }
+        }
+        if kind == Kind::Prefill {
+            room.own_from = room.takes.len();
+            let queue = Step::queue(streams, kind, long);
+            let rows = piece_rows.clamp(1, MAX_TURN_ROWS);
+            room.share(queue, rows, kind, &mut self.prefill);
+            piece_from = room.own_from;
+        } else {
+            piece_from = room.takes.len();
         }
         if short == 0 {
             self.decode.settle();
@@ -235,8 +313,10 @@ impl Planner {
         if long == 0 {
             self.prefill.settle();
         }
+        let piece = room.takes.iter().skip(piece_from);
         Some(Turn {
             kind,
+            piece: piece.map(|(_, rows)| rows).sum(),
             takes: room.takes,
             preempted: room.preempted,
         })
@@ -267,6 +347,14 @@ impl Step {
         })
     }
 
+    /// The `count` steps of a kind, in order.
+    fn queue(streams: &[View], kind: Kind, count: usize) -> Vec<Self> {
+        let mut queue = Vec::with_capacity(count);
+        queue.extend(streams.iter().filter_map(|view| Self::of(view, kind)));
+        queue.sort_unstable_by_key(Self::order);
+        queue
+    }
+
     /// Who was served longest ago is first.
     fn order(&self) -> (u64, Duration, u64) {
         (self.served, self.arrived, self.stream)
@@ -282,7 +370,9 @@ struct Room<'a> {
     free: u32,
     takes: Vec<(u64, u32)>,
     preempted: Vec<u64>,
-    /// Rows that were taken from streams that had to go after all.
+    /// Where the takes of the kind begin that is being divided.
+    own_from: usize,
+    /// Rows of that kind that were taken from streams that had to go after all.
     returned: Vec<(NodeId, u32)>,
     /// Who holds what, kept from the first time on that pages are short.
     holders: Option<Vec<Holder>>,
@@ -299,6 +389,7 @@ impl<'a> Room<'a> {
             free: pool.total.saturating_sub(used),
             takes: Vec::with_capacity(steps),
             preempted: Vec::new(),
+            own_from: 0,
             returned: Vec::new(),
             holders: None,
         }
@@ -306,6 +397,7 @@ impl<'a> Room<'a> {
 
     /// Divides `rows` among the callers of `queue`, whose steps are in order.
     fn share(&mut self, queue: Vec<Step>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
+        self.returned.clear();
         let mut of_caller: BTreeMap<NodeId, VecDeque<Step>> = BTreeMap::new();
         for step in queue {
             of_caller.entry(step.caller).or_default().push_back(step);
@@ -419,7 +511,10 @@ impl<'a> Room<'a> {
         self.preempted.push(stream);
         if let Some(at) = self.takes.iter().position(|take| take.0 == stream) {
             let (_, rows) = self.takes.remove(at);
-            self.returned.push((gone.caller, rows));
+            match at < self.own_from {
+                true => self.own_from -= 1,
+                false => self.returned.push((gone.caller, rows)),
+            }
         }
         Some(stream)
     }

@@ -119,6 +119,7 @@ impl World {
                     chat.stream = Some(View {
                         stream: self.next,
                         caller,
+                        layers: (0, 3),
                         length: 0,
                         active: now,
                         rests: false,
@@ -137,7 +138,10 @@ impl World {
         let (turn, now) = (self.turn, self.now());
         self.chats.iter_mut().for_each(|chat| chat.ask(turn, now));
         let views = self.views();
-        let Some(planned) = self.planner.plan(&views, &self.pool, 96, now) else {
+        let Some(planned) = self
+            .planner
+            .plan(&views, &self.pool, (96, rides(&views, true)), now)
+        else {
             return;
         };
         assert!(!planned.takes.is_empty() || !planned.preempted.is_empty());

@@ -28,6 +28,7 @@ fn of(number: u8, stream: u64, rows: u32, served: u64) -> View {
     View {
         stream,
         caller: caller(number),
+        layers: (0, 3),
         length: 0,
         active: Duration::ZERO,
         rests: false,
@@ -70,7 +71,7 @@ fn after(last: Kind) -> Planner {
 }
 
 fn plan(planner: &mut Planner, streams: &[View], piece: u32) -> Option<Turn> {
-    planner.plan(streams, &PLENTY, piece, Duration::ZERO)
+    planner.plan(streams, &PLENTY, (piece, false), Duration::ZERO)
 }
 
 #[test]
@@ -254,7 +255,7 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
         length: 35,
         ..of(1, 1, 100, 0)
     }];
-    let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
     assert_eq!(turn.unwrap().takes, [(1, 29)]);
 }
 
@@ -262,7 +263,7 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
 fn the_example_of_the_pages_is_what_happens() {
     let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
-    let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.takes),
@@ -291,7 +292,9 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
             ..of(2, 4, 40, 0)
         },
     ];
-    let turn = Planner::new().plan(&streams, &pool, 64, now).unwrap();
+    let turn = Planner::new()
+        .plan(&streams, &pool, (64, false), now)
+        .unwrap();
     // Neither the youngest nor the least progressed, but the longest idle.
     assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(4, 32)]));
 }
@@ -300,7 +303,7 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
 fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
     let pool = pool(10, 4);
     let streams = [long(1, 1, 48), long(1, 2, 10), long(2, 3, 5)];
-    let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.takes),
@@ -312,7 +315,7 @@ fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
 fn a_stream_that_asks_may_be_the_one_to_go() {
     let pool = pool(2, 2);
     let streams = [long(1, 1, 20), long(1, 2, 0)];
-    let turn = Planner::new().plan(&streams, &pool, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(1, 1)]));
 }
@@ -409,26 +412,33 @@ impl Lead {
 proptest! {
     #[test]
     fn a_turn_is_bounded_and_takes_from_each_stream_once(
-        streams in any_streams(), last in any_kind(), piece in 0u32..2000,
+        streams in any_streams(), last in any_kind(), piece in 0u32..2000, rides in any::<bool>(),
     ) {
-        let Some(turn) = plan(&mut after(last), &streams, piece) else {
+        let turn = after(last).plan(&streams, &PLENTY, (piece, rides), Duration::ZERO);
+        let Some(turn) = turn else {
             prop_assert!(streams.is_empty());
             return Ok(());
         };
         prop_assert!(!turn.takes.is_empty() && turn.preempted.is_empty());
         let bound = match turn.kind {
-            Kind::Decode => MAX_TURN_ROWS,
+            Kind::Decode => 0,
             Kind::Prefill => piece.clamp(1, MAX_TURN_ROWS),
         };
-        prop_assert!(turn.takes.iter().map(|t| t.1).sum::<u32>() <= bound);
-        let mut seen = BTreeSet::new();
+        prop_assert!(turn.takes.iter().map(|t| t.1).sum::<u32>() <= MAX_TURN_ROWS);
+        let (mut seen, mut long) = (BTreeSet::new(), 0);
         for (stream, rows) in &turn.takes {
             prop_assert!(seen.insert(*stream));
             let step = head_of(&streams, *stream);
-            prop_assert_eq!(Kind::of(step), turn.kind);
             prop_assert!(*rows >= 1 && *rows <= step.left);
-            prop_assert!(turn.kind == Kind::Prefill || *rows == step.left);
+            match Kind::of(step) {
+                Kind::Decode => prop_assert!(*rows == step.left && long == 0),
+                Kind::Prefill => long += rows,
+            }
         }
+        prop_assert!(long <= bound && (long > 0) == (turn.kind == Kind::Prefill));
+        prop_assert_eq!(long, turn.piece);
+        let short = turn.takes.iter().map(|take| take.1).sum::<u32>() - long;
+        prop_assert!(short == 0 || rides || turn.kind == Kind::Decode);
     }
 
     #[test]
@@ -530,7 +540,7 @@ proptest! {
         let run = || {
             let mut planner = Planner::new();
             let plan = |(streams, piece): &(Vec<View>, u32)| {
-                planner.plan(streams, &pool, *piece, Duration::ZERO)
+                planner.plan(streams, &pool, (*piece, true), Duration::ZERO)
             };
             calls.iter().map(plan).collect::<Vec<_>>()
         };
@@ -574,4 +584,91 @@ fn a_batch_waits_for_company_while_fewer_wait_than_come_back() {
     };
     assert!(!may_grow(&[came(1), answered(2), answered(3), prompt], now));
     assert!(!may_grow(&[answered(2), answered(3)], now));
+}
+
+#[test]
+fn a_stream_is_waited_for_while_it_comes_back_at_once_and_tried_again_when_it_did_not() {
+    let at = Duration::from_micros;
+    let (mut rhythm, mut now) = (Rhythm::default(), at(1000));
+    // One that has a number of rows comes so long after an answer; whether it was waited for before turn 1,
+    // and before a turn in which all are tried again.
+    let mut comes = |after: u64, rows| {
+        rhythm.answered(1, now);
+        let awaited = [1, ALL_AGAIN].map(|turn| rhythm.awaited(at(200), now + at(50), turn));
+        assert!(awaited.iter().flatten().all(|left| *left == at(150)));
+        assert_eq!(
+            rhythm.awaited(at(200), now + at(200), 1),
+            None,
+            "it is late"
+        );
+        rhythm.came(rows, now + at(after), at(200));
+        assert_eq!(rhythm.awaited(at(200), now, 1), None, "it is there");
+        now += at(5000);
+        awaited.map(|left| left.is_some())
+    };
+    // Nothing is known of it; then it comes at once, or a little later than that.
+    assert_eq!(comes(90, 1), [false, false]);
+    assert_eq!(comes(201, 1), [true, true]);
+    assert_eq!(comes(200, SHORT_ROWS), [true, true]);
+    for _ in 0..OFTEN_LATE {
+        assert_eq!(comes(900, 1), [true, true]);
+    }
+    for _ in 0..40 {
+        assert_eq!(comes(900, 1), [false, true]);
+    }
+    // In time, it is one that comes at once again.
+    assert_eq!(comes(90, 1), [false, true]);
+    // What comes of a prompt says nothing.
+    assert_eq!(comes(9000, 9), [true, true]);
+    assert_eq!(comes(90, 1), [true, true]);
+    rhythm.answered(9, now);
+    assert_eq!(rhythm.awaited(at(200), now, ALL_AGAIN), None);
+}
+
+#[test]
+fn a_piece_takes_others_steps_along_where_all_go_through_the_same_layers() {
+    let (prompt, short) = (of(1, 1, 100, 0), of(2, 2, 1, 0));
+    assert!(rides(&[prompt, short], true));
+    assert!(!rides(&[prompt, short], false));
+    assert!(!rides(&[prompt], true));
+    let elsewhere = View {
+        layers: (0, 2),
+        ..of(3, 3, 1, 0)
+    };
+    assert!(!rides(&[prompt, short, elsewhere], true));
+    let gone = View {
+        head: None,
+        ..elsewhere
+    };
+    assert!(rides(&[prompt, short, gone], true));
+    let plan = |rides| {
+        let streams = [short, of(4, 4, 8, 0), prompt];
+        let turn = after(Kind::Decode).plan(&streams, &PLENTY, (40, rides), Duration::ZERO);
+        let turn = turn.unwrap();
+        (turn.kind, turn.takes, turn.piece)
+    };
+    assert_eq!(plan(false), (Kind::Prefill, vec![(1, 40)], 40));
+    let all = vec![(2, 1), (4, 8), (1, 40)];
+    assert_eq!(plan(true), (Kind::Prefill, all, 40));
+}
+
+#[test]
+fn a_short_step_that_has_to_go_for_a_piece_makes_it_no_longer_and_its_caller_no_richer() {
+    // Three pages: one is free, which the short step of a caller with two needs.
+    let pool = pool(3, 3);
+    let rich = View {
+        length: 32,
+        ..of(1, 1, 8, 0)
+    };
+    let prompt = View {
+        length: 0,
+        ..of(2, 2, 100, 0)
+    };
+    let mut planner = after(Kind::Decode);
+    let turn = planner.plan(&[rich, prompt], &pool, (10, true), Duration::ZERO);
+    let turn = turn.unwrap();
+    assert_eq!((turn.preempted, turn.takes), (vec![1], vec![(2, 10)]));
+    assert_eq!(turn.piece, 10);
+    assert_eq!(planner.prefill.tag(caller(1)), 0);
+    assert_eq!(planner.prefill.tag(caller(2)), 10);
 }
