@@ -147,6 +147,9 @@ cases! {
     "none (control)" {
         85 "two neighbours who chat, each within its share (control)" "no effect",
     }
+    "places of a host" {
+        86 "streams opened as fast as one session may, in session after session" "stream_churn",
+    }
 }
 
 impl Case {

@@ -53,6 +53,7 @@ macro_rules! every_attack {
                 35 rows_that_a_host_makes_up_cost_no_word;
                 39 a_peer_that_dawdles_is_ended_by_a_deadline;
                 40 who_is_slow_on_purpose_is_left_for_another;
+                42 ten_thousand_connections_without_a_word_keep_no_member_out;
                 43 streams_that_are_abandoned_are_freed;
                 45 a_caller_within_its_share_of_the_memory_keeps_it;
                 46 no_row_that_a_host_gets_is_in_the_embedding_table;
@@ -91,6 +92,7 @@ macro_rules! every_attack {
                 80 no_member_fills_the_memory_of_calls;
                 84 a_crowd_that_one_let_in_holds_no_neighbours_socket;
                 85 two_neighbours_who_keep_to_their_share_are_served;
+                86 who_opens_streams_in_session_after_session_is_stopped;
                 81 words_of_others_forge_no_line_of_a_log;
                 82 words_of_others_steer_nothing_that_a_node_shows;
                 83 words_of_others_run_in_no_page;
@@ -122,7 +124,7 @@ every_attack!(register);
 /// likes, and the memory of two sessions.
 const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
     let scene = match case {
-        21..=27 | 47..=56 | 58..=59 | 61..=66 | 80 | 82 | 84 => Scene::COMMUNITY,
+        21..=27 | 42 | 47..=56 | 58..=59 | 61..=66 | 80 | 82 | 84 => Scene::COMMUNITY,
         45 => a_caller_within_its_share_of_the_memory_keeps_it::SCENE,
         _ => Scene::ALONE,
     };
@@ -151,8 +153,8 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
         // A revoked key never comes back, nothing thaws a frozen one, a leap in time is made once
         // and lasts, a quota is used up for good, a node that is killed has a folder of its own,
         // who was demoted is no anchor, what sorts first goes on doing so, what the root has said stays
-        // said, a budget is used up for a while, a member has its name, and files are hostile once.
-        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 61..=66 | 71..=73 | 80 | 82 | 84),
+        // said, budgets are used up for a while, a member has its name, and files are hostile once.
+        repeats: !matches!(case, 21 | 23 | 25..=27 | 47 | 49..=53 | 59 | 61..=66 | 71..=73 | 80 | 82 | 84 | 86),
         budget,
         run,
     }

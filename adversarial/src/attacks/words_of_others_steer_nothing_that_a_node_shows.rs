@@ -80,6 +80,16 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             &[&["diagnose", "--json"][..], &shards].concat(),
             true,
         ),
+        ("members", &["community", "members"], true),
+        (
+            "members for programs",
+            &["community", "members", "--json"],
+            true,
+        ),
+        ("invites", &["community", "invites"], false),
+        ("the log", &["log", "show"], true),
+        ("the log for programs", &["log", "export"], true),
+        ("models", &["model", "list"], false),
         ("a check of the log", &["log", "verify"], false),
     ] {
         let Said { output, errors } = program.says(args).await?;

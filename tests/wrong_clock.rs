@@ -1,0 +1,162 @@
+//! A home whose clock is wrong, and then right again: what it wrote is heard, what it could not write it says.
+//! Real processes on this machine, whose clock a library of a few lines sets ahead.
+#![cfg(target_os = "linux")]
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use support::community::{address, found, join, join_as, peers};
+use support::{
+    Home, QUIET, Server, assert_complains, assert_fails, succeeded, until, until_answered,
+};
+
+const DAY: u64 = 86_400;
+
+/// What stands between a program and the time.
+const AHEAD: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    int (*real)(clockid_t, struct timespec *) = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(clock, time);
+    const char *ahead = getenv("SECONDS_AHEAD");
+    if (!failed && clock == CLOCK_REALTIME && ahead) time->tv_sec += atol(ahead);
+    return failed;
+}
+"#;
+
+/// Compiles it into a folder.
+fn library(dir: &Path) -> PathBuf {
+    let (source, library) = (dir.join("ahead.c"), dir.join("ahead.so"));
+    std::fs::write(&source, AHEAD).expect("a file");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library);
+    let compiled = compiler.arg(source).arg("-ldl").output().expect("cc");
+    succeeded(&compiled);
+    library
+}
+
+/// A command of a home whose clock is so many seconds ahead.
+fn ahead(home: &Home, seconds: u64, settings: &[&str], command: &[&str]) -> Output {
+    let command = [&QUIET[..], settings, command].concat();
+    let mut command = home.hearthnet(&command);
+    command
+        .env("LD_PRELOAD", library(home.path()))
+        .env("SECONDS_AHEAD", seconds.to_string());
+    command.output().expect("hearthnet starts")
+}
+
+fn serve(home: &Home, settings: &[&str]) -> Server {
+    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
+    let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
+    Server::start(home, &args)
+}
+
+fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
+    succeeded(&home.run(&[&QUIET[..], settings, command].concat()))
+}
+
+fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
+    let said = says(home, settings, &[command, &["--json"]].concat());
+    serde_json::from_str(&said).expect("one JSON object")
+}
+
+fn ids(home: &Home) -> Vec<String> {
+    let said = json(home, &[], &["community", "members"]);
+    let list = said["members"].as_array().expect("a list").iter();
+    let ids = list.map(|one| one["node"].as_str().expect("an id").to_owned());
+    ids.collect()
+}
+
+/// A founder, a trusted neighbour, and somebody that is to be put out; nobody runs.
+fn three() -> (Home, Home, Home) {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve(&founder, &[]);
+    let neighbour = join(&founder, &node);
+    let guest = join_as("member", &founder, &node);
+    let known = peers(&node);
+    says(&neighbour, &["--set", &known], &["status"]);
+    assert_eq!(ids(&neighbour).len(), 3);
+    (founder, neighbour, guest)
+}
+
+#[test]
+fn what_was_written_a_day_ahead_while_nobody_was_there_costs_nothing_once_the_clock_is_right() {
+    let (founder, neighbour, guest) = three();
+    succeeded(&ahead(&founder, DAY, &[], &["community", "invite"]));
+
+    // The clock is right again, and a neighbour is there.
+    let elsewhere = serve(&neighbour, &[]);
+    let known = peers(&elsewhere);
+    let near = ["--set", &known];
+    let out = guest.node_id();
+    let revoke = ["community", "revoke", &out, "--yes"];
+    let revoked = founder.run(&[&QUIET[..], &near, &revoke].concat());
+    succeeded(&revoked);
+    assert_complains(&revoked, "told one other node");
+    assert!(!ids(&neighbour).contains(&out), "it takes effect there");
+    let status = json(&founder, &near, &["status"]);
+    assert_eq!(status["log"]["health"], "ok", "{status}");
+    assert_eq!(status["log"]["dated_ahead"], serde_json::json!([]));
+    // Its invites let somebody in, also at the neighbour.
+    let code = json(&founder, &near, &["community", "invite"]);
+    let code = code["code"].as_str().expect("a code").to_owned();
+    let joiner = Home::new();
+    let at = format!("discovery.static_peers=[\"{}\"]", address(&elsewhere));
+    let join = [&QUIET[..], &["--set", &at, "community", "join", &code]].concat();
+    succeeded(&until_answered(|| joiner.run(&join)));
+    assert!(ids(&neighbour).contains(&joiner.node_id()));
+    for home in [&founder, &neighbour] {
+        let said = says(home, &[], &["log", "verify"]);
+        assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
+    }
+}
+
+#[test]
+fn a_daemon_with_the_right_clock_again_passes_on_what_it_wrote_a_day_ahead() {
+    let (founder, neighbour, guest) = three();
+    let out = guest.node_id();
+    let revoke = ["community", "revoke", &out, "--yes"];
+    let revoked = ahead(&founder, DAY, &[], &revoke);
+    succeeded(&revoked);
+    assert_complains(&revoked, "nobody else could be told yet");
+    let elsewhere = serve(&neighbour, &[]);
+    let known = peers(&elsewhere);
+    let node = serve(&founder, &["--set", &known]);
+    until("the neighbour hears it", || !ids(&neighbour).contains(&out));
+    drop((node, elsewhere));
+}
+
+#[test]
+fn a_clock_that_a_neighbour_knows_to_be_wrong_writes_nothing_and_says_so() {
+    let (founder, neighbour, guest) = three();
+    let elsewhere = serve(&neighbour, &[]);
+    let known = peers(&elsewhere);
+    let near = ["--set", &known];
+    let out = guest.node_id();
+    let revoke = ["community", "revoke", &out, "--yes"];
+    for seconds in [DAY, 720] {
+        let refused = ahead(
+            &founder,
+            seconds,
+            &near,
+            &[&revoke[..], &["--json"]].concat(),
+        );
+        assert_fails(&refused, 10, "clock_wrong");
+        assert_complains(&refused, "clock");
+        assert!(ids(&founder).contains(&out) && ids(&neighbour).contains(&out));
+    }
+    // A few minutes do no harm.
+    let done = ahead(&founder, 300, &near, &revoke);
+    succeeded(&done);
+    assert_complains(&done, "told one other node");
+    assert!(!ids(&neighbour).contains(&out));
+}
