@@ -8,8 +8,10 @@ use crate::plan::MAX_TURN_ROWS;
 const MIN_PIECE_ROWS: u32 = 8;
 /// The same between decode turns of others, who wait for it.
 const MIN_ROWS_BETWEEN: u32 = 2;
-/// By how much of its time a piece may make a turn with decode steps of others longer.
+/// By how much of its time rows beside others' decode steps may make a turn with these longer.
 const BESIDE: f64 = 1.0 / 3.0;
+/// How many those are before anything was measured.
+const FIRST_ROWS_BESIDE: u32 = 4;
 /// Rows of the first piece, before anything was measured.
 const FIRST_PIECE_ROWS: u32 = 32;
 
@@ -20,13 +22,57 @@ const FIRST_PIECE_ROWS: u32 = 32;
 pub(crate) struct ChunkedPrefill {
     target_us: f64,
     decode_us: Pace,
-    /// Rows of the last decode turn.
-    decode_rows: u32,
     us_per_row: Pace,
     /// Of short pieces, whose rows take longer.
     us_per_row_between: Pace,
-    /// What a turn with decode steps takes more for each row of a piece.
-    us_per_row_beside: Pace,
+    /// Turns with decode steps, those with a piece among them.
+    turns: Line,
+}
+
+/// How long a layer of a turn takes by the rows, as a straight line through the last turns, of which the
+/// newest counts a thirty-second part.
+#[derive(Debug, Default)]
+struct Line {
+    noted: bool,
+    rows: f64,
+    us: f64,
+    rows_squared: f64,
+    rows_by_us: f64,
+    /// What a row more costs, as last known: where all turns are alike nothing is learned of it.
+    slope: Option<f64>,
+}
+
+/// A turn counts as no longer than so many times what was expected of it.
+const OUTLIER: f64 = 4.0;
+
+impl Line {
+    fn note(&mut self, rows: u32, us: f64) {
+        let rows = f64::from(rows);
+        // One turn for which the machine had no time says nothing of rows.
+        let expected = self.us + self.slope.unwrap_or(0.0) * (rows - self.rows);
+        let us = match self.noted {
+            true => us.min(expected.max(self.us) * OUTLIER),
+            false => us,
+        };
+        let weight = if self.noted { 1.0 / 32.0 } else { 1.0 };
+        self.noted = true;
+        self.rows += (rows - self.rows) * weight;
+        self.us += (us - self.us) * weight;
+        self.rows_squared += (rows * rows - self.rows_squared) * weight;
+        self.rows_by_us += (rows * us - self.rows_by_us) * weight;
+        let spread = self.rows_squared - self.rows * self.rows;
+        if spread > 0.1 {
+            self.slope = Some((self.rows_by_us - self.rows * self.us) / spread);
+        }
+    }
+
+    /// How many rows beside so many others make a turn longer by a share.
+    fn rows_within(&self, share: f64, beside: u32) -> Option<u32> {
+        let slope = self.slope?;
+        let turn = self.us + slope * (f64::from(beside) - self.rows);
+        // The casts saturate: rows that cost nothing are as many as one likes.
+        Some((turn.max(0.0) * share / slope.max(f64::MIN_POSITIVE)) as u32)
+    }
 }
 
 /// A time that is measured again and again. The newest counts a quarter, so that one slow turn does
@@ -46,10 +92,9 @@ impl ChunkedPrefill {
         Self {
             target_us: target.as_micros() as f64,
             decode_us: Pace::default(),
-            decode_rows: 0,
             us_per_row: Pace::default(),
             us_per_row_between: Pace::default(),
-            us_per_row_beside: Pace::default(),
+            turns: Line::default(),
         }
     }
 
@@ -64,21 +109,18 @@ impl ChunkedPrefill {
 
     /// Rows of a piece between decode turns of somebody else: it takes as long as one of these.
     pub(crate) fn rows_between(&self) -> u32 {
-        let us_per_row = self.us_per_row_between.0.or(self.us_per_row.0);
-        self.rows_within(1.0, us_per_row, MIN_ROWS_BETWEEN)
-    }
-
-    /// Rows of a piece in one turn with decode steps of somebody else, which takes a third longer by it.
-    pub(crate) fn rows_beside(&self) -> u32 {
-        self.rows_within(BESIDE, self.us_per_row_beside.0, 1)
-    }
-
-    fn rows_within(&self, share: f64, us_per_row: Option<f64>, least: u32) -> u32 {
         let alone = self.piece_rows();
+        let us_per_row = self.us_per_row_between.0.or(self.us_per_row.0);
         match (self.decode_us.0, us_per_row) {
-            (Some(turn), Some(us)) => ((turn * share / us) as u32).clamp(least, alone),
+            (Some(turn), Some(us)) => ((turn / us) as u32).clamp(MIN_ROWS_BETWEEN, alone),
             _ => MIN_PIECE_ROWS.min(alone),
         }
+    }
+
+    /// Rows that may go with so many of decode steps: they make the turn a third longer.
+    pub(crate) fn rows_beside(&self, short: u32) -> u32 {
+        let rows = self.turns.rows_within(BESIDE, short);
+        rows.unwrap_or(FIRST_ROWS_BESIDE).min(self.piece_rows())
     }
 
     /// Takes note of a turn with a piece while nobody else decoded.
@@ -97,14 +139,11 @@ impl ChunkedPrefill {
         }
     }
 
-    /// Takes note of a turn with a piece and `short` rows of decode steps of somebody else. It says what a
-    /// piece costs where there are as many of these as in the last decode turn, or hardly more or fewer.
-    pub(crate) fn note_beside(&mut self, rows: u32, short: u32, took: Duration) {
-        let alike = short.abs_diff(self.decode_rows) <= self.decode_rows / 4;
-        if let Some(turn) = self.decode_us.0.filter(|_| rows > 0 && alike) {
-            let more = took.as_micros() as f64 - turn;
-            self.us_per_row_beside.note(more.max(0.0) / f64::from(rows));
-        }
+    /// Takes note of a turn with decode steps, all of it through so many layers, the same ones, with or
+    /// without a piece.
+    pub(crate) fn note_turn(&mut self, rows: u32, layers: u32, took: Duration) {
+        let us = took.as_micros() as f64 / f64::from(layers.max(1));
+        self.turns.note(rows, us);
     }
 
     /// How long a decode turn takes; nothing before there was one.
@@ -113,8 +152,7 @@ impl ChunkedPrefill {
     }
 
     /// Takes note of a decode turn.
-    pub(crate) fn note_decode(&mut self, rows: u32, took: Duration) {
-        self.decode_rows = rows;
+    pub(crate) fn note_decode(&mut self, took: Duration) {
         self.decode_us.note(took.as_micros() as f64);
     }
 }
@@ -146,7 +184,7 @@ mod tests {
         assert_eq!(prefill.rows_between(), MIN_PIECE_ROWS);
         for _ in 0..40 {
             prefill.note(20, Duration::from_millis(10));
-            prefill.note_decode(4, Duration::from_millis(3));
+            prefill.note_decode(Duration::from_millis(3));
         }
         assert_eq!((prefill.piece_rows(), prefill.rows_between()), (40, 6));
         // Rows of short pieces take longer.
@@ -155,39 +193,49 @@ mod tests {
         }
         assert_eq!((prefill.piece_rows(), prefill.rows_between()), (40, 3));
         for _ in 0..40 {
-            prefill.note_decode(4, Duration::from_micros(100));
+            prefill.note_decode(Duration::from_micros(100));
         }
         assert_eq!(prefill.rows_between(), MIN_ROWS_BETWEEN);
         // A slow decode turn makes no piece longer than it may be anyhow.
         for _ in 0..40 {
-            prefill.note_decode(4, Duration::from_secs(1));
+            prefill.note_decode(Duration::from_secs(1));
         }
         assert_eq!(prefill.rows_between(), 40);
     }
 
     #[test]
-    fn a_piece_beside_somebody_elses_decode_steps_makes_their_turn_longer_by_a_third() {
+    fn rows_beside_others_decode_steps_make_their_turn_a_third_longer() {
         let mut prefill = ChunkedPrefill::new(Duration::from_millis(20));
-        assert_eq!(prefill.rows_beside(), MIN_PIECE_ROWS);
-        for _ in 0..40 {
-            prefill.note(20, Duration::from_millis(10));
-            prefill.note_decode(4, Duration::from_millis(6));
-            // 8 rows more cost 1 ms more.
-            prefill.note_beside(8, 4, Duration::from_millis(7));
+        assert_eq!(prefill.rows_beside(1), FIRST_ROWS_BESIDE);
+        let turn = |rows: u32| Duration::from_micros(850 + 100 * u64::from(rows));
+        for rows in [1, 3, 6].repeat(100) {
+            prefill.note_turn(rows, 10, turn(rows));
         }
-        assert_eq!(prefill.rows_beside(), 16);
-        // What another number of decode steps costs is none of the piece's doing.
-        prefill.note_beside(8, 6, Duration::from_secs(1));
-        prefill.note_beside(8, 2, Duration::from_millis(3));
-        assert_eq!(prefill.rows_beside(), 16);
-        // As many as there may be anyhow, where they cost nothing more.
-        for _ in 0..40 {
-            prefill.note_beside(8, 4, Duration::from_millis(3));
+        // 950 us for one row, 1250 us for four.
+        assert_eq!((prefill.rows_beside(1), prefill.rows_beside(4)), (3, 4));
+        // Through other layers it is as much for each of them, and one slow turn does not count for much.
+        for rows in [1, 3, 6].repeat(100) {
+            prefill.note_turn(rows, 5, turn(rows) / 2);
         }
-        assert_eq!(prefill.rows_beside(), 40);
-        for _ in 0..40 {
-            prefill.note_beside(8, 4, Duration::from_secs(1));
+        prefill.note_turn(3, 10, Duration::from_secs(10));
+        for rows in [1, 3, 6].repeat(10) {
+            prefill.note_turn(rows, 10, turn(rows));
         }
-        assert_eq!(prefill.rows_beside(), 1);
+        assert_eq!((prefill.rows_beside(1), prefill.rows_beside(4)), (3, 4));
+        // Turns that are all alike say nothing new of what a row costs.
+        for _ in 0..1000 {
+            prefill.note_turn(4, 10, turn(4));
+        }
+        assert_eq!(prefill.rows_beside(4), 4);
+        // Where the weights are all that takes time, rows cost nothing, but for a piece of its own.
+        for rows in [1, 8].repeat(500) {
+            prefill.note_turn(rows, 10, Duration::from_millis(40));
+        }
+        assert_eq!(prefill.rows_beside(1), FIRST_PIECE_ROWS);
+        // Where the rows are, there is room for none.
+        for rows in [1, 8].repeat(500) {
+            prefill.note_turn(rows, 10, Duration::from_millis(rows.into()));
+        }
+        assert_eq!((prefill.rows_beside(1), prefill.rows_beside(5)), (0, 1));
     }
 }

@@ -12,7 +12,7 @@
 //!
 //! so that a close or a cancel takes effect before the next batch, whatever waits.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::plan::{
-    Full, Kind, Planner, Pool, Rhythm, Turn, View, admit, holders, may_grow, others_decode, rides,
+    Full, Kind, Planner, Pool, Rhythm, Sizes, Turn, View, admit, decoders, holders, may_grow,
+    others_decode, rides, short_rows,
 };
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::{Outlet, StreamHandle, Ticket};
@@ -95,6 +96,9 @@ pub(crate) struct Scheduler<S: EngineSource> {
     /// The batch, kept to reuse its memory; zero between turns.
     x: Vec<f32>,
 }
+
+/// In each turn with such a number there is a row more than the third of a turn allows.
+const ONE_MORE: u64 = 16;
 
 fn at_once(prefill: &ChunkedPrefill) -> Duration {
     AT_MOST.min(prefill.decode_turn() / AT_ONCE)
@@ -207,18 +211,21 @@ impl<S: EngineSource> Scheduler<S> {
     /// turn, and 5 ms, from when they were answered.
     pub(crate) fn awaited(&self) -> Option<Duration> {
         let (now, at_once) = (self.clock.now(), at_once(&self.prefill));
-        let (mut awaited, mut waits) = (None, false);
-        for stream in self.streams.values() {
-            match stream.work.is_empty() {
-                true if !stream.handle.rests() => {
-                    let longer = stream.rhythm.awaited(at_once, now, self.turn);
-                    awaited = awaited.max(longer);
-                }
-                true => {}
-                false => waits = true,
-            }
+        let waiting = self.streams.values().filter(|one| !one.work.is_empty());
+        let waiting: BTreeSet<_> = waiting.map(|one| one.handle.caller.party).collect();
+        if waiting.is_empty() {
+            return None;
         }
-        awaited.filter(|_| waits)
+        let idle = |one: &&Stream<_>| one.work.is_empty() && !one.handle.rests();
+        // Whose steps wait has its part of the turn, beside others.
+        let apart = |one: &&Stream<_>| {
+            let party = one.handle.caller.party;
+            !waiting.contains(&party) || waiting.len() == 1
+        };
+        let awaited = self.streams.values().filter(idle).filter(apart);
+        awaited
+            .filter_map(|one| one.rhythm.awaited(at_once, now, self.turn))
+            .max()
     }
 
     /// Ends idle streams and puts the weights away when nobody used them for long. Says
@@ -270,15 +277,26 @@ impl<S: EngineSource> Scheduler<S> {
         let now = self.clock.now();
         let beside = others_decode(&self.views, now);
         self.holds_up = false;
-        let rides = rides(&self.views, beside);
+        let (rides, decoders) = (rides(&self.views, beside), decoders(&self.views, now));
+        let more = match decoders > 1 {
+            // Now and then one more, for what a row costs is seen where turns differ.
+            true => {
+                self.prefill.rows_beside(decoders) + u32::from(self.turn.is_multiple_of(ONE_MORE))
+            }
+            false => self.prefill.rows_beside(short_rows(&self.views).max(1)),
+        };
         let piece = match (beside, rides) {
             (false, _) => self.prefill.piece_rows(),
             (true, false) => self.prefill.rows_between(),
-            (true, true) => self.prefill.rows_beside(),
+            (true, true) => more,
         };
-        let turn = self
-            .planner
-            .plan(&self.views, &self.pool, (piece, rides), now);
+        let sizes = Sizes {
+            piece,
+            rides,
+            decoders,
+            more,
+        };
+        let turn = self.planner.plan(&self.views, &self.pool, &sizes, now);
         if let Some(turn) = &turn {
             self.holds_up = beside && turn.kind == Kind::Prefill;
             for stream in &turn.preempted {
@@ -474,11 +492,17 @@ impl<S: EngineSource> Scheduler<S> {
         let rows = batch::rows_of(&parts);
         let (short, piece) = (rows.saturating_sub(turn.piece), turn.piece);
         self.events.turn(turn.kind, (short, piece), took);
+        let layers = parts.first().map(|part| part.layers);
+        let layers = layers.filter(|layers| parts.iter().all(|part| part.layers == *layers));
         match turn.kind {
-            Kind::Decode => self.prefill.note_decode(short, took),
-            Kind::Prefill if short > 0 => self.prefill.note_beside(piece, short, took),
+            Kind::Decode => self.prefill.note_decode(took),
+            Kind::Prefill if short > 0 => {}
             Kind::Prefill if beside => self.prefill.note_between(piece, took),
             Kind::Prefill => self.prefill.note(piece, took),
+        }
+        if let Some((lo, hi)) = layers.filter(|_| short > 0) {
+            let layers = (hi + 1).saturating_sub(lo);
+            self.prefill.note_turn(rows, layers, took);
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();

@@ -93,6 +93,7 @@ macro_rules! every_attack {
                 84 a_crowd_that_one_let_in_holds_no_neighbours_socket;
                 85 two_neighbours_who_keep_to_their_share_are_served;
                 86 who_opens_streams_in_session_after_session_is_stopped;
+                87 one_callers_short_steps_leave_others_their_turns;
                 81 words_of_others_forge_no_line_of_a_log;
                 82 words_of_others_steer_nothing_that_a_node_shows;
                 83 words_of_others_run_in_no_page;
@@ -142,6 +143,7 @@ const fn entry(case: u8, name: &'static str, run: Run) -> Entry {
              and the index of what is kept",
         ),
         85 => Budget::sessions(2, "the two neighbours'"),
+        87 => Budget::sessions(3, "the flood's, the guest's, and one that is closing"),
         57 => Budget::sessions(19, "those of the attacker, the guest's, and one that is closing"),
         45 => Budget::sessions(3, "the grabber, the guest, and one that is closing"),
         _ => Budget::SESSION,

@@ -18,7 +18,8 @@
 //! waiting lie between the floor and the floor + `m`, for one is at the floor when it is served. So
 //! over any run of turns that leave steps of two callers waiting, the rows that the two are given
 //! differ by at most `2 m`, however many streams each has: in decode turns `m` is the longest short
-//! step (8 rows), in prefill turns the longest piece (at most 512).
+//! step (8 rows), in prefill turns the longest piece (at most 512). Where several callers decode, each has a row in every
+//! decode turn, and the ledger says whose the rows are that there are more.
 //!
 //! Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM 1996.
 

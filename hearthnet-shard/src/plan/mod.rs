@@ -2,10 +2,12 @@
 //! wait, the pages left, and what callers were given before.
 //!
 //! A turn is one batch. A *decode* turn takes the waiting short steps of all streams
-//! at once. A *prefill* turn takes a piece of one long step, or of several until the
+//! at once; where several callers decode, a row of each and so many more as make it a third longer, for one
+//! caller's many streams are not to cost another one more than that. A *prefill* turn takes a piece of one long step, or of several until the
 //! piece is full. When both kinds wait, the turns alternate, so
 //!
-//! - a decode step waits for at most one piece, however much prefill there is, and
+//! - a decode step waits for at most one piece, however much prefill there is (and, where several callers
+//!   decode, for those of its own caller that are before it), and
 //! - prefill gets every other turn, however many streams decode.
 //!
 //! Example: streams A and B decode, C sends 100 rows, a piece is 40 rows.
@@ -15,8 +17,9 @@
 //! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
 //! ```
 //!
-//! A piece of a neighbour's prompt takes the waiting short steps along where all go through the same layers
-//! ([`rides`]): the weights are read once for all of them. Turn 2 is then `A B C 0..40`.
+//! A piece of a neighbour's prompt takes waiting short steps along, a row of each caller, where all go
+//! through the same layers ([`rides`]): the weights are read once for all of them. Turn 2 is then
+//! `A B C 0..40`.
 //!
 //! Where a turn cannot take all that waits of its kind, callers get equal parts of it over time
 //! (`fair.rs`), whatever the number of their streams; among the streams of a caller, the one that
@@ -195,12 +198,70 @@ pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
         };
         streams.iter().filter(long)
     };
-    let decodes = |view: &&View| match view.head {
-        Some(head) => Kind::of(head) == Kind::Decode,
-        None => view.length > 0 && !view.rests && comes_back(view.active, now),
-    };
-    let mut decoding = streams.iter().filter(decodes);
+    let mut decoding = streams.iter().filter(|view| decodes(view, now, COMES_BACK));
     decoding.any(|one| prompts().any(|view| view.caller != one.caller))
+}
+
+/// Who has decoded within this time may be at other hosts meanwhile, and wait for its next turn when it is
+/// back.
+const DECODES_ON: Duration = Duration::from_secs(1);
+
+/// How many callers decode: a short step of theirs waits, or the next is on its way.
+pub(crate) fn decoders(streams: &[View], now: Duration) -> u32 {
+    let decoding = streams.iter().filter(|view| decodes(view, now, DECODES_ON));
+    let callers: BTreeSet<NodeId> = decoding.map(|view| view.caller).collect();
+    u32::try_from(callers.len()).unwrap_or(u32::MAX)
+}
+
+fn decodes(view: &View, now: Duration, within: Duration) -> bool {
+    match view.head {
+        Some(head) => Kind::of(head) == Kind::Decode,
+        None => view.length > 0 && !view.rests && now <= view.active.saturating_add(within),
+    }
+}
+
+/// Rows of short steps that wait.
+pub(crate) fn short_rows(streams: &[View]) -> u32 {
+    let heads = streams.iter().filter_map(|view| view.head);
+    let short = heads.filter(|head| Kind::of(*head) == Kind::Decode);
+    short.map(|head| head.left).sum()
+}
+
+/// How large the next turn may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// Rows of a piece.
+    pub(crate) piece: u32,
+    /// Whether a piece takes short steps along: [`rides`].
+    pub(crate) rides: bool,
+    /// How many callers decode.
+    pub(crate) decoders: u32,
+    /// Where there are several: rows of short steps, of those that have more than one, beside one of each.
+    pub(crate) more: u32,
+}
+
+impl Sizes {
+    /// Most rows of short steps that a turn of this kind has room for.
+    fn room(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Decode => MAX_TURN_ROWS,
+            Kind::Prefill if self.rides => MAX_TURN_ROWS - self.piece(),
+            Kind::Prefill => 0,
+        }
+    }
+
+    /// Rows of short steps that are to be in it, where several callers decode.
+    fn short(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Decode => self.decoders.saturating_add(self.more),
+            // The piece is what there is more.
+            Kind::Prefill => self.decoders,
+        }
+    }
+
+    fn piece(&self) -> u32 {
+        self.piece.clamp(1, MAX_TURN_ROWS)
+    }
 }
 
 /// Kinds of steps, and of turns.
@@ -256,13 +317,12 @@ impl Planner {
         }
     }
 
-    /// Plans the next turn at `now`, with pieces of `piece_rows`, which take short steps along if these
-    /// [ride](rides); `None` if nothing waits.
+    /// Plans the next turn at `now`, of these sizes; `None` if nothing waits.
     pub(crate) fn plan(
         &mut self,
         streams: &[View],
         pool: &Pool,
-        (piece_rows, rides): (u32, bool),
+        sizes: &Sizes,
         now: Duration,
     ) -> Option<Turn> {
         let (mut short, mut short_rows, mut long) = (0, 0u32, 0);
@@ -281,31 +341,25 @@ impl Planner {
         };
         self.last = kind;
         let mut room = Room::new(streams, pool, now, short + long);
-        let piece_from;
-        if kind == Kind::Decode || rides {
-            let queue = Step::queue(streams, Kind::Decode, short);
-            let rows = match kind {
-                Kind::Decode => MAX_TURN_ROWS,
-                Kind::Prefill => MAX_TURN_ROWS - piece_rows.clamp(1, MAX_TURN_ROWS),
-            };
-            if short_rows <= rows {
-                for step in &queue {
-                    room.take(step, step.left, step.left);
-                }
-                // Nobody has to wait.
-                self.decode.settle();
-            } else {
-                room.share(queue, rows, Kind::Decode, &mut self.decode);
+        let queue = Step::queue(streams, Kind::Decode, short);
+        let (most, several) = (sizes.room(kind), sizes.decoders > 1);
+        let alike = queue.windows(2).all(|two| two[0].layers == two[1].layers);
+        let all = !several || alike && short_rows <= sizes.short(kind);
+        if short_rows <= most && all {
+            for step in &queue {
+                room.take(step, step.left, step.left);
             }
+            // Nobody has to wait.
+            self.decode.settle();
+        } else if several {
+            room.share_short(queue, sizes.short(kind).min(most), &mut self.decode);
+        } else if most > 0 {
+            room.share(queue, most, Kind::Decode, &mut self.decode);
         }
+        room.own_from = room.takes.len();
         if kind == Kind::Prefill {
-            room.own_from = room.takes.len();
             let queue = Step::queue(streams, kind, long);
-            let rows = piece_rows.clamp(1, MAX_TURN_ROWS);
-            room.share(queue, rows, kind, &mut self.prefill);
-            piece_from = room.own_from;
-        } else {
-            piece_from = room.takes.len();
+            room.share(queue, sizes.piece(), kind, &mut self.prefill);
         }
         if short == 0 {
             self.decode.settle();
@@ -313,7 +367,7 @@ impl Planner {
         if long == 0 {
             self.prefill.settle();
         }
-        let piece = room.takes.iter().skip(piece_from);
+        let piece = room.takes.iter().skip(room.own_from);
         Some(Turn {
             kind,
             piece: piece.map(|(_, rows)| rows).sum(),
@@ -328,6 +382,7 @@ impl Planner {
 struct Step {
     stream: u64,
     caller: NodeId,
+    layers: (u32, u32),
     length: u32,
     left: u32,
     served: u64,
@@ -340,6 +395,7 @@ impl Step {
         Some(Self {
             stream: view.stream,
             caller: view.caller,
+            layers: view.layers,
             length: view.length,
             left: head.left,
             served: head.served,
@@ -438,6 +494,77 @@ impl<'a> Room<'a> {
             }
         }
     }
+
+    /// Divides `rows` of short steps among the callers of `queue`, whose steps are in order: one for each, and
+    /// what is left for those that have more, where it goes through the layers of their first, for other ones
+    /// are other weights to read. A step may be cut.
+    fn share_short(&mut self, queue: Vec<Step>, rows: u32, ledger: &mut Ledger) {
+        let mut of_caller: BTreeMap<NodeId, Vec<Step>> = BTreeMap::new();
+        for step in queue {
+            let steps = of_caller.entry(step.caller).or_default();
+            if steps
+                .first()
+                .is_none_or(|first| first.layers == step.layers)
+            {
+                steps.push(step);
+            }
+        }
+        let mut callers: Vec<(u64, (u64, Duration, u64), NodeId)> = of_caller
+            .iter()
+            .filter_map(|(caller, steps)| {
+                Some((ledger.tag(*caller), steps.first()?.order(), *caller))
+            })
+            .collect();
+        callers.sort_unstable();
+        if let Some((least, ..)) = callers.first() {
+            ledger.reach(*least);
+        }
+        callers.truncate(rows as usize);
+        let rows_of = |steps: &Vec<Step>| steps.iter().map(|step| step.left).sum::<u32>();
+        let has: BTreeMap<NodeId, u32> = of_caller
+            .iter()
+            .map(|(caller, steps)| (*caller, rows_of(steps)))
+            .collect();
+        let mut left = rows - callers.len() as u32;
+        let mut given: BTreeMap<NodeId, u32> = BTreeMap::new();
+        // The tag of whoever was given a row more last: who has no more to be given is at it as well.
+        let mut reached = 0;
+        // The next row is that of whoever will then have been given least.
+        let mut next: BTreeSet<_> = callers.iter().copied().collect();
+        while let Some((tag, order, caller)) = next.pop_first() {
+            let given = given.entry(caller).or_insert(0);
+            if *given == 0 {
+                *given = 1;
+            } else if left > 0 {
+                (*given, left) = (*given + 1, left - 1);
+                reached = reached.max(tag);
+            } else {
+                continue;
+            }
+            if has.get(&caller).is_some_and(|has| *given < *has) {
+                next.insert((tag + 1, order, caller));
+            }
+        }
+        for (.., caller) in callers {
+            let mut given = given.get(&caller).copied().unwrap_or(0);
+            for step in of_caller.remove(&caller).into_iter().flatten() {
+                if given == 0 {
+                    break;
+                }
+                self.returned.clear();
+                let taken = self.take(&step, step.left.min(given), 1);
+                given -= taken.min(given);
+                if taken > 0 {
+                    ledger.charge(caller, taken);
+                }
+                for (caller, rows) in self.returned.drain(..) {
+                    ledger.refund(caller, rows);
+                }
+            }
+        }
+        ledger.reach(reached);
+    }
+
     /// Takes a step in, with `want` rows or as many as there are pages for; makes room for `least`
     /// by letting others go. The rows that were taken: 0 if the step's own stream had to go.
     fn take(&mut self, step: &Step, want: u32, least: u32) -> u32 {

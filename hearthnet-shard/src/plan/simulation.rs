@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::tests::caller;
+use super::tests::{caller, sizes};
 use super::*;
 
 const PAGE: u32 = 16;
@@ -138,10 +138,12 @@ impl World {
         let (turn, now) = (self.turn, self.now());
         self.chats.iter_mut().for_each(|chat| chat.ask(turn, now));
         let views = self.views();
-        let Some(planned) = self
-            .planner
-            .plan(&views, &self.pool, (96, rides(&views, true)), now)
-        else {
+        let sizes = Sizes {
+            decoders: decoders(&views, now),
+            more: 3,
+            ..sizes(96, rides(&views, true))
+        };
+        let Some(planned) = self.planner.plan(&views, &self.pool, &sizes, now) else {
             return;
         };
         assert!(!planned.takes.is_empty() || !planned.preempted.is_empty());

@@ -70,8 +70,18 @@ fn after(last: Kind) -> Planner {
     }
 }
 
+/// Pieces of so many rows, which take short steps along or not.
+pub(super) fn sizes(piece: u32, rides: bool) -> Sizes {
+    Sizes {
+        piece,
+        rides,
+        decoders: 1,
+        more: 0,
+    }
+}
+
 fn plan(planner: &mut Planner, streams: &[View], piece: u32) -> Option<Turn> {
-    planner.plan(streams, &PLENTY, (piece, false), Duration::ZERO)
+    planner.plan(streams, &PLENTY, &sizes(piece, false), Duration::ZERO)
 }
 
 #[test]
@@ -255,7 +265,7 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
         length: 35,
         ..of(1, 1, 100, 0)
     }];
-    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     assert_eq!(turn.unwrap().takes, [(1, 29)]);
 }
 
@@ -263,7 +273,7 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
 fn the_example_of_the_pages_is_what_happens() {
     let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
-    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.takes),
@@ -293,7 +303,7 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
         },
     ];
     let turn = Planner::new()
-        .plan(&streams, &pool, (64, false), now)
+        .plan(&streams, &pool, &sizes(64, false), now)
         .unwrap();
     // Neither the youngest nor the least progressed, but the longest idle.
     assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(4, 32)]));
@@ -303,7 +313,7 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
 fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
     let pool = pool(10, 4);
     let streams = [long(1, 1, 48), long(1, 2, 10), long(2, 3, 5)];
-    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.takes),
@@ -315,7 +325,7 @@ fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
 fn a_stream_that_asks_may_be_the_one_to_go() {
     let pool = pool(2, 2);
     let streams = [long(1, 1, 20), long(1, 2, 0)];
-    let turn = Planner::new().plan(&streams, &pool, (64, false), Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(1, 1)]));
 }
@@ -414,7 +424,7 @@ proptest! {
     fn a_turn_is_bounded_and_takes_from_each_stream_once(
         streams in any_streams(), last in any_kind(), piece in 0u32..2000, rides in any::<bool>(),
     ) {
-        let turn = after(last).plan(&streams, &PLENTY, (piece, rides), Duration::ZERO);
+        let turn = after(last).plan(&streams, &PLENTY, &sizes(piece, rides), Duration::ZERO);
         let Some(turn) = turn else {
             prop_assert!(streams.is_empty());
             return Ok(());
@@ -540,7 +550,7 @@ proptest! {
         let run = || {
             let mut planner = Planner::new();
             let plan = |(streams, piece): &(Vec<View>, u32)| {
-                planner.plan(streams, &pool, (*piece, true), Duration::ZERO)
+                planner.plan(streams, &pool, &sizes(*piece, true), Duration::ZERO)
             };
             calls.iter().map(plan).collect::<Vec<_>>()
         };
@@ -643,7 +653,7 @@ fn a_piece_takes_others_steps_along_where_all_go_through_the_same_layers() {
     assert!(rides(&[prompt, short, gone], true));
     let plan = |rides| {
         let streams = [short, of(4, 4, 8, 0), prompt];
-        let turn = after(Kind::Decode).plan(&streams, &PLENTY, (40, rides), Duration::ZERO);
+        let turn = after(Kind::Decode).plan(&streams, &PLENTY, &sizes(40, rides), Duration::ZERO);
         let turn = turn.unwrap();
         (turn.kind, turn.takes, turn.piece)
     };
@@ -665,10 +675,119 @@ fn a_short_step_that_has_to_go_for_a_piece_makes_it_no_longer_and_its_caller_no_
         ..of(2, 2, 100, 0)
     };
     let mut planner = after(Kind::Decode);
-    let turn = planner.plan(&[rich, prompt], &pool, (10, true), Duration::ZERO);
+    let turn = planner.plan(&[rich, prompt], &pool, &sizes(10, true), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.takes), (vec![1], vec![(2, 10)]));
     assert_eq!(turn.piece, 10);
     assert_eq!(planner.prefill.tag(caller(1)), 0);
     assert_eq!(planner.prefill.tag(caller(2)), 10);
+}
+
+#[test]
+fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be() {
+    let limited = |decoders, more| Sizes {
+        decoders,
+        more,
+        ..sizes(40, true)
+    };
+    // Caller 1 has one stream, caller 2 has seven, with short steps of so many rows.
+    let run = |rows: u32, sizes: Sizes, turns: u64| {
+        let mut planner = Planner::new();
+        let mut served = BTreeMap::new();
+        let (mut longest, mut missed, mut given) = (0, 0, [0, 0]);
+        for turn in 1..=turns {
+            let at = |stream: u64| served.get(&stream).copied().unwrap_or(0);
+            let mut streams = vec![of(1, 1, 1, at(1))];
+            streams.extend((2..=8).map(|stream| of(2, stream, rows, at(stream))));
+            let planned = planner.plan(&streams, &PLENTY, &sizes, Duration::ZERO);
+            let takes = planned.unwrap().takes;
+            missed += u64::from(takes.iter().all(|take| take.0 != 1));
+            longest = longest.max(takes.iter().map(|take| take.1).sum::<u32>());
+            for (stream, rows) in takes {
+                served.insert(stream, turn);
+                given[usize::from(stream > 1)] += rows;
+            }
+        }
+        (longest, missed, given)
+    };
+    assert_eq!(run(1, limited(2, 0), 100), (2, 0, [100, 100]));
+    assert_eq!(run(1, limited(2, 3), 100), (5, 0, [100, 400]));
+    assert_eq!(run(1, limited(1, 0), 100).0, 8);
+    // Nor do steps of eight rows: they are cut.
+    assert_eq!(run(8, limited(2, 0), 100), (2, 0, [100, 100]));
+    assert_eq!(run(8, limited(2, 3), 100), (5, 0, [100, 400]));
+    // Nor do streams through other layers each, which are other weights.
+    let through = |stream, layers| View {
+        layers,
+        ..of(2, stream, 1, 0)
+    };
+    let streams = [
+        of(1, 1, 1, 0),
+        through(2, (0, 1)),
+        through(3, (0, 2)),
+        through(4, (0, 1)),
+    ];
+    let turn = Planner::new().plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
+    assert_eq!(turn.unwrap().takes, [(1, 1), (2, 1), (4, 1)]);
+    // With a piece, one row of each.
+    let streams = [
+        of(1, 1, 1, 0),
+        of(2, 2, 1, 0),
+        of(2, 3, 1, 0),
+        of(3, 4, 100, 0),
+    ];
+    let turn = after(Kind::Decode).plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
+    assert_eq!(turn.unwrap().takes, [(1, 1), (2, 1), (4, 40)]);
+}
+
+#[test]
+fn those_decode_whose_short_steps_wait_or_come_back_in_a_moment() {
+    let now = Duration::from_secs(5);
+    let back = |number, ago: u64| View {
+        length: 7,
+        active: now - Duration::from_millis(ago),
+        head: None,
+        ..of(number, u64::from(number), 1, 0)
+    };
+    assert_eq!(decoders(&[of(1, 1, 1, 0), of(1, 2, 8, 0)], now), 1);
+    assert_eq!(
+        decoders(&[of(1, 1, 1, 0), back(2, 1000), back(3, 1001)], now),
+        2
+    );
+    assert_eq!(decoders(&[of(1, 1, 9, 0)], now), 0);
+}
+
+#[test]
+fn what_one_was_given_beside_another_that_wanted_no_more_is_no_debt() {
+    let limited = Sizes {
+        decoders: 3,
+        more: 3,
+        ..sizes(40, true)
+    };
+    let mut planner = Planner::new();
+    let mut turn = |turn: u64, third: bool| {
+        let mut streams = vec![of(1, 1, 1, turn)];
+        streams.extend((2..=8).map(|stream| of(2, stream, 1, turn)));
+        if third {
+            streams.extend((12..=18).map(|stream| of(3, stream, 1, turn)));
+        }
+        let planned = planner.plan(&streams, &PLENTY, &limited, Duration::ZERO);
+        let takes = planned.unwrap().takes;
+        [10, 20].map(|end| {
+            takes
+                .iter()
+                .filter(|take| (2..end).contains(&take.0))
+                .count()
+        })
+    };
+    for number in 1..=1000 {
+        turn(number, false);
+    }
+    let (mut second, mut both) = (0, 0);
+    for number in 1001..=1100 {
+        let [of_second, of_both] = turn(number, true);
+        (second, both) = (second + of_second, both + of_both);
+    }
+    assert_eq!(both, 500);
+    assert!(second.abs_diff(both - second) <= 16, "{second} of {both}");
 }

@@ -348,3 +348,32 @@ fn a_stream_may_not_pile_up_steps_or_rows() {
     host.run();
     host.assert_empty();
 }
+
+#[test]
+fn a_short_step_that_is_cut_beside_another_callers_is_answered_as_a_whole() {
+    for want in [Want::All, Want::Last, Want::None] {
+        let mut host = Host::new();
+        let (mut one, mut other) = (host.caller(1), host.caller(2));
+        one.open(&mut host, 1);
+        other.open(&mut host, 1);
+        one.tell(Message::Step(Step {
+            want,
+            ..step(1, 0, &rows(8))
+        }));
+        other.tell(Message::Step(step(1, 0, &rows(1))));
+        host.run();
+        let batches = host.probe.batches.lock().clone();
+        let cut = batches.iter().flatten().all(|rows| *rows < 8);
+        assert!(cut && batches[0].len() == 2, "{batches:?}");
+        let all = encode(&expected(0.0, 0, &rows(8)));
+        let answer = one.outlet.take();
+        let wanted = match want {
+            Want::All => &all[..],
+            Want::Last => &all[all.len() - 8..],
+            Want::None => &[],
+        };
+        assert_eq!(result(&answer).data, wanted);
+        let single = encode(&expected(0.0, 0, &rows(1)));
+        assert_eq!(result(&other.outlet.take()).data, single);
+    }
+}
