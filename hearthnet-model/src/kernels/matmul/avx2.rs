@@ -51,10 +51,10 @@ macro_rules! panel_dot {
                     for p in 0..NP {
                         let sums = sums.add(p * NT * LANES);
                         if const { WeightType::ALL[TYPE].quantised() } {
-                            let ahead = ahead_of::<TYPE>(records, ahead);
-                            if const { !$vnni && NT > 2 && whole(Layout::of(WeightType::ALL[TYPE])) } {
+                            if const { one_pass::<TYPE>(NT, $vnni) } {
                                 $halves::<TYPE, NT, 2>(panels[p], 0, records, &rows, ahead, sums);
                             } else {
+                                let ahead = ahead_of::<TYPE>(records, ahead);
                                 $halves::<TYPE, NT, 1>(panels[p], 0, records, &rows, ahead, sums);
                                 $halves::<TYPE, NT, 1>(panels[p], 1, records, &rows, ahead, sums.add(8));
                             }
@@ -92,8 +92,9 @@ panel_dot!(
     AvxVnni, halves_vnni, 4, true, "avx2,fma,f16c,avxvnni"
 );
 
-/// Each half of a panel fetches every other line of the next panel, so that memory is never
-/// idle while the other half works from the cache.
+/// Distance of the prefetch where a panel is read in two passes: the next panel. Each pass fetches
+/// every other line of it, so that memory stays busy during the second pass, which works from the
+/// cache.
 const fn ahead_of<const TYPE: usize>(records: usize, ahead: usize) -> usize {
     if ahead > 0 {
         records * const { WeightType::ALL[TYPE] }.record()
@@ -115,11 +116,16 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
     unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
-/// Whether both halves of a panel are read at once where there are rows enough: they share the
-/// activations that are brought into registers. That pays where weights take the most instructions;
-/// with fewer bits a panel comes from the cache as fast, and the sums do not fit into registers.
-const fn whole(layout: Layout) -> bool {
-    !layout.step.halves() && matches!(layout.bits, Bits::Eight)
+/// Whether both halves of a panel are multiplied in one pass over its records, instead of in two
+/// passes that each read every other cache line.
+///
+/// One or two rows are bound by memory: one pass reads it in order, which the hardware prefetchers
+/// follow. With more rows the accumulators of both halves exceed the sixteen registers. Only for
+/// plain 8-bit weights one pass pays there: their kernel takes the most instructions, and both
+/// halves share the broadcast activations.
+const fn one_pass<const TYPE: usize>(rows: usize, vnni: bool) -> bool {
+    let layout = Layout::of(WeightType::ALL[TYPE]);
+    rows <= 2 || (!vnni && !layout.step.halves() && matches!(layout.bits, Bits::Eight))
 }
 
 /// `H` halves of a panel from `first` on, of eight rows each.
@@ -277,22 +283,40 @@ unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
     block: usize,
     factors: &[Factors; H],
 ) -> [[__m256i; NT]; H] {
-    // Constants: what they leave out is not even compiled.
+    // The conditions are constants: only one branch of each is compiled.
     // SAFETY: the caller vouches for the quants of all halves and block `block`.
     unsafe {
-        if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
-            dots_by_magnitude::<TYPE, NT, H>(quants, rows, block)
-        } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
-            let mut dots = [[_mm256_setzero_si256(); NT]; H];
-            for h in 0..H {
-                let quants = quants.add(32 * h);
-                dots[h] = dots_of_halves::<TYPE, NT>(quants, rows, block, factors[h].pair);
-            }
-            dots
-        } else {
-            dots_unsigned::<TYPE, NT, H>(quants, rows, block)
+        if const { together(Layout::of(WeightType::ALL[TYPE])) } {
+            return if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
+                dots_by_magnitude::<TYPE, NT, H>(quants, rows, block)
+            } else {
+                dots_unsigned::<TYPE, NT, H>(quants, rows, block)
+            };
         }
+        let mut dots = [[_mm256_setzero_si256(); NT]; H];
+        for h in 0..H {
+            let quants = quants.add(32 * h);
+            if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
+                dots[h] = dots_of_halves::<TYPE, NT>(quants, rows, block, factors[h].pair);
+            } else if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
+                [dots[h]] = dots_by_magnitude::<TYPE, NT, 1>(quants, rows, block);
+            } else {
+                [dots[h]] = dots_unsigned::<TYPE, NT, 1>(quants, rows, block);
+            }
+        }
+        dots
     }
+}
+
+/// Whether both halves of a panel share each group of activations that is brought into a register.
+/// Where a quant takes several instructions to unpack, there are too few registers for that, and
+/// one half of a block follows the other.
+const fn together(layout: Layout) -> bool {
+    !layout.step.halves()
+        && matches!(
+            (layout.bits, layout.code),
+            (Bits::Eight, _) | (Bits::Four, Code::Offset(_))
+        )
 }
 
 /// The same with `vpdpbusd`, which adds four products to 32 bits at once: unsigned weights, whose
