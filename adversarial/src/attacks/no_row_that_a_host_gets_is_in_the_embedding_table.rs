@@ -2,7 +2,7 @@
 //! what it is sent, and reads prompt and answer. So a caller runs the first layers itself. Here a
 //! host keeps every row that it is sent, and looks all of them up.
 //!
-//! That no row is found is not that nothing can be read: `README.md` says what else a host can do.
+//! That no row is found is not that nothing can be read: `docs/privacy.md` says what else a host can do.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

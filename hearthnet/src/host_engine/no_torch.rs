@@ -21,7 +21,7 @@ fn not_built() -> Failure {
     .code("backend_not_built")
     .hint(
         "fetch libtorch and build one with it: LIBTORCH=DIRECTORY cargo build --release --features torch \
-         (README, \"A graphics card\"); without it `--backend exact` computes on the processor",
+         (docs/graphics-cards.md); without it `--backend exact` computes on the processor",
     )
 }
 
