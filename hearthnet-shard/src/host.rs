@@ -18,7 +18,7 @@ use crate::admission::SessionAuthorizer;
 use crate::clock::{Clock, SystemClock};
 use crate::compute::{Compute, Loading, Running};
 use crate::config::ServeConfig;
-use crate::engine::{EngineSource, Footprint, Served, StartProgress};
+use crate::engine::{EngineSource, Footprint, LoadFault, Served, StartProgress};
 use crate::events::{HostEvents, Stats};
 use crate::fault::StartError;
 use crate::inbox::Inbox;
@@ -150,16 +150,22 @@ pub(crate) async fn start<S: EngineSource>(
     let (compute, mut reports) =
         Compute::start(scheduler, inbox.clone(), config.niceness).map_err(StartError::Thread)?;
     let footprint = loop {
-        let reason = match reports.recv().await {
+        let fault = match reports.recv().await {
             Some(Loading::Progress(step)) => {
                 progress(step);
                 continue;
             }
             Some(Loading::Done(footprint)) => break footprint,
-            Some(Loading::Failed(reason)) => reason,
-            None => "the engine failed".into(),
+            Some(Loading::Failed(fault)) => fault,
+            None => "the engine failed".to_owned().into(),
         };
-        return Err(StartError::Load { reason });
+        return Err(match fault {
+            LoadFault {
+                reason,
+                too_little: Some(resource),
+            } => StartError::TooLittle { resource, reason },
+            LoadFault { reason, .. } => StartError::Load { reason },
+        });
     };
 
     let pool = kv_pool(&config, &footprint)?;

@@ -39,17 +39,25 @@ mod service_setup;
 mod signals;
 mod standing;
 mod timeline;
+mod wrap;
 
+use std::alloc::System;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser as _};
+use zeroizing_alloc::ZeroAlloc;
 
 use crate::args::{Args, Command, ConfigCommand, Global};
 use crate::config::{CpuLatency, Loaded};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
+
+/// Wipes memory as it is freed. A prompt, an answer or a key passes through buffers of many libraries,
+/// which would leave it to a core dump, to swap space, or to whoever breaks in later.
+#[global_allocator]
+static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
 
 /// Is the program, with its name and its arguments.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {

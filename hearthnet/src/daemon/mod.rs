@@ -346,7 +346,7 @@ fn offer_chats(
     let served = hosted_model(model, config, fallback, runtime, source)?;
     let service = Service::new(runtime.clone(), vec![served], settings(config));
     let registry = node.call_server().registry();
-    local_api::offer_chats(registry, &service, &model.path, config)?;
+    local_api::offer_chats(registry, &service, &model.file, config)?;
     Ok(service)
 }
 
