@@ -119,8 +119,8 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
 /// Whether both halves of a panel are multiplied in one pass over its records, instead of in two
 /// passes that each read every other cache line.
 ///
-/// One or two rows are bound by memory: one pass reads it in order, which the hardware prefetchers
-/// follow. With more rows the accumulators of both halves exceed the sixteen registers. Only for
+/// With one or two rows the kernel is bound by memory, and one pass reads it in order. Measured on
+/// Zen 3. With more rows the accumulators of both halves exceed the sixteen registers. Only for
 /// plain 8-bit weights one pass pays there: their kernel takes the most instructions, and both
 /// halves share the broadcast activations.
 const fn one_pass<const TYPE: usize>(rows: usize, vnni: bool) -> bool {
