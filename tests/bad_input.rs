@@ -191,7 +191,7 @@ fn refused(home: &Home, path: &str, layers: &str, settings: &[&str]) -> (Output,
 fn layers_named_by_hand_that_the_memory_does_not_hold_are_refused_with_those_that_fit() {
     let budget = "research.distributed_inference.host.memory_budget_mb=10";
     let (output, said) = refused_host("0-29", &[budget]);
-    assert_fails(&output, 9, "host_failed");
+    assert_fails(&output, 2, "bad_config");
     assert!(said.contains("of them do, 0-"), "{said}");
     assert!(said.contains("memory_budget_mb"), "{said}");
 }
@@ -221,7 +221,204 @@ fn a_key_file_that_others_can_read_is_refused() {
         .mode();
     assert_eq!(mode & 0o777, 0o600);
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).expect("chmod");
-    assert_fails(&home.run(&["id", "--json"]), 9, "host_failed");
+    assert_fails(&home.run(&["id", "--json"]), 13, "host_refused");
+}
+
+#[test]
+fn a_data_directory_that_others_may_write_to_is_refused_with_what_to_do() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = Home::new();
+    home.node_id();
+    let data = home.path().join("data");
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).expect("chmod");
+    let refused = home.run(&["id", "--json"]);
+    assert_fails(&refused, 13, "host_refused");
+    assert_complains(&refused, "chmod go-w");
+    let serve = home.run(&[
+        "serve",
+        "--local",
+        "--model",
+        model(),
+        "--json",
+        "--lifeline",
+    ]);
+    assert_complains(&serve, "chmod go-w");
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o700)).expect("chmod");
+    home.node_id();
+}
+
+/// Status of a command that must end by itself, within a time that no sound one takes.
+fn ends(home: &Home, args: &[&str]) -> Option<i32> {
+    let hearthnet = home.hearthnet(args);
+    let mut patient = std::process::Command::new("timeout");
+    patient.arg("60").arg(hearthnet.get_program()).args(args);
+    patient.envs(
+        hearthnet
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let output = patient.stdin(Stdio::null()).output().expect("timeout");
+    output.status.code()
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_waited_for_by_nobody() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    let founder = Home::new();
+    let create = ["community", "create", "Elm"];
+    founder.says(&create);
+    for name in [
+        "log.lock",
+        "log.community",
+        "community.json",
+        "clock.json",
+        "node.lock",
+        "node.key",
+        "root.key",
+        "log.sqlite",
+    ] {
+        let path = founder.path().join("data").join(name);
+        let aside = path.with_extension("aside");
+        let _ = std::fs::rename(&path, &aside);
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        for command in [
+            &["status", "--json"][..],
+            &["log", "verify"],
+            &["community", "members"],
+        ] {
+            let status = ends(&founder, command);
+            assert!(
+                status.is_some_and(|status| status != 124),
+                "{name}: {command:?}: {status:?}"
+            );
+        }
+        std::fs::remove_file(&path).expect("the pipe");
+        let _ = std::fs::rename(&aside, &path);
+    }
+    let pipe = founder.path().join("pipe.gguf");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let pipe = pipe.to_str().expect("a UTF-8 path");
+    for (args, status) in [
+        (["--config", pipe, "config", "show"], 2),
+        (["--catalogue", pipe, "model", "list"], 2),
+        (["model", "inspect", pipe, "--json"], 8),
+        (["restore", pipe, "--data-dir", "/nonexistent/hearthnet"], 9),
+    ] {
+        assert_eq!(ends(&founder, &args), Some(status), "{args:?}");
+    }
+}
+
+#[test]
+fn what_serve_refuses_of_a_configuration_its_check_refuses_too_with_a_status_that_is_not_restarted()
+{
+    let units = ["", "-layers", "-system"].map(|name| {
+        let path = format!(
+            "{}/../config/hearthnet{name}.service",
+            env!("CARGO_MANIFEST_DIR")
+        );
+        std::fs::read_to_string(path).expect("a unit")
+    });
+    let home = Home::new();
+    let file = home.path().join("c.toml");
+    let named = file.to_str().expect("a UTF-8 path");
+    let open = home.path().join("open.key");
+    std::fs::write(&open, "0123456789abcdef").expect("a file");
+    for text in [
+        "[http]\nlisten = \"7602\"".to_owned(),
+        "[http]\nlisten = \"0.0.0.0:0\"".to_owned(),
+        "[metrics]\nlisten = \"nowhere\"".to_owned(),
+        "[http]\napi_key_file = \"/nonexistent/key\"".to_owned(),
+        format!("[http]\napi_key_file = {open:?}"),
+    ] {
+        std::fs::write(&file, &text).expect("a file");
+        let check = home.run(&["config", "check", named]);
+        let serve = home.run(&["--config", named, "serve", "--local", "--model", model()]);
+        for output in [check, serve] {
+            let (status, said) = (output.status.code(), self::text(&output.stderr));
+            assert_eq!(status, Some(2), "{text}: {said}");
+        }
+    }
+    for unit in units {
+        let line = unit
+            .lines()
+            .find_map(|line| line.strip_prefix("RestartPreventExitStatus="));
+        let listed: Vec<&str> = line.expect("a line").split(' ').collect();
+        for status in ["2", "3", "6", "7", "8", "10", "13"] {
+            assert!(listed.contains(&status), "{status}");
+        }
+    }
+    let flag = home.run(&["serve", "--local", "--http", "7602"]);
+    assert_eq!(flag.status.code(), Some(2));
+}
+
+#[test]
+fn names_that_are_not_utf_8_are_names_of_files() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let home = Home::new();
+    let name = home.path().join(OsStr::from_bytes(b"caf\xe9.gguf"));
+    std::fs::copy(model(), &name).expect("a copy");
+    let run = |args: &[&OsStr]| {
+        let mut command = home.hearthnet(&[]);
+        command.args(args).output().expect("hearthnet starts")
+    };
+    let inspected = run(&[
+        "model".as_ref(),
+        "inspect".as_ref(),
+        name.as_ref(),
+        "--json".as_ref(),
+    ]);
+    assert!(inspected.status.success(), "{}", text(&inspected.stderr));
+    let data = home.path().join(OsStr::from_bytes(b"d\xe9"));
+    let init = run(&[
+        "init".as_ref(),
+        "--json".as_ref(),
+        "--data-dir".as_ref(),
+        data.as_ref(),
+    ]);
+    assert!(init.status.success(), "{}", text(&init.stderr));
+    assert!(data.join("node.key").exists());
+}
+
+#[test]
+fn a_relative_base_directory_is_ignored() {
+    let home = Home::new();
+    let mut command = home.hearthnet(&["init", "--json"]);
+    command
+        .env_remove("HEARTHNET_DATA_DIR")
+        .env("HOME", home.path())
+        .env("XDG_DATA_HOME", "relative")
+        .env("XDG_CONFIG_HOME", "./relative")
+        .current_dir(home.path());
+    let output = command.output().expect("hearthnet starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(home.path().join(".local/share/hearthnet/node.key").exists());
+    assert!(!home.path().join("relative").exists());
+}
+
+#[test]
+fn too_little_memory_for_the_weights_is_said_as_what_it_is() {
+    let home = Home::new();
+    let shell = "ulimit -v 300000; exec \"$0\" \"$@\"";
+    let mut sh = std::process::Command::new("sh");
+    sh.args(["-c", shell, env!("CARGO_BIN_EXE_hearthnet")]);
+    let chat = [
+        "chat",
+        "hi",
+        "--local",
+        "--json",
+        "--model",
+        model(),
+        "--max-tokens",
+        "1",
+    ];
+    let threads = ["--set", "engine.threads=1"];
+    let output = home
+        .hearthnet_with(sh, &[&threads[..], &chat].concat())
+        .output()
+        .expect("sh");
+    assert_fails(&output, 9, "out_of_memory");
+    assert_complains(&output, "a smaller model");
 }
 
 #[test]

@@ -377,15 +377,93 @@ fn an_answer_is_wrapped_at_words_and_says_what_it_says_in_a_pipe() {
     }
 }
 
+/// A conversation on a terminal that does nothing by itself.
+fn dumb_chat(home: &Home) -> Terminal {
+    let args = ["chat", "--local", "--max-tokens", "2"];
+    let command = home.hearthnet(&[&args[..], &GREEDY].concat());
+    let mut terminal = Terminal::start(&command, 120, "dumb");
+    terminal.wait_for(READY);
+    terminal
+}
+
+#[test]
+fn a_line_that_a_terminal_has_cut_is_said_and_not_sent() {
+    let home = Home::new();
+    let mut terminal = dumb_chat(&home);
+    terminal.press(&format!("{}\n", "something ".repeat(500)));
+    terminal.wait_for("this line was not sent: the terminal passes on 4095 bytes");
+    terminal.wait_for("> ");
+    terminal.press(&format!("{}\n", "something ".repeat(400)));
+    terminal.wait_for_answer();
+    terminal.press("\"\"\"\n");
+    terminal.press(&format!("{}\n", "b".repeat(5000)));
+    terminal.press("\"\"\"\n");
+    terminal.wait_for("this line was not sent");
+    terminal.wait_for("> ");
+    let file = home.path().join("talk.json");
+    terminal.press(&format!("/save {}\n", file.display()));
+    terminal.wait_for("2 messages written");
+    terminal.wait_for("> ");
+    assert_eq!(terminal.leave().0, Some(0));
+    assert_eq!(saved(&home, "talk.json")[0].1.len(), 3999);
+}
+
+#[test]
+fn lines_that_come_together_are_one_message_also_without_bracketed_paste() {
+    let home = Home::new();
+    let mut terminal = dumb_chat(&home);
+    terminal.press("line one\n\nline two\nline three\n");
+    terminal.wait_for_answer();
+    let file = home.path().join("talk.json");
+    terminal.press(&format!("/save {}\n", file.display()));
+    terminal.wait_for("2 messages written");
+    terminal.wait_for("> ");
+    // The end right behind a message is heard as well.
+    terminal.press("Hello.\n\u{4}");
+    let (status, all) = terminal.end();
+    assert_eq!(status, Some(0));
+    assert!(!all.contains('\u{1b}'), "{all:?}");
+    let messages = saved(&home, "talk.json");
+    assert_eq!(messages[0].1, "line one\n\nline two\nline three");
+}
+
+#[test]
+fn notes_and_errors_are_broken_between_words_on_a_narrow_terminal() {
+    let home = Home::new();
+    let nowhere = ["chat", "Hello.", "--local", "--model", "no-such"];
+    for command in [&nowhere[..], &["status"], &["chat", "Hello.", "--raw"]] {
+        let wide = home.run(command);
+        let said = text(&wide.stderr);
+        let words: Vec<&str> = said.split_whitespace().collect();
+        let (status, all) = Terminal::start(&home.hearthnet(command), 20, "dumb").end();
+        assert_eq!(status, wide.status.code());
+        assert_ne!(status, Some(0));
+        let shown = plain(&all);
+        assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), words);
+        for line in shown.lines() {
+            // The terminal breaks what is longer than its lines, which only a long word makes.
+            let mut from = 0;
+            for word in line.split(' ') {
+                let to = from + word.chars().count();
+                let whole = to - from > 20 || to == from || from / 20 == (to - 1) / 20;
+                assert!(whole, "{word:?} in {line:?}");
+                from = to + 1;
+            }
+        }
+    }
+}
+
 #[test]
 fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
     let home = Home::new();
     // No answer is as short as that, whatever is drawn.
     let ask = || home.hearthnet(&["chat", "--local", "Hello.", "--max-tokens", "2"]);
-    let (status, all) = Terminal::start(&ask(), 80, "dumb").end();
-    assert_eq!(status, Some(0));
-    assert!(!all.contains('\u{1b}'), "{all:?}");
-    assert!(all.contains("[stopped at the limit of 2 tokens"), "{all:?}");
+    for term in ["dumb", ""] {
+        let (status, all) = Terminal::start(&ask(), 80, term).end();
+        assert_eq!(status, Some(0));
+        assert!(!all.contains('\u{1b}'), "{all:?}");
+        assert!(all.contains("[stopped at the limit of 2 tokens"), "{all:?}");
+    }
     // Colours are what it is told in, unless somebody wants none.
     for (no_color, coloured) in [("", true), ("1", false)] {
         let mut command = ask();

@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
 
-use hearthnet_model::manifest::Manifest;
+use hearthnet_model::gguf::Value as Metadata;
+use hearthnet_model::gguf::writer::Writer;
+use hearthnet_model::manifest::{Manifest, record_path};
 use hearthnet_model::{Digest, Gguf, ModelFile};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
 use parking_lot::Mutex;
 use serde_json::Value;
 use support::{ENABLE, Home, assert_complains, assert_fails, model, succeeded, text};
@@ -358,6 +360,132 @@ fn a_failed_pull_says_why_once() {
 }
 
 #[test]
+fn a_busy_hub_is_called_busy() {
+    let place = Place::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("http://{}", listener.local_addr().expect("an address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
+            let asked = lines.map_while(Result::ok).take_while(|l| !l.is_empty());
+            asked.for_each(drop);
+            let _ = stream.write_all(
+                b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3600\r\nContent-Length: 0\r\n\
+                  Connection: close\r\n\r\n",
+            );
+        }
+    });
+    for name in ["tiny", "hf:o/r/tiny.gguf"] {
+        let output = place.run_at(&address, &["model", "pull", name]);
+        fails(&output, 8);
+        let said = text(&output.stderr);
+        assert!(
+            said.contains("could not be fetched: the server is busy")
+                && said.contains("in 3600 s, as the server asks"),
+            "{said}"
+        );
+        assert!(!said.contains("no source has it"), "{said}");
+    }
+}
+
+/// Sets a key that may be there.
+type Change = (&'static str, fn(&mut Writer, &'static str));
+
+#[test]
+fn an_inspection_says_of_a_file_what_chat_refuses_it_for() {
+    const PRE: &str = "tokenizer.ggml.pre";
+    const BOS: &str = "tokenizer.ggml.bos_token_id";
+    const EOS: &str = "tokenizer.ggml.eos_token_id";
+    const TYPES: &str = "tokenizer.ggml.token_type";
+    const TOKENS: &str = "tokenizer.ggml.tokens";
+    const MERGES: &str = "tokenizer.ggml.merges";
+    const TEMPLATE: &str = "tokenizer.chat_template";
+    let place = Place::new();
+    let path = place.home.path().join("own.gguf");
+    let name = path.to_str().expect("UTF-8");
+    let changes: [Change; 8] = [
+        (PRE, |w, key| {
+            w.set(key, Metadata::String("no-such")).expect("a key");
+        }),
+        (PRE, |_, _| ()),
+        (BOS, |w, key| {
+            w.set(key, Metadata::U32(u32::MAX)).expect("a key");
+        }),
+        (EOS, |w, key| {
+            w.set(key, Metadata::U32(99_999)).expect("a key");
+        }),
+        (TYPES, |w, key| w.set_i32s(key, &[99; 320]).expect("a key")),
+        (TOKENS, |w, key| {
+            w.set_strings(key, ["a"; 320]).expect("a key");
+        }),
+        (MERGES, |w, key| {
+            w.set_strings(key, ["no such"]).expect("a key");
+        }),
+        (TEMPLATE, |w, key| {
+            w.set_strings(key, ["{{ 1 }}"]).expect("a key");
+        }),
+    ];
+    let mut files: Vec<Vec<u8>> = changes
+        .iter()
+        .map(|(key, change)| with_metadata(&place.bytes, &[key], |w| change(w, key)))
+        .collect();
+    files.push(with_metadata(&place.bytes, &[TEMPLATE], |w| {
+        w.set(TEMPLATE, Metadata::String("{% if %}"))
+            .expect("a key");
+    }));
+    files.push(with_nan(&place.bytes, "blk.1.ffn_up.weight"));
+    for (index, bytes) in files.iter().enumerate() {
+        let _ = fs::remove_file(record_path(&path));
+        fs::write(&path, bytes).expect("a file");
+        let chat = place.run(&["chat", "hi", "--local", "--model", name]);
+        fails(&chat, 8);
+        let said = text(&chat.stderr);
+        let reason = said.lines().find(|line| line.starts_with("error: "));
+        let reason = reason.expect("a reason").rsplit_once(".gguf: ");
+        let (_, reason) = reason.expect("the file, and why");
+        let inspection = place.run(&["model", "inspect", name]);
+        fails(&inspection, 8);
+        let (shown, said) = (text(&inspection.stdout), text(&inspection.stderr));
+        assert!(
+            said.contains(&format!("chat: not with this file: {reason}")),
+            "{index}: {reason}\n{said}"
+        );
+        // What there is to see is shown all the same.
+        assert!(
+            shown.contains("weights  ") && shown.contains("not with this file"),
+            "{shown}"
+        );
+        let json = place.run(&["model", "inspect", name, "--json"]);
+        assert_eq!(json.status.code(), Some(8), "{index}");
+        let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+        assert!(json["weights"].is_string(), "{json}");
+        assert_eq!(json["chat_refused"], reason, "{json}");
+    }
+}
+
+#[test]
+fn a_file_with_other_hyperparameters_is_not_said_to_have_other_tensors() {
+    const KEY: &str = "llama.rope.freq_base";
+    let place = Place::new();
+    let path = place.home.path().join("own.gguf");
+    fs::write(&path, &place.bytes).expect("a file");
+    let name = path.to_str().expect("UTF-8");
+    succeeded(&place.run(&["model", "verify", name]));
+    let other = with_metadata(&place.bytes, &[KEY], |w| {
+        w.set(KEY, Metadata::F32(20_000.0)).expect("a key");
+    });
+    fs::write(&path, other).expect("a file");
+    let refused = place.run(&["model", "verify", name]);
+    fails(&refused, 8);
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("hyperparameters are others") && !said.contains("tensors differ"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_default_model_in_the_configuration_is_the_one_that_is_meant() {
     let place = Place::new();
     let missing = place.run(&[
@@ -493,8 +621,10 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
     let place = Place::new();
     let (directory, converted) = hugging_face("mixtral");
     let weights = |args: &[&str]| {
+        // These have no tokenizer: `chat` refuses them, a host serves them.
         let output = place.run(&[&["model", "inspect", "--json"][..], args].concat());
-        let told: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+        assert_eq!(output.status.code(), Some(8), "{}", text(&output.stderr));
+        let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         told["weights"].as_str().expect("an id").to_owned()
     };
     // It is the model that the converter makes of it, and quantised it is another one.
@@ -633,7 +763,7 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
 
     // A pin that cannot be read is no reason to believe anything.
     fs::write(place.models().join("pins/tiny.toml"), "").expect("a file");
-    fails(&place.run(&["model", "list"]), 9);
+    fails(&place.run(&["model", "list"]), 13);
 }
 
 #[test]

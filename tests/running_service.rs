@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Output, Stdio};
 
+use hearthnet_testkit::TinyLlama;
 use rustix::process::Signal;
 use serde_json::Value;
 use support::http::{address, get_json};
@@ -176,13 +177,68 @@ fn what_the_service_would_not_do_is_done_here() {
 }
 
 #[test]
+fn a_stopped_service_is_named_with_its_process_before_anything_is_asked() {
+    let home = Home::new();
+    let service = serve(&home);
+    service.signal(Signal::STOP);
+    let id = service.child.id();
+    let named = format!("process {id}, which is stopped, does not answer");
+    let output = chat(&home, &["--json"]);
+    assert_fails(&output, 7, "experimental_disabled");
+    let failure: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let hint = failure["error"]["hint"].as_str().expect("a hint");
+    assert!(
+        hint.contains(&named) && hint.contains(&format!("kill -CONT {id}")),
+        "{hint}"
+    );
+    assert_complains(
+        &output,
+        &format!("warning: the service on this machine, {named}"),
+    );
+}
+
+/// Lets a service go on that the test has stopped, however the test ends.
+struct Stopped<'a>(&'a Server);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::CONT);
+    }
+}
+
+#[test]
+fn a_service_that_is_stopped_amid_an_answer_is_named_and_the_rest_is_answered_here() {
+    let home = Home::new();
+    let service = serve(&home);
+    let settings = home.path().join("settings.toml");
+    let own = "[policy.research]\nenable = true\n[research.distributed_inference]\n\
+               shard_health_timeout_seconds = 5.0\n";
+    std::fs::write(&settings, own).expect("a file");
+    community::found(&home);
+    let story = ["chat", "Tell me a story about a whale.", "--model", model()];
+    let how = ["--max-tokens", "400", "--seed", "11"];
+    let alone = home.run(&[&story[..], &how, &["--local"]].concat());
+    let settings = settings.to_str().expect("a path");
+    let mut child = home.spawn(&[&["--config", settings], &story[..], &how].concat());
+    let mut stdout = child.stdout.take().expect("a pipe");
+    let mut heard = vec![0; 60];
+    stdout.read_exact(&mut heard).expect("the first words");
+    service.signal(Signal::STOP);
+    let _goes_on = Stopped(&service);
+    stdout.read_to_end(&mut heard).expect("the rest");
+    let output = child.wait_with_output().expect("its end");
+    succeeded(&output);
+    let id = service.child.id();
+    let named = format!("process {id}, which is stopped, does not answer; it is waited for");
+    assert_complains(&output, &named);
+    assert_complains(&output, "going on without the service");
+    assert_eq!(text(&heard), text(&alone.stdout));
+}
+
+#[test]
 fn what_a_killed_service_left_behind_is_not_asked() {
     let home = Home::new();
     let mut service = serve(&home);
-    // Stopped it holds its place and does not answer: that is noticed.
-    service.signal(Signal::STOP);
-    let output = chat(&home, &["--json"]);
-    assert_fails(&output, 7, "experimental_disabled");
     service.signal(Signal::KILL);
     service.child.wait().expect("its end");
     let endpoint = home.path().join("data/service/bus.endpoint");
@@ -231,4 +287,41 @@ fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
         deltas.map(str::to_owned).collect()
     };
     assert_eq!(tokens(&heard), tokens(&alone.stdout));
+}
+
+#[test]
+fn a_service_whose_model_file_was_replaced_is_not_asked_for_the_new_one() {
+    let home = Home::new();
+    let file = |seed| TinyLlama {
+        seed,
+        ..TinyLlama::default()
+    };
+    let path = home.path().join("m.gguf");
+    std::fs::write(&path, file(1).bytes()).expect("a file");
+    let name = path.to_str().expect("UTF-8");
+    let command = ["serve", "--local", "--json", "--lifeline"];
+    let how = ["--model", name, "--http", "127.0.0.1:0"];
+    let _service = Server::start(&home, &[&command[..], &how].concat());
+    let ask = |args: &[&str]| home.run(&[&["chat", "hi"][..], &TOKENS, args].concat());
+    let before = ask(&["--model", name]);
+    assert!(asked_it(&before), "{}", text(&before.stderr));
+
+    let new = home.path().join("new.gguf");
+    std::fs::write(&new, file(2).bytes()).expect("a file");
+    std::fs::rename(&new, &path).expect("the same folder");
+    // A chat that names the file is not answered with the earlier one.
+    let refused = ask(&["--model", name]);
+    assert_complains(&refused, "with an earlier file than the one that is now at");
+    assert!(!asked_it(&refused));
+    assert_eq!(refused.status.code(), Some(7), "{}", text(&refused.stderr));
+    let changed = ask(&["--model", name, "--local"]);
+    assert_eq!(changed.status.code(), Some(8), "{}", text(&changed.stderr));
+    succeeded(&home.run(&["model", "verify", name, "--accept"]));
+    let alone = succeeded(&ask(&["--model", name, "--local"]));
+    assert_ne!(succeeded(&before), alone);
+    // A chat that names no file is told.
+    let unnamed = ask(&[]);
+    assert!(asked_it(&unnamed), "{}", text(&unnamed.stderr));
+    assert_complains(&unnamed, "warning: the service that runs on this machine");
+    assert_eq!(succeeded(&unnamed), succeeded(&before));
 }

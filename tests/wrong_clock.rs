@@ -11,10 +11,10 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use support::community::{address, found, join, join_as, peers};
 use support::{
-    Home, QUIET, Server, assert_complains, assert_fails, succeeded, until, until_answered,
+    Home, Host, QUIET, Server, assert_complains, assert_fails, succeeded, until, until_answered,
 };
 
-const DAY: u64 = 86_400;
+const DAY: i64 = 86_400;
 
 /// What stands between a program and the time.
 const AHEAD: &str = r#"
@@ -44,7 +44,7 @@ fn library(dir: &Path) -> PathBuf {
 }
 
 /// A command of a home whose clock is so many seconds ahead.
-fn ahead(home: &Home, seconds: u64, settings: &[&str], command: &[&str]) -> Output {
+fn ahead(home: &Home, seconds: i64, settings: &[&str], command: &[&str]) -> Output {
     let command = [&QUIET[..], settings, command].concat();
     let mut command = home.hearthnet(&command);
     command
@@ -159,4 +159,22 @@ fn a_clock_that_a_neighbour_knows_to_be_wrong_writes_nothing_and_says_so() {
     succeeded(&done);
     assert_complains(&done, "told one other node");
     assert!(!ids(&neighbour).contains(&out));
+}
+
+#[test]
+fn a_caller_whose_clock_is_before_1970_hears_of_the_clock() {
+    let (home, host) = (Home::new(), Home::new());
+    let host = Host::start(&host, support::model(), "0-29", &home.node_id(), &[]);
+    let chat = [
+        "chat",
+        "hi",
+        "--no-fallback",
+        "--json",
+        "--model",
+        support::model(),
+    ];
+    let chat = [&chat[..], &["--shard", &host.address]].concat();
+    let answer = ahead(&home, -3_000_000_000, &support::ENABLE, &chat);
+    assert_fails(&answer, 4, "shard_unavailable");
+    assert_complains(&answer, "clock");
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_bus::{Descriptor, NodeId, NodeKey};
 use hearthnet_model::catalogue::Band;
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
@@ -12,7 +12,7 @@ use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::{ModelFile, Tokenizer, WeightsId};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::exact::Exact;
-use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
@@ -59,6 +59,7 @@ impl HostSource for Connected {
 pub(crate) struct Hosts {
     caller: NodeKey,
     _running: Vec<RunningHost>,
+    addrs: Vec<HostAddr>,
     links: Vec<Arc<HostLink>>,
     health: SharedHealth,
 }
@@ -72,6 +73,23 @@ pub(crate) struct Fleet {
     /// Last layers that the caller computes itself.
     pub(crate) private_last: u32,
     pub(crate) pump: PumpSettings,
+}
+
+impl Hosts {
+    /// Where they are.
+    pub(crate) fn addrs(&self) -> Vec<HostAddr> {
+        self.addrs.clone()
+    }
+
+    /// The caller's sessions with them.
+    pub(crate) fn links(&self) -> &[Arc<HostLink>] {
+        &self.links
+    }
+
+    /// What the caller has seen of them.
+    pub(crate) fn health(&self) -> Vec<ShardHealth> {
+        self.health.all()
+    }
 }
 
 impl Fleet {
@@ -117,6 +135,35 @@ impl Fleet {
         self.model.clone()
     }
 
+    /// The file.
+    pub(crate) fn file(&self) -> &ModelFile {
+        &self.file
+    }
+
+    /// What a host of all its layers says of itself.
+    pub(crate) fn descriptor(&self, host: NodeId) -> Descriptor {
+        let (model, layers) = (&self.model, (0, self.model.layers.saturating_sub(1)));
+        Descriptor {
+            shard_id: Descriptor::shard_id(&model.model_id, layers.0, layers.1),
+            model_id: model.model_id.clone(),
+            weights_sha256: model.weights.to_string(),
+            layer_range: layers,
+            total_layers: model.layers,
+            vram_required_mb: 1,
+            weights_mb: 1,
+            kv_mb: 1,
+            max_concurrent_streams: 8,
+            host,
+            endpoint: "127.0.0.1:1".into(),
+            advertised_at: 1,
+            boundary_dtype: model.boundary.descriptor_name().into(),
+            arithmetic: "canonical-1".into(),
+            ms_per_token: 0.0,
+            queue_depth: 0,
+            software: "attacker".into(),
+        }
+    }
+
     /// Values of a row.
     pub(crate) fn width(&self) -> usize {
         self.model.width
@@ -144,16 +191,18 @@ impl Fleet {
         caller: NodeKey,
         hosts: Vec<(NodeKey, Tamper)>,
     ) -> Result<Hosts, HarnessError> {
-        let (mut running, mut links) = (Vec::new(), Vec::new());
+        let (mut running, mut addrs, mut links) = (Vec::new(), Vec::new(), Vec::new());
         for (key, tamper) in hosts {
             let (host, addr) = self.host(&caller, &key, tamper)?;
             running.push(host);
             let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
             links.push(Arc::new(self.runtime.block_on(link)?));
+            addrs.push(addr);
         }
         Ok(Hosts {
             caller,
             _running: running,
+            addrs,
             links,
             health: SharedHealth::default(),
         })
@@ -166,6 +215,17 @@ impl Fleet {
         private: u32,
         tokens: u32,
     ) -> Result<Asked, HarnessError> {
+        let (done, left) = self.ask_for(hosts, private, &question(PROMPT, tokens))?;
+        Ok(Asked { done: done?, left })
+    }
+
+    /// Asks anything over these hosts: the answer, and the codes of what hosts were left for.
+    pub(crate) fn ask_for(
+        &self,
+        hosts: &Hosts,
+        private: u32,
+        request: &ChatRequest,
+    ) -> Result<(Result<Done, ChatError>, Vec<Code>), HarnessError> {
         let own = PrivateLayers::load(
             &self.file,
             MODEL,
@@ -186,8 +246,7 @@ impl Fleet {
             choice,
         };
         let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
-        let (cancel, request) = (Cancel::default(), question(PROMPT, tokens));
-        let mut left = Vec::new();
+        let (cancel, mut left) = (Cancel::default(), Vec::new());
         let mut hear = |frame: &Frame| {
             if let Frame::ShardStatus { status, code, .. } = frame
                 && status == "degraded"
@@ -196,8 +255,8 @@ impl Fleet {
             }
         };
         let (mut conversation, now) = (Conversation::new(backend), Instant::now());
-        let done = conversation.answer(&self.text, &request, now, &cancel, &mut hear)?;
-        Ok(Asked { done, left })
+        let done = conversation.answer(&self.text, request, now, &cancel, &mut hear);
+        Ok((done, left))
     }
 
     /// How a node chooses among hosts of this model.

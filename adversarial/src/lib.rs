@@ -21,6 +21,8 @@
 //! | a chat service and its doors to this machine, and another user of it | `household.rs` |
 //! | a daemon that was taken over, in its own process | `intruder.rs` |
 //! | the real program, in its own process | `program.rs` |
+//! | a text that is nowhere else, and the search for it | `canary.rs` |
+//! | a host that follows a script | `puppet.rs` |
 //! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
 //! | memory of the victim, and what it may be | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
@@ -33,6 +35,7 @@ mod attack;
 mod attacks;
 mod bench;
 mod caller;
+mod canary;
 mod case;
 mod cores;
 mod fleet;
@@ -41,6 +44,7 @@ mod household;
 mod intruder;
 mod memory;
 mod program;
+mod puppet;
 mod raw;
 mod report;
 mod target;

@@ -6,8 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
-use tokio::process::{Child, ChildStderr, Command};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::HarnessError;
@@ -29,6 +30,7 @@ pub(crate) struct Program {
     program: PathBuf,
     home: PathBuf,
     data: PathBuf,
+    level: &'static str,
 }
 
 /// What a command has said, byte by byte.
@@ -44,19 +46,27 @@ impl Program {
             program: program.to_owned(),
             home: home.to_owned(),
             data: data.to_owned(),
+            level: "debug",
         }
+    }
+
+    /// The same with a log of this level.
+    pub(crate) fn logging(self, level: &'static str) -> Program {
+        Program { level, ..self }
     }
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command
             .arg("program")
-            .args(ALONE)
             .args(args)
+            // Behind the command: settings in front of it are lost where it has some of its own.
+            .args(ALONE)
             .env_clear()
             .env("HOME", &self.home)
             .env("HEARTHNET_DATA_DIR", &self.data)
-            .env("HEARTHNET_LOG", "debug")
+            .env("TMPDIR", self.home.join("tmp"))
+            .env("HEARTHNET_LOG", self.level)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
@@ -65,8 +75,17 @@ impl Program {
 
     /// What a command says until it ends, with a log of everything.
     pub(crate) async fn says(&self, args: &[&str]) -> Result<Said, HarnessError> {
-        let output = self.command(args).stdin(Stdio::null()).output();
-        let output = timeout(PATIENCE, output).await??;
+        self.says_of(args, "").await
+    }
+
+    /// The same with a text on its standard input.
+    pub(crate) async fn says_of(&self, args: &[&str], input: &str) -> Result<Said, HarnessError> {
+        let mut child = self.command(args).stdin(Stdio::piped()).spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A command that reads nothing may have ended.
+            let _ = stdin.write_all(input.as_bytes()).await;
+        }
+        let output = timeout(PATIENCE, child.wait_with_output()).await??;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(Said {
             output: text(&output.stdout),
@@ -76,16 +95,25 @@ impl Program {
 
     /// Starts a daemon, and waits until it is ready.
     pub(crate) async fn serve(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
-        let tail = ["--json", "--lifeline"];
-        let args = [&["serve"], args, &tail].concat();
+        self.start(&[&["serve"], args].concat()).await
+    }
+
+    /// The same of any command that serves.
+    pub(crate) async fn start(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
+        let args = [args, &["--json", "--lifeline"]].concat();
         let mut child = self.command(&args).stdin(Stdio::piped()).spawn()?;
         let gone = || HarnessError::victim("the daemon ended at once");
         let output = child.stdout.take().ok_or_else(gone)?;
         let mut errors = child.stderr.take().ok_or_else(gone)?;
+        // All of it as it comes: a full pipe would stop the daemon.
+        let errors = tokio::spawn(async move {
+            let mut said = Vec::new();
+            let read = errors.read_to_end(&mut said).await;
+            read.map(|_| String::from_utf8_lossy(&said).into_owned())
+        });
         let mut lines = BufReader::new(output).lines();
         let Some(line) = timeout(PATIENCE, lines.next_line()).await?? else {
-            let mut said = String::new();
-            errors.read_to_string(&mut said).await?;
+            let said = timeout(PATIENCE, errors).await???;
             return Err(HarnessError::victim(format!("no daemon: {said}")));
         };
         Ok(Daemon {
@@ -101,7 +129,7 @@ pub(crate) struct Daemon {
     /// What it said when it was ready.
     pub(crate) ready: Value,
     child: Child,
-    errors: ChildStderr,
+    errors: JoinHandle<std::io::Result<String>>,
 }
 
 impl Daemon {
@@ -115,9 +143,35 @@ impl Daemon {
     /// Ends it in the ordinary way; all that it has said on standard error.
     pub(crate) async fn stop(mut self) -> Result<String, HarnessError> {
         drop(self.child.stdin.take());
-        let mut said = Vec::new();
-        timeout(PATIENCE, self.errors.read_to_end(&mut said)).await??;
         timeout(PATIENCE, self.child.wait()).await??;
-        Ok(String::from_utf8_lossy(&said).into_owned())
+        Ok(timeout(PATIENCE, self.errors).await???)
+    }
+
+    /// Its process.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn pid(&self) -> Result<u32, HarnessError> {
+        let gone = || HarnessError::victim("the daemon has ended");
+        self.child.id().ok_or_else(gone)
+    }
+
+    /// Crashes it where a core dump of any size may be written. Whether there is one; and all that it has
+    /// said on standard error.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn crash(mut self) -> Result<(bool, String), HarnessError> {
+        use std::os::unix::process::ExitStatusExt as _;
+
+        use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
+
+        let raw = i32::try_from(self.pid()?)?;
+        let pid = Pid::from_raw(raw).ok_or_else(|| HarnessError::victim("no process"))?;
+        let Rlimit { maximum, .. } = getrlimit(Resource::Core);
+        let current = maximum;
+        prlimit(Some(pid), Resource::Core, Rlimit { current, maximum })?;
+        kill_process(pid, Signal::ABORT)?;
+        let status = timeout(PATIENCE, self.child.wait()).await??;
+        Ok((
+            status.core_dumped(),
+            timeout(PATIENCE, self.errors).await???,
+        ))
     }
 }

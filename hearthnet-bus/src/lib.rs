@@ -4,7 +4,7 @@
 //!
 //! | room | what | I/O |
 //! |---|---|---|
-//! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
+//! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `regular_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
 //! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
 //! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
@@ -41,6 +41,6 @@ pub use identity::{
     CHAT, Capability, CapabilityError, CommunityId, CommunityIdError, Domain, Expectation, Grant,
     GrantError, InvalidSignature, KeyFileError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES,
     MAX_GRANT_LIFETIME_SECS, NodeKey, RandomnessError, ReplayCache, SHARD_SERVE, SIGNATURE_BYTES,
-    now_ms, whole_file,
+    now_ms, regular_file, whole_file,
 };
 pub use node::{calls, discovery, flight, joining};

@@ -6,6 +6,7 @@
 //! | connections, deadlines, shutdown | `server.rs` |
 //! | which connection goes when there are too many | `connections.rs` |
 //! | who may come in | `auth.rs` |
+//! | bodies that a refusal leaves unread | `unread.rs` |
 //! | whose a connection from this machine is | `peer.rs` |
 //! | refusals and their statuses | `error.rs` |
 //! | numbers: their table | `metrics/` |
@@ -21,6 +22,7 @@ mod error;
 mod metrics;
 mod peer;
 mod server;
+mod unread;
 
 pub use self::auth::{Admitted, ApiKey, Client, MIN_KEY_BYTES};
 pub use self::connections::held;

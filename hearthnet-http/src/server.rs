@@ -21,6 +21,7 @@ use tokio_io_timeout::TimeoutWriter;
 use crate::auth::{ApiKey, Client, guarded};
 use crate::connections::{Connection, Connections, attended};
 use crate::peer::user_of;
+use crate::unread::{Lingering, Unread, read_or_close};
 
 /// Most bytes of a request's head, and of what is read ahead: more than any client sends.
 const HEAD_BYTES: usize = 64 << 10;
@@ -167,6 +168,8 @@ impl Accept {
                 () = told(&mut self.stopped) => break,
                 Some(_) = connections.join_next() => {}
                 (stream, peer) = accept(&listener) => {
+                    // Tokens are small, and wanted at once. A socket that cannot do it is slower, no more.
+                    let _ = stream.set_nodelay(true);
                     // The system lists all sockets to tell: in vain where a key does.
                     let own = stream.local_addr().ok().filter(|_| !self.has_key);
                     let user = own.and_then(|own| user_of(peer, own));
@@ -181,8 +184,11 @@ impl Accept {
                         continue;
                     };
                     let client = Client::new(ip, user, connection.number());
+                    let unread = Unread::default();
                     let router = attended(self.router.clone(), &connection)
                         .layer(Extension(client));
+                    let router = read_or_close(router, &unread);
+                    let stream = Lingering::new(stream, unread);
                     let served = serve(stream, router, self.deadline, self.stopped.clone());
                     connections.spawn(until_closed(connection, served));
                 }
@@ -210,13 +216,11 @@ async fn told(stopped: &mut watch::Receiver<bool>) {
 }
 
 async fn serve(
-    stream: TcpStream,
+    stream: Lingering<TcpStream>,
     router: Router,
     deadline: Duration,
     mut stopped: watch::Receiver<bool>,
 ) {
-    // Tokens are small, and wanted at once. A socket that cannot do it is slower, no more.
-    let _ = stream.set_nodelay(true);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(deadline)

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tempfile::NamedTempFile;
 
 use crate::error::FileError;
+use crate::regular_file;
 
 /// Begins a file that will be called `target` once [`finish`] gives it that name. Until then it lies
 /// beside it as `.NAME.RANDOM.part`, and it is removed when it is dropped.
@@ -57,7 +58,7 @@ pub(crate) fn lock(
     let path = folder.join(".lock");
     let failed = |source| FileError::new("lock", &path, source);
     let mut options = File::options();
-    let file = options.create(true).append(true).open(&path);
+    let file = regular_file::open_with(options.create(true).append(true), &path);
     let file = file.map_err(failed)?;
     loop {
         match file.try_lock() {

@@ -14,6 +14,7 @@ use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
 use crate::pins::{Pin, PinError};
 use crate::reference::ModelRef;
+use crate::regular_file;
 use crate::sampler::{SamplerConfig, SamplingChoice};
 pub use crate::source::Source;
 use crate::source::{Broken, plain};
@@ -23,6 +24,8 @@ const BUILT_IN: &str = include_str!("../../config/models.toml");
 
 /// How many ids are offered for one that is unknown.
 const NEAREST: usize = 3;
+/// Longest catalogue that is read: many times the built-in one.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// Models by id.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
@@ -207,7 +210,7 @@ impl Catalogue {
     /// # Errors
     /// See [`CatalogueError`].
     pub fn load(path: &Path) -> Result<Self, CatalogueError> {
-        let text = std::fs::read_to_string(path)
+        let text = regular_file::read_text(path, MAX_BYTES)
             .map_err(|source| FileError::new("read the model catalogue", path, source))?;
         Self::parse(&text)
     }

@@ -24,7 +24,7 @@ pub enum ConvertError {
     /// There is a file of that name.
     #[error("{} exists already: remove it, or choose another name", .0.display())]
     Exists(PathBuf),
-    /// A row length that the type cannot hold.
+    /// A row length that the type cannot hold, a value that it cannot hold, or one that is not finite.
     #[error("tensor {name:?} cannot be stored as {dtype}: {source}")]
     Tensor {
         /// The tensor.
@@ -104,6 +104,12 @@ pub fn convert(
                 return Err(ConvertError::Cancelled);
             }
             let new = stored_as(info, dtype);
+            let failed = |source| ConvertError::Tensor {
+                name: info.name.clone(),
+                dtype: new,
+                source,
+            };
+            quantize::check_finite(info.dtype, part).map_err(failed)?;
             if new == info.dtype {
                 out.write_all(part).map_err(WriteError::Io)?;
             } else {
@@ -111,11 +117,7 @@ pub fn convert(
                 stored.clear();
                 quantize::decode(info.dtype, part, &mut values)
                     .and_then(|()| quantize::encode(new, &values, &mut stored))
-                    .map_err(|source| ConvertError::Tensor {
-                        name: info.name.clone(),
-                        dtype: new,
-                        source,
-                    })?;
+                    .map_err(failed)?;
                 out.write_all(&stored).map_err(WriteError::Io)?;
             }
             done += part.len() as u64;

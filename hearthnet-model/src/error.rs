@@ -80,6 +80,14 @@ pub enum ModelError {
     },
 }
 
+impl ModelError {
+    /// Whether the system had no memory to map the file: the file may be sound.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Gguf(GgufError::Io { source, .. })
+            if source.kind() == std::io::ErrorKind::OutOfMemory)
+    }
+}
+
 /// Something that failed on a file, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]

@@ -12,6 +12,7 @@ use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::manifest::{TextId, WeightsId};
 use crate::model_file::ModelFile;
 use crate::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
+use crate::template::{ChatMessage, TemplateTime};
 
 /// Description of a model file. Its `Display` is a table for people; serialised it is for
 /// machines, with sizes in bytes.
@@ -34,6 +35,10 @@ pub struct Inspection {
     pub kv_bytes_per_position_and_layer: u64,
     /// Identity of the weights.
     pub weights: WeightsId,
+    /// Why `chat` and `serve` refuse the file; `None` if they take it.
+    pub chat_refused: Option<String>,
+    /// What is wrong with the file although they take it.
+    pub warning: Option<String>,
 }
 
 /// What can be said of a GGUF file whether or not its model can be run here.
@@ -60,8 +65,10 @@ pub struct Container {
     pub tensor_types: Vec<TypeUse>,
     /// The tokenizer in the file, if there is one.
     pub tokenizer: Option<TokenizerInfo>,
-    /// Whether the file has a chat template.
+    /// Whether the file has a default chat template.
     pub chat_template: bool,
+    /// Names of its other chat templates, which are for other uses and are not read.
+    pub named_chat_templates: Vec<String>,
     /// Identity of tokenizer and template, of a tokenizer that is known here.
     pub text: Option<TextId>,
 }
@@ -103,7 +110,13 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
             _ => values(info),
         })
         .sum();
+    let (chat_refused, warning) = match check_text(model) {
+        Ok(warning) => (None, warning),
+        Err(refused) => (Some(refused), None),
+    };
     Inspection {
+        chat_refused,
+        warning,
         container: container(gguf, model.path()),
         parameters_per_token,
         spec: spec.clone(),
@@ -115,6 +128,23 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
         weights,
     }
 }
+
+/// What `chat` says of the file's tokenizer and template: why it refuses them, or what it warns of.
+fn check_text(model: &ModelFile) -> Result<Option<String>, String> {
+    let mut text = model.text().map_err(|error| error.to_string())?;
+    // Whether a template can be rendered does not depend on the time.
+    let clock = || TemplateTime::from_unix(0);
+    text.template = text.template.map(|template| template.with_clock(clock));
+    if let Some(template) = &text.template {
+        let question = [ChatMessage::user("a")];
+        let prompt = template.prompt_ids(&text.tokenizer, &question, true);
+        prompt.map_err(|error| error.to_string())?;
+    }
+    Ok(text.warning())
+}
+
+/// Prefix of the keys of chat templates for other uses.
+const NAMED_TEMPLATE: &str = "tokenizer.chat_template.";
 
 /// Describes a file of which nothing is known but that it is sound GGUF.
 pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
@@ -145,6 +175,11 @@ pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
                 _ => 0,
             },
         }),
+        named_chat_templates: gguf
+            .metadata()
+            .filter_map(|(key, _)| key.strip_prefix(NAMED_TEMPLATE))
+            .map(str::to_owned)
+            .collect(),
         chat_template: template.is_some_and(|template| !template.trim().is_empty()),
         text: gguf.text_id().ok(),
     }
@@ -244,8 +279,14 @@ impl Container {
             None => "none".to_owned(),
         };
         line(f, "tokenizer", &tokenizer)?;
-        let template = if self.chat_template { "yes" } else { "no" };
-        line(f, "chat template", template)?;
+        let named = self.named_chat_templates.join(", ");
+        let template = match (self.chat_template, named.is_empty()) {
+            (true, true) => "yes".to_owned(),
+            (true, false) => format!("yes; named ones, which are not used: {named}"),
+            (false, true) => "no".to_owned(),
+            (false, false) => format!("no default one; named ones, which are not used: {named}"),
+        };
+        line(f, "chat template", &template)?;
         match self.text {
             Some(text) => writeln!(f, "{:<14}{text}", "text"),
             None => Ok(()),
@@ -355,7 +396,20 @@ impl fmt::Display for Inspection {
             ),
         )?;
         self.container.text(f)?;
-        writeln!(f, "{:<14}{}", "weights", self.weights)
+        writeln!(f, "{:<14}{}", "weights", self.weights)?;
+        match (&self.chat_refused, self.container.chat_template) {
+            (Some(why), _) => writeln!(f, "{:<14}not with this file: {}", "chat", tame(why))?,
+            (None, false) => line(
+                f,
+                "chat",
+                "only `chat --raw`: there is no default chat template",
+            )?,
+            (None, true) => {}
+        }
+        match &self.warning {
+            Some(warning) => writeln!(f, "{:<14}{}", "warning", tame(warning)),
+            None => Ok(()),
+        }
     }
 }
 

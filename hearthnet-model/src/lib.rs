@@ -17,6 +17,7 @@
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
+//! | both of a file, checked against its weights | [`text`] |
 //! | logits to a token, and when to stop | [`sampler`], [`stop`] |
 //! | **Numbers** | |
 //! | blocks of a model over rows of any sequences | [`engine`] |
@@ -61,11 +62,13 @@ pub mod pins;
 pub mod pull;
 pub mod quantize;
 pub mod reference;
+mod regular_file;
 pub mod sampler;
 mod source;
 pub mod spec;
 pub mod stop;
 pub mod template;
+pub mod text;
 pub mod tokenizer;
 
 pub use boundary::BoundaryDtype;

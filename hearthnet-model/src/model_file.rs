@@ -3,10 +3,14 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
+
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
 use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
+use crate::kernels::{WeightType, all_finite};
+use crate::manifest::{Stamp, stamp};
 use crate::spec::{LayerTensor, ModelSpec};
 
 /// Number of the files that a model lies in.
@@ -17,6 +21,8 @@ const SPLIT: &str = "split.count";
 #[derive(Debug)]
 pub struct ModelFile {
     path: Option<PathBuf>,
+    /// State of the file when it was opened.
+    stamp: Option<Stamp>,
     gguf: Gguf,
     family: &'static Family,
     spec: ModelSpec,
@@ -50,6 +56,12 @@ impl<'a> TensorView<'a> {
         self.rows
     }
 
+    /// Whether no weight is a NaN or an infinity, as far as the type is one that the engine computes
+    /// with.
+    pub fn is_finite(&self) -> bool {
+        WeightType::of(self.dtype).is_none_or(|ty| all_finite(ty, self.bytes))
+    }
+
     /// The rows in `count` equal parts, in their order: the matrices that a tensor holds. Rows
     /// that are left over are in none.
     pub fn parts(&self, count: usize) -> Vec<TensorView<'a>> {
@@ -71,8 +83,11 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        // Before the file is opened: if it is replaced meanwhile, that is noticed.
+        let stamp = stamp(path);
         let mut model = Self::from_gguf(Gguf::open(path)?)?;
         model.path = Some(path.to_owned());
+        model.stamp = stamp;
         Ok(model)
     }
 
@@ -90,6 +105,7 @@ impl ModelFile {
         check_tensors(&gguf, family, &spec)?;
         Ok(Self {
             path: None,
+            stamp: None,
             gguf,
             family,
             boundary: spec.boundary,
@@ -116,6 +132,13 @@ impl ModelFile {
     /// Where the file is, if it was opened from one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Whether the file at [`Self::path`] is no longer the one that was opened: it was replaced, written
+    /// to, or removed. This value still has what it was.
+    pub fn is_replaced(&self) -> bool {
+        let path = self.path.as_deref();
+        path.is_some_and(|path| self.stamp.is_none() || stamp(path) != self.stamp)
     }
 
     /// The container, for metadata such as the tokenizer's.
@@ -198,6 +221,28 @@ impl ModelFile {
     /// Bytes of the tensors outside the blocks.
     pub fn head_bytes(&self) -> u64 {
         self.head_tensors().map(|info| info.bytes).sum()
+    }
+
+    /// Name of a tensor that holds a NaN or an infinity, if there is one. Reads the whole file, on all
+    /// processors. `progress` gets the tensors done and the tensors in all.
+    pub fn not_finite(&self, progress: &mut dyn FnMut(u64, u64)) -> Option<&str> {
+        let tensors = self.gguf.tensors();
+        let mut done = 0;
+        // As many at a time as keep all processors busy between two reports.
+        for some in tensors.chunks(64) {
+            progress(done, tensors.len() as u64);
+            let broken = some.par_iter().find_first(|info| {
+                let view = self.tensor(&info.name);
+                let finite = view.is_ok_and(|view| view.is_finite());
+                self.gguf.release(self.gguf.data(info));
+                !finite
+            });
+            if let Some(info) = broken {
+                return Some(&info.name);
+            }
+            done += some.len() as u64;
+        }
+        None
     }
 
     fn missing(&self, name: &str) -> ModelError {

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::atomic_file;
 use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
+use crate::{atomic_file, regular_file};
 
 /// Longest pin that is read: two keys with 64 digits each.
 const MAX_BYTES: u64 = 4096;
@@ -60,15 +60,14 @@ impl Pin {
             path: path.clone(),
             reason,
         };
-        let len = match fs::metadata(&path) {
-            Ok(info) => info.len(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(FileError::new("read", &path, error).into()),
+        let text = match regular_file::read_text(&path, MAX_BYTES) {
+            Ok(text) => text,
+            Err(error) => match error.kind() {
+                io::ErrorKind::NotFound => return Ok(None),
+                io::ErrorKind::FileTooLarge => return Err(damaged(error.to_string())),
+                _ => return Err(FileError::new("read", &path, error).into()),
+            },
         };
-        if len > MAX_BYTES {
-            return Err(damaged(format!("it has {len} bytes")));
-        }
-        let text = fs::read_to_string(&path).map_err(|e| FileError::new("read", &path, e))?;
         let pin = toml::from_str(&text).map_err(|error| damaged(error.message().to_owned()))?;
         Ok(Some(pin))
     }

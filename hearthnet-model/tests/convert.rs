@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use hearthnet_model::convert::{ConvertError, convert};
 use hearthnet_model::gguf::TensorType;
 use hearthnet_model::{ModelFile, quantize};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, with_nan};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -219,4 +219,57 @@ fn progress_ends_at_the_size_of_the_source() {
     .unwrap();
     assert!(seen.is_sorted());
     assert_eq!(seen.last(), Some(&(bytes, bytes)));
+}
+
+#[test]
+fn a_nan_is_refused_by_its_tensor_in_what_is_copied_and_in_what_is_stored_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let whole = TinyLlama::default().bytes();
+    for tensor in [
+        "token_embd.weight",     // Q8_0, which stays
+        "blk.1.attn_k.weight",   // Q4_1, which becomes Q8_0
+        "blk.0.ffn_norm.weight", // F32, which stays
+    ] {
+        let source = directory.path().join("source.gguf");
+        fs::write(&source, with_nan(&whole, tensor)).unwrap();
+        let model = ModelFile::open(&source).unwrap();
+        assert_eq!(model.not_finite(&mut |_, _| {}), Some(tensor));
+        let target = directory.path().join("target.gguf");
+        let error = convert(&model, TensorType::Q8_0, &target, &GO_ON, &mut |_, _| {});
+        let error = error.unwrap_err();
+        assert!(
+            matches!(&error, ConvertError::Tensor { name, .. } if name == tensor),
+            "{error}"
+        );
+        assert!(error.to_string().contains("NaN"), "{error}");
+        assert!(!target.exists());
+    }
+    let whole = ModelFile::from_gguf(hearthnet_model::Gguf::from_bytes(whole).unwrap()).unwrap();
+    assert_eq!(whole.not_finite(&mut |_, _| {}), None);
+}
+
+#[test]
+fn values_that_a_type_cannot_hold_are_refused_and_nothing_is_stored() {
+    use quantize::QuantizeError;
+    let mut stored = vec![7];
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = vec![0.5; 256];
+        values[200] = value;
+        for dtype in TensorType::WRITABLE {
+            let refused = quantize::encode(dtype, &values, &mut stored);
+            assert_eq!(refused, Err(QuantizeError::NotFinite), "{value} as {dtype}");
+        }
+    }
+    // Beyond binary16, which is also what scales are stored in.
+    let huge = vec![3e38; 256];
+    for dtype in TensorType::WRITABLE {
+        let expected = match dtype {
+            TensorType::F32 => Ok(()),
+            other => Err(QuantizeError::Range(other)),
+        };
+        let mut stored = Vec::new();
+        assert_eq!(quantize::encode(dtype, &huge, &mut stored), expected);
+        assert_eq!(stored.is_empty(), expected.is_err());
+    }
+    assert_eq!(stored, [7]);
 }

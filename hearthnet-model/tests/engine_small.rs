@@ -14,7 +14,7 @@ use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::gguf::{TensorInfo, TensorType};
 use hearthnet_model::kernels::{Isa, f16_to_f32, f32_to_f16};
 use hearthnet_model::{Gguf, ModelFile, WeightsId, quantize};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, with_nan};
 use proptest::prelude::*;
 
 fn open(bytes: Vec<u8>) -> ModelFile {
@@ -52,6 +52,26 @@ fn rewrite(
         })
         .unwrap();
     open(file)
+}
+
+#[test]
+fn a_nan_in_any_tensor_is_refused_at_load_by_its_name() {
+    let model = TinyLlama {
+        tied: false,
+        ..TinyLlama::default()
+    };
+    let bytes = model.bytes();
+    let names = open(bytes.clone());
+    let names = names.gguf().tensors().iter().map(|info| info.name.clone());
+    for name in names {
+        let file = open(with_nan(&bytes, &name));
+        let loaded = FullModel::load(&file, &options(1, Isa::Portable), &mut |_, _| {});
+        let error = loaded.map(drop).unwrap_err();
+        assert!(
+            matches!(&error, LoadError::NotFinite(tensor) if *tensor == name),
+            "{name}: {error}"
+        );
+    }
 }
 
 /// Shapes and types that go through different code: partial panels, partial vectors, groups of

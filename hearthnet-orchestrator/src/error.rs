@@ -36,6 +36,10 @@ pub enum ChatError {
     /// The request makes no sense for this model.
     #[error("{0}")]
     BadRequest(String),
+    /// What a block of the model computes from this text leaves the range of the boundary dtype. No host is
+    /// at fault: every exact engine says the same.
+    #[error("{0}")]
+    BoundaryOverflow(String),
     /// The prompt alone does not fit into what the model reads.
     #[error("the prompt has {tokens} tokens, this model reads at most {context}")]
     TooLong {
@@ -104,6 +108,14 @@ impl ChatError {
             Self::BadRequest(_) | Self::TooLong { .. } => {
                 ("bad_request", 400, User, "change the request and ask again")
             }
+            // A host may claim it, so this machine computes it again if it can.
+            Self::BoundaryOverflow(_) => (
+                "boundary_overflow",
+                400,
+                Peer,
+                "ask in other words, or set research.distributed_inference.activation_dtype = \"fp32\" \
+                 here and on the hosts",
+            ),
             // Whoever gave the chat up was not the client, which is still listening.
             Self::Cancelled => ("cancelled", 503, User, "ask again"),
             Self::Busy(_) => ("busy", 429, Us, "wait a little and ask again"),

@@ -49,7 +49,7 @@ enum Runs {
 
 impl WithFallback {
     /// Begins with the hosts, or here when none could be had: a new question falls back as a
-    /// running answer does. `exact` is what the hosts were chosen by. `load` is called once at most, and
+    /// running answer does. `since` is when the hosts were asked, `exact` what they were chosen by. `load` is called once at most, and
     /// when it is needed; this blocks meanwhile.
     ///
     /// # Errors
@@ -57,12 +57,12 @@ impl WithFallback {
     /// loading fails with.
     pub fn begin(
         hosts: Result<ShardedBackend, ChatError>,
+        since: Instant,
         load: LoadLocal,
         exact: Exact,
         runtime: &Handle,
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
-        let since = Instant::now();
         let error = match hosts {
             Ok(hosts) => {
                 return Ok(Self {
@@ -92,8 +92,7 @@ impl WithFallback {
         };
         let (out, left, why) = match active.output(run).await {
             Err(error) if error.blame() == Blame::Peer => {
-                let since = Instant::now();
-                let (out, left) = self.take_over(&error, run).await?;
+                let (out, left, since) = self.take_over(&error, run).await?;
                 (out, Some(left), Some((error, since)))
             }
             // That hosts could not be had from the beginning is said once.
@@ -122,15 +121,17 @@ impl WithFallback {
         Ok(out)
     }
 
-    /// Runs here what the hosts were given: what comes out, and what they have left.
+    /// Runs here what the hosts were given: what comes out, what they have left, and when the failure
+    /// was noticed: others may have been waited for since.
     async fn take_over(
         &mut self,
         error: &ChatError,
         run: &mut Run<'_>,
-    ) -> Result<(Vec<f32>, Left), ChatError> {
+    ) -> Result<(Vec<f32>, Left, Instant), ChatError> {
         let Runs::Hosts(mut hosts, load) = std::mem::replace(&mut self.runs, Runs::Nowhere) else {
             return Err(error.clone());
         };
+        let since = hosts.failed_at().unwrap_or_else(Instant::now);
         let mut before = Arithmetics::of(&hosts.route());
         if self.answering && self.exact != Exact::Any && !before.is_exact() {
             return Err(ChatError::ArithmeticMismatch(format!(
@@ -151,7 +152,7 @@ impl WithFallback {
             before = Arithmetics::of(&local.route());
         }
         self.runs = Runs::Here(local);
-        Ok((out, (replayed, before)))
+        Ok((out, (replayed, before), since))
     }
 }
 

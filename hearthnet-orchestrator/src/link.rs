@@ -6,11 +6,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
-use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
+use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey, now_ms};
 use hearthnet_text::tame;
 use hearthnet_transport::{
     CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
@@ -93,19 +92,35 @@ pub(crate) enum Inbound {
 pub(crate) struct Ended {
     /// Why, in words.
     pub(crate) why: String,
-    /// With this code, where a right has ended, ...
-    pub(crate) right: Option<Code>,
-    /// ... and whether it was the host's, by this node's own judgement.
-    pub(crate) by_us: bool,
+    /// What that says of the host.
+    pub(crate) cause: EndCause,
+}
+
+/// What the end of a session says of its host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum EndCause {
+    /// The connection is gone, or one side went away.
+    Lost,
+    /// The host broke the protocol, in the way that the code names.
+    Broken(Code),
+    /// This node ended it with this code, because the host's right has ended.
+    Barred(Code),
+    /// The host ended it with this code, because this node's right has ended.
+    Refused(Code),
 }
 
 impl Ended {
     pub(crate) fn of(closed: &SessionClosed) -> Self {
-        let right = matches!(closed.code, CloseCode::Revoked | CloseCode::Unauthorized);
+        let code = closed.code.into();
+        let cause = match (closed.code, closed.by_us) {
+            (CloseCode::Revoked | CloseCode::Unauthorized, true) => EndCause::Barred(code),
+            (CloseCode::Revoked | CloseCode::Unauthorized, false) => EndCause::Refused(code),
+            (broken, true) if broken.is_violation() => EndCause::Broken(code),
+            _ => EndCause::Lost,
+        };
         Self {
             why: tame(&closed.to_string()).into_owned(),
-            right: right.then(|| closed.code.into()),
-            by_us: closed.by_us,
+            cause,
         }
     }
 }
@@ -127,6 +142,8 @@ struct Route {
 #[derive(Debug, Default)]
 struct Routes {
     by_stream: HashMap<u32, Route>,
+    /// Last stream number that a chat was given, from 1; 0: none.
+    last: u32,
     /// Whether the host is about to leave.
     leaving: bool,
     /// Why the session ended, once it has.
@@ -146,7 +163,6 @@ pub struct HostLink {
     pub(crate) session: SessionId,
     pub(crate) sender: Sender,
     streams: Streams,
-    next_stream: AtomicU32,
     /// Closed with this.
     connection: Connection,
     /// When a successor should be opened.
@@ -169,9 +185,7 @@ const GRANT_SECONDS: u64 = 60;
 /// outside of a community lets the nodes that it admits grant themselves what it serves.
 fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
     let fail = |why: String| ChatError::Engine(format!("cannot sign a session token: {why}"));
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_err(|e| fail(e.to_string()))?;
+    let now = Duration::from_millis(now_ms());
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| fail(e.to_string()))?;
     let grant = Grant {
@@ -218,8 +232,14 @@ impl HostLink {
             hearthnet_transport::connect(&addr.endpoint, &identity, expect, hello, config)
                 .await
                 .map_err(|error| {
-                    let code = error.code().map(|code| format!("{}: ", code.as_str()));
-                    unavailable(addr, &format!("{}{error}", code.unwrap_or_default()))
+                    let code = error.code();
+                    let name = code.map(|code| format!("{}: ", code.as_str()));
+                    // A grant is made anew for each session, so only a clock makes it expire.
+                    let clocks = match code {
+                        Some(CloseCode::TokenExpired) => CLOCKS,
+                        _ => "",
+                    };
+                    unavailable(addr, &format!("{}{error}{clocks}", name.unwrap_or_default()))
                 })?;
         Self::over(addr, &token, connection, lifetime).await
     }
@@ -256,6 +276,7 @@ impl HostLink {
         connection.attend(Reader {
             host: addr.node,
             sender: sender.clone(),
+            closer: connection.closer(),
             streams: Arc::clone(&streams),
             arrived: Vec::new(),
         });
@@ -265,7 +286,6 @@ impl HostLink {
             session,
             sender,
             streams,
-            next_stream: AtomicU32::new(1),
             connection,
             stale_at,
         })
@@ -325,8 +345,9 @@ impl HostLink {
 
     /// Reserves a stream number whose messages go to `inbox`.
     pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
-        let stream = self.next_stream.fetch_add(1, Ordering::Relaxed);
         let mut routes = self.streams.lock();
+        routes.last += 1;
+        let stream = routes.last;
         if let Some(ended) = &routes.ended {
             // The session ended before the chat came: tell it, nobody else will.
             let _ = inbox.send((hop, Inbound::Lost(ended.clone())));
@@ -398,6 +419,7 @@ const AT_ONCE: usize = 64;
 struct Reader {
     host: NodeId,
     sender: Sender,
+    closer: Closer,
     streams: Streams,
     /// What has come together so far: a batch's results arrive in one piece.
     arrived: Vec<Message>,
@@ -435,15 +457,19 @@ impl Handler for Reader {
 
 impl Reader {
     /// Hands one message to the chat that owns its stream.
+    ///
+    /// A message about a stream or an epoch that no chat has asked for ends the session: the chat
+    /// whose answer it takes the place of would wait for a host that seems busy.
     fn hand_out(&self, message: Message) {
-        let (stream, inbound) = match message {
-            Message::StreamOpened(m) => (m.stream, Inbound::Opened),
+        let (life, inbound) = match message {
+            Message::StreamOpened(m) => ((m.stream, m.epoch), Inbound::Opened),
             Message::StepResult(result) => {
                 let at = Instant::now();
-                (result.stream, Inbound::Result { result, at })
+                let life = (result.stream, result.epoch);
+                (life, Inbound::Result { result, at })
             }
             Message::StreamError(m) => (
-                m.stream,
+                (m.stream, m.epoch),
                 Inbound::Error {
                     code: m.code,
                     // A host's own words: they reach logs, terminals and answers.
@@ -468,12 +494,28 @@ impl Reader {
             // A host has nothing else to say; what it says for nobody is dropped below.
             _ => return,
         };
-        if let Some(route) = self.streams.lock().by_stream.get(&stream) {
-            // A chat that has gone away no longer listens; its stream is being closed.
-            let _ = route.inbox.send((route.hop, inbound));
+        let (stream, epoch) = life;
+        let routes = self.streams.lock();
+        let is_wrong = match routes.by_stream.get(&stream) {
+            Some(route) if route.epoch == epoch => {
+                // A chat that has gone away no longer listens; its stream is being closed.
+                let _ = route.inbox.send((route.hop, inbound));
+                false
+            }
+            Some(_) => true,
+            // The message may have crossed the end of its stream.
+            None => stream == 0 || stream > routes.last,
+        };
+        drop(routes);
+        if is_wrong {
+            self.closer.close(CloseCode::ProtocolState);
         }
     }
 }
+
+/// Ends the reason why a host refused a session grant that was made a moment ago.
+const CLOCKS: &str = "; the clock of this machine or of that host is wrong: compare them (`date -u`), and \
+     set it, for example with `timedatectl set-ntp true`";
 
 fn unavailable(addr: &HostAddr, why: &str) -> ChatError {
     let said = format!("{} ({}): {why}", addr.endpoint, addr.node.short());

@@ -20,8 +20,8 @@ use bytes::Bytes;
 use hearthnet_bus::{Capability, Grant, NodeKey};
 use hearthnet_model::BoundaryDtype;
 use hearthnet_shard::{
-    BENCH, EngineSource, Footprint, LayerEngine, PIPELINE, RunningHost, ServeConfig, Served,
-    ShardHost, Span, StartProgress, StreamFault,
+    BENCH, EngineSource, Footprint, LayerEngine, LoadFault, PIPELINE, RunningHost, ServeConfig,
+    Served, ShardHost, Span, StartProgress, StreamFault,
 };
 use hearthnet_transport::{
     Config, Connection, DType, Hello, Message, Step, StreamOpen, Want, connect,
@@ -80,7 +80,7 @@ struct Source;
 impl EngineSource for Source {
     type Engine = Nothing;
 
-    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Nothing, String> {
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Nothing, LoadFault> {
         Ok(Nothing::default())
     }
 }

@@ -23,8 +23,8 @@ pub const PIPELINE: &str = "pipeline";
 /// Sessions that get back what they send, for measuring the transport.
 pub const BENCH: &str = "bench";
 
-/// Session tokens remembered against replay, a quarter of them for one party: for the 90 s for which those of a
-/// community count by default, eleven sessions a second for each.
+/// Common places for session tokens remembered against replay: for the 90 s for which those of a community
+/// count by default, 22 sessions a second for one party alone, and nine for each of four.
 const REMEMBERED_TOKENS: usize = 4096;
 
 /// Lets admitted nodes in, each session with a grant of its own for this node.
@@ -226,6 +226,9 @@ mod tests {
         assert_eq!(until_refused(3), Some(CloseCode::SessionLimit));
         assert_eq!(check(4, 0), Err(CloseCode::SessionLimit));
         assert_eq!(check(5, 0), Ok(()));
+        // Nor do as many parties as there may be members that let others in.
+        (6..40).for_each(|peer| assert!(until_refused(peer).is_some()));
+        (100..110).for_each(|peer| assert_eq!(check(peer, 0), Ok(())));
     }
 
     #[test]

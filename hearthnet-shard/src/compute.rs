@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hearthnet_transport::stand_back;
 use tokio::sync::{mpsc, watch};
 
-use crate::engine::{EngineSource, Footprint, LayerEngine, StartProgress};
+use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, StartProgress};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::Scheduler;
@@ -21,7 +21,7 @@ pub(crate) enum Loading {
     /// The weights are there.
     Done(Footprint),
     /// They could not be loaded; the thread has ended.
-    Failed(String),
+    Failed(LoadFault),
 }
 
 /// State of the compute thread, as the others see it.
@@ -108,8 +108,8 @@ fn run<S: EngineSource>(
         Ok(engine) => {
             let _ = report.send(Loading::Done(engine.footprint()));
         }
-        Err(reason) => {
-            let _ = report.send(Loading::Failed(reason));
+        Err(fault) => {
+            let _ = report.send(Loading::Failed(fault));
             return Ok(());
         }
     }

@@ -1,8 +1,9 @@
 //! What the host needs of an engine, so that scheduling and protocol can be tested
 //! without a model.
 
-use hearthnet_model::BoundaryDtype;
+use hearthnet_model::engine::LoadError;
 pub use hearthnet_model::engine::Span;
+use hearthnet_model::{BoundaryDtype, ModelError};
 
 use crate::fault::StreamFault;
 
@@ -77,8 +78,61 @@ pub trait EngineSource: Send + 'static {
     /// Checks the weights and loads them. `progress` gets bytes done and in all.
     ///
     /// # Errors
+    /// What went wrong.
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Self::Engine, LoadFault>;
+}
+
+/// Why weights were not loaded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+#[allow(clippy::exhaustive_structs)] // What an engine source says.
+pub struct LoadFault {
     /// What went wrong, as a sentence.
-    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Self::Engine, String>;
+    pub reason: String,
+    /// What the system gave too little of: the file may be sound, and the next attempt may succeed.
+    pub too_little: Option<Resource>,
+}
+
+/// What a system can have too little of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // A variant more is something else to do about it.
+pub enum Resource {
+    /// Memory for the weights.
+    Memory,
+    /// Threads.
+    Threads,
+}
+
+impl From<String> for LoadFault {
+    /// A fault of the file.
+    fn from(reason: String) -> Self {
+        Self {
+            reason,
+            too_little: None,
+        }
+    }
+}
+
+impl From<LoadError> for LoadFault {
+    fn from(error: LoadError) -> Self {
+        Self {
+            reason: error.to_string(),
+            too_little: match error {
+                LoadError::OutOfMemory(_) => Some(Resource::Memory),
+                LoadError::Threads(_) => Some(Resource::Threads),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl From<ModelError> for LoadFault {
+    fn from(error: ModelError) -> Self {
+        Self {
+            reason: error.to_string(),
+            too_little: error.is_out_of_memory().then_some(Resource::Memory),
+        }
+    }
 }
 
 /// How far a start has come, or a load.

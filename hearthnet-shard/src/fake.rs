@@ -11,7 +11,9 @@ use hearthnet_transport::Message;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Clock;
-use crate::engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+use crate::engine::{
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
+};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::stream_handle::Outlet;
@@ -250,12 +252,12 @@ pub(crate) struct FakeSource(pub(crate) Arc<Probe>);
 impl EngineSource for FakeSource {
     type Engine = FakeEngine;
 
-    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<FakeEngine, String> {
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<FakeEngine, LoadFault> {
         let (done, total) = (WEIGHT_BYTES, WEIGHT_BYTES);
         let mut progress = |phase| progress(StartProgress { phase, done, total });
         progress(LoadPhase::Verifying);
         if let Some(error) = self.0.load_error.lock().take() {
-            return Err(error);
+            return Err(error.into());
         }
         progress(LoadPhase::Loading);
         self.0.loaded.fetch_add(1, Ordering::SeqCst);

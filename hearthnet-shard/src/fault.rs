@@ -4,6 +4,8 @@ use hearthnet_bus::DescriptorError;
 use hearthnet_model::engine::EngineError;
 use hearthnet_transport::{BindError, Code, IdentityError, StreamClose, StreamError};
 
+use crate::engine::Resource;
+
 /// Why a host did not start. Nothing is left running or half open.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -36,6 +38,14 @@ pub enum StartError {
     #[error("the layers could not be loaded: {reason}")]
     Load {
         /// What went wrong.
+        reason: String,
+    },
+    /// The system gave too little memory, or no thread. The file is sound.
+    #[error("this machine cannot load the layers at the moment: {reason}")]
+    TooLittle {
+        /// Of what.
+        resource: Resource,
+        /// What the system refused.
         reason: String,
     },
     /// The address is taken or not this machine's, or the transport is misconfigured.
@@ -80,7 +90,7 @@ impl StartError {
             Self::Model(_) => "model_unusable",
             Self::LayerRange { .. } => "layer_range",
             Self::WeightsMismatch { .. } => "weights_mismatch",
-            Self::Load { .. } => "weights_unavailable",
+            Self::Load { .. } | Self::TooLittle { .. } => "weights_unavailable",
             Self::Listen(_) => "listen",
             Self::Setting { .. } | Self::KvBudget { .. } => "bad_request",
             Self::Descriptor(_) => "bad_descriptor",

@@ -18,7 +18,7 @@ use crate::admission::SessionAuthorizer;
 use crate::clock::{Clock, SystemClock};
 use crate::compute::{Compute, Loading, Running};
 use crate::config::ServeConfig;
-use crate::engine::{EngineSource, Footprint, Served, StartProgress};
+use crate::engine::{EngineSource, Footprint, LoadFault, Served, StartProgress};
 use crate::events::{HostEvents, Stats};
 use crate::fault::StartError;
 use crate::inbox::Inbox;
@@ -150,16 +150,22 @@ pub(crate) async fn start<S: EngineSource>(
     let (compute, mut reports) =
         Compute::start(scheduler, inbox.clone(), config.niceness).map_err(StartError::Thread)?;
     let footprint = loop {
-        let reason = match reports.recv().await {
+        let fault = match reports.recv().await {
             Some(Loading::Progress(step)) => {
                 progress(step);
                 continue;
             }
             Some(Loading::Done(footprint)) => break footprint,
-            Some(Loading::Failed(reason)) => reason,
-            None => "the engine failed".into(),
+            Some(Loading::Failed(fault)) => fault,
+            None => "the engine failed".to_owned().into(),
         };
-        return Err(StartError::Load { reason });
+        return Err(match fault {
+            LoadFault {
+                reason,
+                too_little: Some(resource),
+            } => StartError::TooLittle { resource, reason },
+            LoadFault { reason, .. } => StartError::Load { reason },
+        });
     };
 
     let pool = kv_pool(&config, &footprint)?;
@@ -234,17 +240,32 @@ fn parties(place: Place<'_>) -> Parties {
     }
 }
 
-/// The pages that a budget makes.
+/// Pages of KV that a budget makes.
 ///
 /// # Errors
-/// [`StartError::KvBudget`] where it makes none: every stream would be refused.
+/// As [`check_kv_budget`].
 fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartError> {
     let page = footprint.kv_page_positions;
+    check_kv_budget(config, footprint.kv_bytes_per_position, page)?;
     let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
     let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    let pool = Pool::new(budget, page, page_bytes, percent);
-    if pool.quota > 0 {
-        return Ok(pool);
+    Ok(Pool::new(budget, page, page_bytes, percent))
+}
+
+/// Checks that the share of one caller holds at least one page of KV, for layers that take
+/// `bytes_per_position` bytes for each position, in pages of `page` positions.
+///
+/// # Errors
+/// [`StartError::KvBudget`] if it does not: the host would refuse every stream.
+pub fn check_kv_budget(
+    config: &ServeConfig,
+    bytes_per_position: u64,
+    page: u32,
+) -> Result<(), StartError> {
+    let page_bytes = bytes_per_position.saturating_mul(page.into());
+    let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
+    if Pool::new(budget, page, page_bytes, percent).quota > 0 {
+        return Ok(());
     }
     Err(StartError::KvBudget {
         budget,

@@ -1,14 +1,14 @@
 //! Hosts one contiguous range of layers for authenticated peers.
 //!
 //! ```text
-//!  caller ==TLS==> transport        connection task             compute thread
-//!                  Connection --> StreamTable: refuses at once --> Inbox --> Scheduler --> engine
-//!                  Sender    <--------------------------------------- Outlet <----- answers
+//!  caller ==TLS==> the transport's driver of the socket           compute thread
+//!                  Session --> StreamTable: refuses at once --> Inbox --> Scheduler --> engine
+//!                  Sender <------------------------------------ Outlet <----- answers
 //! ```
 //!
-//! A step crosses two tasks on its way in (the transport's driver wakes the connection's
-//! task, that one wakes the compute thread) and none on its way out: the compute thread
-//! writes the answer to the socket.
+//! A step is handed over once on its way in: the transport's driver of the socket calls the session's
+//! handler (`session.rs`), which wakes the compute thread. On its way out it is not handed over: the
+//! compute thread writes the answer to the socket.
 //!
 //! | concept | file |
 //! |---|---|
@@ -64,10 +64,13 @@ mod stream_table;
 
 pub use admission::{BENCH, PIPELINE};
 pub use config::ServeConfig;
-pub use engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+pub use engine::{
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Resource, Served, Span,
+    StartProgress,
+};
 pub use events::Stats;
 pub use fault::{StartError, StreamFault};
-pub use host::{Place, RunningHost, ShardHost, ShutdownReport};
+pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
 pub use memory::{MemoryReport, resident_bytes};
 pub use model::{ModelLayers, Prepared, ShardConfig};
 

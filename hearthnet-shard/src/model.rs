@@ -10,7 +10,9 @@ use hearthnet_model::{ARITHMETIC, BoundaryDtype, ModelFile, ModelSpec, TextId, W
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;
-use crate::engine::{EngineSource, Footprint, LayerEngine, LoadPhase, Served, Span, StartProgress};
+use crate::engine::{
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
+};
 use crate::fault::{StartError, StreamFault};
 use crate::host::{Place, RunningHost, ShardHost};
 
@@ -223,10 +225,8 @@ impl ModelLayers {
     ///
     /// # Errors
     /// What went wrong, as a sentence.
-    pub fn open(&self, progress: &mut dyn FnMut(StartProgress)) -> Result<ModelFile, String> {
-        let file = ModelFile::open(&self.path)
-            .map_err(|error| error.to_string())?
-            .with_boundary(self.manifest.spec().boundary);
+    pub fn open(&self, progress: &mut dyn FnMut(StartProgress)) -> Result<ModelFile, LoadFault> {
+        let file = ModelFile::open(&self.path)?.with_boundary(self.manifest.spec().boundary);
         let mut report = in_phase(LoadPhase::Verifying, progress);
         let verified = self
             .manifest
@@ -245,11 +245,11 @@ struct ModelSource {
 impl EngineSource for ModelSource {
     type Engine = Engine;
 
-    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Engine, String> {
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Engine, LoadFault> {
         let file = self.layers.open(&mut *progress)?;
         let mut report = in_phase(LoadPhase::Loading, progress);
-        Engine::load(&file, self.layers.range(), &self.options, &mut report)
-            .map_err(|error| error.to_string())
+        let engine = Engine::load(&file, self.layers.range(), &self.options, &mut report)?;
+        Ok(engine)
     }
 }
 

@@ -22,7 +22,7 @@ use zeroize::Zeroize as _;
 use crate::batch::{self, Part, wipe};
 use crate::chunked_prefill::ChunkedPrefill;
 use crate::clock::Clock;
-use crate::engine::{EngineSource, LayerEngine, Served, Span, StartProgress};
+use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, Span, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::plan::{
@@ -140,7 +140,7 @@ impl<S: EngineSource> Scheduler<S> {
     pub(crate) fn load(
         &mut self,
         progress: &mut dyn FnMut(StartProgress),
-    ) -> Result<&mut S::Engine, String> {
+    ) -> Result<&mut S::Engine, LoadFault> {
         // Not `get_or_insert_with`, for loading can fail.
         let engine = match self.engine.take() {
             Some(engine) => engine,
@@ -385,7 +385,7 @@ impl<S: EngineSource> Scheduler<S> {
 
     fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
         self.load(&mut |step| tracing::debug!(?step, "loading the weights again"))
-            .map_err(|reason| StreamFault::WeightsUnavailable { reason })?;
+            .map_err(|LoadFault { reason, .. }| StreamFault::WeightsUnavailable { reason })?;
         self.admit(handle)?;
         let Some(engine) = self.engine.as_mut() else {
             let reason = "it is not loaded".into();

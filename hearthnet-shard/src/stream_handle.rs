@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hearthnet_transport::{
-    Code, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time, TokenBucket,
+    Code, KeyedBuckets, Message, NodeId, StreamClose, StreamOpen, StreamOpened, Time,
 };
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -50,6 +50,8 @@ pub(crate) struct Slots {
     quota: Quota,
     events: Arc<HostEvents>,
     taken: Mutex<Taken>,
+    /// What each caller may yet open.
+    opens: Mutex<KeyedBuckets<NodeId>>,
     /// The last place was given back.
     emptied: Notify,
 }
@@ -64,8 +66,6 @@ struct Taken {
     standing: BTreeMap<u64, Arc<Standing>>,
     last_id: u64,
     claims: Claims,
-    /// What each caller may yet open, for as long as that is not all.
-    opens: BTreeMap<NodeId, TokenBucket>,
 }
 
 /// Streams that a caller may open over time, and at once, over all its sessions, which begin with a count of
@@ -73,21 +73,8 @@ struct Taken {
 /// once.
 const OPENS_PER_SECOND: u64 = 256;
 const OPENS: u64 = 1024;
-/// Callers whose opens are remembered before those are dropped that have all of them left again.
-const MAX_OPENERS: usize = 64;
-
-impl Taken {
-    fn may_open(&mut self, caller: NodeId, now: Time) -> bool {
-        let full = || TokenBucket::with_burst(OPENS_PER_SECOND, OPENS, now);
-        if self.opens.len() >= MAX_OPENERS {
-            self.opens.retain(|_, opens| {
-                opens.refill(now);
-                !opens.is_full()
-            });
-        }
-        self.opens.entry(caller).or_insert_with(full).take(now)
-    }
-}
+/// Callers whose opens are remembered.
+const MAX_OPENERS: usize = 1024;
 
 /// What becomes of a request for a place.
 enum Asked {
@@ -164,6 +151,7 @@ impl Slots {
             quota,
             events,
             taken: Mutex::default(),
+            opens: Mutex::new(KeyedBuckets::new(OPENS_PER_SECOND, OPENS, MAX_OPENERS)),
             emptied: Notify::new(),
         })
     }
@@ -187,7 +175,7 @@ impl Slots {
 
     /// Whether a caller may open one more stream by now, which then counts.
     pub(crate) fn may_open(&self, caller: NodeId, now: Duration) -> bool {
-        self.taken.lock().may_open(caller, Time::from(now))
+        self.opens.lock().take(&caller, Time::from(now))
     }
 
     /// Streams open now.

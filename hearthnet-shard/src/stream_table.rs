@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{CloseCode, DType, Message, Step, StreamClose, StreamOpen, Truncate};
 
 use crate::batch::{all_finite, wipe};
@@ -306,13 +305,13 @@ impl StreamTable {
                 served.width, step.width
             ));
         }
-        let dtype = wire_dtype(served.boundary);
-        if step.dtype != dtype {
-            return shape(format!("values are {dtype:?}, not {:?}", step.dtype));
+        let boundary = served.boundary;
+        if DType::of_rows(boundary.descriptor_name()) != Some(step.dtype) {
+            return shape(format!("values are {boundary}, not {:?}", step.dtype));
         }
         let expected = u64::from(step.rows)
             .checked_mul(u64::from(step.width))
-            .and_then(|values| values.checked_mul(dtype.size() as u64));
+            .and_then(|values| values.checked_mul(boundary.bytes_per_value() as u64));
         if expected != Some(step.data.len() as u64) {
             return shape(format!(
                 "{} bytes are not {} such rows",
@@ -415,14 +414,5 @@ impl Drop for StreamTable {
         for handle in self.handles.values() {
             self.end(handle, || handle.closed("session_ended"));
         }
-    }
-}
-
-/// The wire's name of a boundary format.
-fn wire_dtype(boundary: BoundaryDtype) -> DType {
-    match boundary {
-        BoundaryDtype::F16 => DType::F16,
-        BoundaryDtype::Bf16 => DType::Bf16,
-        BoundaryDtype::F32 => DType::F32,
     }
 }

@@ -1,10 +1,11 @@
 //! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
-//! synthetic models, hostile templates, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
+//! synthetic models, broken model files, hostile templates, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
 //! a network of machines in namespaces ([`lab`]).
 //!
 //! Everything here panics when it cannot deliver: a test that needs it cannot go on.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod changed;
 pub mod float64;
 pub mod lab;
 pub mod raw;
@@ -27,6 +28,7 @@ use hearthnet_model::gguf::TensorType;
 use hearthnet_model::pull::{PullOptions, pull};
 use hearthnet_model::{ModelFile, cache};
 
+pub use changed::{with_metadata, with_nan};
 pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use templates::hostile_templates;

@@ -11,7 +11,7 @@ use hearthnet_model::gguf::{Gguf, TensorType, Value};
 use hearthnet_model::quantize;
 
 use crate::tiny::Random;
-use crate::vocabularies;
+use crate::vocabularies::find_vocabularies;
 
 /// The shape of a published model, its weights stored as Q4_K_M files store them: Q4_K, with Q6_K
 /// where llama.cpp spends more bits.
@@ -120,12 +120,10 @@ impl Shape {
     /// Writes the model; returns the bytes of its tensors.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    ///
-    /// # Panics
-    /// When llama.cpp's vocabularies are not there.
+    /// When the file cannot be written, or llama.cpp's vocabularies are not there.
     pub fn write(&self, path: &Path, seed: u64) -> Result<u64, WriteError> {
-        let mut writer = self.metadata();
+        let vocabularies = find_vocabularies()?;
+        let mut writer = self.metadata(&vocabularies);
         let tensors = self.tensors();
         for (name, dims, dtype) in &tensors {
             writer.tensor(name, dims, *dtype)?;
@@ -225,7 +223,7 @@ impl Shape {
         all
     }
 
-    fn metadata(&self) -> Writer {
+    fn metadata(&self, vocabularies: &Path) -> Writer {
         let mut writer = Writer::new();
         let mut set = |key: &str, value: Value<'_>| writer.set(key, value).expect("a new key");
         let architecture = self.architecture;
@@ -252,7 +250,7 @@ impl Shape {
             own("expert_used_count", Value::U32(used));
             own("expert_feed_forward_length", Value::U32(self.ffn));
         }
-        let path = vocabularies().join(format!("ggml-vocab-{}.gguf", self.vocabulary));
+        let path = vocabularies.join(format!("ggml-vocab-{}.gguf", self.vocabulary));
         let vocabulary = Gguf::open(&path).expect("a vocabulary");
         let strings = |key| {
             let array = vocabulary.array(key).ok().flatten().expect("an array");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
-use hearthnet_shard::{EngineSource, Footprint, LayerEngine, Span, StartProgress, StreamFault};
+use hearthnet_shard::{
+    EngineSource, Footprint, LayerEngine, LoadFault, Span, StartProgress, StreamFault,
+};
 
 /// Rows on their way through a host.
 #[derive(Debug)]
@@ -47,7 +49,7 @@ pub struct TamperedSource {
 impl EngineSource for TamperedSource {
     type Engine = Tampered;
 
-    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, String> {
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, LoadFault> {
         let engine = Engine::load(
             &self.file,
             self.layers.clone(),
@@ -55,8 +57,11 @@ impl EngineSource for TamperedSource {
             &mut |_, _| {},
         );
         Ok(Tampered {
-            engine: engine.map_err(|error| error.to_string())?,
-            tamper: self.tamper.take().ok_or("loaded once only")?,
+            engine: engine?,
+            tamper: self
+                .tamper
+                .take()
+                .ok_or_else(|| "loaded once only".to_owned())?,
         })
     }
 }

@@ -42,6 +42,9 @@ pub struct TinyLlama {
     pub tied: bool,
     /// Boundary dtype to write into the file, if not the family's.
     pub boundary: Option<&'static str>,
+    /// A token whose row leaves the range of fp16 in the first block. Its embedding is as large as fp16
+    /// allows, and the blocks add [`LOUD`] times as much as others do. The embedding must be `f32`.
+    pub loud: Option<u32>,
     /// Seed of the weights.
     pub seed: u64,
 }
@@ -62,10 +65,18 @@ impl Default for TinyLlama {
             embedding: "q8_0",
             tied: true,
             boundary: None,
+            loud: None,
             seed: 1,
         }
     }
 }
+
+/// How much louder the blocks of a model with a [loud](TinyLlama::loud) token are: what is added to the
+/// largest value of fp16 must be more than half of its spacing there, 16, and rows of other tokens must
+/// stay far below that value.
+const LOUD: f32 = 100.0;
+/// The largest value of fp16.
+const LARGEST: f32 = 65_504.0;
 
 /// Tokens after the 256 bytes: two merges, which make `hello` shorter, and three control tokens.
 const EXTRA: [(&str, i32); 5] = [
@@ -101,7 +112,7 @@ impl TinyLlama {
         let mut shapes = Vec::new();
         let mut add = |name: &str, dims: &[u64], dtype| {
             writer.tensor(name, dims, dtype).expect("a sound shape");
-            shapes.push((dims.to_vec(), dtype));
+            shapes.push((name.to_owned(), dims.to_vec(), dtype));
         };
         add("token_embd.weight", &[width, vocab], embedding);
         for layer in 0..self.layers {
@@ -133,14 +144,25 @@ impl TinyLlama {
         let mut file = Vec::new();
         writer
             .write(&mut file, |index, out| {
-                let (dims, dtype) = &shapes[index];
+                let (name, dims, dtype) = &shapes[index];
                 let count: u64 = dims.iter().product();
                 // Norms scatter around 1; matrices turn unit inputs into outputs of about unit size.
                 let (mean, scale) = match dims[..] {
                     [_] => (1.0, 0.1),
                     _ => (0.0, 1.0 / (dims[0] as f32).sqrt()),
                 };
-                let values: Vec<f32> = (0..count).map(|_| mean + scale * random.normal()).collect();
+                let gain = match self.loud {
+                    Some(_) if name.ends_with("ffn_down.weight") => LOUD,
+                    _ => 1.0,
+                };
+                let value = |_| mean + gain * scale * random.normal();
+                let mut values: Vec<f32> = (0..count).map(value).collect();
+                if let Some(token) = self.loud.filter(|_| name == "token_embd.weight") {
+                    let row = token as usize * self.width as usize;
+                    for value in &mut values[row..][..self.width as usize] {
+                        *value = LARGEST.copysign(*value);
+                    }
+                }
                 let mut bytes = Vec::new();
                 quantize::encode(*dtype, &values, &mut bytes).expect("a supported type");
                 out.write_all(&bytes).map_err(WriteError::Io)

@@ -1,4 +1,5 @@
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 /// What `tests/vocabularies.py` writes last.
 const COMPLETE: &str = "llama_cpp_python-0.3.36-templates";
@@ -9,15 +10,28 @@ const COMPLETE: &str = "llama_cpp_python-0.3.36-templates";
 /// # Panics
 /// When they are not there, with what brings them.
 pub fn vocabularies() -> PathBuf {
-    let folder = hearthnet_model::cache::directory()
-        .expect("a cache directory")
-        .join("test-models/vocabularies");
-    assert!(
-        folder.join(COMPLETE).exists(),
+    find_vocabularies().expect("llama.cpp's vocabularies")
+}
+
+/// The same folder, for programs.
+///
+/// # Errors
+/// When they are not there, with what brings them.
+pub(crate) fn find_vocabularies() -> io::Result<PathBuf> {
+    let cache = hearthnet_model::cache::directory().map_err(io::Error::other)?;
+    find_in(&cache)
+}
+
+fn find_in(cache: &Path) -> io::Result<PathBuf> {
+    let folder = cache.join("test-models/vocabularies");
+    if folder.join(COMPLETE).exists() {
+        return Ok(folder);
+    }
+    let missing = format!(
         "llama.cpp's vocabularies are not in {}: `tests/run` brings them, or `python3 tests/vocabularies.py` alone (Python with pip)",
         folder.display()
     );
-    folder
+    Err(io::Error::new(io::ErrorKind::NotFound, missing))
 }
 
 /// The folder of llama.cpp's collection of chat templates: `NAME.jinja`.
@@ -26,4 +40,17 @@ pub fn vocabularies() -> PathBuf {
 /// When they are not there, with what brings them.
 pub fn chat_templates() -> PathBuf {
     vocabularies().join("templates")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vocabularies_that_are_not_there_are_an_error_that_names_what_brings_them() {
+        let missing = find_in(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+        let said = missing.to_string();
+        assert!(said.contains("tests/vocabularies.py"), "{said}");
+    }
 }

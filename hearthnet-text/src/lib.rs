@@ -10,6 +10,7 @@
 //! | function | for | what is not let through |
 //! |---|---|---|
 //! | [`tame`] | one line: names, messages, log records | is escaped, so that it is seen |
+//! | [`tame_name`] | a name in a table or a sentence | is left out; white space becomes one space |
 //! | [`tame_text`] | a text for people: answers, tables | is left out; line ends and tabs stay |
 
 use std::borrow::Cow;
@@ -78,6 +79,27 @@ pub fn tame_text(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// Whether a character can be seen by itself.
+fn is_visible(c: char) -> bool {
+    // The selectors of emoji only change the character before them.
+    is_plain(c) && !c.is_whitespace() && !matches!(c, '\u{fe0e}' | '\u{fe0f}')
+}
+
+/// A name without the characters that may [not stand in a text](is_plain_in_text), with runs of white
+/// space as one space and none at its ends, so that it cannot imitate the cells of a table. Empty if
+/// nothing of it can be seen.
+pub fn tame_name(name: &str) -> Cow<'_, str> {
+    let is_single = |c: char| c == ' ' || (is_plain_in_text(c) && !c.is_whitespace());
+    let shows = name.chars().any(is_visible);
+    let is_trimmed = !name.starts_with(' ') && !name.ends_with(' ') && !name.contains("  ");
+    if shows && is_trimmed && name.chars().all(is_single) {
+        return Cow::Borrowed(name);
+    }
+    let words = name.split_whitespace().map(tame_text);
+    let words = words.filter(|word| word.chars().any(is_visible));
+    Cow::Owned(words.collect::<Vec<_>>().join(" "))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -129,6 +151,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_name_that_shows_nothing_is_empty_and_white_space_imitates_no_table() {
+        let tags = "\u{e0041}\u{e006e}\u{e007f}";
+        for nothing in [
+            "",
+            "   ",
+            tags,
+            "\u{200b}\u{2060}\u{feff}",
+            "\u{3000}\u{a0}",
+            "\u{200c}\u{200d}",
+            "\u{fe0f}",
+            "\u{3164} \u{2800}",
+        ] {
+            assert_eq!(tame_name(nothing), "", "{nothing:?}");
+        }
+        assert_eq!(tame_name(&format!("K{tags}im")), "Kim");
+        assert_eq!(tame_name(&format!("Kim {tags} B")), "Kim B");
+        assert_eq!(
+            tame_name("  Kim   anchor\u{2003}\u{3000}online\n"),
+            "Kim anchor online"
+        );
+        for name in [
+            "Kim",
+            "Elm Street 4",
+            "\u{6a9}\u{200c}\u{6cc}",
+            "\u{2764}\u{fe0f}",
+        ] {
+            assert!(matches!(tame_name(name), Cow::Borrowed(_)), "{name}");
+        }
+    }
+
     /// Characters that a terminal or an editor acts upon, as Unicode and ECMA-48 name them.
     fn acts(c: char) -> bool {
         c.is_control()
@@ -148,7 +201,9 @@ mod tests {
 
         #[test]
         fn taming_twice_changes_nothing_more(raw in any::<String>()) {
-            let (line, text) = (tame(&raw), tame_text(&raw));
+            let (line, text, name) = (tame(&raw), tame_text(&raw), tame_name(&raw));
+            prop_assert_eq!(&tame_name(&name), &name);
+            prop_assert!(!name.contains("  ") && name.trim() == name);
             prop_assert_eq!(&tame(&line), &line);
             prop_assert_eq!(&tame_text(&text), &text);
         }

@@ -2,8 +2,8 @@
 
 use hearthnet_model::engine::Span;
 use hearthnet_shard::{
-    EngineSource, Footprint, LayerEngine, LoadPhase, ModelLayers, Place, Prepared, RunningHost,
-    ShardConfig, ShardHost, StartError, StartProgress, StreamFault,
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, ModelLayers, Place, Prepared,
+    RunningHost, ShardConfig, ShardHost, StartError, StartProgress, StreamFault,
 };
 
 use crate::engine::TorchEngine;
@@ -63,7 +63,7 @@ impl TorchSource {
 impl EngineSource for TorchSource {
     type Engine = TorchEngine;
 
-    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<TorchEngine, String> {
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<TorchEngine, LoadFault> {
         let file = self.layers.open(&mut *progress)?;
         let mut report = |done, total| {
             progress(StartProgress {
@@ -73,7 +73,8 @@ impl EngineSource for TorchSource {
             });
         };
         let range = self.layers.range();
-        TorchEngine::load(&file, range, &self.options, &mut report).map_err(|e| e.to_string())
+        TorchEngine::load(&file, range, &self.options, &mut report)
+            .map_err(|e| e.to_string().into())
     }
 }
 

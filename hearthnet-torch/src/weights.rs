@@ -249,6 +249,9 @@ impl<'a> Loader<'a> {
         let out = Tensor::f_empty(size, (dtype.kind(), self.device))?;
         let (mut start, mut values) = (0, Vec::new());
         for view in views {
+            if !view.is_finite() {
+                return Err(LoadError::NotFinite(view.name.to_owned()).into());
+            }
             let row_bytes = view.bytes.len() / view.rows().max(1);
             let at_once = (CHUNK / cols).max(1) * row_bytes;
             for bytes in view.bytes.chunks(at_once.max(1)) {

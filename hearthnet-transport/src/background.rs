@@ -3,7 +3,9 @@
 //! of it there is, a step of a chat that is under way goes first.
 
 use std::cell::Cell;
-use std::sync::LazyLock;
+use std::io;
+use std::sync::{Arc, LazyLock, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -29,6 +31,7 @@ thread_local! {
 /// Only in that case, and outside of a runtime.
 pub fn background() -> Handle {
     static THREADS: LazyLock<Option<Runtime>> = LazyLock::new(|| {
+        threads_can_start(1).ok()?;
         Builder::new_multi_thread()
             .worker_threads(1)
             .enable_time()
@@ -46,13 +49,42 @@ pub fn background() -> Handle {
     }
 }
 
+/// Whether the system gives this process so many threads more. A runtime that gets none panics, so
+/// this is asked before one is built.
+///
+/// # Errors
+/// What the system says when it gives fewer.
+pub fn threads_can_start(count: usize) -> io::Result<()> {
+    let (together, wait) = mpsc::channel::<()>();
+    let wait = Arc::new(Mutex::new(wait));
+    let mut started = Vec::new();
+    let mut outcome = Ok(());
+    for _ in 0..count {
+        let wait = Arc::clone(&wait);
+        let thread = thread::Builder::new().name("probe".into());
+        // Each lives until all were started.
+        match thread.spawn(move || drop(wait.lock().map(|wait| wait.recv()))) {
+            Ok(thread) => started.push(thread),
+            Err(error) => {
+                outcome = Err(error);
+                break;
+            }
+        }
+    }
+    drop(together);
+    for thread in started {
+        let _ = thread.join();
+    }
+    outcome
+}
+
 /// Between two pieces of work of some dozen microseconds each: lets others go first if it is time to.
 /// Does nothing on other threads than those of [`background`].
 pub fn give_way() {
     if let Some(since) = SINCE.get()
         && since.elapsed() >= TURN
     {
-        std::thread::yield_now();
+        thread::yield_now();
         SINCE.set(Some(Instant::now()));
     }
 }

@@ -332,6 +332,15 @@ impl CloseCode {
         }
     }
 
+    /// Whether it names a rule that the other side has broken, and not the end of a connection, a
+    /// deadline, or a right.
+    pub const fn is_violation(self) -> bool {
+        match self {
+            CloseCode::CreditStall | CloseCode::PipelineStalled => false,
+            code => matches!(code.number(), 4010..=4069),
+        }
+    }
+
     /// Whether the code may appear on the wire ([`Lost`](Self::Lost) and
     /// [`Unrecognised`](Self::Unrecognised) only ever describe what was observed).
     pub(crate) const fn is_sendable(self) -> bool {

@@ -78,7 +78,7 @@ mod tensor;
 mod time;
 pub mod wire;
 
-pub use background::{background, give_way, stand_back};
+pub use background::{background, give_way, stand_back, threads_can_start};
 pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines};
 pub use identity::{Identity, IdentityError};
@@ -93,7 +93,7 @@ pub use net::{
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;
-pub use session::rate::TokenBucket;
+pub use session::rate::{KeyedBuckets, TokenBucket};
 pub use session::{SessionStats, Terms};
 pub use tensor::{DType, Dims, MAX_RANK, Tensor};
 pub use time::Time;

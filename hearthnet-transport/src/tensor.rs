@@ -25,6 +25,16 @@ impl DType {
     /// Every element type.
     pub const ALL: [DType; 4] = [DType::F16, DType::F32, DType::Bf16, DType::I8];
 
+    /// Element type of rows whose descriptor names it so (`boundary_dtype`); `None` for other names.
+    pub fn of_rows(boundary_dtype: &str) -> Option<DType> {
+        match boundary_dtype {
+            "fp16" => Some(DType::F16),
+            "bf16" => Some(DType::Bf16),
+            "fp32" => Some(DType::F32),
+            _ => None,
+        }
+    }
+
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {

@@ -298,6 +298,29 @@ async fn a_peer_has_no_more_sockets_than_its_share_and_gets_it_back() {
 }
 
 #[tokio::test]
+async fn a_member_that_connects_without_end_is_refused_and_others_are_not() {
+    let mut net = Net::new().await;
+    let mut made = 0;
+    let refused = loop {
+        match net.dial(&MEMBER, &bus()).await {
+            Ok(socket) => {
+                made += 1;
+                socket.close(CloseCode::Normal);
+                let mut there = net.arrive().await;
+                while there.recv().await.is_ok() {}
+            }
+            // The place of a socket is free a moment after its end.
+            Err(_) if made < 256 => tokio::task::yield_now().await,
+            Err(error) => break error,
+        }
+        assert!(made < 5_000, "nothing bounds how often a member connects");
+    };
+    assert_eq!(refused.code(), Some(CloseCode::SessionLimit), "{refused}");
+    // From the same address, where connections rest for a second now.
+    net.dial(&STRANGER, &bus()).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_closer_ends_a_socket_whoever_holds_it_and_drops_what_waits() {
     let mut net = Net::new().await;
     let (mut caller, mut host) = net.pair(&bus()).await;

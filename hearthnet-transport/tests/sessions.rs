@@ -494,6 +494,49 @@ fn an_answer_that_crosses_a_close_is_dropped_and_counted() {
 }
 
 #[test]
+fn a_result_for_another_stream_or_epoch_ends_the_session() {
+    // Two sessions whose frames have the same numbers: one's answer comes to the other.
+    for (stream, epoch) in [(2, 0), (1, 1)] {
+        let (mut asked, mut other) = (pair(), pair());
+        say(
+            &mut asked.caller,
+            &Message::Step(step(1, 0, 0, 1, noise(1152))),
+        );
+        asked.run();
+        let wrong = step(stream, epoch, 0, 1, noise(1152));
+        say(&mut other.caller, &Message::Step(wrong.clone()));
+        other.run();
+        say(&mut other.host, &Message::StepResult(result(&wrong)));
+        let now = other.now();
+        while let Some(frame) = other.host.poll_transmit(now) {
+            asked.caller.handle_message(now, &frame);
+        }
+        let closed = asked.caller.closed().map(|closed| closed.code);
+        assert_eq!(closed, Some(CloseCode::ProtocolState), "{stream} {epoch}");
+        assert_eq!(messages(&mut asked.caller), []);
+    }
+}
+
+#[test]
+fn a_second_answer_to_the_same_step_ends_the_session() {
+    let mut pair = pair();
+    let asked = step(1, 0, 0, 1, noise(1152));
+    say(&mut pair.caller, &Message::Step(asked.clone()));
+    pair.run();
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    let now = pair.now();
+    let first = pair.host.poll_transmit(now).unwrap();
+    pair.caller.handle_message(now, &first);
+    assert!(pair.caller.is_open());
+    // The same frame with the next sequence number, which is big-endian in bytes 4 to 7.
+    let mut second = first.to_vec();
+    second[7] += 1;
+    pair.caller.handle_message(now, &second.into());
+    let closed = pair.caller.closed().map(|closed| closed.code);
+    assert_eq!(closed, Some(CloseCode::ProtocolState));
+}
+
+#[test]
 fn silence_is_met_with_a_ping_and_then_the_end() {
     let config = Config {
         keep_alive: Duration::from_secs(30),

@@ -8,7 +8,7 @@ use hearthnet_bus::discovery::Discovery;
 use hearthnet_bus::node::WeakNode;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_model::ModelSpec;
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
+use hearthnet_model::engine::{Engine, EngineOptions, Head, LoadError};
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::exact::Exact;
@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
-use crate::models::{OpenModel, model_failure};
+use crate::models::{OpenModel, load_failure};
 use crate::output::Progress;
 
 /// Bytes of keys and values of so many conversations, each as long as the model allows. They are
@@ -45,7 +45,7 @@ pub(crate) fn local_engine(
     options: &EngineOptions,
     kv_budget: u64,
 ) -> Result<(SharedEngine, Head), Failure> {
-    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
+    let fail = |e: &LoadError| load_failure(&model.path, e);
     let layers = 0..model.file.spec().layers;
     let engine = Progress::during("loading the model", |set| {
         Engine::load(&model.file, layers, options, set)
@@ -139,7 +139,7 @@ pub(crate) fn community_source(
         let asked = home.clone();
         hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
         if let Some(discovery) = discovery.clone() {
-            hosts.known_addresses = Arc::new(move |node| discovery.endpoints(node));
+            hosts.known_addresses = Arc::new(move |node| discovery.endpoints_by_source(node));
         }
         hosts.here.clone_from(&here);
         hosts.in_sync.clone_from(&in_sync);

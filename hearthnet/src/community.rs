@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::{Body, Community, EventLog, LogError};
 pub(crate) use hearthnet_bus::now_ms;
+use hearthnet_text::is_plain;
 use zeroize::Zeroizing;
 
 use crate::args::Global;
@@ -172,7 +173,7 @@ pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
         .nodename()
         .to_string_lossy()
         .chars()
-        .filter(|c| !c.is_control())
+        .filter(|c| is_plain(*c))
         .take(32)
         .collect();
     if host.is_empty() { "node".into() } else { host }

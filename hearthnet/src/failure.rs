@@ -1,12 +1,15 @@
 //! How the program fails: one sentence, one hint, a stable code, an exit status.
 
 use std::fmt;
+use std::io;
 use std::path::Path;
 
 use hearthnet_bus::calls::CallError;
 use hearthnet_bus::log::LogError;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_transport::Code;
+
+use crate::runtime::no_thread;
 
 /// What kind of failure it is; each has its own exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +30,7 @@ pub(crate) enum Kind {
     ExperimentalDisabled,
     /// A model file is missing, broken or could not be fetched; exit 8.
     Model,
-    /// A key, a port or a directory of this machine; exit 9.
+    /// A port, a disk or memory of this machine; exit 9. It may be free the next time.
     Host,
     /// The community: not in one, no right to, no such member, nobody answers; exit 10.
     Community,
@@ -35,6 +38,9 @@ pub(crate) enum Kind {
     Busy,
     /// `arithmetic_mismatch`; exit 12.
     ArithmeticMismatch,
+    /// A key, a file or a folder of this machine that a person has to put right; exit 13. Unlike with
+    /// [`Kind::Host`], it is of no use to start again before that.
+    Refused,
     /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
     Interrupted,
     /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
@@ -57,8 +63,19 @@ impl Kind {
             Self::Community => (10, "community"),
             Self::Busy => (11, "busy"),
             Self::ArithmeticMismatch => (12, "arithmetic_mismatch"),
+            Self::Refused => (13, "host_refused"),
             Self::Interrupted => (130, "interrupted"),
             Self::OutputClosed => (141, "output_closed"),
+        }
+    }
+
+    /// What the system says of a file, a folder or an address: whether it may be different the next
+    /// time.
+    pub(crate) fn of_io(error: &io::Error) -> Self {
+        use io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, PermissionDenied};
+        match error.kind() {
+            PermissionDenied | InvalidInput | IsADirectory | NotADirectory => Self::Refused,
+            _ => Self::Host,
         }
     }
 
@@ -81,6 +98,7 @@ impl Kind {
         match code.as_str() {
             "cancelled" => Some(Self::Interrupted),
             "engine_failed" => Some(Self::Internal),
+            "boundary_overflow" => Some(Self::BadRequest),
             code => known.into_iter().find(|kind| kind.facts().1 == code),
         }
     }
@@ -115,6 +133,20 @@ impl Failure {
         self
     }
 
+    /// Puts something that may be the cause in front of the hint.
+    pub(crate) fn beside_hint(self, cause: &str) -> Self {
+        let hint = match self.hint_text() {
+            Some(hint) => format!("{cause}; {hint}"),
+            None => cause.to_owned(),
+        };
+        self.hint(hint)
+    }
+
+    /// The same of another kind.
+    pub(crate) fn of_kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }.code(kind.facts().1)
+    }
+
     /// Adds what was found out all the same, an object, to what `--json` prints.
     pub(crate) fn beside(mut self, found: serde_json::Value) -> Self {
         if let serde_json::Value::Object(found) = found {
@@ -127,6 +159,14 @@ impl Failure {
     pub(crate) fn code(mut self, code: impl Into<Code>) -> Self {
         self.code = code.into();
         self
+    }
+
+    /// Names the cause of an answer's failure where its kind has a wider code.
+    fn of_model(self, code: &Code) -> Self {
+        match *code == Code::BOUNDARY_OVERFLOW {
+            true => self.code(code.clone()),
+            false => self,
+        }
     }
 
     /// Whether this is its code.
@@ -167,7 +207,11 @@ impl Failure {
     pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
         let kind = Kind::of_answer(error.code())?;
         let ours = kind != Kind::Interrupted || cancel.is_cancelled();
-        ours.then(|| Self::new(kind, error.message()).hint(error.hint()))
+        ours.then(|| {
+            Self::new(kind, error.message())
+                .of_model(error.code())
+                .hint(error.hint())
+        })
     }
 }
 
@@ -184,20 +228,8 @@ impl From<ChatError> for Failure {
             ChatError::ShuttingDown => Kind::Busy,
             error => Kind::of_answer(&error.code()).unwrap_or(Kind::Internal),
         };
-        Self::new(kind, error.to_string()).hint(hint(&error))
-    }
-}
-
-/// What to do about a failed chat, as far as its cause is known.
-fn hint(error: &ChatError) -> &'static str {
-    match error {
-        // A session's grant is made anew for each session: one that has expired, or is not valid
-        // yet, was made by a clock that another one does not agree with.
-        ChatError::ShardUnavailable(why) if why.contains("token_expired") => {
-            "the clock of this machine or of that host is wrong: compare them (`date -u`), and set \
-             it, for example with `timedatectl set-ntp true`"
-        }
-        error => error.hint(),
+        let failure = Self::new(kind, error.to_string()).of_model(&error.code());
+        failure.hint(error.hint())
     }
 }
 
@@ -206,6 +238,17 @@ impl From<Failure> for CallError {
     fn from(why: Failure) -> Self {
         Self::new(why.code, &why.message).with_hint(why.hint.unwrap_or_default())
     }
+}
+
+const MAKE_WRITABLE: &str =
+    "free some space where the data directory is, or let its disk be written";
+
+fn is_disk_full_or_read_only(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(
+        error.kind(),
+        QuotaExceeded | ReadOnlyFilesystem | StorageFull
+    )
 }
 
 /// What went wrong with the log.
@@ -220,6 +263,7 @@ impl From<LogError> for Failure {
                 .code(error.code())
                 .hint("start `hearthnet serve` in another home and try again; if nobody else is left, `hearthnet log resume --yes` goes on without asking");
             }
+            LogError::Thread(_) => return no_thread(&error),
             LogError::NoEffect(_) => (
                 Kind::Community,
                 "`hearthnet community members` shows who is what",
@@ -228,9 +272,21 @@ impl From<LogError> for Failure {
                 Kind::Community,
                 "set the clock (`timedatectl set-ntp true`) and repeat the command; if it is the others' that are wrong, take this machine off the network first",
             ),
-            LogError::ReadOnly { .. } | LogError::Io { .. } => (
-                Kind::Host,
-                "free some space where the data directory is, or let its disk be written",
+            LogError::ReadOnly { .. } => (Kind::Host, MAKE_WRITABLE),
+            LogError::Io { ref source, .. } if is_disk_full_or_read_only(source) => {
+                (Kind::Host, MAKE_WRITABLE)
+            }
+            LogError::Format { .. } => (
+                Kind::Refused,
+                "`hearthnet --version` shows the version of this program",
+            ),
+            LogError::Corrupt { .. } => (
+                Kind::Refused,
+                "`hearthnet restore` brings a backup back; `hearthnet community leave` gives the log up",
+            ),
+            LogError::Io { ref source, .. } => (
+                Kind::of_io(source),
+                "look at that file: it must be this user's regular file, on a disk that has space",
             ),
             _ => (Kind::Host, "`hearthnet status` shows the state of the log"),
         };
@@ -247,20 +303,5 @@ impl From<std::io::Error> for Failure {
             std::io::ErrorKind::BrokenPipe => Self::new(Kind::OutputClosed, "output closed"),
             _ => Self::internal(error),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_expired_token_hints_at_the_clock() {
-        let hint = |why: &str| {
-            let failure = Failure::from(ChatError::ShardUnavailable(why.to_owned()));
-            failure.hint_text().map(str::to_owned).unwrap_or_default()
-        };
-        assert!(hint("10.0.0.1:7600: token_expired").contains("clock"));
-        assert!(!hint("10.0.0.1:7600: nobody listens").contains("clock"));
     }
 }

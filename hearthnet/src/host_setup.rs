@@ -5,14 +5,17 @@ use std::time::Duration;
 use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_shard::{
-    LoadPhase, RunningHost, ServeConfig, ShardConfig, StartError, StartProgress, resident_bytes,
+    LoadPhase, Resource, RunningHost, ServeConfig, ShardConfig, StartError, StartProgress,
+    resident_bytes,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, Host};
 use crate::failure::{Failure, Kind};
-use crate::models::{OpenModel, engine_options};
+use crate::models::{OpenModel, engine_options, out_of_memory};
+use crate::node::bind_kind;
 use crate::output::{Progress, bytes};
+use crate::runtime::no_thread;
 
 /// So few positions of context that its owner should hear of it: many conversations are longer.
 const FEW_POSITIONS: u64 = 2000;
@@ -153,9 +156,18 @@ pub(crate) fn announcement(ready: &Ready) -> String {
 }
 
 pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
+    match error {
+        StartError::TooLittle {
+            resource: Resource::Memory,
+            ..
+        } => return out_of_memory(error),
+        StartError::Model(model) if model.is_out_of_memory() => return out_of_memory(error),
+        StartError::TooLittle { .. } | StartError::Thread(_) => return no_thread(error),
+        _ => {}
+    }
     let (kind, hint) = match error {
-        StartError::Listen(_) => (
-            Kind::Host,
+        StartError::Listen(error) => (
+            bind_kind(error),
             format!("is another program using {listen}? port 0 takes a free one"),
         ),
         StartError::WeightsMismatch { .. } => {

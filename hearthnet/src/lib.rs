@@ -39,11 +39,14 @@ mod service_setup;
 mod signals;
 mod standing;
 mod timeline;
+mod wrap;
 
+use std::alloc::System;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser as _};
+use clap::ArgMatches;
+use zeroizing_alloc::ZeroAlloc;
 
 use crate::args::{Args, Command, ConfigCommand, Global};
 use crate::config::{CpuLatency, Loaded};
@@ -51,10 +54,14 @@ use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
 
+/// Wipes memory as it is freed. A prompt, an answer or a key passes through buffers of many libraries,
+/// which would leave it to a core dump, to swap space, or to whoever breaks in later.
+#[global_allocator]
+static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
+
 /// Is the program, with its name and its arguments.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let matches = Args::command().get_matches_from(args);
-    let args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let (args, matches) = Args::read(args).unwrap_or_else(|error| error.exit());
     init_logs(&args);
     let json = wants_json(&matches);
     let dir = match args.command {
@@ -81,7 +88,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// # Errors
 /// If they start none, or the configuration cannot be read.
 pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str, String> {
-    let Args { global, command } = Args::try_parse_from(args).map_err(|e| e.to_string())?;
+    let (Args { global, command }, _) = Args::read(args).map_err(|e| e.to_string())?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
     let serves = command.serves().ok_or("these arguments start no daemon")?;
     let config = loaded.config;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hearthnet_bus::calls::{
@@ -12,6 +13,7 @@ use hearthnet_bus::calls::{
 };
 use hearthnet_bus::flight::Readers;
 use hearthnet_bus::{NodeId, NodeKey, whole_file};
+use hearthnet_model::ModelFile;
 use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Service;
@@ -24,6 +26,8 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
+use crate::output::note;
+use crate::paths::refuse_open_to_others;
 
 /// What the running node tells about itself, to programs on this machine only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
@@ -63,19 +67,67 @@ pub(crate) async fn connect(dir: &Path) -> Result<Client, CallError> {
 
 /// The failure of a daemon that holds its lock and does not answer.
 pub(crate) fn silent(dir: &Path) -> Failure {
+    let process = Process::of(dir);
+    let (why, hint) = match process.hint() {
+        Some(hint) => ("", hint),
+        None => (
+            ": it is starting or stopping",
+            "`hearthnet status` shows it; one data directory is one node, and --data-dir names another one".to_owned(),
+        ),
+    };
     Failure::new(
         Kind::Host,
         format!(
-            "a node runs on {}, and does not answer: it is starting or stopping",
+            "a node runs on {} ({process}), and does not answer{why}",
             dir.display()
         ),
     )
     .code("node_runs")
-    .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one")
+    .hint(hint)
+}
+
+/// The process that holds the lock of a data directory, as far as the system tells.
+pub(crate) struct Process {
+    id: Option<u32>,
+    is_stopped: bool,
+}
+
+impl Process {
+    pub(crate) fn of(dir: &Path) -> Self {
+        let id = Lock::process(dir);
+        // Its third field, behind a name in parentheses, is its state (proc_pid_stat(5)).
+        let stat = id.and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
+        let state = stat.as_deref().and_then(|stat| stat.rsplit_once(") "));
+        Self {
+            id,
+            is_stopped: state.is_some_and(|(_, rest)| rest.starts_with(['T', 't'])),
+        }
+    }
+
+    /// How it goes on, where it was stopped.
+    pub(crate) fn hint(&self) -> Option<String> {
+        let id = self.id.filter(|_| self.is_stopped)?;
+        Some(format!("`kill -CONT {id}` lets it go on"))
+    }
+}
+
+/// `process 1234, which is stopped`.
+impl std::fmt::Display for Process {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.id {
+            Some(id) => write!(f, "process {id}")?,
+            None => f.write_str("an unknown process")?,
+        }
+        match self.is_stopped {
+            true => f.write_str(", which is stopped"),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Calls a capability of the node that runs on `dir`; `None` if none runs, or it does not
-/// answer as it should.
+/// answer as it should. One that is silent is named on standard error: what follows is said
+/// without it.
 pub(crate) async fn ask<T: DeserializeOwned>(
     dir: &Path,
     capability: &str,
@@ -83,7 +135,13 @@ pub(crate) async fn ask<T: DeserializeOwned>(
 ) -> Option<T> {
     let asking =
         async { ask_over(&Client::connect_local(dir).await.ok()?, capability, params).await };
-    tokio::time::timeout(PATIENCE, asking).await.ok()?
+    match tokio::time::timeout(PATIENCE, asking).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            note(format!("warning: {}", silent(dir)));
+            None
+        }
+    }
 }
 
 async fn ask_over<T: DeserializeOwned>(
@@ -179,17 +237,26 @@ pub(crate) fn internal(error: impl std::fmt::Display) -> CallError {
     CallError::new(Code::INTERNAL, error.to_string())
 }
 
+/// What runs on a data directory, for a chat that could be asked there.
+pub(crate) enum Found {
+    /// A service that answers with the model.
+    Service(AskedService),
+    /// A process that holds the lock of this directory and does not answer.
+    Silent(PathBuf),
+    /// Nothing that could be asked.
+    Nothing,
+}
+
 /// The service of `data_dir` that answers with this model file (or with any, if it does not
 /// matter), if one runs, in the community or outside of it. What a service left behind that
 /// was killed is not asked: the lock of one that runs is held, and nobody else can hold it.
-pub(crate) async fn find_service(
-    data_dir: &Path,
-    wanted: Option<&Resolved>,
-) -> Option<AskedService> {
-    let file = match wanted {
-        Some(wanted) => Some((&wanted.id, wanted.path.canonicalize().ok()?)),
+pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> Found {
+    let file = match wanted.map(|wanted| (&wanted.id, wanted.path.canonicalize())) {
+        Some((id, Ok(path))) => Some((id, path)),
+        Some((_, Err(_))) => return Found::Nothing,
         None => None,
     };
+    let mut found = Found::Nothing;
     for dir in [data_dir.to_owned(), data_dir.join(STANDALONE)] {
         if !Lock::is_held(&dir) {
             continue;
@@ -202,27 +269,36 @@ pub(crate) async fn find_service(
                 None => true,
             };
             let model = offer.models.into_iter().find(suits)?;
-            let Offered { id, path, sampling } = model;
-            let model = Resolved { path, id };
             Some(AskedService {
                 client,
-                model,
-                sampling,
+                dir: dir.clone(),
+                model: Resolved {
+                    path: model.path,
+                    id: model.id,
+                },
+                sampling: model.sampling,
+                file_replaced: model.replaced,
             })
         };
-        if let Ok(Some(found)) = tokio::time::timeout(PATIENCE, asking).await {
-            return Some(found);
+        match tokio::time::timeout(PATIENCE, asking).await {
+            Ok(Some(service)) => return Found::Service(service),
+            Ok(None) => {}
+            Err(_) => found = Found::Silent(dir),
         }
     }
-    None
+    found
 }
 
 /// A service that runs on this machine.
 pub(crate) struct AskedService {
     pub(crate) client: Client,
+    /// The directory whose lock it holds.
+    pub(crate) dir: PathBuf,
     pub(crate) model: Resolved,
     /// How it chooses tokens where nobody says: whoever goes on without it must do the same.
     pub(crate) sampling: SamplingChoice,
+    /// The model file was replaced or written to after the service had opened it.
+    pub(crate) file_replaced: bool,
 }
 
 /// What [`NODE_MODELS`] ends with.
@@ -234,11 +310,22 @@ struct Models {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Offered {
     id: String,
+    #[serde(serialize_with = "as_text")]
     path: PathBuf,
     /// How its tokens are chosen where the caller does not say. A service of an earlier version
     /// chose the likeliest.
     #[serde(default = "greedy")]
     sampling: SamplingChoice,
+    /// Whether the file at `path` is no longer the one that chats are answered with. A service of an
+    /// earlier version does not look.
+    #[serde(default)]
+    replaced: bool,
+}
+
+/// A path in JSON, which has no place for bytes that are not UTF-8: a file of such a name is not found
+/// again by its name, and is answered with in the program that asks.
+fn as_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
 }
 
 fn greedy() -> SamplingChoice {
@@ -250,7 +337,7 @@ fn greedy() -> SamplingChoice {
 pub(crate) fn offer_chats(
     registry: &Registry,
     service: &Service,
-    file: &Path,
+    file: &Arc<ModelFile>,
     config: &Config,
 ) -> Result<(), Failure> {
     let inference = &config.research.distributed_inference;
@@ -260,25 +347,34 @@ pub(crate) fn offer_chats(
         .register(chats, Arc::new(ChatHandler(service.clone())))
         .map_err(Failure::internal)?;
     // A path that is no text cannot be told; such a model is then not found here, and no more.
-    let path = file
-        .canonicalize()
-        .ok()
-        .filter(|path| path.to_str().is_some());
+    let path = file.path().and_then(|path| path.canonicalize().ok());
+    let path = path.filter(|path| path.to_str().is_some());
     let models = path.into_iter().flat_map(|path| {
         let models = service.models().iter();
         models.map(move |model| Offered {
             id: model.id.clone(),
             path: path.clone(),
             sampling: model.text.sampling,
+            replaced: false,
         })
     });
-    let models = answer(&Models {
-        models: models.collect(),
-    });
+    let models: Vec<Offered> = models.collect();
+    let (file, told) = (Arc::clone(file), AtomicBool::new(false));
     Offer::new(
         NODE_MODELS,
         "Tells programs on the node's own machine which model files chats are answered with.",
-        move |_, _| std::future::ready(models.clone()),
+        move |_, _| {
+            let mut models = models.clone();
+            let replaced = file.is_replaced();
+            models.iter_mut().for_each(|m| m.replaced = replaced);
+            if replaced && !told.swap(true, Ordering::Relaxed) {
+                note(
+                    "warning: the model file was replaced or changed after this service had loaded it; \
+                     answers are those of the earlier file until the service is restarted",
+                );
+            }
+            std::future::ready(answer(&Models { models }))
+        },
     )
     .register(registry)
 }
@@ -316,9 +412,10 @@ impl StandaloneApi {
     pub(crate) async fn open(
         data_dir: &Path,
         service: &Service,
-        file: &Path,
+        file: &Arc<ModelFile>,
         config: &Config,
     ) -> Result<Self, Failure> {
+        refuse_open_to_others(data_dir)?;
         let dir = data_dir.join(STANDALONE);
         whole_file::make_folder(&dir, 0o700).map_err(|e| Failure::file("make", &dir, e))?;
         let lock = Lock::take(&dir)?;

@@ -1,14 +1,20 @@
 //! One data directory is one node: the lock of the node that runs on it.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Duration;
+
+use hearthnet_bus::regular_file;
 
 use crate::failure::{Failure, Kind};
 
 /// Held by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
+
+/// The number of a process in decimal digits.
+const MAX_ID_BYTES: u64 = 10;
 
 /// How often the lock is tried, and how long between: a look at it takes microseconds.
 const LOOKS: u32 = 5;
@@ -20,7 +26,7 @@ const LOOKS_AT_COMMANDS: u32 = 250;
 /// The right to be the one node that runs on a data directory. Free again when dropped, or
 /// when the process ends, however it does.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+pub(crate) struct Lock(File);
 
 impl Lock {
     /// Takes it.
@@ -29,7 +35,13 @@ impl Lock {
     /// If a node runs on `dir` already.
     pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
         for look in 0..LOOKS_AT_COMMANDS {
-            if let Some(lock) = Self::try_take(dir, File::try_lock, true)? {
+            if let Some(mut lock) = Self::try_take(dir, File::try_lock, true)? {
+                // For messages only: where the disk is full they say less.
+                let id = std::process::id().to_string();
+                let _ = lock
+                    .0
+                    .set_len(0)
+                    .and_then(|()| lock.0.write_all(id.as_bytes()));
                 return Ok(lock);
             }
             // Somebody may be looking whether it is held, which takes a moment.
@@ -60,6 +72,17 @@ impl Lock {
         matches!(Self::try_take(dir, File::try_lock_shared, false), Ok(None))
     }
 
+    /// The process that runs a node on `dir`, if one does and its lock says which.
+    pub(crate) fn process(dir: &Path) -> Option<u32> {
+        if !Self::is_held(dir) {
+            return None;
+        }
+        let mut id = String::new();
+        let file = File::open(dir.join(LOCK_FILE)).ok()?;
+        file.take(MAX_ID_BYTES).read_to_string(&mut id).ok()?;
+        id.parse().ok()
+    }
+
     fn try_take(
         dir: &Path,
         lock: impl FnOnce(&File) -> Result<(), TryLockError>,
@@ -67,16 +90,14 @@ impl Lock {
     ) -> Result<Option<Self>, Failure> {
         let path = dir.join(LOCK_FILE);
         let fail = |e: std::io::Error| {
-            Failure::file("use", &path, e).hint("--data-dir names another directory")
+            Failure::file("use", &path, &e)
+                .of_kind(Kind::of_io(&e))
+                .hint("--data-dir names another directory")
         };
-        let file = OpenOptions::new()
-            .write(true)
-            // Who only looks leaves nothing behind.
-            .create(create)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(fail)?;
+        let mut options = OpenOptions::new();
+        // A look at the lock must not create its file.
+        options.write(true).create(create).truncate(false);
+        let file = regular_file::open_with(options.mode(0o600), &path).map_err(fail)?;
         match lock(&file) {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -96,9 +117,11 @@ mod tests {
         assert!(!dir.path().join(LOCK_FILE).exists());
         let first = Lock::take(dir.path()).unwrap();
         assert!(Lock::is_held(dir.path()));
+        assert_eq!(Lock::process(dir.path()), Some(std::process::id()));
         assert_eq!(Lock::take(dir.path()).unwrap_err().kind, Kind::Host);
         assert!(Lock::keep_free(dir.path()).unwrap().is_none());
         drop(first);
+        assert_eq!(Lock::process(dir.path()), None);
         Lock::take(dir.path()).unwrap();
     }
 

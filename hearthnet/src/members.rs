@@ -13,12 +13,10 @@ use crate::failure::{Failure, Kind};
 pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let now = now_ms();
     let members = state.members();
-    among(
-        text,
-        members
-            .map(|(node, _)| (*node, state.name_of(node, now)))
-            .chain(state.left().map(|node| (*node, ""))),
-    )
+    let members = members.map(|(node, _)| (*node, state.name_of(node, now)));
+    let left = state.left().map(|node| (*node, "".into()));
+    let members: Vec<_> = members.chain(left).collect();
+    among(text, members.iter().map(|(node, name)| (*node, &**name)))
 }
 
 /// All members, for programs. `own` is this node; `dated_back`, how many events of each came to light late.

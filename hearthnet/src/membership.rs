@@ -5,12 +5,11 @@
 //! written whole or not at all, and only when something in it has changed.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read as _;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Community, Level};
-use hearthnet_bus::{CommunityId, NodeId, now_ms, whole_file};
+use hearthnet_bus::{CommunityId, NodeId, now_ms, regular_file, whole_file};
 use serde::{Deserialize, Serialize};
 
 /// The file's name in the data directory.
@@ -47,10 +46,15 @@ pub(crate) struct Membership {
 impl Membership {
     /// What was noted in a data directory; `None` if nothing was, or nothing that can be read.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
-        let mut text = String::new();
-        let file = File::open(path(dir)).ok()?;
-        file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
-        match serde_json::from_str(&text) {
+        let text = match regular_file::read(&path(dir), MAX_BYTES) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!("{} cannot be read: {error}", path(dir).display());
+                return None;
+            }
+        };
+        match serde_json::from_slice(&text) {
             Ok(noted) => Some(noted),
             Err(error) => {
                 tracing::warn!("{} cannot be read: {error}", path(dir).display());

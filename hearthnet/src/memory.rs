@@ -67,7 +67,7 @@ pub(crate) fn named_layers_fit(
     };
     let whole = needed.div_ceil(1 << 20);
     Err(Failure::new(
-        Kind::Host,
+        Kind::Config,
         format!(
             "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
              memory_budget_mb = {setting_mb} allows; {fit}",

@@ -2,11 +2,16 @@
 //! everything else to standard error.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+use std::os::fd::AsFd;
 
 use hearthnet_text::{is_plain, tame, tame_text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::failure::{Failure, Kind};
+use crate::wrap::Wrap;
+
+/// Columns of a terminal that does not say.
+const COLUMNS: usize = 80;
 
 /// Bytes in the unit that a person would choose (powers of 1024).
 pub(crate) fn bytes(n: u64) -> String {
@@ -109,7 +114,8 @@ impl Look {
 
     /// The same, by what is known of it.
     fn of(terminal: bool, term: &str, no_color: &str) -> Self {
-        let moves = terminal && term != "dumb";
+        // One of which nothing is known may know no sequence.
+        let moves = terminal && !["", "dumb", "cons25", "emacs"].contains(&term);
         Self {
             moves,
             // https://no-color.org: any value but the empty one.
@@ -144,6 +150,13 @@ impl Look {
     }
 }
 
+/// How many columns a terminal has.
+pub(crate) fn columns(terminal: impl AsFd) -> usize {
+    let size = rustix::termios::tcgetwinsize(terminal);
+    let columns = size.map_or(0, |size| usize::from(size.ws_col));
+    if columns == 0 { COLUMNS } else { columns }
+}
+
 /// Words for people, in a colour or without. Whatever stands in them only takes its place: the
 /// colour is around them, and no other sequence goes out.
 pub(crate) struct Styled {
@@ -152,10 +165,11 @@ pub(crate) struct Styled {
 }
 
 impl Styled {
-    /// The same colour around other words.
-    pub(crate) fn map(self, words: impl FnOnce(&str) -> String) -> Self {
+    /// The same with its lines broken between words, at most so many columns wide.
+    fn wrapped(self, columns: usize) -> Self {
+        let mut wrap = Wrap::default();
         Self {
-            text: words(&self.text),
+            text: wrap.push(&self.text, columns) + &wrap.finish(columns),
             ..self
         }
     }
@@ -255,9 +269,14 @@ pub(crate) fn print_bytes(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A line for people, on standard error. Nobody listening there is no failure.
+/// A line for people, on standard error, broken between words where that is a narrow terminal. Nobody
+/// listening there is no failure.
 pub(crate) fn note(line: impl Into<Styled>) {
-    let _ = writeln!(io::stderr(), "{}", line.into());
+    let (mut line, error) = (line.into(), io::stderr());
+    if error.is_terminal() {
+        line = line.wrapped(columns(&error));
+    }
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// A log, whose records are written in one piece each: one line each, whatever is in them.
@@ -329,7 +348,7 @@ impl Progress {
     /// `done` of `total` bytes; a total of 0 is unknown.
     pub(crate) fn set(&mut self, done: u64, total: u64) {
         if self.bar.is_hidden()
-            && io::stderr().is_terminal()
+            && Look::of_this_terminal().moves()
             && self.started.elapsed().as_millis() > 300
         {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -390,10 +409,23 @@ mod tests {
         assert!(!plain(true, "xterm-256color", ""));
         assert!(plain(false, "xterm-256color", ""));
         assert!(plain(true, "dumb", ""));
+        assert!(plain(true, "", ""));
         assert!(plain(true, "xterm-256color", "1"));
         // Who wants no colours may still have a spinner.
         assert!(Look::of(true, "xterm", "1").moves());
         assert!(!Look::of(true, "dumb", "").moves());
+    }
+
+    #[test]
+    fn a_note_is_broken_between_words_and_keeps_its_colour() {
+        let look = Look::of(true, "xterm", "");
+        let red = look.red("error: there is no question: standard input is empty");
+        assert_eq!(
+            red.wrapped(20).to_string(),
+            "\u{1b}[31merror: there is no\nquestion: standard\ninput is empty\u{1b}[0m"
+        );
+        let lines = Styled::from("one\n  two three").wrapped(8);
+        assert_eq!(lines.to_string(), "one\n  two\nthree");
     }
 
     #[test]

@@ -1,22 +1,59 @@
 //! Where things live on this machine (XDG base directories).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{KeyFileError, NodeKey, whole_file};
 
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
 
-/// `$VARIABLE`, or `~/FALLBACK`; `None` without a home.
+/// `$VARIABLE`, or `~/FALLBACK`; `None` without a home. A relative path is ignored, as the XDG base
+/// directory specification demands.
 pub(crate) fn xdg(variable: &str, fallback: &str) -> Option<PathBuf> {
-    let set = std::env::var_os(variable)
-        .filter(|v| !v.is_empty())
-        .map(PathBuf::from);
-    set.or_else(|| {
-        std::env::var_os("HOME")
-            .filter(|v| !v.is_empty())
-            .map(|h| PathBuf::from(h).join(fallback))
-    })
+    let absolute = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    absolute(variable).or_else(|| absolute("HOME").map(|home| home.join(fallback)))
+}
+
+/// The failure of a key file.
+pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
+    let (kind, hint) = match error {
+        KeyFileError::Folder { folder, .. } => (Kind::Refused, close_folder(folder)),
+        KeyFileError::Io { source, .. } => (Kind::of_io(source), another()),
+        KeyFileError::Randomness(_) => (Kind::Host, "try again later".to_owned()),
+        _ => (Kind::Refused, another()),
+    };
+    Failure::new(kind, error.to_string()).hint(hint)
+}
+
+fn another() -> String {
+    "--data-dir names another directory for this node's key".to_owned()
+}
+
+/// What to do about a folder that other users may write to.
+pub(crate) fn close_folder(folder: &Path) -> String {
+    format!(
+        "`chmod go-w {}` closes it to other users; look at what they may have put there first",
+        folder.display()
+    )
+}
+
+/// Refuses a data directory in which other users may put files.
+pub(crate) fn refuse_open_to_others(folder: &Path) -> Result<(), Failure> {
+    match whole_file::writable_by_others(folder) {
+        None => Ok(()),
+        Some(mode) => Err(Failure::new(
+            Kind::Refused,
+            format!(
+                "other users may write to the data directory {} (mode {mode:03o})",
+                folder.display()
+            ),
+        )
+        .hint(close_folder(folder))),
+    }
 }
 
 impl Global {
@@ -28,7 +65,7 @@ impl Global {
         let usual = || xdg("XDG_DATA_HOME", ".local/share").map(|d| d.join("hearthnet"));
         self.data_dir.clone().or_else(usual).ok_or_else(|| {
             Failure::new(
-                Kind::Host,
+                Kind::Refused,
                 "there is no home directory to keep this node's key in",
             )
             .hint("name one with --data-dir")
@@ -37,9 +74,6 @@ impl Global {
 
     /// This node's key, made on first use.
     pub(crate) fn node_key(&self) -> Result<NodeKey, Failure> {
-        NodeKey::load_or_create(&self.dir()?.join("node.key")).map_err(|e| {
-            Failure::new(Kind::Host, e.to_string())
-                .hint("--data-dir names another directory for this node's key")
-        })
+        NodeKey::load_or_create(&self.dir()?.join("node.key")).map_err(|e| key_failure(&e))
     }
 }

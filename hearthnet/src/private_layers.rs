@@ -11,7 +11,7 @@ use crate::backends::kv_bytes;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::memory::weights_budget;
-use crate::models::{OpenModel, engine_options, model_failure};
+use crate::models::{OpenModel, engine_options, load_failure};
 use crate::output::note;
 
 /// Loads the layers of a model that this machine computes itself, for at most `chats`
@@ -60,7 +60,7 @@ pub(crate) fn load(
     };
     let rows = inference.prefill_rows;
     model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
-        .map_err(|e| model_failure(&model.path, e))?;
+        .map_err(|e| load_failure(&model.path, &e))?;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::failure::{Failure, Kind};
 use crate::lock::Lock;
 use crate::membership::Membership;
 use crate::output::note;
-use crate::runtime::block_on;
+use crate::runtime::{block_on, no_thread};
 
 /// How long members are looked for. One that is where it was answers within a second; mDNS may
 /// take a few.
@@ -78,8 +78,10 @@ fn refill(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure>
     let home = Home::new(dir.to_owned(), key, log);
     // A thread of its own: whoever asks may be within a runtime already.
     let filled = std::thread::scope(|scope| {
-        let filling = scope.spawn(|| block_on(fill(&home, &cx.config)));
+        let thread = std::thread::Builder::new().name("refill".into());
+        let filling = thread.spawn_scoped(scope, || block_on(fill(&home, &cx.config)));
         filling
+            .map_err(|e| no_thread(&e))?
             .join()
             .unwrap_or_else(|_| Err(Failure::internal("the log could not be filled")))
     });

@@ -5,14 +5,12 @@
 //! XChaCha20-Poly1305. All of the rest is authenticated with it, so that nobody weakens the costs or
 //! changes the name of the key. The file has the permissions of any key file and is checked like one.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::Path;
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use chacha20poly1305::aead::{Aead as _, Payload};
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
-use hearthnet_bus::{KeyFileError, NodeId, NodeKey, whole_file};
+use hearthnet_bus::{KeyFileError, NodeId, NodeKey, regular_file, whole_file};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
@@ -98,7 +96,10 @@ impl RootKey {
         {
             return Ok(Some(Self::Sealed(sealed)));
         }
-        Err(Failure::new(Kind::Host, error.to_string())
+        if let KeyFileError::Folder { .. } = error {
+            return Err(crate::paths::key_failure(&error));
+        }
+        Err(Failure::new(Kind::Refused, error.to_string())
             .hint("the root key is what the community rests on: restore it from a copy"))
     }
 
@@ -190,10 +191,8 @@ impl Sealed {
 
     /// `None` if the file holds nothing like it.
     fn read(path: &Path) -> Option<Self> {
-        let mut text = String::new();
-        let file = File::open(path).ok()?;
-        file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
-        let sealed: Self = serde_json::from_str(&text).ok()?;
+        let text = regular_file::read(path, MAX_BYTES).ok()?;
+        let sealed: Self = serde_json::from_slice(&text).ok()?;
         (sealed.header.format == FORMAT).then_some(sealed)
     }
 
@@ -316,7 +315,10 @@ mod tests {
             assert!(changed(from, to).unwrap_err().has_code("bad_root_key"));
         }
         // A format of another version, or anything else, is no key.
-        assert_eq!(changed("key-1\"", "key-2\"").unwrap_err().kind, Kind::Host);
+        assert_eq!(
+            changed("key-1\"", "key-2\"").unwrap_err().kind,
+            Kind::Refused
+        );
     }
 
     #[test]

@@ -2,14 +2,33 @@
 
 use std::time::Duration;
 
+use hearthnet_transport::threads_can_start;
 use tokio::runtime::Runtime;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, Kind};
+
+/// Threads for tasks.
+const WORKERS: usize = 2;
+
+/// The failure of a thread that the system does not give.
+pub(crate) fn no_thread(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(
+        Kind::Host,
+        format!("the system gives this program no more threads: {error}"),
+    )
+    .code("no_threads")
+    .hint(
+        "end other programs, or raise the limit: `ulimit -u` shows that of this user, TasksMax= is that \
+         of a systemd unit, pids.max that of a container",
+    )
+}
 
 /// The runtime for network I/O. Chats and engines run on threads of their own.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    // Beside them at least one is needed for what blocks.
+    threads_can_start(WORKERS + 1).map_err(|e| no_thread(&e))?;
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(WORKERS)
         .enable_all()
         .build()
         .map_err(Failure::internal)

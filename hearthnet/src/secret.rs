@@ -11,8 +11,9 @@ use zeroize::Zeroizing;
 
 use crate::failure::{Failure, Kind};
 
-/// Longest line, in bytes: many times an invite code with all its hints.
-pub(crate) const MAX_BYTES: usize = 4096;
+/// Longest line, in bytes: many times an invite code with all its hints, and less than the 4095 at which a
+/// terminal cuts it.
+pub(crate) const MAX_BYTES: usize = 4000;
 
 /// A line of standard input; on a terminal it is asked for first, and is seen when it is typed if
 /// `shown`.

@@ -1,10 +1,11 @@
 //! The chat service as the program sets it up: models, hosts or this machine, and the HTTP interface.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{NodeKey, regular_file, whole_file};
 use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
 use hearthnet_model::engine::{EngineOptions, Head};
 use hearthnet_model::reference::expand_home;
@@ -12,7 +13,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{HostSource, PooledHosts};
+use hearthnet_orchestrator::hosts::{HostSource, Patience, PooledHosts};
 use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
@@ -27,6 +28,7 @@ use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::models::{OpenModel, engine_options, load_head, text_model};
 use crate::output::note;
+use crate::paths::close_folder;
 
 /// How long chats may take to end when the service is asked to stop.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
@@ -74,9 +76,13 @@ pub(crate) fn hosted_model(
         let source = source(&asked, exact).map_err(|e| ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(|load| load());
         let settings = pump_settings(&all, local.is_some());
+        let since = Instant::now();
         let hosts = ShardedBackend::open(handle.clone(), source, settings, cancel);
         asked.private.around(match local {
-            Some(local) => Box::new(WithFallback::begin(hosts, local, exact, &handle, cancel)?),
+            Some(local) => {
+                let begun = WithFallback::begin(hosts, since, local, exact, &handle, cancel);
+                Box::new(begun?)
+            }
             None => Box::new(hosts?),
         })
     };
@@ -100,15 +106,17 @@ fn served(
 
 /// Begins a conversation of this process with a model, without a service's queue. Hosts that are
 /// `named` are connected at once; one that cannot be reached is left out as long as others have its
-/// layers. What is to be said of those comes beside the conversation.
+/// layers, or this machine can answer (`Patience::Short`). What is to be said of those comes beside the conversation.
 pub(crate) fn converse(
     runtime: &Handle,
     served: &ServedModel,
-    named: Option<&PooledHosts>,
+    named: Option<&(PooledHosts, Patience)>,
     exact: Option<Exact>,
     cancel: &Cancel,
 ) -> Result<(Conversation, Vec<String>), Failure> {
-    let left_out = named.map_or_else(Vec::new, |hosts| runtime.block_on(hosts.reach()));
+    let left_out = named.map_or_else(Vec::new, |(hosts, patience)| {
+        runtime.block_on(hosts.reach(*patience))
+    });
     match (served.open)(exact.unwrap_or(served.exact), cancel) {
         Ok(backend) => {
             let warning = |why| format!("warning: going on without one host: {why}");
@@ -188,9 +196,11 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
         HttpError::KeyNeeded(_) => Failure::new(Kind::Config, error.to_string()).hint(
             "name a file that holds a key with http.api_key_file, or listen on 127.0.0.1 only",
         ),
-        _ => Failure::new(Kind::Host, error.to_string()).hint(format!(
-            "is another program using the port? {flag} 127.0.0.1:0 takes a free one"
-        )),
+        HttpError::Listen { source, .. } => Failure::new(Kind::of_io(source), error.to_string())
+            .hint(format!(
+                "is another program using the port? {flag} 127.0.0.1:0 takes a free one"
+            )),
+        _ => Failure::new(Kind::Host, error.to_string()),
     }
 }
 
@@ -211,15 +221,22 @@ fn read_key(path: &Path) -> Result<ApiKey, Failure> {
         )
         .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
     };
-    let metadata = std::fs::metadata(path).map_err(|e| fail(e.to_string()))?;
+    let folder = whole_file::folder_of(path);
+    if let Some(mode) = whole_file::writable_by_others(folder) {
+        let why = format!("others may write to its folder (mode {mode:03o})");
+        return Err(fail(why).hint(close_folder(folder)));
+    }
+    let file = regular_file::open(path).map_err(|e| fail(e.to_string()))?;
+    let metadata = file.metadata().map_err(|e| fail(e.to_string()))?;
     if metadata.permissions().mode() & 0o077 != 0 {
         return Err(fail("others may read it: chmod 600".into()));
     }
     // A key is a line; what is longer is some other file.
-    if metadata.len() > 4096 {
-        return Err(fail("it is too long for a key".into()));
-    }
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    let text = regular_file::all_of(file, 4096).map_err(|e| match e.kind() {
+        ErrorKind::FileTooLarge => fail("it is too long for a key".into()),
+        _ => fail(e.to_string()),
+    })?;
+    let text = String::from_utf8_lossy(&text);
     ApiKey::new(&text).ok_or_else(|| {
         fail(format!(
             "a key has at least {MIN_KEY_BYTES} printable ASCII characters"

@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::failure::{Failure, Kind};
-use crate::runtime::runtime;
+use crate::runtime::{no_thread, runtime};
 
 /// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
 pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
@@ -36,13 +36,14 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let runtime = runtime()?;
     let (seen, cancel) = (Arc::clone(&flag), Cancel::default());
     watch_interrupt(&runtime, cancel.clone());
-    std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().name("signals".into());
+    let watching = thread.spawn(move || {
         // The runtime lives here for as long as the program does: it waits for the signals.
         runtime.block_on(cancel.cancelled());
         seen.store(true, Ordering::Release);
         runtime.block_on(std::future::pending::<()>());
     });
-    Ok(flag)
+    watching.map(|_| flag).map_err(|e| no_thread(&e))
 }
 
 /// How often a program was asked to stop: a second time means at once.
@@ -70,11 +71,13 @@ impl Stop {
             });
         }
         if lifeline {
-            std::thread::spawn(move || {
+            let thread = std::thread::Builder::new().name("lifeline".into());
+            let watching = thread.spawn(move || {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
                 // The receiver is gone when the program is ending anyway.
                 let _ = sender.blocking_send(());
             });
+            watching.map_err(|e| no_thread(&e))?;
         }
         let (once, twice) = (Cancel::default(), Cancel::default());
         let stop = Self {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_bus::log::{Community, EventLog, Level};
-use hearthnet_bus::{NodeId, whole_file};
+use hearthnet_bus::{NodeId, regular_file, whole_file};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -27,6 +27,8 @@ const MEASURED_MS: u64 = 15 * 60_000;
 const SET_MS: u64 = 30_000;
 /// The file with the last measurement, while the clock is wrong.
 pub(crate) const CLOCK_FILE: &str = "clock.json";
+/// Most bytes that are read of it: it has four numbers.
+const MAX_CLOCK_BYTES: u64 = 4096;
 
 /// What to do for a key that counts no more.
 pub(crate) const NEW_KEY: &str = "`hearthnet community leave` puts the key and the log away; then a new code and `hearthnet community join CODE` make this home a member again";
@@ -192,7 +194,7 @@ pub(crate) fn note_clock(dir: &Path, log: &EventLog) -> bool {
 
 /// The last measurement, if it still says something about this clock.
 fn measured(dir: &Path) -> Option<Measured> {
-    let bytes = std::fs::read(clock_file(dir)).ok()?;
+    let bytes = regular_file::read(&clock_file(dir), MAX_CLOCK_BYTES).ok()?;
     let measured: Measured = serde_json::from_slice(&bytes).ok()?;
     measured.holds(now_ms(), up_ms()).then_some(measured)
 }

@@ -153,6 +153,8 @@ def shape_files(shapes):
         if not files[name].exists():
             say(f"hearthnet: writing random weights in the shape of {name}")
             files[name].parent.mkdir(parents=True, exist_ok=True)
+            # Their tokens are those of llama.cpp's vocabularies, which this fetches unless they are there.
+            run([sys.executable, ROOT / "tests" / "vocabularies.py"])
             part = files[name].with_suffix(".part")
             command = ["cargo", "run", "--release", "--quiet", "--package", "hearthnet-testkit"]
             command += ["--manifest-path", ROOT / "Cargo.toml", "--example", "random_model", "--", name, part]

@@ -14,6 +14,9 @@ use hearthnet_testkit::lab::Lab;
 use super::*;
 use crate::support::Server;
 
+/// A silent host that only this machine can replace holds an answer up for no longer.
+const MOST_SILENCE: Duration = Duration::from_secs(6);
+
 /// Says for how long an answer stood still.
 fn stood_still(what: &str, heard: &Heard) {
     println!(
@@ -111,10 +114,19 @@ fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
-    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
-        if token == 6 {
-            fleet.strike(&route[1], Fault::Stop);
-        }
+    let answer = std::thread::scope(|scope| {
+        let fleet = &fleet;
+        ask(&caller, &fleet.addresses(), true, |token, route| {
+            if token == 6 {
+                fleet.strike(&route[1], Fault::Stop);
+                let stopped = &fleet.0[fleet.place(&route[1])];
+                scope.spawn(move || {
+                    // Time itself is tried: by then it is too late for the host.
+                    std::thread::sleep(MOST_SILENCE);
+                    stopped.signal(Signal::CONT);
+                });
+            }
+        })
     });
     answer.says(&undisturbed, "silent, and no spare");
     stood_still("silent, and no spare", &answer.heard);

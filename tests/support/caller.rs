@@ -14,7 +14,7 @@ use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Promp
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use hearthnet_orchestrator::hosts::{Choice, GRACE, HostSource, Patience, RoutedSpan, Search};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
@@ -56,7 +56,7 @@ impl HostSource for Connected {
         let there: Vec<Arc<HostLink>> = there.map(|(link, _)| Arc::clone(link)).collect();
         match self.choice.among(&there, search) {
             // A host that is silent now may be back in a moment, where there is no other.
-            Err(_) if !search.optional && there.len() < self.links.len() => {
+            Err(_) if search.patience != Patience::None && there.len() < self.links.len() => {
                 self.choice.among(&self.links, search)
             }
             route => route,
@@ -227,6 +227,7 @@ impl Caller {
             let cancel = Cancel::default();
             Box::new(WithFallback::begin(
                 Ok(sharded),
+                Instant::now(),
                 Box::new(load),
                 Exact::Require,
                 runtime,

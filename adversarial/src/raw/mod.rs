@@ -8,7 +8,9 @@
 pub(crate) mod event;
 mod gossip;
 mod impostor;
+mod tap;
 
 pub(crate) use gossip::{Gossip, Pushed};
 pub(crate) use hearthnet_testkit::raw::*;
 pub(crate) use impostor::{Impostor, Trick};
+pub(crate) use tap::Tap;

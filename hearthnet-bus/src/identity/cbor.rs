@@ -5,6 +5,7 @@
 //! deterministic form. Decoding encodes again and compares: other lengths, orders, tags,
 //! indefinite lengths and tails are refused without a second parser.
 
+use ciborium::Value;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,6 +20,27 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, NotCanonical> 
     Ok(bytes)
 }
 
+/// Whether the keys of every map stand in the order of their encodings, for assertions. [`decode`] cannot
+/// see that: it compares with the order of the struct's fields. (A descriptor has an order of its own.)
+pub(crate) fn is_in_order(bytes: &[u8]) -> bool {
+    fn walk(value: &Value) -> bool {
+        match value {
+            Value::Array(items) => items.iter().all(walk),
+            Value::Map(entries) => {
+                let key = |(key, _): &(Value, Value)| {
+                    let mut bytes = Vec::new();
+                    ciborium::into_writer(key, &mut bytes).map(|()| bytes).ok()
+                };
+                let keys: Option<Vec<_>> = entries.iter().map(key).collect();
+                keys.is_some_and(|keys| keys.is_sorted_by(|a, b| a < b))
+                    && entries.iter().all(|(_, value)| walk(value))
+            }
+            _ => true,
+        }
+    }
+    ciborium::from_reader(bytes).is_ok_and(|value| walk(&value))
+}
+
 /// Decodes a record of at most `depth` nested levels. The caller has bounded `bytes`; what is
 /// allocated is bounded by them.
 pub(crate) fn decode<T: Serialize + DeserializeOwned>(
@@ -31,5 +53,22 @@ pub(crate) fn decode<T: Serialize + DeserializeOwned>(
         Ok(record)
     } else {
         Err(NotCanonical)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_out_of_order_are_seen_at_any_depth() {
+        // {"by": null, "name": ""}, alone and within an array within a map.
+        assert!(is_in_order(b"\xa2\x62by\xf6\x64name\x60"));
+        assert!(is_in_order(b"\xa1\x61a\x81\xa2\x62by\xf6\x64name\x60"));
+        // {"name": "", "by": null}
+        assert!(!is_in_order(b"\xa2\x64name\x60\x62by\xf6"));
+        assert!(!is_in_order(b"\xa1\x61a\x81\xa2\x64name\x60\x62by\xf6"));
+        // The same key twice.
+        assert!(!is_in_order(b"\xa2\x62by\xf6\x62by\xf6"));
     }
 }

@@ -65,6 +65,14 @@ pub enum KeyFileError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Group or others may write to the folder, and could put another key there.
+    #[error("other users may write to {} (mode {mode:03o}), which holds a secret key", folder.display())]
+    Folder {
+        /// The folder of the key file.
+        folder: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// The content is not one line with one key.
     #[error(
         "{} is not a node key (expected one line, \"ed25519-secret:\" and 43 characters); \
@@ -97,6 +105,7 @@ impl NodeKey {
     /// Every variant of [`KeyFileError`] but `Randomness`. A file that is a link, not
     /// this user's, or open to others is refused before anything of it is used.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
+        private_folder(path)?;
         let file = open_private(path)?;
         let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
         match file.take(MAX_FILE_BYTES).read_to_string(&mut text) {
@@ -143,6 +152,7 @@ impl NodeKey {
     pub fn write_new(&self, path: &Path) -> Result<(), KeyFileError> {
         whole_file::make_folder(whole_file::folder_of(path), 0o700)
             .map_err(|e| io_error("make the folder of", path, e))?;
+        private_folder(path)?;
         let secret = self.secret();
         let mut text = Zeroizing::new(String::with_capacity(MAX_FILE_BYTES as usize));
         text.push_str(PREFIX);
@@ -150,6 +160,18 @@ impl NodeKey {
         text.push('\n');
 
         whole_file::create(path, text.as_bytes(), 0o600).map_err(|e| io_error("write", path, e))
+    }
+}
+
+/// Refuses a folder in which other users can replace the key.
+fn private_folder(path: &Path) -> Result<(), KeyFileError> {
+    let folder = whole_file::folder_of(path);
+    match whole_file::writable_by_others(folder) {
+        None => Ok(()),
+        Some(mode) => Err(KeyFileError::Folder {
+            folder: folder.into(),
+            mode,
+        }),
     }
 }
 
@@ -228,6 +250,27 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_others_may_write_to_holds_no_key() {
+        let dir = folder();
+        let path = dir.path().join("key");
+        let mode =
+            |mode| fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+        for open in [0o777, 0o1777, 0o770, 0o702] {
+            mode(open);
+            let refused = NodeKey::load_or_create(&path).unwrap_err();
+            assert!(matches!(refused, KeyFileError::Folder { mode, .. } if mode == open));
+            assert!(!path.exists());
+        }
+        mode(0o755);
+        NodeKey::load_or_create(&path).unwrap();
+        mode(0o777);
+        assert!(matches!(
+            NodeKey::load(&path),
+            Err(KeyFileError::Folder { .. })
+        ));
+    }
+
+    #[test]
     fn a_made_key_is_private_and_comes_back() {
         let dir = folder();
         let path = dir.path().join("deep/er/node.key");
@@ -291,8 +334,10 @@ mod tests {
     #[test]
     fn what_is_not_a_file_is_refused_without_waiting_for_it() {
         let dir = folder();
+        let inner = dir.path().join("folder");
+        fs::create_dir(&inner).unwrap();
         assert!(matches!(
-            NodeKey::load(dir.path()),
+            NodeKey::load(&inner),
             Err(KeyFileError::NotAFile { .. })
         ));
         let pipe = dir.path().join("pipe");

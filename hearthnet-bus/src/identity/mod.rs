@@ -12,9 +12,10 @@
 //! | "seen before" | [`ReplayCache`] | `replay.rs` |
 //! | which community | [`CommunityId`] | `community_id.rs` |
 //! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
+//! | files that are read only if they are regular ones | [`regular_file`] | `regular_file.rs` |
 //! | the time of day | [`now_ms`] | `unix_time.rs` |
 //!
-//! `key_file.rs` and `whole_file.rs` use files, `unix_time.rs` reads the clock, and keys are made
+//! `key_file.rs`, `regular_file.rs` and `whole_file.rs` use files, `unix_time.rs` reads the clock, and keys are made
 //! from the system's randomness; all else is pure.
 
 mod capability;
@@ -24,6 +25,7 @@ mod grant;
 mod key_file;
 mod node_key;
 pub(crate) mod raw_keys;
+pub mod regular_file;
 pub(crate) mod replay;
 mod signature;
 mod unix_time;

@@ -55,6 +55,12 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
+/// The permission bits of a folder in which other users may make, replace or remove files.
+pub fn writable_by_others(folder: &Path) -> Option<u32> {
+    let mode = std::fs::metadata(folder).ok()?.permissions().mode() & 0o7777;
+    (mode & 0o022 != 0).then_some(mode)
+}
+
 /// The folder in which a file lies, or is to lie.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {

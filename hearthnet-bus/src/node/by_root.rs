@@ -75,7 +75,8 @@ impl Node {
         }
         let (log, config) = (self.inner.log.clone(), settings.sync.clone());
         let (shown, mut progress) = watch::channel(Progress::default());
-        let gossip = gossip(socket, root, log, config, Accounts::default(), shown);
+        let accounts = Accounts::new(&config);
+        let gossip = gossip(socket, root, log, config, accounts, shown);
         let even = progress.wait_for(|progress| progress.in_sync && progress.declined == 0);
         tokio::select! {
             _ = gossip => None,

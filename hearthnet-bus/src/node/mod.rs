@@ -281,7 +281,7 @@ impl Node {
         let inner = Arc::new(Inner {
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
-            accounts: Accounts::default(),
+            accounts: Accounts::new(&settings.sync),
             flight_diff: Mutex::default(),
             put_out_by: Mutex::default(),
             strange_to: Mutex::default(),

@@ -14,8 +14,6 @@ use super::{Inner, Node, bus_rule};
 use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
-/// Addresses of one node that are tried.
-const MAX_ENDPOINTS: usize = 8;
 /// How long an address has before the next one is tried beside it.
 const STAGGER: Duration = Duration::from_millis(250);
 
@@ -57,8 +55,7 @@ impl Inner {
         node: NodeId,
         rule: &PathRule,
     ) -> Result<PeerSocket, Vec<(SocketAddr, ConnectError)>> {
-        let mut endpoints = self.discovery.dialable(&node);
-        endpoints.truncate(MAX_ENDPOINTS);
+        let endpoints = self.discovery.dialable(&node);
         let reached = first_of(endpoints, async |endpoint: SocketAddr| {
             let addr = endpoint.to_string();
             let config = &self.settings.transport;

@@ -262,13 +262,15 @@ async fn watch_rights(inner: Arc<Inner>) {
         inner.discovery.set_members(members);
         let (own, local) = (inner.own_endpoints(), inner.discovery.local());
         let claims = Claims::new(&state, &own, local, now_ms);
-        for seen in state.nodes(now_ms) {
+        // Also what has expired: a node that has just started, and has been away for a while, knows
+        // nothing else that the others have signed.
+        for seen in state.nodes(0).filter(|seen| seen.node != inner.id) {
             let endpoints = seen.endpoints.iter();
-            let endpoints: Vec<SocketAddr> =
-                endpoints.filter_map(|text| claims.admit(text)).collect();
-            if seen.node != inner.id {
-                inner.discovery.told(Source::Log, seen.node, &endpoints);
-            }
+            let signed: Vec<SocketAddr> = endpoints.filter_map(|text| text.parse().ok()).collect();
+            let admitted = seen.endpoints.iter().filter_map(|text| claims.admit(text));
+            let admitted: Vec<SocketAddr> = admitted.collect();
+            inner.discovery.told(Source::Log, seen.node, &admitted);
+            inner.discovery.signed(&seen.node, &signed);
         }
         inner.dial.notify_one();
         let is_member = state.level(&inner.id).is_some();

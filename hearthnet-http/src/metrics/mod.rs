@@ -147,6 +147,7 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Gauge, name: "distributed_inference_hosts", what: "Hosts that were asked, by what was seen of them: good, failing, quarantined" },
     Number { kind: Kind::Labelled, name: "distributed_inference_host_failures_total", what: "Failures of hosts, by kind" },
     Number { kind: Kind::Counter, name: "distributed_inference_stale_answers_total", what: "Answers of hosts to steps that were given up" },
+    Number { kind: Kind::Labelled, name: "hearthnet_transport_late_results_total", what: "Results that came for steps that nobody waited for any more, and were dropped, by side" },
     Number { kind: Kind::Histogram, name: "hearthnet_queue_wait_ms", what: "From the request to its turn" },
     Number { kind: Kind::Gauge, name: "hearthnet_pipelines_running", what: "Chats that run" },
     Number { kind: Kind::Gauge, name: "hearthnet_pipelines_waiting", what: "Chats that wait for a turn" },

@@ -32,6 +32,9 @@ pub enum LoadError {
         /// What is wrong with its type or shape.
         source: PackError,
     },
+    /// A tensor has a weight that is a NaN or an infinity: every answer would be noise.
+    #[error("tensor {0:?} holds a NaN or an infinity: the file is damaged, or was converted badly")]
+    NotFinite(String),
     /// The system has no memory for so many bytes of weights.
     #[error("no memory for {0} bytes of weights")]
     OutOfMemory(usize),

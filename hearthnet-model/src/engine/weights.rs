@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::error::LoadError;
-use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed, WeightType};
+use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed, WeightType, all_finite};
 use crate::model_file::{ModelFile, TensorView};
 use crate::spec::{Activation, LayerTensor, ModelSpec, Rotation};
 use crate::{ModelError, TensorType};
@@ -412,6 +412,9 @@ impl<'a> Loader<'a> {
         let arena = &mut self.arena;
         let packed = self.pool.install(|| pack(arena, &matrices));
         let packed = packed.map_err(|source| pack_error(views[0], source))?;
+        if let Some(view) = packed.not_finite().and_then(|part| views.get(part)) {
+            return Err(LoadError::NotFinite(view.name.to_owned()));
+        }
         self.bytes += packed.bytes();
         views.iter().for_each(|view| self.step(view));
         Ok(packed)
@@ -424,6 +427,9 @@ impl<'a> Loader<'a> {
                 "{:?} is {}",
                 view.name, view.dtype
             )));
+        }
+        if !all_finite(WeightType::F32, view.bytes) {
+            return Err(LoadError::NotFinite(view.name.to_owned()));
         }
         let (values, _) = view.bytes.as_chunks::<4>();
         let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));

@@ -24,7 +24,6 @@ mod tensor_type;
 mod value;
 pub mod writer;
 
-use std::fs::File;
 use std::path::Path;
 use std::time::SystemTime;
 
@@ -32,6 +31,7 @@ pub use error::{GgufError, MetadataError};
 pub use tensor_type::TensorType;
 pub use value::{Array, ArrayIter, Value, ValueType};
 
+use crate::regular_file;
 use reader::{Header, SlotKind};
 
 const MAGIC: &[u8] = b"GGUF";
@@ -105,12 +105,8 @@ impl Gguf {
             path: path.to_owned(),
             source,
         };
-        let file = File::open(path).map_err(io)?;
+        let file = regular_file::open(path).map_err(io)?;
         let info = file.metadata().map_err(io)?;
-        if !info.is_file() {
-            let source = std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a file");
-            return Err(io(source));
-        }
         if info.len() == 0 {
             return Err(GgufError::Magic(Vec::new()));
         }

@@ -39,6 +39,7 @@ use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{Gguf, TensorType, Value};
 use crate::manifest::stamp;
 use crate::model_file::ModelFile;
+use crate::regular_file;
 use config::Config;
 use shards::Shards;
 use tensors::{Finder, Planned};
@@ -343,11 +344,10 @@ fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportE
     if !place.starts_with(&directory) && !blobs.is_some_and(|blobs| place.starts_with(blobs)) {
         return Err(ImportError::Outside(name.to_owned()));
     }
-    // A pipe would be waited for.
     if !place.is_file() {
         return Err(ImportError::NoFile(name.to_owned()));
     }
-    let file = File::open(&place).map_err(failed)?;
+    let file = regular_file::open(&place).map_err(failed)?;
     Ok(Some((path, file)))
 }
 

@@ -544,17 +544,18 @@ impl Planned {
         change: Change,
         buffers: &'b mut Buffers,
     ) -> Result<&'b [u8], ImportError> {
-        if dtype == self.dtype && change != Change::AddOne {
-            return Ok(&buffers.read);
-        }
-        buffers.values.clear();
-        buffers.written.clear();
         let failed = |error| {
             let (tensor, dtype) = (&self.name, self.dtype);
             ImportError::Unsound(format!(
                 "tensor {tensor:?} cannot be stored as {dtype}: {error}"
             ))
         };
+        quantize::check_finite(dtype, &buffers.read).map_err(failed)?;
+        if dtype == self.dtype && change != Change::AddOne {
+            return Ok(&buffers.read);
+        }
+        buffers.values.clear();
+        buffers.written.clear();
         quantize::decode(dtype, &buffers.read, &mut buffers.values).map_err(failed)?;
         if change == Change::AddOne {
             for value in &mut buffers.values {

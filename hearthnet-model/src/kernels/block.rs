@@ -305,14 +305,7 @@ impl Block {
         use WeightType as T;
         let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
         let (steps, quants) = (&mut self.steps, &mut self.quants);
-        self.fields = match ty {
-            T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => [half(0), half(2)],
-            T::Q2_K => [half(80), half(82)],
-            T::Q3_K => [half(108), 0],
-            T::Q6_K => [half(208), 0],
-            T::MXFP4 => [power_of_two(block[0]), 0],
-            _ => [half(0), 0],
-        };
+        self.fields = fields(ty, block);
         match ty {
             T::F32 | T::F16 | T::BF16 => {}
             T::Q4_0 | T::IQ4_NL => nibbles(&block[2..18], quants),
@@ -451,6 +444,58 @@ impl Block {
         }
     }
 }
+
+/// The fields of a block of a file, as [`Block::fields`] has them.
+#[inline(always)]
+fn fields(ty: WeightType, block: &[u8]) -> [u16; 2] {
+    use WeightType as T;
+    let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+    match ty {
+        T::Q4_1 | T::Q5_1 | T::Q4_K | T::Q5_K => [half(0), half(2)],
+        T::Q2_K => [half(80), half(82)],
+        T::Q3_K => [half(108), 0],
+        T::Q6_K => [half(208), 0],
+        T::MXFP4 => [power_of_two(block[0]), 0],
+        _ => [half(0), 0],
+    }
+}
+
+/// Whether all weights that `bytes`, whole blocks of a type as the file has them, stand for are
+/// finite. Of a quantised type only the fields are read: finite fields give finite weights.
+pub(crate) fn all_finite(ty: WeightType, bytes: &[u8]) -> bool {
+    // Magnitudes are in the order of their bits. A maximum, unlike a search, is vectorised.
+    let halves = |limit: u16| {
+        let halves = bytes.as_chunks::<2>().0.iter();
+        let magnitudes = halves.map(|bits| u16::from_le_bytes(*bits) & 0x7fff);
+        magnitudes.fold(0, u16::max) < limit
+    };
+    match ty {
+        WeightType::F32 => {
+            let words = bytes.as_chunks::<4>().0.iter();
+            let magnitudes = words.map(|bits| u32::from_le_bytes(*bits) & 0x7fff_ffff);
+            magnitudes.fold(0, u32::max) < F32_INFINITY
+        }
+        WeightType::F16 => halves(F16_INFINITY),
+        WeightType::BF16 => halves(BF16_INFINITY),
+        _ => {
+            let limit = match Layout::of(ty).wide_fields {
+                true => MXFP4_TOO_LARGE,
+                false => F16_INFINITY,
+            };
+            let blocks = bytes.chunks_exact(ty.file_block());
+            let magnitudes = blocks.flat_map(|block| fields(ty, block));
+            magnitudes.fold(0, |most, field| most.max(field & 0x7fff)) < limit
+        }
+    }
+}
+
+/// Bits of infinity.
+const F32_INFINITY: u32 = 0x7f80_0000;
+const F16_INFINITY: u16 = 0x7c00;
+const BF16_INFINITY: u16 = 0x7f80;
+/// Least power of two (a bfloat16) of which 12, the largest value of [`E2M1`], is no `f32`: 2^125.
+/// 255, the NaN of E8M0, is above it.
+const MXFP4_TOO_LARGE: u16 = (125 + 127) << 7;
 
 /// Appends the weights that `bytes`, whole blocks of a quantised type or BF16 values, stand for.
 pub(crate) fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {

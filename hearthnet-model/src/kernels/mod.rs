@@ -59,8 +59,8 @@ pub(crate) use act::grow;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, Halves};
 pub use attention::{Attention, AttentionScratch};
-pub(crate) use block::decode;
 pub use block::{BLOCK, WeightType};
+pub(crate) use block::{all_finite, decode};
 pub use convert::{bf16_to_f32, f16_to_f32, f32_to_f16, round_to_bf16};
 #[cfg(test)]
 pub(crate) use kv::tests::write_kv;

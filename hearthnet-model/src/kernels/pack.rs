@@ -45,7 +45,7 @@ use rayon::prelude::*;
 
 use super::PackError;
 use super::arena::{Arena, Region};
-use super::block::{BLOCK, Bits, Block, Layout, WeightType};
+use super::block::{BLOCK, Bits, Block, Layout, WeightType, all_finite};
 use super::convert::{bf16_to_f32, f16_to_f32};
 use super::lanes::LANES;
 
@@ -88,6 +88,7 @@ pub struct Packed {
     gated: bool,
     panel_bytes: usize,
     region: Region,
+    not_finite: Option<usize>,
 }
 
 impl Packed {
@@ -136,8 +137,8 @@ impl Packed {
         }
         let mut packed = Self::empty(arena, first.weight_type, rows, rows, first.cols, false)?;
         let mut panel = 0;
-        for part in parts {
-            packed.fill(part, panel, 1)?;
+        for (index, part) in parts.iter().enumerate() {
+            packed.fill(part, index, panel, 1)?;
             panel += part.rows / LANES;
         }
         Ok(packed)
@@ -165,8 +166,8 @@ impl Packed {
             .ok_or(PackError::TooLarge)?;
         let stored = padded.checked_mul(2).ok_or(PackError::TooLarge)?;
         let mut packed = Self::empty(arena, gate.weight_type, gate.rows, stored, gate.cols, true)?;
-        packed.fill(gate, 0, 2)?;
-        packed.fill(up, 1, 2)?;
+        packed.fill(gate, 0, 0, 2)?;
+        packed.fill(up, 1, 1, 2)?;
         Ok(packed)
     }
 
@@ -187,21 +188,44 @@ impl Packed {
             gated,
             panel_bytes,
             region,
+            not_finite: None,
         })
     }
 
-    /// Writes `matrix` into every `step`-th panel from `first` on.
-    fn fill(&mut self, matrix: &Matrix<'_>, first: usize, step: usize) -> Result<(), PackError> {
+    /// Writes `matrix`, number `part` of those that are packed together, into every `step`-th panel
+    /// from `first` on.
+    fn fill(
+        &mut self,
+        matrix: &Matrix<'_>,
+        part: usize,
+        first: usize,
+        step: usize,
+    ) -> Result<(), PackError> {
         let row_bytes = matrix.check()?;
         let (ty, panel_bytes) = (self.weight_type, self.panel_bytes);
         let panels = self.region.bytes_mut().par_chunks_exact_mut(panel_bytes);
         let sources = matrix.bytes.par_chunks(row_bytes * LANES);
-        panels
+        let finite = panels
             .skip(first)
             .step_by(step)
             .zip(sources)
-            .for_each(|(panel, source)| pack_panel(ty, panel, source, row_bytes));
+            .map(|(panel, source)| {
+                // These rows are read next: looking at them first costs no memory bandwidth.
+                let finite = all_finite(ty, source);
+                pack_panel(ty, panel, source, row_bytes);
+                finite
+            })
+            // Not `all`, which leaves panels out.
+            .reduce(|| true, |a, b| a & b);
+        if !finite {
+            self.not_finite.get_or_insert(part);
+        }
         Ok(())
+    }
+
+    /// Index of the first of the matrices that were packed together that holds a NaN or an infinity.
+    pub fn not_finite(&self) -> Option<usize> {
+        self.not_finite
     }
 
     /// Element type.

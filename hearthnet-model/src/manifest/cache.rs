@@ -26,6 +26,7 @@ use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
 use crate::atomic_file;
 use crate::catalogue::{ModelEntry, Pinned};
 use crate::model_file::ModelFile;
+use crate::regular_file;
 
 /// What tells one state of a file from another without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -118,12 +119,9 @@ pub fn record_path(model: &Path) -> PathBuf {
 }
 
 fn read(path: &Path) -> Option<Record> {
-    let kept = record_path(path);
     // A little more than the manifest itself.
-    if fs::metadata(&kept).ok()?.len() > MAX_MANIFEST_BYTES as u64 + 512 {
-        return None;
-    }
-    let bytes = fs::read(kept).ok()?;
+    let most = MAX_MANIFEST_BYTES as u64 + 512;
+    let bytes = regular_file::read(&record_path(path), most).ok()?;
     let (mac, bytes) = bytes.split_first_chunk::<MAC_BYTES>()?;
     if seal(bytes)? != *mac {
         return None;
@@ -288,11 +286,13 @@ impl ModelFile {
             }
         } else if let Some(Record { looked: was, .. }) = record {
             let than = "what it was when it was last used";
-            let count = differing(&was.manifest, &looked.manifest);
-            if count > 0 || was.manifest != looked.manifest {
-                let all = looked.manifest.tensors().len();
+            let (count, all) = differing(&was.manifest, &looked.manifest);
+            if count > 0 {
                 let what = format!("{count} of {all} tensors differ");
                 return Err(refuse(than, what));
+            }
+            if was.manifest != looked.manifest {
+                return Err(refuse(than, "its hyperparameters are others".to_owned()));
             }
             if was.head != looked.head {
                 return Err(refuse(
@@ -327,10 +327,12 @@ fn pinned(pin: Option<&ModelEntry>) -> Option<&ModelEntry> {
     pin.filter(|pin| pin.sha256.is_some() || pin.weights.is_some())
 }
 
-/// How many tensors of `now` are not as they were.
-fn differing(was: &Manifest, now: &Manifest) -> usize {
-    now.tensors()
-        .iter()
-        .filter(|entry| was.tensor(&entry.name) != Some(entry))
-        .count()
+/// How many tensors are not as they were (changed, new or gone), and of how many.
+fn differing(was: &Manifest, now: &Manifest) -> (usize, usize) {
+    let changed = now.tensors().iter();
+    let changed = changed.filter(|entry| was.tensor(&entry.name) != Some(entry));
+    let gone = was.tensors().iter();
+    let gone = gone.filter(|entry| now.tensor(&entry.name).is_none());
+    let gone = gone.count();
+    (changed.count() + gone, now.tensors().len() + gone)
 }

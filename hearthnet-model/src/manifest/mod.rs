@@ -13,13 +13,12 @@ mod text;
 
 use std::ops::Range;
 use std::sync::mpsc;
-use std::thread;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use cache::stamp;
 pub use cache::{ChangedError, FileState, file_state, record_path};
+pub(crate) use cache::{Stamp, stamp};
 pub use digest::{Digest, ParseDigestError, TextId, WeightsId};
 pub use seal::record_key;
 
@@ -296,21 +295,32 @@ impl Manifest {
 fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u64)) -> Vec<Digest> {
     let total = tensors.iter().map(|info| info.bytes).sum();
     let (read, reads) = mpsc::channel();
-    thread::scope(|scope| {
-        let hashing = scope.spawn(move || {
-            let each = tensors.par_iter();
-            each.map_with(read, |read, info| hash(gguf, info, read))
-                .collect()
+    let mut done = 0;
+    // Rayon's own pool would panic where the system gives no thread.
+    let Ok(pool) = rayon::ThreadPoolBuilder::new().build() else {
+        let each = tensors.iter().map(|info| {
+            let digest = hash(gguf, info, &read);
+            done += info.bytes;
+            progress(done, total);
+            digest
         });
-        let mut done = 0;
+        return each.collect();
+    };
+    let mut digests = Vec::new();
+    let all = &mut digests;
+    pool.in_place_scope(|scope| {
+        scope.spawn(move |_| {
+            let each = tensors.par_iter();
+            *all = each
+                .map_with(read, |read, info| hash(gguf, info, read))
+                .collect();
+        });
         for bytes in reads {
             done += bytes;
             progress(done, total);
         }
-        hashing
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+    });
+    digests
 }
 
 /// Hashes a tensor and tells `read` of each piece's bytes.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use crate::cache;
+use crate::{cache, regular_file};
 
 /// Bytes of a proof.
 pub(super) const MAC_BYTES: usize = 32;
@@ -71,7 +71,10 @@ fn read(path: &Path) -> Option<[u8; KEY_BYTES]> {
         let of_its_user = fs::metadata(path).ok()?.mode() & 0o077 == 0;
         of_its_user.then_some(())?;
     }
-    fs::read(path).ok()?.try_into().ok()
+    regular_file::read(path, KEY_BYTES as u64)
+        .ok()?
+        .try_into()
+        .ok()
 }
 
 #[cfg(test)]

@@ -8,16 +8,19 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::sink::Sink;
-use super::{Job, PullOptions, SourceError, TICK};
+use super::{Job, PullEvent, PullOptions, SourceError, TICK};
 use crate::error::FileError;
 use crate::manifest::Digest;
+use crate::{atomic_file, regular_file};
 
 /// Bytes handed over at a time, and how many such blocks may wait.
 const BLOCK: usize = 64 << 10;
 const WAITING: usize = 16;
+/// Longest entity tag that is sent back.
+const MAX_ETAG_BYTES: u64 = 4096;
 
 /// A server that breaks off this often is given up, whatever it has delivered.
 const MAX_ATTEMPTS: u32 = 100;
@@ -31,8 +34,67 @@ fn may_pass(error: &SourceError) -> bool {
         error,
         SourceError::Interrupted { .. }
             | SourceError::Unreachable { .. }
-            | SourceError::Status(408 | 429 | 500..=599)
+            | SourceError::Busy { .. }
+            | SourceError::Status(408 | 500..=599)
     )
+}
+
+/// The failure that an answer's status is.
+fn refused(response: &Response) -> SourceError {
+    match response.status().as_u16() {
+        status @ (429 | 503) => SourceError::Busy {
+            status,
+            retry_after: header(response, "retry-after").and_then(retry_after),
+        },
+        status => SourceError::Status(status),
+    }
+}
+
+/// Value of `Retry-After`: seconds, or a date (RFC 9110, section 10.2.3).
+fn retry_after(value: &str) -> Option<Duration> {
+    let value = value.trim();
+    if let Ok(seconds) = value.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(value).ok()?;
+    // A date that has passed: at once.
+    Some(date.duration_since(SystemTime::now()).unwrap_or_default())
+}
+
+/// Waits before the next attempt, after `idle` of them in a row brought nothing.
+///
+/// # Errors
+/// `error` itself if no further attempt would help, or not soon enough.
+fn wait_after(
+    error: SourceError,
+    idle: u32,
+    options: &PullOptions,
+    cancel: &AtomicBool,
+    tell: &mut dyn FnMut(PullEvent<'_>),
+) -> Result<(), SourceError> {
+    if !may_pass(&error) || idle >= options.attempts {
+        return Err(error);
+    }
+    let mut wait = options.backoff.saturating_mul(1 << (idle - 1).min(10));
+    if let SourceError::Busy {
+        status,
+        retry_after,
+    } = error
+    {
+        wait = wait.max(retry_after.unwrap_or_default());
+        if wait > options.longest_wait {
+            return Err(error);
+        }
+        tell(PullEvent::Busy { status, wait });
+    }
+    let until = Instant::now() + wait;
+    while Instant::now() < until {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(SourceError::Cancelled);
+        }
+        std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
+    }
+    Ok(())
 }
 
 pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
@@ -81,20 +143,16 @@ fn download(
         let before = sink.done();
         match attempt(job, url, sink, etag) {
             Ok(()) => return Ok(()),
-            Err(error) if !may_pass(&error) => return Err(error),
             Err(error) => {
                 idle = if sink.done() > before { 1 } else { idle + 1 };
                 // Nothing ever came from an address that cannot be reached: no network, most
                 // likely, and other sources should not have to wait for it.
                 let hopeless =
                     matches!(error, SourceError::Unreachable { .. }) && sink.done() == start;
-                if hopeless || idle >= job.options.attempts {
+                if hopeless {
                     return Err(error);
                 }
-                pause(
-                    job,
-                    job.options.backoff.saturating_mul(1 << (idle - 1).min(10)),
-                )?;
+                wait_after(error, idle, job.options, job.cancel, job.progress)?;
             }
         }
     }
@@ -103,15 +161,6 @@ fn download(
         total: job.entry.bytes,
         reason: "too often".to_owned(),
     })
-}
-
-fn pause(job: &Job<'_>, time: Duration) -> Result<(), SourceError> {
-    let until = Instant::now() + time;
-    while Instant::now() < until {
-        job.check_cancelled()?;
-        std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
-    }
-    Ok(())
 }
 
 /// One request, from where the part ends.
@@ -132,7 +181,7 @@ fn attempt(
     let mut request = get(job.options, url, 10);
     if from > 0 {
         request = request.header("Range", format!("bytes={from}-"));
-        if let Ok(etag) = fs::read_to_string(etag_path) {
+        if let Ok(etag) = regular_file::read_text(etag_path, MAX_ETAG_BYTES) {
             request = request.header("If-Range", etag);
         }
     }
@@ -218,7 +267,7 @@ fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, Source
             (Accepted::Rest, total - from)
         }
         416 if from > 0 => return Ok(Accepted::Nothing),
-        status => return Err(SourceError::Status(status)),
+        _ => return Err(refused(response)),
     };
     let length = header(response, "content-length").and_then(|length| length.parse::<u64>().ok());
     match length {
@@ -245,7 +294,8 @@ fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
 /// Keeps the validator of the file that the part is of. A weak one promises too little.
 fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     match etag.filter(|etag| etag.starts_with('"')) {
-        Some(etag) => fs::write(path, etag).map_err(|error| FileError::new("write", path, error)),
+        Some(etag) => atomic_file::write(path, etag.as_bytes())
+            .map_err(|error| FileError::new("write", path, error)),
         None => {
             let _ = fs::remove_file(path);
             Ok(())
@@ -265,13 +315,25 @@ pub(super) fn probe(
     options: &PullOptions,
     url: &str,
     cancel: &AtomicBool,
+    tell: &mut dyn FnMut(PullEvent<'_>),
 ) -> Result<Probe, SourceError> {
-    let requests = [0, 10].map(|redirects| {
-        let request = get(options, url, redirects);
-        request.header("Range", "bytes=0-0")
-    });
-    let url = url.to_owned();
-    in_thread(cancel, move || ask_for_size(requests, &url))?
+    let mut idle = 0;
+    loop {
+        let requests = [0, 10].map(|redirects| {
+            let request = get(options, url, redirects);
+            request.header("Range", "bytes=0-0")
+        });
+        let asked = url.to_owned();
+        match in_thread(cancel, move || ask_for_size(requests, &asked))? {
+            // No network, most likely.
+            Err(error @ SourceError::Unreachable { .. }) => return Err(error),
+            Err(error) => {
+                idle += 1;
+                wait_after(error, idle, options, cancel, tell)?;
+            }
+            Ok(probe) => return Ok(probe),
+        }
+    }
 }
 
 fn answer(problem: &str) -> SourceError {
@@ -284,12 +346,11 @@ fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Probe, SourceError>
         let response = request.call().map_err(|error| unreachable(url, &error))?;
         let header = |name| header(&response, name);
         sha256 = sha256.or_else(|| header("x-linked-etag")?.trim_matches('"').parse().ok());
-        let status = response.status().as_u16();
-        let bytes = match status {
+        let bytes = match response.status().as_u16() {
             206 => header("content-range").and_then(|range| parse_range(range)?.1),
             200 => header("content-length").and_then(|length| length.parse().ok()),
             300..=399 => continue,
-            status => return Err(SourceError::Status(status)),
+            _ => return Err(refused(&response)),
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),

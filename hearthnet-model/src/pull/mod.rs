@@ -25,13 +25,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::atomic_file;
 use crate::cache::{self, NoCacheDirectory};
 use crate::catalogue::ModelEntry;
 use crate::error::FileError;
 use crate::manifest::Digest;
 use crate::reference::ModelRef;
 use crate::source::{Source, is_trustworthy};
+use crate::{atomic_file, regular_file};
 use sink::Sink;
 
 /// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
@@ -81,11 +81,14 @@ pub struct PullOptions {
     pub attempts: u32,
     /// Pause before the second attempt; doubled for each further one.
     pub backoff: Duration,
+    /// Longest time for which a busy server is waited for, per attempt, however long it asks for
+    /// (`Retry-After`).
+    pub longest_wait: Duration,
 }
 
 impl PullOptions {
     /// Defaults: the public hub, `python3`, ten seconds to connect, thirty without a byte, four
-    /// attempts half a second apart.
+    /// attempts half a second apart, or as a busy server asks, up to a minute.
     pub fn new(models: PathBuf) -> Self {
         Self {
             models,
@@ -99,6 +102,7 @@ impl PullOptions {
             read_timeout: Duration::from_secs(30),
             attempts: 4,
             backoff: Duration::from_millis(500),
+            longest_wait: Duration::from_secs(60),
         }
     }
 
@@ -156,6 +160,13 @@ pub enum PullEvent<'a> {
         done: u64,
         /// Bytes in all.
         total: u64,
+    },
+    /// The server is busy (HTTP status 429 or 503). It is asked again after this time.
+    Busy {
+        /// The status.
+        status: u16,
+        /// Time until then.
+        wait: Duration,
     },
     /// A source did not have it; the next one is tried.
     Failed(&'a Source, &'a SourceError),
@@ -237,6 +248,18 @@ pub enum SourceError {
     /// The server refused, with this HTTP status.
     #[error("the server answered with status {0}")]
     Status(u16),
+    /// The server refused for now (HTTP status 429 or 503), and kept refusing, or asked for more
+    /// patience than [`PullOptions::longest_wait`].
+    #[error(
+        "the server is busy (status {status}){}",
+        retry_after.map_or_else(String::new, |time| format!(", and asks to be asked again in {} s", time.as_secs()))
+    )]
+    Busy {
+        /// The status.
+        status: u16,
+        /// After what time it may be asked again, where it says so.
+        retry_after: Option<Duration>,
+    },
     /// The connection broke off, or fell silent, again and again.
     #[error("the connection broke off after {done} of {total} bytes: {reason}")]
     Interrupted {
@@ -388,7 +411,7 @@ pub fn pull_reference(
     }
     progress(PullEvent::Trying(source));
     let mut fetch = || {
-        let probe = http::probe(options, &address, cancel)?;
+        let probe = http::probe(options, &address, cancel, progress)?;
         wanted.bytes = probe.bytes;
         wanted.sha256 = sha256.or(probe.sha256);
         let mut job = Job::new(&wanted, options, cancel, progress)?;
@@ -493,7 +516,7 @@ impl<'a> Job<'a> {
 
     /// Whether the file is there with the pinned contents.
     fn check_present(&mut self, target: &Path) -> Result<bool, PullError> {
-        let Ok(mut file) = File::open(target) else {
+        let Ok(mut file) = regular_file::open(target) else {
             return Ok(false);
         };
         if file.metadata().map_or(0, |info| info.len()) != self.entry.bytes {
@@ -555,7 +578,7 @@ impl<'a> Job<'a> {
 
     /// Copies a file that is on this machine.
     fn copy(&mut self, path: &Path) -> Result<(), SourceError> {
-        let mut file = File::open(path).map_err(|error| match error.kind() {
+        let mut file = regular_file::open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => SourceError::NotThere,
             _ => SourceError::Unreadable(error),
         })?;

@@ -93,7 +93,9 @@ impl Drop for Running {
 /// The last bytes of a stream, read to its end in a thread.
 fn last_of(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, receive) = mpsc::sync_channel(1);
-    std::thread::spawn(move || {
+    // Without a thread pip is heard by nobody, and the receiver gets nothing.
+    let thread = std::thread::Builder::new().name("pip-says".into());
+    let _ = thread.spawn(move || {
         let mut said = Vec::new();
         // What breaks off has said what it has.
         let _ = blocks(&mut stream, |bytes| {

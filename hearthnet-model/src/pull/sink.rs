@@ -10,6 +10,7 @@ use super::{SourceError, Wanted};
 use crate::atomic_file::sync_directory;
 use crate::error::FileError;
 use crate::manifest::Digest;
+use crate::regular_file;
 
 /// Counts and hashes bytes, and compares them with what is pinned.
 pub(super) struct Check<'a> {
@@ -86,6 +87,7 @@ pub(super) struct Sink<'a> {
 impl<'a> Sink<'a> {
     /// Begins a file at `path`.
     pub(super) fn create(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
+        // In a folder of this program, from which the pull has removed leftovers.
         let file = File::create(path).map_err(|error| FileError::new("create", path, error))?;
         Ok(Self {
             entry,
@@ -100,12 +102,9 @@ impl<'a> Sink<'a> {
     /// anything in it.
     pub(super) fn resume(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
         let open = || {
-            let mut file = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(path)?;
+            let mut options = File::options();
+            let options = options.read(true).write(true).create(true).truncate(false);
+            let mut file = regular_file::open_with(options, path)?;
             let mut check = Check::new(entry);
             // What is longer than the model is worthless.
             let sound = blocks(&mut file, |bytes| check.update(bytes))?.is_ok();

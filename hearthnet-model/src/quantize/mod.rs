@@ -25,6 +25,12 @@ pub enum QuantizeError {
         stored = TensorType::names(TensorType::WRITABLE)
     )]
     Unsupported(TensorType),
+    /// A value is a NaN or an infinity.
+    #[error("it holds a NaN or an infinity: the source is damaged, or was converted badly")]
+    NotFinite,
+    /// A value is beyond what the type can hold.
+    #[error("it holds a value that is beyond the range of {0}")]
+    Range(TensorType),
     /// A number of values or bytes that does not fill whole blocks.
     #[error("{len} do not fill whole blocks of {dtype}")]
     Length {
@@ -38,8 +44,8 @@ pub enum QuantizeError {
 /// Appends `values`, stored as `dtype`, to `out`.
 ///
 /// # Errors
-/// When the type is none of [`TensorType::WRITABLE`], or `values` are not whole blocks; `out` is
-/// then unchanged.
+/// When the type is none of [`TensorType::WRITABLE`], `values` are not whole blocks, or one of them
+/// is not finite, or too large for the type; `out` is then unchanged.
 pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantizeError> {
     if !values.len().is_multiple_of(dtype.block_values() as usize) {
         return Err(QuantizeError::Length {
@@ -47,6 +53,23 @@ pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<()
             len: values.len(),
         });
     }
+    // The formulas would store a NaN as a zero. A maximum, unlike a search, is vectorised.
+    let magnitudes = values.iter().map(|value| value.to_bits() & !(1 << 31));
+    let largest = f32::from_bits(magnitudes.fold(0, u32::max));
+    if !largest.is_finite() {
+        return Err(QuantizeError::NotFinite);
+    }
+    // The search for the best scales would overflow far beyond these. What the other types cannot
+    // hold shows in their scales.
+    let limit = match dtype {
+        TensorType::Q6_K => f16::MAX.to_f32() * 127.0 * 32.0,
+        TensorType::Q4_K => f16::MAX.to_f32() * 63.0,
+        _ => f32::MAX,
+    };
+    if largest > limit {
+        return Err(QuantizeError::Range(dtype));
+    }
+    let start = out.len();
     let (blocks, _) = values.as_chunks::<BLOCK>();
     let (large, _) = values.as_chunks();
     match dtype {
@@ -59,7 +82,23 @@ pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<()
         TensorType::Q4_K => large.iter().for_each(|b| k_quants::encode_q4_k(b, out)),
         other => return Err(QuantizeError::Unsupported(other)),
     }
+    let stored = out.get(start..).unwrap_or_default();
+    if check_finite(dtype, stored).is_err() {
+        out.truncate(start);
+        return Err(QuantizeError::Range(dtype));
+    }
     Ok(())
+}
+
+/// Checks that no value which `bytes`, whole blocks, store as `dtype` is a NaN or an infinity.
+///
+/// # Errors
+/// [`QuantizeError::NotFinite`].
+pub(crate) fn check_finite(dtype: TensorType, bytes: &[u8]) -> Result<(), QuantizeError> {
+    match WeightType::of(dtype) {
+        Some(ty) if !kernels::all_finite(ty, bytes) => Err(QuantizeError::NotFinite),
+        _ => Ok(()),
+    }
 }
 
 /// Appends the values that `bytes` store as `dtype` to `out`.
@@ -338,10 +377,20 @@ mod tests {
         }
 
         #[test]
-        fn no_value_makes_it_panic(bits in prop::collection::vec(any::<u32>(), 256)) {
-            let values: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+        fn no_value_makes_it_panic(
+            bits in prop::collection::vec(any::<u32>(), 256),
+            // All of them, those that are finite, those below 2.
+            mask in prop::sample::select(vec![u32::MAX, 0xff7f_ffff, 0xbfff_ffff]),
+        ) {
+            let values = bits.into_iter().map(|bits| f32::from_bits(bits & mask));
+            let values: Vec<f32> = values.collect();
             for dtype in TensorType::WRITABLE {
-                let bytes = encoded(dtype, &values);
+                let mut bytes = Vec::new();
+                match encode(dtype, &values, &mut bytes) {
+                    Err(QuantizeError::NotFinite) if mask == u32::MAX => continue,
+                    Err(QuantizeError::Range(_)) if mask != 0xbfff_ffff => continue,
+                    encoded => encoded.unwrap(),
+                }
                 prop_assert_eq!(Some(bytes.len() as u64), dtype.row_bytes(256));
                 prop_assert_eq!(decoded(dtype, &bytes).len(), 256);
             }

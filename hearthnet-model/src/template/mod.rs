@@ -150,9 +150,9 @@ pub enum TemplateError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
 
-    /// The file has no chat template: a base model, or an old conversion.
+    /// The file has no chat template, or only named ones: a base model, or an old conversion.
     #[error(
-        "the model file has no chat template (`tokenizer.chat_template`); use a model made for chat, or ask for a completion"
+        "the model file has no default chat template (`tokenizer.chat_template`); use a model made for chat, or ask for a completion"
     )]
     Missing,
 
@@ -329,6 +329,23 @@ impl ChatTemplate {
             }
             _ => ids,
         })
+    }
+
+    /// Tokens, quoted, that the template puts into prompts as marks and that are encoded as plain
+    /// text, because the file gives them the wrong type: prompts are then not what the model was
+    /// trained on. At most five are listed, which is enough to see what is wrong.
+    pub fn marks_encoded_as_text(&self, tokenizer: &Tokenizer) -> Vec<String> {
+        let (system, user) = (ChatMessage::system("a"), ChatMessage::user("a"));
+        // Some templates refuse instructions, or expect a question first.
+        let conversations = [
+            vec![system, user.clone()],
+            vec![user.clone(), ChatMessage::assistant("a"), user],
+        ];
+        let prompts = conversations.iter();
+        let prompts: String = prompts
+            .filter_map(|messages| self.render(messages, true).ok())
+            .collect();
+        tokenizer.unreachable_marks_in(&prompts, 5)
     }
 
     fn render_with(

@@ -1,5 +1,6 @@
 //! What can be wrong with a file's tokenizer, and with a text.
 
+use super::parts::MODEL;
 use crate::gguf::MetadataError;
 
 /// The longest text that is tokenised at once, in bytes: eight contexts of 131,072 tokens at
@@ -25,11 +26,14 @@ pub enum TokenizerError {
 }
 
 impl TokenizerError {
-    /// The file has no value under a key that every tokenizer needs.
+    /// The file has no value under a key that its tokenizer needs.
     pub(super) fn missing(key: &str) -> Self {
+        let what = match key {
+            MODEL => "it carries no tokenizer",
+            _ => "its tokenizer is incomplete",
+        };
         Self::Malformed(format!(
-            "the model file has no `{key}`: it carries no tokenizer; convert the model again with a \
-             current converter"
+            "the model file has no `{key}`: {what}; convert the model again with a current converter"
         ))
     }
 

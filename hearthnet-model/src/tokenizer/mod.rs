@@ -61,7 +61,9 @@ pub(crate) use special::drops_space;
 use special::{Piece, SpecialFinder, dropping_space_behind};
 use std::fmt;
 use std::sync::Arc;
-use vocabulary::{Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet};
+use vocabulary::{
+    Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet, unreachable_marks,
+};
 
 /// What the text of a control token means in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +99,8 @@ struct Inner {
     dropping_space: Vec<u32>,
     kinds: Vec<TokenKind>,
     bytes: TokenBytes,
+    /// Tokens that look like marks of a template, and that no text becomes.
+    marks: Vec<u32>,
     bos: Option<u32>,
     eos: Option<u32>,
     /// Ids that end a generation, ascending.
@@ -135,10 +139,11 @@ impl Tokenizer {
         let algorithm = Algorithm::named(parts.model)?;
         let mut kinds = kinds(parts)?;
         let ids = ids_by_text(&parts.tokens)?;
-        let (vocabulary, ends, bytes, add_bos) = match algorithm {
+        let (vocabulary, ends, bytes, add_bos, marks) = match algorithm {
             Algorithm::ByteLevelBpe => {
                 let merges = Merges::check(parts, &ids, &kinds)?;
-                let ends = ends(parts, &ids, &mut kinds, &merges.made)?;
+                let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
+                let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
                 let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
                 let bytes = TokenBytes::new(&parts.tokens, &kinds, &byte_level::spell);
                 let add_bos = vocabulary.adds_bos();
@@ -147,17 +152,20 @@ impl Tokenizer {
                     ends,
                     bytes,
                     add_bos,
+                    marks,
                 )
             }
             Algorithm::SentencePiece => {
                 let ends = ends(parts, &ids, &mut kinds, &[])?;
                 let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
                 let bytes = TokenBytes::new(&parts.tokens, &kinds, &sentencepiece::spell);
+                let marks = unreachable_marks(&parts.tokens, &kinds, &[]);
                 (
                     Vocabulary::SentencePiece(Box::new(vocabulary)),
                     ends,
                     bytes,
                     true,
+                    marks,
                 )
             }
         };
@@ -191,6 +199,7 @@ impl Tokenizer {
             dropping_space: dropping_space_behind(parts, &kinds),
             kinds,
             bytes,
+            marks,
             bos: parts.bos,
             eos: parts.eos,
             ends,
@@ -239,6 +248,30 @@ impl Tokenizer {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.encodes_byte(byte),
             Vocabulary::SentencePiece(_) => true,
         }
+    }
+
+    /// The first `limit` tokens, quoted, that are written in `prompt` and that it is not encoded as,
+    /// although they look like the marks of a template: the file gives them the type of plain text.
+    pub(crate) fn unreachable_marks_in(&self, prompt: &str, limit: usize) -> Vec<String> {
+        let marks = self.0.marks.iter();
+        let named = |id: &u32| Some((str::from_utf8(self.0.bytes.get(*id)?).ok()?, *id));
+        let marks: Vec<(&str, u32)> = marks.filter_map(named).collect();
+        // More marks than a searcher takes have no vocabulary but a hostile one.
+        let Ok(finder) = SpecialFinder::new(&marks) else {
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for piece in finder.pieces(prompt, &[]) {
+            match piece {
+                Piece::Token(id) if found.len() < limit && !found.contains(&id) => found.push(id),
+                _ => {}
+            }
+        }
+        let name = |id| String::from_utf8_lossy(self.0.bytes.get(id).unwrap_or_default());
+        found
+            .into_iter()
+            .map(|id| format!("{:?}", name(id)))
+            .collect()
     }
 
     /// The number of tokens: ids are below it.

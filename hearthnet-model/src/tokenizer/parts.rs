@@ -80,13 +80,15 @@ pub(super) const BOS: &str = "tokenizer.ggml.bos_token_id";
 pub(super) const EOS: &str = "tokenizer.ggml.eos_token_id";
 pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
+pub(super) const EOT: &str = "tokenizer.ggml.eot_token_id";
+pub(super) const EOM: &str = "tokenizer.ggml.eom_token_id";
 /// The ids that `<s>` and `</s>` have in SentencePiece vocabularies where the file does not say.
 const SENTENCEPIECE_BOS: u32 = 1;
 const SENTENCEPIECE_EOS: u32 = 2;
 /// The keys of [`TokenizerParts::other_ends`].
 const OTHER_ENDS: [&str; 5] = [
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
+    EOT,
+    EOM,
     "tokenizer.ggml.fim_pad_token_id",
     "tokenizer.ggml.fim_rep_token_id",
     "tokenizer.ggml.fim_sep_token_id",

@@ -48,7 +48,7 @@ impl TokenKind {
 }
 
 /// Texts of tokens that end a generation, as llama.cpp finds them where the metadata does not
-/// say. One of these that the file marks as normal text is taken as a control token.
+/// say.
 pub(super) const END_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",

@@ -199,6 +199,63 @@ fn known_ends_end_a_generation_whatever_the_file_calls_them() {
 }
 
 #[test]
+fn tokens_that_the_file_names_by_id_are_control_tokens_whatever_type_it_gives_them() {
+    let typed = "<|im_start|>hello<|im_end|><turn>";
+    let right = {
+        let mut file = File::new("smollm");
+        file.add("<turn>", 3);
+        file
+    };
+    let turn = right.id("<turn>");
+    let named = |file: &File, token_types| {
+        let parts = TokenizerParts {
+            other_ends: vec![("tokenizer.ggml.eot_token_id", turn)],
+            token_types,
+            ..file.parts()
+        };
+        Tokenizer::new(&parts).unwrap()
+    };
+    let expected = named(&right, Some(right.types.clone()));
+    let ids = [TURN, right.id("hello"), END, turn];
+    assert_eq!(expected.encode(typed, Special::Parse).unwrap(), ids);
+    // Normal, user-defined, unused, and no types at all.
+    for kind in [Some(1), Some(4), Some(5), None] {
+        let types = kind.map(|kind| {
+            let mut types = right.types.clone();
+            for id in [TURN, END, turn] {
+                types[id as usize] = kind;
+            }
+            types
+        });
+        let tokenizer = named(&right, types);
+        for special in [Special::Parse, Special::Plain] {
+            // `<tool>` and `<unk>`, which are not written here, are all that differs without types.
+            assert_eq!(
+                tokenizer.encode(typed, special).unwrap(),
+                expected.encode(typed, special).unwrap(),
+                "{kind:?} {special:?}"
+            );
+        }
+        assert_eq!(tokenizer.decode(&ids), "hello");
+        assert!(tokenizer.is_end_of_generation(turn));
+    }
+}
+
+#[test]
+fn a_token_that_plain_text_needs_stays_text_although_the_file_names_it_by_id() {
+    let mut file = File::new("smollm");
+    let text = "hello hello hell h!";
+    let ids = file.build().unwrap().encode(text, Special::Plain).unwrap();
+    for named in ["hello", "he", "h", "Ġhello"] {
+        let id = file.id(named);
+        (file.bos, file.eos) = (Some(id), Some(id));
+        let tokenizer = file.build().unwrap();
+        assert_eq!(tokenizer.encode(text, Special::Plain).unwrap(), ids);
+        assert!(tokenizer.is_end_of_generation(id));
+    }
+}
+
+#[test]
 fn a_known_end_that_merges_make_stays_text() {
     let mut file = File::new("smollm");
     file.merge("<", "/");

@@ -1,7 +1,7 @@
 //! The lists of a model file, checked and brought into the form that encoding needs.
 
 use super::error::TokenizerError;
-use super::parts::{BOS, EOS, TokenizerParts};
+use super::parts::{BOS, EOM, EOS, EOT, TokenizerParts};
 use super::special::{END_TEXTS, LEAVE_FILE_TEXTS, TokenKind};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -70,8 +70,8 @@ pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32
 pub(super) struct Merges {
     /// The two tokens of each merge, best first.
     pub(super) pairs: Vec<(String, String)>,
-    /// Whether a merge makes the token, by id.
-    pub(super) made: Vec<bool>,
+    /// Whether a merge takes or makes the token, by id: plain text needs it.
+    pub(super) used: Vec<bool>,
 }
 
 impl Merges {
@@ -81,7 +81,7 @@ impl Merges {
         kinds: &[TokenKind],
     ) -> Result<Self, TokenizerError> {
         let mut pairs = Vec::with_capacity(parts.merges.len());
-        let mut made = vec![false; kinds.len()];
+        let mut used = vec![false; kinds.len()];
         let mut seen = HashSet::with_capacity(parts.merges.len());
         let mut whole = String::new();
         for (index, merge) in parts.merges.iter().enumerate() {
@@ -115,18 +115,17 @@ impl Merges {
             whole.push_str(left);
             whole.push_str(right);
             let (left_id, right_id, whole_id) = (id(left)?, id(right)?, id(&whole)?);
-            if let Some(made) = usize::try_from(whole_id)
-                .ok()
-                .and_then(|id| made.get_mut(id))
-            {
-                *made = true;
+            for id in [left_id, right_id, whole_id] {
+                if let Some(used) = usize::try_from(id).ok().and_then(|id| used.get_mut(id)) {
+                    *used = true;
+                }
             }
             // llama.cpp keeps the first of two equal merges, the crate would keep the last.
             if seen.insert((left_id, right_id)) {
                 pairs.push((left.to_owned(), right.to_owned()));
             }
         }
-        Ok(Self { pairs, made })
+        Ok(Self { pairs, used })
     }
 }
 
@@ -135,13 +134,18 @@ fn shorten(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// The ids that end a generation, ascending. A token that is known to end one, and that no merge
-/// of a list (`made`, by id; empty without a list) makes, becomes a control token even where the file calls it normal text.
+/// Returns the ids that end a generation, ascending, and corrects `kinds`: the tokens that the file
+/// names as beginning and end of a text, a turn or a message, and those of [`END_TEXTS`], are
+/// control tokens whatever type the file gives them. A file with wrong types would otherwise have its
+/// chat template encoded as plain text, and a typed `<|im_end|>` could end a turn.
+///
+/// Exceptions are tokens that plain text needs: those that a merge takes or makes (`used`, by id;
+/// empty without merges), single characters, and bytes.
 pub(super) fn ends(
     parts: &TokenizerParts<'_>,
     ids: &HashMap<&str, u32>,
     kinds: &mut [TokenKind],
-    made: &[bool],
+    used: &[bool],
 ) -> Result<Vec<u32>, TokenizerError> {
     let tokens = kinds.len();
     let in_range = |key, id: u32| match usize::try_from(id) {
@@ -150,27 +154,38 @@ pub(super) fn ends(
             "the model file's `{key}` is {id}, but there are only {tokens} tokens"
         ))),
     };
-    if let Some(bos) = parts.bos {
-        in_range(BOS, bos)?;
-    }
-    let named = parts
-        .eos
-        .map(|id| (EOS, id))
-        .into_iter()
-        .chain(parts.other_ends.iter().copied());
-    let mut ends = named
-        .map(|(key, id)| in_range(key, id))
-        .collect::<Result<Vec<_>, _>>()?;
-
-    for id in END_TEXTS.iter().filter_map(|text| ids.get(text).copied()) {
+    let mut make_control = |id: u32| {
         let Ok(index) = usize::try_from(id) else {
-            continue;
+            return false;
         };
-        if made.get(index).copied().unwrap_or(false) {
-            continue;
+        let text = parts.tokens.get(index).copied().unwrap_or_default();
+        let is_text = used.get(index).copied().unwrap_or(false) || text.chars().nth(1).is_none();
+        match kinds.get_mut(index) {
+            Some(TokenKind::Byte | TokenKind::Unknown) | None => false,
+            Some(_) if is_text => false,
+            Some(kind) => {
+                *kind = TokenKind::Control;
+                true
+            }
         }
-        if let Some(kind) = kinds.get_mut(index) {
-            *kind = TokenKind::Control;
+    };
+    if let Some(bos) = parts.bos {
+        make_control(in_range(BOS, bos)?);
+    }
+    let mut ends = Vec::new();
+    if let Some(eos) = parts.eos {
+        make_control(in_range(EOS, eos)?);
+        ends.push(eos);
+    }
+    for (key, id) in &parts.other_ends {
+        ends.push(in_range(key, *id)?);
+        // Code models have those of files as words that may be typed.
+        if [EOT, EOM].contains(key) {
+            make_control(*id);
+        }
+    }
+    for id in END_TEXTS.iter().filter_map(|text| ids.get(text).copied()) {
+        if make_control(id) {
             ends.push(id);
         }
     }
@@ -181,6 +196,25 @@ pub(super) fn ends(
     ends.sort_unstable();
     ends.dedup();
     Ok(ends)
+}
+
+/// The tokens that look like marks of a template (`<|start_header_id|>`, `[INST]`) and are plain text by
+/// their type, although no merge (`used`, by id; empty without merges) gives them: text that
+/// contains one is encoded as its letters. A file with wrong types has such tokens.
+pub(super) fn unreachable_marks(tokens: &[&str], kinds: &[TokenKind], used: &[bool]) -> Vec<u32> {
+    let looks_like_one = |text: &str| {
+        let inner = |open, close| text.strip_prefix(open)?.strip_suffix(close);
+        let inner = inner('<', '>').or_else(|| inner('[', ']'));
+        inner.is_some_and(|inner| !inner.is_empty())
+    };
+    let plain = |kind| matches!(kind, TokenKind::Normal | TokenKind::Unused);
+    let tokens = tokens.iter().zip(kinds).zip(0_u32..);
+    let unused = used.iter().copied().chain(std::iter::repeat(false));
+    tokens
+        .zip(unused)
+        .filter(|(((text, kind), _), used)| plain(**kind) && !used && looks_like_one(text))
+        .map(|((_, id), _)| id)
+        .collect()
 }
 
 /// Every character in the texts of control tokens, white space left out, ascending.

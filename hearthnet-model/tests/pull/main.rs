@@ -16,7 +16,7 @@ use std::time::Duration;
 use hearthnet_model::Digest;
 use hearthnet_model::catalogue::{Catalogue, ModelEntry};
 use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull};
-use server::{Server, answer, cut, file, redirect, silent, status};
+use server::{Answer, Server, answer, cut, file, redirect, silent, status};
 use tempfile::TempDir;
 
 /// What the catalogue of these tests pins: 300,000 bytes without a pattern.
@@ -358,7 +358,11 @@ fn a_busy_server_is_asked_again_and_a_refusal_is_final() {
 
     let server = Server::new(vec![busy()]);
     let place = Place::with(&server);
-    assert!(matches!(place.refused(HF), SourceError::Status(503)));
+    let refused = place.refused(HF);
+    assert!(
+        matches!(refused, SourceError::Busy { status: 503, .. }),
+        "{refused}"
+    );
     assert_eq!(
         server.requests().len(),
         4,
@@ -378,6 +382,47 @@ fn a_busy_server_is_asked_again_and_a_refusal_is_final() {
         assert_eq!(server.requests().len(), 1, "{refusal}");
         place.pull(HF).unwrap_err();
     }
+}
+
+/// Refuses for now, and says for how long.
+fn busy(retry_after: &str) -> Answer {
+    let headers = [
+        format!("Retry-After: {retry_after}"),
+        "Content-Length: 0".to_owned(),
+    ];
+    answer("429 Too Many Requests", &headers, b"")
+}
+
+#[test]
+fn a_busy_server_is_asked_again_when_it_says_unless_that_is_too_late() {
+    // A second, and a date that has passed. What is waited for is what `Retry-After` says: the
+    // pauses between other attempts are far shorter here.
+    let past = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let server = Server::new(vec![busy("1"), busy(past), file(&model())]);
+    let place = Place::with(&server);
+    let mut waits = Vec::new();
+    let mut progress = |event: PullEvent<'_>| {
+        if let PullEvent::Busy { status: 429, wait } = event {
+            waits.push(wait);
+        }
+    };
+    pull(
+        &entry(HF),
+        &place.options,
+        &AtomicBool::new(false),
+        &mut progress,
+    )
+    .unwrap();
+    assert_eq!(server.requests().len(), 3);
+    assert_eq!(waits.len(), 2, "{waits:?}");
+    assert_eq!(waits[0], Duration::from_secs(1));
+    assert!(waits[1] < waits[0], "{waits:?}");
+
+    let server = Server::new(vec![busy("3600")]);
+    let place = Place::with(&server);
+    let error = place.refused(HF);
+    assert!(error.to_string().contains("in 3600 s"), "{error}");
+    assert_eq!(server.requests().len(), 1, "an hour is too long to wait");
 }
 
 #[test]

@@ -67,6 +67,34 @@ fn a_file_of_the_hub_is_fetched_by_its_name_checked_by_the_hubs_digest_and_found
 }
 
 #[test]
+fn a_hub_that_is_busy_when_it_is_first_asked_is_asked_again() {
+    let busy = || {
+        let headers = ["Retry-After: 0", "Content-Length: 0"].map(str::to_owned);
+        answer("429 Too Many Requests", &headers, b"")
+    };
+    let digest = Digest::of(&model());
+    let server = Server::new(vec![
+        busy(),
+        size(&digest),
+        busy(),
+        size(&digest),
+        first_byte(),
+        file(&model()),
+    ]);
+    let place = Place::with(&server);
+    fetch(&place, REFERENCE, None).unwrap();
+
+    let server = Server::new(vec![busy()]);
+    let place = Place::with(&server);
+    let error = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(error, SourceError::Busy { status: 429, .. }),
+        "{error}"
+    );
+    assert_eq!(server.requests().len(), 4, "it is not asked without end");
+}
+
+#[test]
 fn bytes_that_are_not_those_of_the_digest_are_refused_and_nothing_is_left() {
     for (told, pinned) in [
         (Digest([7; 32]), None),

@@ -27,7 +27,7 @@ use crate::service::fair_queue::OWNER;
 use crate::service::retries::Mark;
 use crate::service::{Caller, Refusal, Service};
 
-pub use self::client::{Frames, Unanswered, answer};
+pub use self::client::{Frames, News, Unanswered, answer};
 pub use self::request::{descriptor, params};
 
 /// Answers calls of what [`descriptor`] says with a [`Service`].

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::calls::{
-    Authority, BUS_PATH, CallServer, CallStream, Client, Code, MAX_MESSAGE_BYTES, Registry,
-    Research, Trust,
+    Answering, Authority, BUS_PATH, CallContext, CallServer, CallStream, Client, Code, FrameSink,
+    Handler, MAX_MESSAGE_BYTES, Registry, Research, Trust,
 };
 use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
@@ -16,6 +16,7 @@ use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::{PathRule, PeerSocket};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::request::{MAX_SEED, MAX_TEXT};
 use super::*;
@@ -243,6 +244,60 @@ async fn a_caller_that_names_no_seed_is_told_the_one_that_was_drawn() {
     }
     assert!(seeds.len() == 2 && seeds[0] != seeds[1]);
     assert!(seeds.iter().all(|seed| *seed <= MAX_SEED as u64));
+}
+
+/// How often a service was said to be silent, and how the call of it ended.
+async fn ask_of(client: Client) -> (usize, Unanswered) {
+    let (runtime, (ended, end)) = (Handle::current(), oneshot::channel());
+    // Not a thread of the runtime: its clock would stand still meanwhile.
+    std::thread::spawn(move || {
+        let (mut silent, stall) = (0, Duration::from_secs(30));
+        let mut hear = |news: News<'_>| silent += usize::from(matches!(news, News::Silent));
+        let (request, cancel) = (elaborate(), Cancel::default());
+        let answer = answer(
+            &runtime, &client, "tiny", &request, &cancel, stall, &mut hear,
+        );
+        ended.send((silent, answer.unwrap_err())).unwrap();
+    });
+    end.await.unwrap()
+}
+
+fn sockets() -> ([Arc<NodeKey>; 2], PathRule) {
+    let keys = [1, 2].map(|seed| Arc::new(NodeKey::from_secret(&[seed; 32])));
+    (keys, PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_gives_no_sign_of_life_is_said_and_then_given_up() {
+    let (keys, rule) = sockets();
+    let peers = [&keys[0], &keys[1]].map(|key| key.id());
+    let (ours, _stopped) = PeerSocket::pair(peers, &rule).await;
+    let (silent, ended) = ask_of(Client::new(ours, Arc::clone(&keys[0]))).await;
+    assert_eq!((silent, ended.heard), (1, 0));
+    assert_eq!(ended.error.unwrap().code(), &Code::UNREACHABLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_takes_long_and_is_there_is_waited_for() {
+    struct Slow;
+    impl Handler for Slow {
+        fn call(&self, _: CallContext, _: Value, _: FrameSink) -> Answering<'_> {
+            Box::pin(async {
+                tokio::time::sleep(Duration::from_secs(600)).await;
+                Err(CallError::new(Code::BUSY, "in the end"))
+            })
+        }
+    }
+    let (keys, rule) = sockets();
+    let registry = Arc::new(Registry::new());
+    registry.register(descriptor(8), Arc::new(Slow)).unwrap();
+    let server = CallServer::new(keys[1].id(), registry, Arc::new(Home));
+    let peers = [&keys[0], &keys[1]].map(|key| key.id());
+    let (ours, theirs) = PeerSocket::pair(peers, &rule).await;
+    tokio::spawn(async move { server.serve(theirs).await });
+    let (silent, ended) = ask_of(Client::new(ours, Arc::clone(&keys[0]))).await;
+    assert_eq!(silent, 0);
+    assert_eq!(ended.error.unwrap().message(), "in the end");
 }
 
 /// A request in which nothing is as it would be by itself.

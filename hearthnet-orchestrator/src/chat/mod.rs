@@ -473,7 +473,7 @@ fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
             .map_err(|e| bad(e.to_string()))?,
         Prompt::Messages(messages) => {
             let template = model.template.as_ref().ok_or_else(|| {
-                bad("this model file carries no chat template: use a model made for chat, or ask for a completion (`chat --raw`)".into())
+                bad("this model file has no default chat template: use a model made for chat, or ask for a completion (`chat --raw`)".into())
             })?;
             template
                 .prompt_ids(&model.tokenizer, messages, true)

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::timeout;
 
+use super::opening::SignOfLife;
 use super::source::GRACE;
 use crate::error::ChatError;
 use crate::link::{HostAddr, HostLink, PIPELINE};
@@ -73,6 +74,11 @@ impl Knocks {
         may
     }
 
+    /// Where a host has last proved to be.
+    pub(super) fn proved(&self, host: &NodeId) -> Option<SocketAddr> {
+        self.hosts.get(host)?.proved
+    }
+
     /// Notes whether a host has proved to be at an address.
     fn note(&mut self, host: &NodeId, address: SocketAddr, proved: bool) {
         if let Some(door) = self.hosts.get_mut(host) {
@@ -94,6 +100,8 @@ pub(super) struct Attempt {
     /// Watches the connections.
     pub(super) connections: Connections,
     pub(super) knocks: Arc<Mutex<Knocks>>,
+    /// Noted once the host answers.
+    pub(super) heard: SignOfLife,
 }
 
 fn unavailable(why: impl Display) -> ChatError {
@@ -174,6 +182,7 @@ impl Attempt {
         let proved = matches!(socket, Ok(_) | Err(ConnectError::Refused { .. }));
         self.knocks.lock().note(&node, address, proved);
         let socket = socket.map_err(unavailable)?;
+        self.heard.note();
         self.connections.watch_host(node, None, socket.closer());
         let client = Client::new(socket, Arc::clone(&self.key));
         let token = granted(client.call(&Capability::shard_serve(), &self.wanted)).await?;
@@ -264,6 +273,7 @@ mod tests {
             transport: Config::default(),
             connections: Connections::watched(home.log.clone()),
             knocks: Arc::default(),
+            heard: SignOfLife::default(),
         };
         let (begin, mut why) = (Instant::now(), String::new());
         for _ in 0..500 {

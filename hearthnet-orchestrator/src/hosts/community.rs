@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::select_all;
-use hearthnet_bus::discovery::{Claims, Distance, Local};
+use hearthnet_bus::discovery::{Claims, Distance, Local, Source, vouched_first};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Connections, WeakNode};
 use hearthnet_bus::{NodeId, NodeKey, now_ms};
@@ -21,8 +21,11 @@ use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
 use super::attempt::{Attempt, Knocks};
-use super::opening::{Opening, Outcome};
-use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use super::opening::{Opening, Outcome, SignOfLife};
+use super::source::{
+    Choice, DARK_AFTER, GRACE, HostSource, LOOK_EVERY, PATIENCE, Patience, RoutedSpan,
+    SHORT_PATIENCE, Search,
+};
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::exact::{Exact, is_exact};
@@ -31,22 +34,15 @@ use crate::link::HostLink;
 use crate::placement::{missing, runs_text};
 use crate::router::{Candidate, RouteError, Span};
 
-/// Most addresses that are tried of one host.
+/// Most addresses that are tried of one host, of those that are vouched for; and as many that were only
+/// heard.
 const MAX_ADDRESSES: usize = 6;
-
-/// How long to wait for advertisements that close a gap: this node may have found the others
-/// only now, or a host may be coming back.
-const PATIENCE: Duration = Duration::from_secs(6);
-
-/// The same in the middle of an answer that this machine can finish by itself: a host that is started
-/// anew takes longer to read its layers, and news of those that stay take less to come.
-const SHORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// A host that cannot be used and is known not to be within this time may be asked again.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Addresses of a node that discovery has found, beside those that it says of itself.
-pub type KnownAddresses = Arc<dyn Fn(&NodeId) -> Vec<SocketAddr> + Send + Sync>;
+/// Addresses of a node that discovery has found, beside those that it says of itself, each with its source.
+pub type KnownAddresses = Arc<dyn Fn(&NodeId) -> Vec<(Source, SocketAddr)> + Send + Sync>;
 
 /// Whether this node knows what its neighbours know, or has had the time to.
 pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -108,6 +104,16 @@ impl Awaited {
         all.map(|((node, _), _)| *node).collect()
     }
 
+    /// When those that are on their way have all had [`DARK_AFTER`]; `None` where there are none, or
+    /// one has given a sign of life.
+    fn dark_at(&self) -> Option<Instant> {
+        let under_way = self.0.values().filter(|one| one.now().is_none());
+        let dark_at = |one: &Opening| (!one.is_heard()).then(|| one.since() + DARK_AFTER);
+        under_way
+            .map(dark_at)
+            .reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b)))?
+    }
+
     /// Resolves when one of them has come to something, and at `until` at the latest.
     async fn any(&self, until: Option<Instant>) {
         let under_way = self.0.values().filter(|one| one.now().is_none());
@@ -139,11 +145,11 @@ impl Links {
 impl HostSource for CommunityHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         let deadline = Instant::now()
-            + match search.optional {
-                true => Duration::ZERO,
-                // In the middle of an answer that this machine can finish.
-                false if self.routed && self.in_sync.is_some() => SHORT_PATIENCE,
-                false => PATIENCE,
+            + match search.patience {
+                Patience::None => Duration::ZERO,
+                // In the middle of an answer; before one, others may still be found.
+                Patience::Short if self.routed => SHORT_PATIENCE,
+                Patience::Short | Patience::Long => PATIENCE,
             };
         let mut changes = self.log.changes();
         // Hosts that could not be used in this search, and why the last of them could not.
@@ -174,7 +180,7 @@ impl HostSource for CommunityHosts {
                     return Err(end.or(failure).unwrap_or_else(explained));
                 }
                 // Advertisements also expire without a change of the log.
-                let wait = left.min(Duration::from_millis(200));
+                let wait = left.min(LOOK_EVERY);
                 let changed = async { timeout(wait, changes.changed()).await };
                 let _ = self.runtime.block_on(search.cancel.or(changed));
                 resting.clear();
@@ -211,7 +217,7 @@ impl HostSource for CommunityHosts {
                 layers: span.lo..=span.hi,
                 exclude: &host,
                 before: Some(&span.link.descriptor.arithmetic),
-                optional: true,
+                patience: Patience::None,
                 cancel: &cancel,
             };
             // Nobody else has these layers: then there is nothing to prepare.
@@ -312,11 +318,11 @@ impl CommunityHosts {
         awaited: &mut Awaited,
         search: &Search<'_>,
     ) -> Result<Vec<RoutedSpan>, Unopened> {
-        let give_up = search.optional.then(|| Instant::now() + GRACE);
+        let began = Instant::now();
         loop {
             let now = Instant::now();
             let late = &awaited.late(now) | passed_over;
-            let (mut until, mut wanted) = (give_up, None);
+            let (mut until, mut wanted) = (None, None);
             // What is wanted, and what there is without those that are late.
             for exclude in [passed_over, &late] {
                 let Ok(spans) = self.choose(adverts, search, exclude) else {
@@ -338,10 +344,15 @@ impl CommunityHosts {
                     .chain(late_at.filter(|at| *at > now))
                     .min();
             }
+            let (give_up, why) = match search.patience {
+                Patience::None => (Some(began + GRACE), "nobody else is there at once"),
+                Patience::Short => (awaited.dark_at(), "the hosts that are needed do not answer"),
+                Patience::Long => (None, ""),
+            };
             if give_up.is_some_and(|at| at <= now) {
-                let error = ChatError::ShardUnavailable("nobody else is there at once".into());
-                return Err((None, error));
+                return Err((None, ChatError::ShardUnavailable(why.into())));
             }
+            let until = until.into_iter().chain(give_up).min();
             let answered = search.cancel.or(awaited.any(until));
             if self.runtime.block_on(answered).is_none() {
                 return Err((None, ChatError::Cancelled));
@@ -408,6 +419,7 @@ impl CommunityHosts {
         let mut all = self.links.opening.lock();
         all.retain(|_, opening| opening.now().is_none());
         let opening = all.entry(key.clone()).or_insert_with(|| {
+            let heard = SignOfLife::default();
             let attempt = Attempt {
                 node,
                 wanted: json!({ "shard_id": shard }),
@@ -415,11 +427,12 @@ impl CommunityHosts {
                 transport: self.transport.clone(),
                 connections: self.links.connections.clone(),
                 knocks: Arc::clone(&self.links.knocks),
+                heard: heard.clone(),
             };
             let (links, addresses) = (self.links.clone(), self.addresses(advert));
             let here = self.here.clone().filter(|_| node == self.key.id());
             let endpoint = advert.descriptor.endpoint.clone();
-            Opening::begin(&self.runtime, async move {
+            Opening::begin(&self.runtime, heard, async move {
                 if let Some(link) = found
                     && link.answers(GRACE).await
                 {
@@ -444,26 +457,25 @@ impl CommunityHosts {
         outcome
     }
 
-    /// Where a host may be, the nearest first.
+    /// Where a host may be, best first.
     fn addresses(&self, advert: &Advert) -> Vec<SocketAddr> {
         let state = self.log.state();
         let told = state.endpoints_of(&advert.author, now_ms());
         let local = Local::read(&[]);
         let claims = Claims::new(&state, &[], local.clone(), now_ms());
-        let mut all: Vec<SocketAddr> = std::iter::once(&advert.descriptor.endpoint)
+        let proved = self.links.knocks.lock().proved(&advert.author);
+        let signed = std::iter::once(&advert.descriptor.endpoint)
             .chain(told)
             .filter_map(|text| match advert.author == self.key.id() {
                 true => text.parse().ok(),
                 false => claims.admit(text),
-            })
-            .chain((self.known_addresses)(&advert.author))
-            .collect();
-        // Stable: of the same distance, what the host itself says comes first.
-        all.sort_by_key(|address| local.distance(address));
-        let mut seen = BTreeSet::new();
-        all.retain(|address| seen.insert(*address));
-        all.truncate(MAX_ADDRESSES);
-        all
+            });
+        let all = proved
+            .map(|address| (Source::Proved, address))
+            .into_iter()
+            .chain(signed.map(|address| (Source::Log, address)))
+            .chain((self.known_addresses)(&advert.author));
+        best_first(all.collect(), &local)
     }
 
     /// Why there is no route, in terms of the whole model.
@@ -508,10 +520,69 @@ impl CommunityHosts {
     }
 }
 
+/// The addresses to try of one host: where it has proved to be, then the nearest that are vouched for, then
+/// those that anybody may have announced.
+fn best_first(mut all: Vec<(Source, SocketAddr)>, local: &Local) -> Vec<SocketAddr> {
+    // Stable: of the same distance, what the host itself says comes first.
+    all.sort_by_key(|(source, address)| {
+        let (heard, proved) = (*source == Source::Mdns, *source == Source::Proved);
+        (heard, !proved, local.distance(address))
+    });
+    let mut seen = BTreeSet::new();
+    all.retain(|(_, address)| seen.insert(*address));
+    vouched_first(all, MAX_ADDRESSES)
+}
+
 /// Whether a host still has the layers that it was chosen for, and computes as it was chosen for: it may
 /// have been started again since.
 fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool {
     let (now, then) = (&link.descriptor, &advert.descriptor);
     let (first, last) = now.layer_range;
     first <= lo && hi <= last && now.arithmetic == then.arithmetic
+}
+
+#[cfg(test)]
+mod tests {
+    use hearthnet_bus::discovery::LocalAddress;
+
+    use super::*;
+
+    #[test]
+    fn no_number_of_announcements_takes_the_place_of_an_address_that_is_vouched_for() {
+        let local = Local::new(vec![LocalAddress {
+            interface: "eth0".into(),
+            index: 2,
+            ip: "10.0.0.250".parse().unwrap(),
+            prefix: 24,
+        }]);
+        let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        let (proved, signed, moved) = (at("10.9.0.1:7"), at("10.9.0.2:7"), at("10.9.0.3:7"));
+        // The announcements are of this network, what is vouched for is not.
+        let heard = (1..41).map(|n| (Source::Mdns, at(&format!("10.0.0.{n}:7"))));
+        let mut all: Vec<_> = heard.collect();
+        all.extend([(Source::Mdns, moved), (Source::Mdns, signed)]);
+        all.extend([(Source::Log, signed), (Source::Proved, proved)]);
+        let tried = best_first(all, &local);
+        assert_eq!(tried[..2], [proved, signed]);
+        assert_eq!(tried.len(), 2 + MAX_ADDRESSES, "{tried:?}");
+    }
+
+    #[test]
+    fn a_host_that_has_given_a_sign_of_life_is_not_dark() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let begin = |heard: &SignOfLife| {
+            let attempt = std::future::pending();
+            Opening::begin(runtime.handle(), heard.clone(), attempt)
+        };
+        let key = |n| (hearthnet_bus::testing::id(n), "all".to_owned());
+        let mut awaited = Awaited::default();
+        assert_eq!(awaited.dark_at(), None, "nobody is waited for");
+        let (first, second) = (SignOfLife::default(), SignOfLife::default());
+        awaited.0.insert(key(1), begin(&first));
+        awaited.0.insert(key(2), begin(&second));
+        let last = awaited.0[&key(2)].since() + DARK_AFTER;
+        assert_eq!(awaited.dark_at(), Some(last), "each has its time");
+        first.note();
+        assert_eq!(awaited.dark_at(), None, "it is slow");
+    }
 }

@@ -16,4 +16,6 @@ mod source;
 
 pub use self::community::{CommunityHosts, Expelled, InSync, KnownAddresses, Links};
 pub use self::pool::{HostPool, PooledHosts, Reached};
-pub use self::source::{Choice, GRACE, HostSource, ModelOnWire, RoutedSpan, Search};
+pub use self::source::{
+    Choice, GRACE, HostSource, ModelOnWire, PATIENCE, Patience, RoutedSpan, SHORT_PATIENCE, Search,
+};

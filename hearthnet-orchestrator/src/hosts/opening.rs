@@ -1,6 +1,7 @@
 //! A session that is being opened.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use futures_util::FutureExt as _;
@@ -13,17 +14,30 @@ use crate::link::HostLink;
 /// What an attempt comes to.
 pub(super) type Outcome = Result<Arc<HostLink>, ChatError>;
 
+/// Whether the host has answered within an attempt: its key is proved, and it is only slow from then on.
+/// Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SignOfLife(Arc<AtomicBool>);
+
+impl SignOfLife {
+    pub(super) fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A session that is being opened, in a task that goes on when nobody waits for it any more: what it
 /// opens is at hand for the next search. Clones wait for the same one.
 #[derive(Clone)]
 pub(super) struct Opening {
     since: Instant,
+    heard: SignOfLife,
     outcome: Shared<BoxFuture<'static, Outcome>>,
 }
 
 impl Opening {
     pub(super) fn begin(
         runtime: &Handle,
+        heard: SignOfLife,
         attempt: impl Future<Output = Outcome> + Send + 'static,
     ) -> Self {
         let task = runtime.spawn(attempt);
@@ -35,6 +49,7 @@ impl Opening {
         };
         Self {
             since: Instant::now(),
+            heard,
             outcome: outcome.boxed().shared(),
         }
     }
@@ -42,6 +57,11 @@ impl Opening {
     /// When it began.
     pub(super) fn since(&self) -> Instant {
         self.since
+    }
+
+    /// Whether the host has given a sign of life.
+    pub(super) fn is_heard(&self) -> bool {
+        self.heard.0.load(Ordering::Relaxed)
     }
 
     /// What it has come to, if it has.

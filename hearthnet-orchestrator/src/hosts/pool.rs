@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
-use hearthnet_bus::NodeKey;
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::Config;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::time::timeout_at;
 
-use super::opening::Opening;
-use super::source::{Choice, GRACE, HostSource, RoutedSpan, Search};
+use super::opening::{Opening, SignOfLife};
+use super::source::{
+    Choice, DARK_AFTER, GRACE, HostSource, LOOK_EVERY, PATIENCE, Patience, RoutedSpan,
+    SHORT_PATIENCE, Search,
+};
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::health::{FailureKind, SharedHealth};
@@ -143,6 +146,14 @@ impl HostPool {
         reached
     }
 
+    /// Lets hosts that could not be reached a moment ago be asked again, those in `exclude` not.
+    fn forget_failures(&self, exclude: &BTreeSet<NodeId>) {
+        let wanted = |host: &&Arc<Known>| !exclude.contains(&host.addr.node);
+        for host in self.hosts.iter().filter(wanted) {
+            host.session.lock().retry_at = None;
+        }
+    }
+
     /// The attempt to reach a host that is under way, or a new one.
     fn opening(&self, host: &Arc<Known>) -> Opening {
         let mut session = host.session.lock();
@@ -157,7 +168,8 @@ impl HostPool {
         let link = session.link.clone();
         let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
         let (transport, health) = (self.transport.clone(), self.health.clone());
-        let opening = Opening::begin(&self.runtime, async move {
+        let heard = SignOfLife::default();
+        let opening = Opening::begin(&self.runtime, heard, async move {
             if let Some(link) = link
                 && link.answers(GRACE).await
             {
@@ -202,35 +214,67 @@ pub struct PooledHosts {
 impl PooledHosts {
     /// Connects to the hosts, until they have all layers and the others have had their chance.
     /// One error per host that is not there by then.
-    pub async fn reach(&self) -> Vec<ChatError> {
+    pub async fn reach(&self, patience: Patience) -> Vec<ChatError> {
         let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
         let hosted = &self.choice.model.hosted;
         let search = Search {
             layers: hosted.start..=hosted.end.saturating_sub(1),
             exclude: &exclude,
             before: None,
-            optional: false,
+            patience,
             cancel: &cancel,
         };
         let enough = |links: &[Arc<HostLink>]| self.choice.among(links, &search).is_ok();
-        self.pool.reach_enough(enough, None).await.failures
+        let limit = connecting(patience);
+        self.pool.reach_enough(enough, limit).await.failures
+    }
+}
+
+/// How long hosts have to be connected; `None`: as long as that takes.
+fn connecting(patience: Patience) -> Option<Duration> {
+    match patience {
+        Patience::None => Some(GRACE),
+        Patience::Short => Some(DARK_AFTER),
+        Patience::Long => None,
     }
 }
 
 impl HostSource for PooledHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
         // Those that are not connected by then may be by the next time that somebody looks.
-        let limit = search.optional.then_some(GRACE);
-        let reach = search.cancel.or(self.pool.reach_enough(enough, limit));
-        let reached = self.pool.runtime.block_on(reach);
-        let reached = reached.ok_or(ChatError::Cancelled)?;
-        match self.choice.among(&reached.links, search) {
-            // A host that could not be reached explains a hole better than the hole does.
-            Err(error @ ChatError::ShardUnavailable(_)) => {
-                Err(reached.failures.into_iter().next().unwrap_or(error))
+        let limit = connecting(search.patience);
+        let patience = match search.patience {
+            Patience::None => Duration::ZERO,
+            Patience::Short => SHORT_PATIENCE,
+            Patience::Long => PATIENCE,
+        };
+        // A host of an answer that has begun may be on its way back.
+        let until = search.before.map(|_| Instant::now() + patience);
+        let is_absent = |host: &Arc<Known>, links: &[Arc<HostLink>]| {
+            let node = &host.addr.node;
+            !search.exclude.contains(node) && links.iter().all(|link| link.addr.node != *node)
+        };
+        loop {
+            let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
+            let reach = search.cancel.or(self.pool.reach_enough(enough, limit));
+            let reached = self.pool.runtime.block_on(reach);
+            let reached = reached.ok_or(ChatError::Cancelled)?;
+            let error = match self.choice.among(&reached.links, search) {
+                // A host that could not be reached explains a hole better than the hole does.
+                Err(error @ ChatError::ShardUnavailable(_)) => {
+                    reached.failures.into_iter().next().unwrap_or(error)
+                }
+                spans => return spans,
+            };
+            let mut hosts = self.pool.hosts.iter();
+            let in_vain = !hosts.any(|host| is_absent(host, &reached.links));
+            if in_vain || until.is_none_or(|until| until <= Instant::now() + LOOK_EVERY) {
+                return Err(error);
             }
-            spans => spans,
+            let pause = async { tokio::time::sleep(LOOK_EVERY).await };
+            let paused = self.pool.runtime.block_on(search.cancel.or(pause));
+            paused.ok_or(ChatError::Cancelled)?;
+            self.pool.forget_failures(search.exclude);
         }
     }
 

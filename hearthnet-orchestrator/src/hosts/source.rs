@@ -78,6 +78,35 @@ pub struct RoutedSpan {
     pub hi: u32,
 }
 
+/// How long a search waits for hosts that are not there, or do not answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // Named by whoever searches, read by every source.
+pub enum Patience {
+    /// Not at all: the layers are run as it is, or others are asked next. A host that has to be
+    /// connected has [`GRACE`].
+    None,
+    /// [`SHORT_PATIENCE`], and 1.5 s for a sign of life at the beginning: this machine can
+    /// answer as well.
+    Short,
+    /// [`PATIENCE`], and as long as an attempt to connect takes: nobody else can answer.
+    Long,
+}
+
+/// How long to wait for hosts that close a gap: this node may have found the others only now, or a
+/// host may be coming back.
+pub const PATIENCE: Duration = Duration::from_secs(6);
+
+/// The same in the middle of an answer that this machine can finish by itself: a host that is started
+/// anew takes longer to read its layers, and news of those that stay take less to come.
+pub const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a new question that this machine can answer waits for a sign of life of its hosts: many round
+/// trips, and a question whose hosts are dark begins within 3 s, which leaves half for the local engine.
+pub(super) const DARK_AFTER: Duration = Duration::from_millis(1500);
+
+/// How often hosts are looked for that are not there.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+
 /// What is looked for.
 #[derive(Debug)]
 #[allow(clippy::exhaustive_structs)] // Built by whoever searches, read by every source.
@@ -88,16 +117,16 @@ pub struct Search<'a> {
     pub exclude: &'a BTreeSet<NodeId>,
     /// The arithmetic of whoever ran them, where a sequence that has begun goes on behind them.
     pub before: Option<&'a str>,
-    /// Somebody runs them as it is: what is not at hand is not worth waiting for.
-    pub optional: bool,
+    /// For whom the search may wait.
+    pub patience: Patience,
     /// Set when the caller gives up.
     pub cancel: &'a Cancel,
 }
 
 /// Finds hosts for layers.
 pub trait HostSource: Send {
-    /// Sessions with hosts that together run the layers, in order. May block to connect, unless
-    /// the search is optional; ends soon when the caller gives up.
+    /// Sessions with hosts that together run the layers, in order. May block to connect for as long
+    /// as the search has [`Patience`]; ends soon when the caller gives up.
     ///
     /// # Errors
     /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`],

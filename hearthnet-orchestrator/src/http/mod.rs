@@ -4,6 +4,7 @@
 //! |---|---|
 //! | requests, field by field | `request.rs` (pure) |
 //! | answers, whole and in chunks | `reply.rs` (pure) |
+//! | bodies of requests, and the memory that they take | `body.rs` |
 //! | how many requests at once, and of one caller | `places.rs` |
 //! | paths, streams, what a failed chat is called | here |
 //! | listener, keys, numbers | `hearthnet-http` |
@@ -11,6 +12,7 @@
 //! A client that goes away cancels what it asked for: dropping a response drops its
 //! [`Answer`].
 
+mod body;
 mod places;
 mod reply;
 mod request;
@@ -23,7 +25,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
@@ -41,6 +43,7 @@ use hearthnet_http::{
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
+use self::body::{Bodies, Collected, NotRead};
 use self::places::Places;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
@@ -63,7 +66,7 @@ const CROWDED: Duration = Duration::from_secs(2);
 /// What handlers share.
 struct Api {
     service: Service,
-    max_body_bytes: usize,
+    bodies: Bodies,
     client_deadline: Duration,
     /// Whether whoever asks has proved that it may.
     has_key: bool,
@@ -83,12 +86,12 @@ pub async fn serve(
 ) -> Result<HttpServer, HttpError> {
     let shared = Arc::new(Api {
         service,
-        max_body_bytes: settings.max_body_bytes,
+        bodies: Bodies::new(settings.max_body_bytes),
         client_deadline: settings.client_deadline,
         has_key: settings.api_key.is_some(),
         since: now_ms() / 1000,
     });
-    let (places, has_key) = (Places::new(settings.max_connections), shared.has_key);
+    let (places, has_key) = (Places::new(settings.max_connections, 1), shared.has_key);
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
@@ -234,7 +237,7 @@ impl Api {
         client: Client,
         request: Request,
     ) -> Result<Response<Body>, ApiError> {
-        let body = self.body(request).await?;
+        let body = self.body(request, &who(&client, self.has_key)).await?;
         let mark = Mark {
             request: self.service.digest(&body),
             connection: Some(Arc::clone(&client.connection)),
@@ -303,8 +306,8 @@ impl Api {
         Ok(response)
     }
 
-    /// The body of a request, within its limits of kind, size and time.
-    async fn body(&self, request: Request) -> Result<Bytes, ApiError> {
+    /// The body of a request of `who`, within the limits of type, size and time.
+    async fn body(&self, request: Request, who: &str) -> Result<Collected, ApiError> {
         // A form that a web page may send without asking has another type.
         let kind = request.headers().get(header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
@@ -315,7 +318,7 @@ impl Api {
                 "send the request as JSON, with the header `Content-Type: application/json`",
             ));
         }
-        let limit = self.max_body_bytes;
+        let limit = self.bodies.limit();
         let large = || {
             let text = format!("the request is larger than {limit} bytes, which is the limit here");
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", text)
@@ -325,10 +328,19 @@ impl Api {
         if declared.is_some_and(|bytes| bytes > limit as u64) {
             return Err(large());
         }
-        let body = axum::body::to_bytes(request.into_body(), limit);
+        let body = self.bodies.read(request.into_body(), who);
         match tokio::time::timeout(self.client_deadline, body).await {
-            // One that is broken off is nobody's to read about.
-            Ok(body) => body.map_err(|_| large()),
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(NotRead::TooLarge)) => Err(large()),
+            Ok(Err(NotRead::Full)) => {
+                let why = "the requests that arrive now fill the memory that is kept for them";
+                Err(failed(&ChatError::Busy(why.to_owned()), Some(CROWDED)))
+            }
+            Ok(Err(NotRead::Broken)) => Err(ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "invalid_json",
+                "the body ended before it was whole",
+            )),
             Err(_) => Err(ApiError::new(
                 StatusCode::REQUEST_TIMEOUT,
                 "request_timeout",

@@ -1,5 +1,5 @@
-//! Places for requests that are being answered: bounded in all, and of one caller, so that it leaves
-//! some for others. The owner of the machine has one in any case.
+//! Places for requests that are served, and for pieces of their bodies: bounded over all callers, and per
+//! caller, so that one leaves some for others. The owner of the machine has a few of its own.
 
 use std::sync::Arc;
 
@@ -16,17 +16,17 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// For so many requests at once, at least 1.
-    pub(super) fn new(most: usize) -> Self {
+    /// `most` places at once, at least 1, and `owners` more that only the owner has.
+    pub(super) fn new(most: usize, owners: usize) -> Self {
         let most = most.max(1);
         Self {
             most,
             all: Caps::new(most, own(most)),
-            owners: Caps::new(1, 1),
+            owners: Caps::new(owners, owners),
         }
     }
 
-    /// A place for a request, or what is full.
+    /// A place for the caller `who`, or what is full, in words about requests.
     pub(super) fn take(&self, who: String) -> Result<Place<String>, String> {
         let is_owner = who == OWNER;
         let full = match self.all.enter(who) {
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn one_caller_leaves_a_quarter_of_the_places_to_others_and_all_have_no_more_than_there_are() {
-        let places = Places::new(8);
+        let places = Places::new(8, 1);
         let take = |who: &str| places.take(who.to_owned());
         let hog: Vec<_> = std::iter::from_fn(|| take("hog").ok()).collect();
         assert_eq!(hog.len(), 6);
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn where_there_is_one_place_anybody_may_have_it() {
-        let places = Places::new(0);
+        let places = Places::new(0, 1);
         let one = places.take("a".into());
         assert!(one.is_ok() && places.take("b".into()).is_err());
     }

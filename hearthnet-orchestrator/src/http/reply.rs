@@ -46,6 +46,8 @@ struct Entry {
     top: Vec<(u32, f32)>,
     /// Bytes of the answer that were complete before it.
     start: usize,
+    /// The same in characters (code points).
+    offset: usize,
 }
 
 /// Turns the frames of one answer into objects of the API.
@@ -58,8 +60,8 @@ pub(super) struct Reply {
     given: usize,
     spelt: usize,
     speller: Detokenizer,
-    /// Characters of the tokens whose entries were given on.
-    offset: usize,
+    /// Characters that the tokens so far spell.
+    spelt_chars: usize,
     pending: VecDeque<Entry>,
     /// Entries of the whole answer, when it is not sent in chunks.
     entries: Vec<Entry>,
@@ -88,7 +90,7 @@ impl Reply {
             given: 0,
             spelt: 0,
             speller,
-            offset: 0,
+            spelt_chars: 0,
             pending: VecDeque::new(),
             entries: Vec::new(),
             tokenizer,
@@ -184,8 +186,11 @@ impl Reply {
                         logprob,
                         top: top_logprobs.clone(),
                         start: self.spelt,
+                        offset: self.spelt_chars,
                     });
-                    self.spelt += self.speller.push(*token_id).len();
+                    let spelt = self.speller.push(*token_id);
+                    self.spelt += spelt.len();
+                    self.spelt_chars += spelt.chars().count();
                 }
             }
             // No stop text ended it: what was held back is part of it.
@@ -248,7 +253,7 @@ impl Reply {
         self.object(true, json!([choice]), usage)
     }
 
-    fn logprobs_of(&mut self, entries: &[Entry]) -> Value {
+    fn logprobs_of(&self, entries: &[Entry]) -> Value {
         if !self.logprobs {
             return Value::Null;
         }
@@ -287,12 +292,11 @@ impl Reply {
     }
 
     /// The shape of `/v1/completions`: lists side by side.
-    fn older(&mut self, entries: &[Entry]) -> Value {
+    fn older(&self, entries: &[Entry]) -> Value {
         let (mut tokens, mut own, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
         for entry in entries {
             let text = self.token_name(entry.id);
-            offsets.push(Value::from(self.offset));
-            self.offset += text.chars().count();
+            offsets.push(Value::from(entry.offset));
             tokens.push(Value::from(text));
             own.push(Value::from(entry.logprob.max(LEAST_LOGPROB)));
             let mut likeliest = Map::new();

@@ -249,6 +249,14 @@ impl Fields {
         Ok(number.map(|x| x as f32))
     }
 
+    /// How many of the likeliest tokens are considered; 0 is all, and so is vLLM's -1.
+    fn top_k(&mut self) -> Result<Option<u32>, ApiError> {
+        let most = u32::MAX;
+        let must = format!("a whole number from 1 to {most}, or 0 or -1 for all tokens");
+        let top_k = self.read("top_k", &must, |k: &i64| (-1..=most.into()).contains(k))?;
+        Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
+    }
+
     /// A field that has one meaning here: anything else is refused.
     fn exactly(
         &mut self,
@@ -288,7 +296,8 @@ impl Fields {
         self.exactly("n", |value| value == 1, n)?;
         let stream = self.bool("stream")?.unwrap_or(false);
         let include_usage = self.stream_options(stream)?;
-        let own_seed = self.read("seed", "a whole number", |seed: &Number| !seed.is_f64())?;
+        let must = format!("a whole number from {} to {}", i64::MIN, u64::MAX);
+        let own_seed = self.read("seed", &must, |seed: &Number| !seed.is_f64())?;
         // OpenAI's seeds are signed; the bits are what counts.
         let own_seed = own_seed.and_then(|n| n.as_u64().or(n.as_i64().map(i64::cast_unsigned)));
         let user = self.read("user", "a text", |_: &String| true)?;
@@ -298,9 +307,7 @@ impl Fields {
             presence_penalty: self.number("presence_penalty", -2.0, 2.0)?,
             frequency_penalty: self.number("frequency_penalty", -2.0, 2.0)?,
             // As vLLM and llama.cpp name them.
-            top_k: self
-                .integer("top_k", 0, u32::MAX.into())?
-                .map(|k| u32::try_from(k).unwrap_or(0)),
+            top_k: self.top_k()?,
             min_p: self.number("min_p", 0.0, 1.0)?,
             repetition_penalty: self.number("repetition_penalty", 0.0625, 16.0)?,
         };
@@ -603,6 +610,50 @@ mod tests {
             (json!({"user": 5}), "user"),
         ] {
             assert_eq!(refusal(with(extra)), ("invalid_value".into(), param.into()));
+        }
+    }
+
+    #[test]
+    fn top_k_is_a_number_of_tokens_and_0_and_minus_1_are_all() {
+        for (given, is) in [
+            (json!(40), 40),
+            (json!(0), 0),
+            (json!(-1), 0),
+            (json!(u32::MAX), u32::MAX),
+        ] {
+            let request = with(json!({"top_k": given})).unwrap();
+            assert_eq!(request.chosen.top_k, Some(is));
+        }
+        for wrong in [json!(-2), json!(1_u64 << 32), json!(1.5), json!("-1")] {
+            let said = with(json!({"top_k": wrong}))
+                .unwrap_err()
+                .body()
+                .to_string();
+            assert!(
+                said.contains("from 1 to 4294967295, or 0 or -1 for all"),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_seed_has_64_bits_and_a_refusal_names_the_range() {
+        for seed in [json!(u64::MAX), json!(i64::MIN), json!(0)] {
+            assert!(with(json!({"seed": seed})).is_ok());
+        }
+        for wrong in [
+            "18446744073709551616",
+            "-9223372036854775809",
+            "1.5",
+            "\"7\"",
+        ] {
+            let body = format!(r#"{{"model": "m", "prompt": "p", "seed": {wrong}}}"#);
+            let said = completion(body.as_bytes(), 1)
+                .unwrap_err()
+                .body()
+                .to_string();
+            let range = "from -9223372036854775808 to 18446744073709551615";
+            assert!(said.contains(range), "{said}");
         }
     }
 

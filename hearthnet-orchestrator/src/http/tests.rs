@@ -423,6 +423,54 @@ fn completions_continue_text_or_tokens_with_the_older_logprobs() {
 }
 
 #[test]
+fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
+    let house = open();
+    let model = &house.fixture.service.models()[0];
+    let tokenizer = &model.text.tokenizer;
+    let text = "日本語 😀 é x";
+    // The tokens of this model are bytes.
+    let ids = tokenizer
+        .encode(text, hearthnet_model::Special::Plain)
+        .unwrap();
+    assert!(ids.len() >= text.len());
+    let header = Header {
+        shape: Shape::Text,
+        id: 1,
+        created: 1,
+        model: model.id.clone(),
+        weights: model.weights,
+    };
+    let mut reply = reply::Reply::new(header, tokenizer.clone(), false, true);
+    let mut speller = hearthnet_model::Detokenizer::continuing(tokenizer);
+    let (mut said, mut offsets) = (String::new(), Vec::new());
+    for id in ids {
+        let before = said.chars().count();
+        let delta = Frame::TokenDelta {
+            text: speller.push(id),
+            token_id: id,
+            logprob: Some(-1.0),
+            top_logprobs: Vec::new(),
+        };
+        let chunks = reply.chunks(&delta);
+        let Frame::TokenDelta { text, .. } = delta else {
+            unreachable!()
+        };
+        said.push_str(&text);
+        let of_chunks = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array())
+            .flatten();
+        // All tokens of a character begin where it does.
+        offsets.extend(of_chunks.map(|offset| (offset.clone(), json!(before))));
+    }
+    assert_eq!(said.trim_start(), text);
+    assert!(offsets.len() >= text.len());
+    for (offset, expected) in offsets {
+        assert_eq!(offset, expected);
+    }
+}
+
+#[test]
 fn the_next_turn_says_how_much_was_cached() {
     let house = open();
     let first = house.chat(json!({})).json();
@@ -474,6 +522,7 @@ fn every_refusal_has_its_status_code_and_param() {
         ),
         (json!({"tools": [1]}), 400, "unsupported_parameter", "tools"),
         (json!({"n": 2}), 400, "unsupported_parameter", "n"),
+        (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
     ] {
         assert_eq!(
             house.chat(extra).error(),
@@ -550,6 +599,86 @@ fn a_body_beyond_the_limit_is_refused_declared_or_not() {
 
 fn settings_of_one() -> crate::service::ServiceSettings {
     settings(1, 1, 1)
+}
+
+#[test]
+fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
+    let settings = HttpSettings {
+        max_body_bytes: 5000,
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings_of_one()), settings);
+    let json = "Content-Type: application/json\r\n";
+    let refusals = [
+        ("POST /v1/models", "evil.example", json, 403),
+        ("POST /v1/embeddings", "localhost", json, 404),
+        ("PUT /v1/completions", "localhost", json, 405),
+        ("POST /v1/completions", "localhost", json, 413),
+        ("POST /v1/completions", "localhost", "", 415),
+        ("POST /healthz", "localhost", json, 405),
+    ];
+    for (line, host, kind, status) in refusals {
+        for (bytes, goes_on) in [(10_000, true), (200_000, false), (4 << 20, false)] {
+            let body = "x".repeat(bytes);
+            let mut stream = house.connect();
+            let head = format!("{line} HTTP/1.1\r\nHost: {host}\r\n{kind}");
+            let request = format!("{head}Content-Length: {bytes}\r\n\r\n{body}");
+            // Sent to its end: a client that reads the response only then has it.
+            stream.write_all(request.as_bytes()).unwrap();
+            let refused = one_reply(&mut stream);
+            assert_eq!(refused.status, status, "{line}");
+            let closes = refused
+                .headers
+                .get("connection")
+                .is_some_and(|c| c == "close");
+            assert_eq!(closes, !goes_on, "{line}, {bytes} bytes");
+            if goes_on {
+                let next = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
+                stream.write_all(next).unwrap();
+                assert_eq!(one_reply(&mut stream).status, 200);
+            } else {
+                assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the end, and no reset");
+            }
+        }
+    }
+    // A body that was held back is not asked for.
+    let held_back = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\
+                     Expect: 100-continue\r\n\r\n";
+    let refused = house.raw(held_back);
+    assert_eq!(
+        (refused.status, refused.headers["connection"].as_str()),
+        (415, "close")
+    );
+}
+
+/// The next response of a connection, whose length it says.
+fn one_reply(stream: &mut TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    loop {
+        let mut more = [0; 4096];
+        let count = stream.read(&mut more).unwrap();
+        bytes.extend(&more[..count]);
+        let text = std::str::from_utf8(&bytes).unwrap();
+        assert!(count > 0, "it ended: {text}");
+        if let Some((_, body)) = text.split_once("\r\n\r\n") {
+            let reply = parse(text);
+            if body.len() == reply.headers["content-length"].parse::<usize>().unwrap() {
+                return reply;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_body_that_breaks_off_is_not_said_to_be_too_large() {
+    let house = open();
+    let broken = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
+                  Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n\
+                  no length\r\n";
+    assert_eq!(
+        house.raw(broken).error(),
+        (400, "invalid_json".into(), String::new())
+    );
 }
 
 #[test]

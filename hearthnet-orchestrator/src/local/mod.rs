@@ -378,6 +378,7 @@ impl Drop for LocalBackend {
 fn engine_error(error: EngineError) -> ChatError {
     match error {
         EngineError::ContextFull { .. } => ChatError::BadRequest(error.to_string()),
+        EngineError::BoundaryOverflow { .. } => ChatError::BoundaryOverflow(error.to_string()),
         _ => ChatError::Engine(error.to_string()),
     }
 }

@@ -141,6 +141,16 @@ pub enum RouteError {
         /// An arithmetic on offer.
         found: String,
     },
+    /// Shards of these weights have the layers, but none passes rows on in the data type of this chat.
+    #[error("the hosts of layer {layer} pass rows on as {found}, and this chat needs {wanted}")]
+    DtypeMismatch {
+        /// First layer without a shard that may be used.
+        layer: u32,
+        /// Data type of this chat's rows.
+        wanted: String,
+        /// A data type on offer.
+        found: String,
+    },
     /// Covering the model takes more spans than allowed.
     #[error("covering the model takes more than {max} shards")]
     TooManyShards {
@@ -154,7 +164,11 @@ pub enum RouteError {
 /// # Errors
 /// Any [`RouteError`].
 pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<Span>, RouteError> {
-    let (usable, other_weights) = usable(request, candidates);
+    let Usables {
+        usable,
+        other_weights,
+        other_dtypes,
+    } = usable(request, candidates);
     let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
     let covered = match request.arithmetic {
@@ -180,6 +194,13 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
             found: other.descriptor.arithmetic.clone(),
         });
     }
+    if let Some(other) = other_dtypes.iter().find(|c| c.holds(layer)) {
+        return Err(RouteError::DtypeMismatch {
+            layer,
+            wanted: request.boundary_dtype.to_owned(),
+            found: other.descriptor.boundary_dtype.clone(),
+        });
+    }
     match other_weights {
         Some(found) => Err(RouteError::WeightsMismatch {
             wanted: request.weights_sha256.to_owned(),
@@ -189,13 +210,18 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
     }
 }
 
-/// The candidates that may be used, so many at most; and weights that others hold of a model of that
-/// name.
-fn usable<'a>(
-    request: &RouteRequest<'_>,
-    candidates: &'a [Candidate],
-) -> (Vec<Usable<'a>>, Option<String>) {
-    let (mut usable, mut other_weights) = (Vec::new(), None);
+/// The candidates that may be used, and what speaks against others.
+struct Usables<'a> {
+    /// At most [`MAX_CANDIDATES`].
+    usable: Vec<Usable<'a>>,
+    /// Weights that others hold of a model of that name.
+    other_weights: Option<String>,
+    /// Candidates that have the weights, and another data type; at most [`MAX_CANDIDATES`].
+    other_dtypes: Vec<&'a Candidate>,
+}
+
+fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usables<'a> {
+    let (mut usable, mut other_weights, mut other_dtypes) = (Vec::new(), None, Vec::new());
     let mut of_host: BTreeMap<NodeId, usize> = BTreeMap::new();
     for (index, candidate) in in_order(request.lots, candidates) {
         let d = &candidate.descriptor;
@@ -206,18 +232,25 @@ fn usable<'a>(
         if request.exclude.contains(&d.host)
             || (candidate.is_self && !request.allow_self)
             || d.total_layers != request.total_layers
-            || d.boundary_dtype != request.boundary_dtype
         {
             continue;
         }
-        if d.weights_sha256 == request.weights_sha256 {
+        if d.boundary_dtype != request.boundary_dtype {
+            if d.weights_sha256 == request.weights_sha256 && other_dtypes.len() < MAX_CANDIDATES {
+                other_dtypes.push(candidate);
+            }
+        } else if d.weights_sha256 == request.weights_sha256 {
             usable.push((index, candidate));
             *taken += 1;
         } else if d.model_id == request.model_id {
             other_weights = Some(d.weights_sha256.clone());
         }
     }
-    (usable, other_weights)
+    Usables {
+        usable,
+        other_weights,
+        other_dtypes,
+    }
 }
 
 /// Candidates in the order in which they are looked at: those that were measured first, the others as

@@ -226,6 +226,26 @@ fn a_hole_is_reported_with_its_first_layer() {
 }
 
 #[test]
+fn hosts_with_another_data_type_are_told_apart_from_no_hosts() {
+    let mut other = shard("a", 0, 15, 0);
+    other.descriptor.boundary_dtype = "fp32".into();
+    let error = Ask::default().route(&[other.clone()]).unwrap_err();
+    assert!(
+        matches!(error, RouteError::DtypeMismatch { layer: 0, .. }),
+        "{error:?}"
+    );
+    let said = error.to_string();
+    assert!(said.contains("fp32") && said.contains("fp16"), "{said}");
+    // A layer that nobody has is missing, whatever others speak.
+    let error = Ask::default().route(&[shard("b", 0, 7, 0)]).unwrap_err();
+    assert!(
+        matches!(error, RouteError::Uncovered { layer: 8, .. }),
+        "{error:?}"
+    );
+    assert!(Ask::default().route(&[other, shard("c", 0, 15, 0)]).is_ok());
+}
+
+#[test]
 fn other_weights_are_told_apart_from_no_shards() {
     let ask = Ask {
         weights: "cd".repeat(32),
@@ -419,7 +439,7 @@ fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
             exclude: &ask.exclude,
             lots: &ask.lots,
         };
-        usable(&request, candidates).0.len()
+        usable(&request, candidates).usable.len()
     };
     assert_eq!(count(&vec![shard("x", 3, 4, 0); 10_000]), MAX_OF_HOST);
     let all: Vec<_> = (0..10_000)

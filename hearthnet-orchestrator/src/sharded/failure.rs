@@ -18,6 +18,8 @@ pub(super) struct HopFailure {
 pub(super) enum Cause {
     /// It has failed.
     Failed,
+    /// The session with it is gone: it may be there again in a moment.
+    Lost,
     /// It returned what cannot be right.
     Corrupt,
     /// It does its work, only late.

@@ -5,8 +5,9 @@
 //! `Pipeline`, which is pure; here are the streams, the clocks and the waiting.
 //! A failure is whatever makes a host's part of the answer not come: a lost
 //! connection, an error reply, numbers that cannot be right, silence, slowness
-//! (`hop_timeout.rs`). Its host is not asked again in this call; other hosts take
-//! over its layers, and its boundary's history is replayed to them.
+//! (`hop_timeout.rs`). Its host is not asked again in this call, unless only the
+//! session with it was lost; other hosts take over its layers, and its boundary's history is replayed to
+//! them.
 //!
 //! | concept | file |
 //! |---|---|
@@ -30,7 +31,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{Event, PipelineId};
-use hearthnet_transport::Code;
+use hearthnet_transport::{Code, DType};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
@@ -96,6 +97,8 @@ pub struct ShardedBackend {
     /// Where it is told what hosts do.
     health: SharedHealth,
     model: ModelOnWire,
+    /// Element type of the rows.
+    dtype: DType,
     settings: PumpSettings,
     hops: Vec<Hop>,
     next_hop: u64,
@@ -134,6 +137,10 @@ struct Call {
     /// Who is not asked any more.
     excluded: BTreeSet<NodeId>,
     failures: u32,
+    /// How often the session of each host was lost, since enough rows of the answer have come.
+    lost: BTreeMap<NodeId, u32>,
+    /// When the failure was noticed after which no row of the answer has come.
+    failed_at: Option<Instant>,
     /// Who had no room, at the start.
     full: Option<String>,
     /// Layers whose host was replaced, until the answer goes on.
@@ -162,6 +169,9 @@ impl ShardedBackend {
         cancel: &Cancel,
     ) -> Result<Self, ChatError> {
         let began = Instant::now();
+        let boundary = source.choice().model.boundary;
+        let dtype = DType::of_rows(boundary.descriptor_name())
+            .ok_or_else(|| ChatError::Engine(format!("no host takes rows of {boundary}")))?;
         // Hosts say no more than they were asked.
         let (inbox, inbound) = mpsc::unbounded_channel();
         let mut this = Self {
@@ -169,6 +179,7 @@ impl ShardedBackend {
             health: source.choice().health.clone(),
             model: source.choice().model.clone(),
             source: Some(source),
+            dtype,
             settings,
             hops: Vec::new(),
             next_hop: 0,
@@ -220,6 +231,11 @@ impl ShardedBackend {
         if let Some(source) = &mut self.source {
             source.prepare(&route);
         }
+    }
+
+    /// When the failure was noticed that has not been made up for.
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
+        self.call.failed_at
     }
 
     /// Length of the sequence on the hosts, in positions.

@@ -3,8 +3,9 @@
 //! | why | asked again in this call | counts as a failure | when nobody else has the layers |
 //! |---|---|---|---|
 //! | it failed | no | yes | the call ends, or this machine goes on |
+//! | its session is gone | yes, [`COMEBACKS`] times | yes | it is waited for, then as above |
 //! | it is slow | no | if another takes over | it stays, and is looked at again later |
-//! | it is silent | no | if another takes over | it has until the health timeout, 10 s where this machine may take over |
+//! | it is silent | no | if another takes over | it has until the health timeout, 4 s where this machine may take over |
 //! | it leaves | no | no | it stays as long as it can |
 //! | it may not see rows any more | no | no | the call ends, or this machine goes on |
 //! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
@@ -27,7 +28,7 @@ use crate::error::ChatError;
 use crate::events::{Failover, tell};
 use crate::exact::Arithmetics;
 use crate::health::{FailureKind, Standing};
-use crate::hosts::{RoutedSpan, Search};
+use crate::hosts::{Patience, RoutedSpan, Search};
 
 /// How long after a search for somebody in the place of a leaving host the next one follows.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -43,6 +44,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 const ROWS_PER_ROOM: u32 = 16;
 /// Preemptions with fewer rows in between that count as a failure of the host.
 const PREEMPTIONS: u32 = 3;
+/// How often a host is asked again whose session was lost, with fewer rows in between: a host that this
+/// very prompt stops is left.
+const COMEBACKS: u32 = 3;
 
 impl ShardedBackend {
     /// Puts other hosts in the place of those that something is wrong with.
@@ -97,12 +101,16 @@ impl ShardedBackend {
             }
         }
         let route = if failure.cause.stays() {
-            let route = self.find(index, true, run.cancel, &failure.error).await;
+            let others = self.others(index);
+            let none = Patience::None;
+            let route = self.find(index, others, none, run.cancel, &failure.error);
+            let route = route.await;
             let late = failure.cause == Cause::Late;
             let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
                 self.look_again(index, failure.cause);
                 return Ok(());
             };
+            self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
             route
         } else {
@@ -117,10 +125,9 @@ impl ShardedBackend {
                 self.replace(index, route);
                 return Ok(());
             }
+            self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
-            let optional = failure.cause == Cause::Full;
-            self.find(index, optional, run.cancel, &failure.error)
-                .await?
+            self.find_anybody(index, &failure, run.cancel).await?
         };
         failover.replayed = self.pipeline.length();
         self.call.recoveries.push((layers, failover));
@@ -153,7 +160,11 @@ impl ShardedBackend {
             return Ok(());
         };
         let (cause, code) = (failure.cause, failure.code.clone());
-        self.call.excluded.insert(hop.node());
+        let lost = self.call.lost.entry(hop.node()).or_default();
+        *lost += u32::from(cause == Cause::Lost);
+        if cause != Cause::Lost || *lost > COMEBACKS {
+            self.call.excluded.insert(hop.node());
+        }
         if cause == Cause::Full {
             let why = || failure.error.to_string();
             self.call.full.get_or_insert_with(why);
@@ -190,21 +201,63 @@ impl ShardedBackend {
         }
     }
 
-    /// Others that run a span's layers, its own host not among them.
+    /// Hosts in the place of one that was left: others that are at hand, or whoever is there next. That
+    /// may be the same host, if its session was lost only.
+    async fn find_anybody(
+        &mut self,
+        index: usize,
+        failure: &HopFailure,
+        cancel: &Cancel,
+    ) -> Result<Vec<RoutedSpan>, ChatError> {
+        let (others, otherwise) = (self.others(index), &failure.error);
+        let patience = match failure.cause {
+            Cause::Full => Patience::None,
+            // Others have been looked for while it was silent.
+            _ if failure.code == Code::SILENT => Patience::None,
+            _ => self.patience(),
+        };
+        if failure.cause != Cause::Lost || self.call.excluded.is_superset(&others) {
+            return self.find(index, others, patience, cancel, otherwise).await;
+        }
+        let none = Patience::None;
+        match self.find(index, others, none, cancel, otherwise).await {
+            Err(error) if error != ChatError::Cancelled => {
+                let exclude = self.call.excluded.clone();
+                self.find(index, exclude, patience, cancel, otherwise).await
+            }
+            found => found,
+        }
+    }
+
+    /// How long hosts are waited for that are not there.
+    pub(super) fn patience(&self) -> Patience {
+        match self.settings.give_up_after {
+            Some(_) => Patience::Short,
+            None => Patience::Long,
+        }
+    }
+
+    /// The hosts that are no others for a span: those that are not asked again, and its own.
+    fn others(&self, index: usize) -> BTreeSet<NodeId> {
+        let own = self.hops.get(index).map(Hop::node);
+        self.call.excluded.iter().copied().chain(own).collect()
+    }
+
+    /// Hosts that run a span's layers, none of them in `exclude`.
     async fn find(
         &mut self,
         index: usize,
-        optional: bool,
+        exclude: BTreeSet<NodeId>,
+        patience: Patience,
         cancel: &Cancel,
         otherwise: &ChatError,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let Some(hop) = self.hops.get(index) else {
             return Err(otherwise.clone());
         };
-        let (layers, mut exclude) = (hop.span.lo..=hop.span.hi, self.call.excluded.clone());
-        exclude.insert(hop.node());
+        let layers = hop.span.lo..=hop.span.hi;
         let before = self.before(hop);
-        let route = self.route_over(layers, exclude, before, optional, cancel);
+        let route = self.route_over(layers, exclude, before, patience, cancel);
         route.await.map_err(|error| match error {
             ChatError::Cancelled => error,
             ChatError::ArithmeticMismatch(why) => {
@@ -227,7 +280,7 @@ impl ShardedBackend {
         layers: RangeInclusive<u32>,
         exclude: BTreeSet<NodeId>,
         before: Option<String>,
-        optional: bool,
+        patience: Patience,
         cancel: &Cancel,
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let (source, cancel) = (self.source.take(), cancel.clone());
@@ -237,7 +290,7 @@ impl ShardedBackend {
                 layers,
                 exclude: &exclude,
                 before: before.as_deref(),
-                optional,
+                patience,
                 cancel: &cancel,
             });
             Some((source, route))
@@ -302,10 +355,12 @@ impl ShardedBackend {
         let paused = cancel.or(self.sleep(pause)).await;
         paused.ok_or(ChatError::Cancelled)?;
         let nobody = ChatError::HostsFull(String::new());
-        let mut route = self.find(index, true, cancel, &nobody).await;
+        let others = self.others(index);
+        let none = Patience::None;
+        let mut route = self.find(index, others, none, cancel, &nobody).await;
         if !matches!(route, Ok(_) | Err(ChatError::Cancelled)) {
             let excluded = self.call.excluded.clone();
-            let any = self.route_over(layers, excluded, before, false, cancel);
+            let any = self.route_over(layers, excluded, before, self.patience(), cancel);
             route = any.await;
         }
         match route {
@@ -332,10 +387,12 @@ impl ShardedBackend {
 
     /// A row of the answer is there: who has taken over is told.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
+        self.call.failed_at = None;
         self.call.rows += 1;
         if self.call.rows >= ROWS_PER_ROOM {
             self.call.room_until = None;
             self.call.preempted.clear();
+            self.call.lost.clear();
         }
         for ((lo, hi), mut failover) in std::mem::take(&mut self.call.recoveries) {
             let hops = self.hops.iter();
@@ -344,6 +401,13 @@ impl ShardedBackend {
                 .collect();
             failover.to = now.iter().map(|hop| hop.node().to_string()).collect();
             failover.now = now.iter().map(|hop| hop.arithmetic().clone()).collect();
+            // Exact hosts compute the same: what the next one does not have was no overflow.
+            let exact = failover.before.is_exact() && failover.now.is_exact();
+            if let Some(host) = failover.from.filter(|_| exact)
+                && failover.code == Code::BOUNDARY_OVERFLOW
+            {
+                self.health.failed(&host, FailureKind::Refused);
+            }
             failover.tell(run);
         }
     }

@@ -96,7 +96,13 @@ impl ShardedBackend {
     async fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let layers = self.model.hosted.start..=self.model.hosted.end.saturating_sub(1);
         let route = self
-            .route_over(layers, self.call.excluded.clone(), None, false, cancel)
+            .route_over(
+                layers,
+                self.call.excluded.clone(),
+                None,
+                self.patience(),
+                cancel,
+            )
             .await?;
         let limits = Limits {
             depth: self.settings.depth,

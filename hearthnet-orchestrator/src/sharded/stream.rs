@@ -8,9 +8,8 @@ use bytes::Bytes;
 use hearthnet_bus::Descriptor;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::Event;
-use hearthnet_model::BoundaryDtype;
 use hearthnet_transport::{
-    CloseCode, Code, DType, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
+    CloseCode, Code, Message, SendError, Step, StepResult, StreamOpen, Truncate, Want,
 };
 
 use super::ShardedBackend;
@@ -20,7 +19,7 @@ use crate::error::ChatError;
 use crate::events::{shard_latency, tell};
 use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence};
 use crate::hosts::RoutedSpan;
-use crate::link::Ended;
+use crate::link::{EndCause, Ended};
 use crate::pipeline::{Chunk, Outcome};
 use crate::steps;
 use crate::times::{HopClock, median};
@@ -120,20 +119,22 @@ impl Hop {
     }
 
     pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
-        let Ended { why, right, by_us } = ended;
-        match right {
-            Some(code) if *by_us => self.hop_failure(code.clone(), Cause::Barred, |host| {
-                ChatError::ShardUnavailable(format!(
-                    "{host} may not compute for this node any more"
-                ))
-            }),
-            _ => {
-                let code = right.clone().unwrap_or(Code::CONNECTION_LOST);
-                self.hop_failure(code, Cause::Failed, |host| {
-                    ChatError::ShardUnavailable(format!("lost {host}: {why}"))
-                })
+        let Ended { why, cause } = ended;
+        let (code, cause, what) = match cause.clone() {
+            EndCause::Barred(code) => {
+                return self.hop_failure(code, Cause::Barred, |host| {
+                    ChatError::ShardUnavailable(format!(
+                        "{host} may not compute for this node any more"
+                    ))
+                });
             }
-        }
+            EndCause::Lost => (Code::CONNECTION_LOST, Cause::Lost, "lost"),
+            EndCause::Refused(code) => (code, Cause::Failed, "lost"),
+            EndCause::Broken(code) => (code, Cause::Failed, "left"),
+        };
+        self.hop_failure(code, cause, |host| {
+            ChatError::ShardUnavailable(format!("{what} {host}: {why}"))
+        })
     }
 
     /// Nothing can be sent to it any more.
@@ -142,8 +143,7 @@ impl Hop {
             SendError::Closed(closed) => Ended::of(closed),
             other => Ended {
                 why: other.to_string(),
-                right: None,
-                by_us: true,
+                cause: EndCause::Lost,
             },
         })
     }
@@ -205,6 +205,8 @@ impl Hop {
         let text = format!("{} refused with {code}: {message}", self.name());
         let error = if code == Code::WEIGHTS_MISMATCH {
             ChatError::WeightsMismatch(text)
+        } else if code == Code::BOUNDARY_OVERFLOW {
+            ChatError::BoundaryOverflow(text)
         } else if code == Code::CONTEXT_FULL {
             ChatError::BadRequest(text)
         } else if cause == Cause::Full {
@@ -424,7 +426,7 @@ impl ShardedBackend {
             position: chunk.position,
             rows: chunk.rows,
             width: self.model.width as u32,
-            dtype: wire_dtype(self.model.boundary),
+            dtype: self.dtype,
             want,
             data: chunk.data,
         }))
@@ -448,7 +450,6 @@ impl ShardedBackend {
             data,
             ..
         } = result;
-        let wire = wire_dtype(self.model.boundary);
         let width_is_right = width as usize == self.model.width;
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
@@ -459,7 +460,7 @@ impl ShardedBackend {
             let first = position.saturating_add(sent.rows.saturating_sub(rows));
             let checked = if rows == 0 && data.is_empty() {
                 Ok(())
-            } else if !width_is_right || dtype != wire {
+            } else if !width_is_right || dtype != self.dtype {
                 Err(CheckError::Shape {
                     bytes: data.len(),
                     rows,
@@ -489,6 +490,8 @@ impl ShardedBackend {
                 Ok(())
             }
             Err(fault) => {
+                // Another chat on the same session may wait for what this one was told.
+                hop.span.link.closer().close(CloseCode::ProtocolState);
                 let code = CloseCode::ProtocolState.into();
                 Err(hop.hop_failure(code, Cause::Failed, |host| {
                     ChatError::ShardUnavailable(format!("{host}: {fault}"))
@@ -557,13 +560,5 @@ impl ShardedBackend {
             measured.or(self.per_layer)
         };
         median(beside).or_else(|| Some(per_layer()? * own * rows))
-    }
-}
-
-fn wire_dtype(boundary: BoundaryDtype) -> DType {
-    match boundary {
-        BoundaryDtype::F16 => DType::F16,
-        BoundaryDtype::Bf16 => DType::Bf16,
-        BoundaryDtype::F32 => DType::F32,
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -39,16 +40,29 @@ use crate::background::{background, give_way};
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config, ConfigError};
 use crate::identity::Identity;
+use crate::session::rate::KeyedBuckets;
 use crate::session::{Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
 /// Open sessions that wait to be accepted by the application.
 const ACCEPT_QUEUE: usize = 16;
-/// How long an accept loop rests when the system has no more sockets to give.
+/// How long an accept loop rests when the system has no more sockets to give: at first, and after
+/// several attempts.
 const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often the log says so, over all listeners of the process.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+/// When it said so last.
+static WARNED: Mutex<Option<Instant>> = Mutex::new(None);
 /// How long a refused peer has to read why.
 const LINGER: Duration = Duration::from_millis(500);
+/// Connections of one party to all paths: so many at once, and per second over time. A chat makes two with each
+/// of its hosts. A TLS handshake costs about half a millisecond, so 16 a second are 1% of a core.
+const CONNECTIONS: u64 = 256;
+const CONNECTIONS_PER_SECOND: u64 = 16;
+/// Parties whose connections are counted.
+const MAX_PARTIES: usize = 1024;
 /// The header of a refused upgrade that carries the close code.
 pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";
 
@@ -183,6 +197,9 @@ pub struct Acceptor {
     admission: Arc<dyn Admission>,
     config: Arc<Config>,
     sessions: Arc<Caps<NodeId>>,
+    /// What each party may yet connect, by whom peers [count with](Admission::counts_with).
+    connections: Arc<Mutex<KeyedBuckets<NodeId>>>,
+    begin: Instant,
     paths: Arc<[Path]>,
     /// Where what was let in goes on.
     runtime: Handle,
@@ -226,9 +243,12 @@ impl Acceptor {
                 each: rule.max_strangers.div_ceil(4),
             }),
         };
+        let connections = KeyedBuckets::new(CONNECTIONS_PER_SECOND, CONNECTIONS, MAX_PARTIES);
         Ok(Acceptor {
             tls,
             admission,
+            connections: Arc::new(Mutex::new(connections)),
+            begin: Instant::now(),
             config: Arc::new(config),
             sessions,
             paths: paths.iter().map(with_caps).collect(),
@@ -239,6 +259,13 @@ impl Acceptor {
     /// Sessions that are open, or in their HELLOs.
     pub fn sessions(&self) -> usize {
         self.sessions.taken()
+    }
+
+    /// Whether this peer, who belongs here, may connect once more, which then counts.
+    fn may_connect(&self, peer: &NodeId) -> bool {
+        let party = self.admission.counts_with(peer);
+        let now = Time::from(self.begin.elapsed());
+        self.connections.lock().take(&party, now)
     }
 
     /// Turns a byte stream into a session or a socket, as the peer asks.
@@ -282,6 +309,9 @@ impl Acceptor {
         let begin = Instant::now();
         let d = &self.config.deadlines;
 
+        if let Some(newcomer) = newcomer {
+            newcomer.rest().await;
+        }
         let accepting = TlsAcceptor::from(self.tls.clone())
             .accept(io)
             .into_fallible();
@@ -303,6 +333,10 @@ impl Acceptor {
         if let (true, Some(newcomer)) = (belongs, newcomer) {
             newcomer.known_as(peer);
         }
+        let is_within_rate = !belongs || self.may_connect(&peer);
+        if let (false, Some(newcomer)) = (is_within_rate, newcomer) {
+            newcomer.slow_down();
+        }
 
         let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
         let limited = Limited::new(Box::new(stream), limiter, begin);
@@ -316,6 +350,7 @@ impl Acceptor {
             of: self,
             peer,
             belongs,
+            is_within_rate,
             choice: &mut choice,
         };
         let upgrading = accept_hdr_async_with_config(limited, route, Some(websocket));
@@ -454,12 +489,17 @@ struct Route<'a, 'b> {
     of: &'b Acceptor,
     peer: NodeId,
     belongs: bool,
+    /// Its party has not connected too often of late.
+    is_within_rate: bool,
     choice: &'a mut Choice<'b>,
 }
 
 impl<'b> Route<'_, 'b> {
     fn choose(&self, asked: &str) -> Choice<'b> {
-        let admit = |path| self.of.admission.admit_path(&self.peer, path);
+        let admit = |path| match self.is_within_rate {
+            true => self.of.admission.admit_path(&self.peer, path),
+            false => Err(CloseCode::SessionLimit),
+        };
         if asked == PATH {
             return match admit(PATH) {
                 Ok(()) => Choice::Session,
@@ -613,16 +653,33 @@ impl Accepts for UnixListener {
 /// The next connection of a listener, whatever the system says in between. May be dropped and called
 /// again; nothing is lost.
 pub async fn accept<L: Accepts>(listener: &L) -> L::Accepted {
+    let mut pause = OUT_OF_SOCKETS;
     loop {
         match poll_fn(|cx| listener.poll_accept(cx)).await {
             Ok(accepted) => return accepted,
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
-                tracing::warn!(%error, "accepting connections is paused");
-                tokio::time::sleep(OUT_OF_SOCKETS).await;
+                if may_warn(&mut WARNED.lock(), Instant::now()) {
+                    tracing::warn!(
+                        %error,
+                        "no connection can be accepted at the moment; it is tried again (the limit of \
+                         open files is `ulimit -n`, in a systemd unit LimitNOFILE=)"
+                    );
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
     }
+}
+
+/// Whether the last warning is long enough ago for another one, which then counts as given.
+fn may_warn(last: &mut Option<Instant>, now: Instant) -> bool {
+    let due = last.is_none_or(|last| now.duration_since(last) >= WARN_EVERY);
+    if due {
+        *last = Some(now);
+    }
+    due
 }
 
 async fn accept_loop(
@@ -685,4 +742,40 @@ fn is_about_one_connection(error: &io::Error) -> bool {
             | io::ErrorKind::ConnectionRefused
             | io::ErrorKind::Interrupted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A listener of a process that has no file descriptor left.
+    struct Exhausted(AtomicU32);
+
+    impl Accepts for Exhausted {
+        type Accepted = ();
+
+        fn poll_accept(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            let error = rustix::io::Errno::MFILE;
+            Poll::Ready(Err(error.into()))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_descriptors_accepting_is_tried_less_and_less_and_said_once_a_minute() {
+        let listener = Exhausted(AtomicU32::new(0));
+        let minutes = Duration::from_secs(600);
+        timeout(minutes, accept(&listener)).await.unwrap_err();
+        let tried = listener.0.load(Ordering::Relaxed);
+        assert!((600..620).contains(&tried), "{tried} attempts in 600 s");
+
+        let (mut last, begin) = (None, Instant::now());
+        let said = (0..600u64).filter(|&second| {
+            let now = begin + Duration::from_secs(second);
+            may_warn(&mut last, now)
+        });
+        assert_eq!(said.count(), 10);
+    }
 }

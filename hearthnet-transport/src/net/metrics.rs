@@ -10,6 +10,7 @@
 //! | `hearthnet_transport_step_slots` | gauge | `side`, `state` = granted, used |
 //! | `hearthnet_transport_queued_bytes`, `hearthnet_transport_buffered_bytes` | gauge | `side` |
 //! | `hearthnet_transport_tls_failures_total` | counter | `side`, `cause` |
+//! | `hearthnet_transport_late_results_total` | counter | `side` |
 //! | `hearthnet_transport_refusals_total` | counter | `side`, `code` |
 //!
 //! `side` is `host` for who listens and `caller` for who connects. Every label is one of this
@@ -117,6 +118,9 @@ pub(crate) struct SessionMetrics {
     side: Side,
     bytes_in: Counter,
     bytes_out: Counter,
+    late_results: Counter,
+    /// Late results that were counted before.
+    counted: u64,
     gauges: [Gauge; 6],
     /// What this session adds to each gauge now.
     added: [u64; 6],
@@ -140,6 +144,8 @@ impl SessionMetrics {
             side,
             bytes_in: bytes("in"),
             bytes_out: bytes("out"),
+            late_results: counter!("hearthnet_transport_late_results_total", "side" => label),
+            counted: 0,
             gauges: [
                 credit("granted"),
                 credit("used"),
@@ -163,6 +169,11 @@ impl SessionMetrics {
 
     /// Brings the gauges up to date, unless the session has ended.
     pub(crate) fn note(&mut self, stats: &SessionStats) {
+        let more = stats.stale_results.saturating_sub(self.counted);
+        if more > 0 {
+            self.late_results.increment(more);
+            self.counted = stats.stale_results;
+        }
         if self.open.is_none() {
             return;
         }

@@ -17,6 +17,10 @@
 //! A home is one network, and all of its members may come at once, when a node starts: so a network
 //! may have all places that are free, and only loses them to others.
 //!
+//! A member that connects too often is refused after its TLS handshake, which is what it costs. So
+//! connections from the address of such a member *rest* for a second before theirs begins: there are as
+//! many handshakes a second as places of one address, and what is given up meanwhile costs nothing.
+//!
 //! *Bound.* Half of the places are beyond the reach of addresses at which no member was. Somebody
 //! there has to connect as often as there are places in the time of one handshake (32 times in some
 //! 20 ms) to be in the way of a joiner, and cannot be in the way of a member.
@@ -25,14 +29,21 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep_until};
 
 use crate::NodeId;
 
 /// Most addresses of members that are remembered: each of some 30 members has a few.
 const REMEMBERED: usize = 256;
+
+/// For how long connections rest that come from the address of a member that connects too often.
+const REST: Duration = Duration::from_secs(1);
+/// Most addresses that are remembered for it.
+const MAX_SLOWED: usize = 256;
 
 /// How many of them there may be.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +70,8 @@ struct State {
     waiting: BTreeMap<u64, Waiting>,
     /// Where members were, the latest last.
     members_at: VecDeque<IpAddr>,
+    /// Addresses of members that connect too often, and since when; the latest last.
+    slowed: VecDeque<(IpAddr, Instant)>,
 }
 
 #[derive(Debug)]
@@ -185,6 +198,31 @@ impl Newcomer {
     }
 }
 
+impl Newcomer {
+    /// The member has connected too often: its address is slowed down from here on.
+    pub(super) fn slow_down(&self) {
+        let mut state = self.of.state.lock();
+        state.slowed.retain(|(at, _)| *at != self.address);
+        state.slowed.push_back((self.address, Instant::now()));
+        if state.slowed.len() > MAX_SLOWED {
+            state.slowed.pop_front();
+        }
+    }
+
+    /// Waits, if its address is slowed down.
+    pub(super) async fn rest(&self) {
+        let now = Instant::now();
+        let is_slowed = {
+            let state = self.of.state.lock();
+            let mut slowed = state.slowed.iter();
+            slowed.any(|(at, since)| *at == self.address && now < *since + REST)
+        };
+        if is_slowed {
+            sleep_until(now + REST).await;
+        }
+    }
+}
+
 impl Drop for Newcomer {
     fn drop(&mut self) {
         self.of.state.lock().waiting.remove(&self.id);
@@ -294,6 +332,21 @@ mod tests {
         let more: Vec<Newcomer> = (3..9).map(|n| enter(&places, v4(n, 1))).collect();
         assert!(waits(&invited) && !waits(&other));
         assert_eq!(more.iter().filter(|one| waits(one)).count(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_from_the_address_of_a_member_that_comes_too_often_rest_for_a_second() {
+        let places = places(8, 2);
+        let greedy = enter(&places, v4(0, 1));
+        greedy.known_as(key(1));
+        greedy.slow_down();
+        let begin = Instant::now();
+        enter(&places, v4(0, 2)).rest().await;
+        assert_eq!(begin.elapsed(), Duration::ZERO);
+        enter(&places, v4(0, 1)).rest().await;
+        assert_eq!(begin.elapsed(), REST);
+        enter(&places, v4(0, 1)).rest().await;
+        assert_eq!(begin.elapsed(), REST, "that is over");
     }
 
     #[test]

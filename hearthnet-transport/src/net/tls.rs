@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ed25519_dalek::{Signature, VerifyingKey};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -11,6 +12,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use rustls::time_provider::TimeProvider;
 use rustls::version::TLS13;
 use rustls::{
     CertificateError, ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error,
@@ -228,12 +230,23 @@ impl ResolvesServerCert for Present {
     }
 }
 
+/// Clock of the TLS sessions. This profile checks no dates: certificates only carry keys, and a session
+/// grant has its own dates. rustls' own clock panics before 1970.
+#[derive(Debug)]
+struct AnyTime;
+
+impl TimeProvider for AnyTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::ZERO))
+    }
+}
+
 /// The calling side's configuration for one expected host, or for whoever answers.
 pub(crate) fn client_config(
     identity: &Identity,
     expect: Option<NodeId>,
 ) -> Result<Arc<ClientConfig>, Error> {
-    let mut config = ClientConfig::builder_with_provider(provider())
+    let mut config = ClientConfig::builder_with_details(provider(), Arc::new(AnyTime))
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Expect(expect)))
@@ -249,7 +262,7 @@ pub(crate) fn server_config(
     identity: &Identity,
     admission: Arc<dyn Admission>,
 ) -> Result<Arc<ServerConfig>, Error> {
-    let mut config = ServerConfig::builder_with_provider(provider())
+    let mut config = ServerConfig::builder_with_details(provider(), Arc::new(AnyTime))
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(Admit(admission)))
         .with_cert_resolver(Arc::new(Present(identity.certified.clone())));

@@ -66,6 +66,10 @@ const PINGS_PER_SECOND: u32 = 4;
 /// Messages that wait for the application before reading stops. Steps are bounded by their slots;
 /// this bounds the small rest.
 const MAX_UNDELIVERED: usize = 512;
+/// Ended lives of which a caller remembers how many answers may still come. Such an answer was sent
+/// before the host read the STREAM_CLOSE, so only the closes that are on their way count: 1,024 are
+/// those of 16 s at the default limit of `stream_opens_per_second`.
+const MAX_ENDED: usize = 1024;
 /// Small messages that wait to be sent before `send` asks the application to wait.
 const MAX_QUEUED_SMALL: usize = 1024;
 
@@ -165,8 +169,11 @@ impl Steps {
         true
     }
 
-    pub(crate) fn forget(&mut self, life: (u32, u32)) {
-        self.total -= self.by_life.remove(&life).unwrap_or(0);
+    /// Ends a life; returns how many of its steps had no answer.
+    pub(crate) fn forget(&mut self, life: (u32, u32)) -> u32 {
+        let unanswered = self.by_life.remove(&life).unwrap_or(0);
+        self.total -= unanswered;
+        unanswered
     }
 }
 
@@ -193,6 +200,9 @@ pub struct Session {
     events: VecDeque<Queued>,
     /// A caller's own steps, or the steps a host owes an answer.
     steps: Steps,
+    /// Caller only: lives that ended with unanswered steps, and how many of these steps the host may
+    /// have answered before it heard of the end.
+    ended: VecDeque<((u32, u32), u32)>,
 
     opened_at: Time,
     lifetime: Duration,
@@ -231,6 +241,7 @@ impl Session {
             inbox: Inbox::new(0, 0, 0, false),
             events: VecDeque::new(),
             steps: Steps::default(),
+            ended: VecDeque::new(),
             opened_at: now,
             lifetime: config.session_lifetime,
             last_received: now,
@@ -403,7 +414,13 @@ impl Session {
 
     /// One life of a stream is over: frees everything that this side keeps for it.
     fn end_stream(&mut self, life: (u32, u32)) {
-        self.steps.forget(life);
+        let unanswered = self.steps.forget(life);
+        if self.caller && unanswered > 0 {
+            if self.ended.len() == MAX_ENDED {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((life, unanswered));
+        }
         self.outbox.purge(life);
         self.inbox.refuse(life);
         let Session { events, inbox, .. } = self;
@@ -495,6 +512,7 @@ impl Session {
         self.outbox.clear();
         self.inbox.clear();
         self.steps = Steps::default();
+        self.ended.clear();
         self.credit_blocked = None;
         self.progress = None;
     }
@@ -648,10 +666,10 @@ impl Session {
                     self.stats.chunk_bytes_received += raw as u64;
                     self.stats.chunk_wire_bytes_received += data.len() as u64;
                 }
-                if let Some((message, id)) = arrived.message {
-                    self.deliver_tensor(message, id);
+                match arrived.message {
+                    Some((message, id)) => self.deliver_tensor(message, id),
+                    None => Ok(()),
                 }
-                Ok(())
             }
             FrameType::Step | FrameType::StepResult => {
                 let (head, place) = RowsHead::read(header.kind, body)?;
@@ -741,7 +759,7 @@ impl Session {
             },
         };
         if !wanted {
-            self.stats.stale_results += 1;
+            self.expect_late(life)?;
         }
         match place {
             Place::Inline(rows) if wanted => {
@@ -763,16 +781,30 @@ impl Session {
         self.tell(Event::Message(message), None);
     }
 
-    fn deliver_tensor(&mut self, message: Message, id: u16) {
-        if let Message::StepResult(result) = &message
-            && !self.steps.finish((result.stream, result.epoch))
-        {
-            // More results than steps.
-            self.stats.stale_results += 1;
-            self.inbox.release(id);
-            return;
+    fn deliver_tensor(&mut self, message: Message, id: u16) -> Result<(), Violation> {
+        if let Message::StepResult(result) = &message {
+            let life = (result.stream, result.epoch);
+            if !self.steps.finish(life) {
+                self.inbox.release(id);
+                return self.expect_late(life);
+            }
         }
         self.tell(Event::Message(message), Some(id));
+        Ok(())
+    }
+
+    /// Counts a result without a waiting step. It is allowed where it may have crossed the end of its
+    /// life; any other is a wrong answer, for another stream or epoch than the caller asked about.
+    fn expect_late(&mut self, life: (u32, u32)) -> Result<(), Violation> {
+        self.stats.stale_results += 1;
+        let may_come = |(ended, left): &&mut ((u32, u32), u32)| *ended == life && *left > 0;
+        match self.ended.iter_mut().find(may_come) {
+            Some((_, left)) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Err(CloseCode::ProtocolState.violation("a result that no step asked for")),
+        }
     }
 
     /// The next event for the application. Taking a tensor returns its credit.

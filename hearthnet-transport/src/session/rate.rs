@@ -1,5 +1,6 @@
 //! Rates and round trips: small pure estimators.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::time::Time;
@@ -82,6 +83,69 @@ impl TokenBucket {
     }
 }
 
+/// One [`TokenBucket`] for each key, all with the same rate and burst, in bounded memory.
+///
+/// A key that is not in the map has a full bucket. So full buckets are dropped when the map has `max`
+/// of them and a new key comes. If none is full, the fullest is dropped: its key gains the least.
+#[derive(Clone, Debug)]
+pub struct KeyedBuckets<K> {
+    per_second: u64,
+    burst: u64,
+    max: usize,
+    all: BTreeMap<K, TokenBucket>,
+}
+
+impl<K: Ord + Clone> KeyedBuckets<K> {
+    /// Buckets as of [`TokenBucket::with_burst`], at most `max` of them.
+    pub fn new(per_second: u64, burst: u64, max: usize) -> KeyedBuckets<K> {
+        KeyedBuckets {
+            per_second,
+            burst,
+            max,
+            all: BTreeMap::new(),
+        }
+    }
+
+    /// The bucket of a key, refilled as of `now`.
+    pub fn of(&mut self, key: &K, now: Time) -> &mut TokenBucket {
+        if self.all.len() >= self.max && !self.all.contains_key(key) {
+            self.make_room(now);
+        }
+        let full = || TokenBucket::with_burst(self.per_second, self.burst, now);
+        let bucket = self.all.entry(key.clone()).or_insert_with(full);
+        bucket.refill(now);
+        bucket
+    }
+
+    /// Takes one unit of a key's, if one more is within the rate.
+    pub fn take(&mut self, key: &K, now: Time) -> bool {
+        self.of(key, now).take(now)
+    }
+
+    /// Buckets in memory.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether no bucket is in memory.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn make_room(&mut self, now: Time) {
+        self.all.retain(|_, bucket| {
+            bucket.refill(now);
+            !bucket.is_full()
+        });
+        if self.all.len() >= self.max {
+            let fullest = self.all.iter().max_by_key(|(_, bucket)| bucket.level);
+            if let Some(key) = fullest.map(|(key, _)| key.clone()) {
+                self.all.remove(&key);
+            }
+        }
+    }
+}
+
 /// Smoothed round-trip time, as RFC 6298 computes it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rtt {
@@ -154,6 +218,44 @@ mod tests {
         assert_eq!((0..100).filter(|_| bucket.take(much_later)).count(), 20);
         // A clock that stands still or goes back earns nothing.
         assert!(!bucket.take(later));
+    }
+
+    #[test]
+    fn a_key_has_its_own_rate_whatever_others_take() {
+        let mut buckets = KeyedBuckets::new(1, 3, 8);
+        for key in 0..4 {
+            let taken = (0..100).filter(|_| buckets.take(&key, Time::ZERO)).count();
+            assert_eq!(taken, 3);
+        }
+        assert!(!buckets.take(&0, Time::from_millis(999)));
+        assert!(buckets.take(&0, Time::from_millis(1000)));
+    }
+
+    #[test]
+    fn buckets_that_are_full_again_make_room_for_new_keys() {
+        let mut buckets = KeyedBuckets::new(4, 256, 100);
+        for key in 0..10_000u64 {
+            // 40 new keys a second, each of which takes one unit: 10 of them are not full again.
+            assert!(buckets.take(&key, Time::from_millis(key * 25)));
+            assert!(buckets.len() <= 100);
+        }
+        let late = Time::from_millis(1_000_000);
+        (0..100).for_each(|key| assert!(buckets.take(&key, late)));
+        assert_eq!(buckets.len(), 100);
+        let later = Time::from_millis(1_000_250);
+        assert!(buckets.take(&100, later));
+        assert_eq!(buckets.len(), 1);
+    }
+
+    #[test]
+    fn a_crowd_of_keys_neither_grows_the_map_nor_refills_who_owes_most() {
+        let mut buckets = KeyedBuckets::new(1, 3, 4);
+        (0..4).for_each(|n| assert_eq!(buckets.take(&0, Time::ZERO), n < 3));
+        for key in 1..1000 {
+            assert!(buckets.take(&key, Time::ZERO));
+            assert!(buckets.len() <= 4);
+        }
+        assert!(!buckets.take(&0, Time::ZERO));
     }
 
     #[test]

@@ -228,7 +228,7 @@ fn on_off() -> impl TypedValueParser<Value = bool> {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    #[arg(long, help = super::MODEL_OR_DEFAULT)]
+    #[arg(long, help = super::MODEL_OR_DEFAULT, value_parser = super::model_ref())]
     pub(crate) model: Option<hearthnet_model::ModelRef>,
     /// Serve layers of the model as well: the first and the last, for example 0-14, or `auto`, what
     /// the community lacks most [default: research.distributed_inference.host.serve_layers, if
@@ -238,7 +238,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) engine: super::HostEngineArgs,
     /// Where to listen; port 0 takes a free one [default: node.listen].
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = super::parse_node_listen)]
     pub(crate) listen: Option<String>,
     /// Print one line of JSON when ready.
     #[arg(long)]

@@ -6,10 +6,15 @@ mod engine;
 pub(crate) mod sampling;
 mod service;
 
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use clap::builder::{PathBufValueParser, PossibleValuesParser, TypedValueParser as _};
-use clap::{ArgAction, Parser, Subcommand};
+use clap::builder::{
+    OsStringValueParser, PathBufValueParser, PossibleValuesParser, TypedValueParser,
+};
+use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use hearthnet_bus::NodeId;
 use hearthnet_model::kernels::Isa;
 use hearthnet_model::reference::expand_home;
@@ -29,8 +34,8 @@ pub(crate) use service::AnswerArgs;
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
-8 model file, 9 key, port or directory of this machine, 10 community (no member, no right, \
-nobody answers), 11 busy, 12 arithmetic_mismatch, 130 Ctrl-C.";
+8 model file, 9 port, disk or memory of this machine, 10 community (no member, no right, \
+nobody answers), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that has to be put right, 130 Ctrl-C.";
 
 /// One language model, held by several homes: answer together what none could answer alone.
 #[derive(Debug, Parser)]
@@ -63,6 +68,35 @@ pub(crate) struct Global {
     /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default: as it is].
     #[arg(long, global = true, value_name = "TYPE")]
     pub(crate) quantize: Option<String>,
+}
+
+impl Args {
+    /// Reads a command line: the program's name and its arguments.
+    pub(crate) fn read(
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<(Self, ArgMatches), clap::Error> {
+        let args: Vec<OsString> = args.into_iter().collect();
+        let matches = Self::command().try_get_matches_from(&args)?;
+        let mut read = Self::from_arg_matches(&matches)?;
+        read.global.set = every_set(&args);
+        Ok((read, matches))
+    }
+}
+
+/// The value of each `--set` of a command line that clap has accepted. Of a global option that is
+/// given both before and after a subcommand, clap keeps only what stands after it.
+fn every_set(args: &[OsString]) -> Vec<String> {
+    let mut args = args.iter().map(|arg| arg.to_string_lossy());
+    let mut all = Vec::new();
+    while let Some(arg) = args.next() {
+        match arg.strip_prefix("--set") {
+            _ if arg == "--" => break,
+            Some("") => all.extend(args.next().map(Cow::into_owned)),
+            Some(value) => all.extend(value.strip_prefix('=').map(str::to_owned)),
+            None => {}
+        }
+    }
+    all
 }
 
 #[derive(Debug, Subcommand)]
@@ -172,6 +206,7 @@ pub(crate) enum ModelCommand {
     /// Fetch a model of the catalogue into the user's cache.
     Pull {
         /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
+        #[arg(value_parser = model_ref())]
         model: ModelRef,
         /// Take the file from here instead; it is checked like any other source.
         #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
@@ -191,7 +226,7 @@ pub(crate) enum ModelCommand {
     },
     /// Remove a fetched model from this machine.
     Rm {
-        #[arg(help = MODEL)]
+        #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
         /// Do not ask.
         #[arg(long, short)]
@@ -199,7 +234,7 @@ pub(crate) enum ModelCommand {
     },
     /// Read every byte of a model file: is it what the catalogue pins, or what it was?
     Verify {
-        #[arg(help = MODEL)]
+        #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
         /// Take the file as it is now. (What the catalogue pins cannot be overruled.)
         #[arg(long)]
@@ -210,7 +245,7 @@ pub(crate) enum ModelCommand {
     },
     /// Print what is in a model file.
     Inspect {
-        #[arg(help = MODEL)]
+        #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
         /// Print JSON.
         #[arg(long)]
@@ -230,7 +265,7 @@ pub(crate) enum ModelCommand {
     },
     /// Write a model file with another weight type.
     Convert {
-        #[arg(help = MODEL)]
+        #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
         /// Weight type: f32, f16, q8_0, q6_k, q4_1, q4_k or q4_0.
         #[arg(long, value_name = "TYPE")]
@@ -250,17 +285,17 @@ pub(crate) enum ShardCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    #[arg(long, help = MODEL_OR_DEFAULT)]
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// First and last layer, for example 0-14, or `auto`: what the community lacks most.
     #[arg(long, value_name = "LO-HI|auto", default_value = "auto", value_parser = parse_layers, long_help = LAYERS)]
     pub(crate) layers: Layers,
     /// Where to listen; port 0 takes a free one [default: node.listen; without a community 127.0.0.1:0].
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_node_listen)]
     pub(crate) listen: Option<String>,
     /// Where the OpenAI-compatible HTTP interface of the community's node listens; port 0 takes a free
     /// one [default: http.listen, 127.0.0.1:7602].
-    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key")]
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key", value_parser = parse_listen)]
     pub(crate) http: Option<String>,
     /// Serve this node standalone, outside of any community (repeat for more); this node itself always may.
     #[arg(long, value_name = "NODEID")]
@@ -271,7 +306,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) engine: HostEngineArgs,
     /// Show numbers to Prometheus there; port 0 takes a free one [default: metrics.listen].
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) metrics: Option<String>,
     /// Print the descriptor as one line of JSON when ready.
     #[arg(long)]
@@ -286,11 +321,11 @@ pub(crate) struct ChatArgs {
     /// What to ask: words, and files whose text belongs to the question. Standard input, where it
     /// is no terminal, belongs to it too. Without any of them: a conversation.
     #[arg(value_name = "QUESTION|FILE", verbatim_doc_comment)]
-    pub(crate) question: Vec<String>,
+    pub(crate) question: Vec<OsString>,
     /// Each line of standard input is a message of one conversation, for programs.
     #[arg(long, conflicts_with_all = ["question", "raw"])]
     pub(crate) lines: bool,
-    #[arg(long, help = MODEL_OR_DEFAULT)]
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// A host, as its `shard serve` prints it (repeat for more) [default: those of the community].
     #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
@@ -358,7 +393,7 @@ pub(crate) struct DemoArgs {
     /// What to ask.
     #[arg(default_value = "Why is it good to share?")]
     pub(crate) prompt: String,
-    #[arg(long, help = MODEL_OR_DEFAULT)]
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// Host processes that share the layers evenly [default: 2].
     #[arg(long, value_name = "N")]
@@ -398,7 +433,7 @@ pub(crate) enum BenchCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct EngineArgs {
-    #[arg(long, help = MODEL_OR_DEFAULT)]
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// Thread counts to measure.
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
@@ -435,7 +470,7 @@ pub(crate) struct EngineArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MeshArgs {
-    #[arg(long, help = MODEL_OR_DEFAULT)]
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
     /// Host processes, each with one thread, and a core of its own if there are as many.
     #[arg(long, default_value_t = 2)]
@@ -503,6 +538,14 @@ fn home_path() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| expand_home(&path))
 }
 
+/// A model. What is not UTF-8 can only be a file's name.
+fn model_ref() -> impl TypedValueParser<Value = ModelRef> {
+    OsStringValueParser::new().try_map(|text| match text.to_str() {
+        Some(text) => text.parse(),
+        None => Ok(ModelRef::Path(expand_home(Path::new(&text)))),
+    })
+}
+
 const LAYERS: &str = "\
 First and last layer, for example 0-14, or `auto`.
 
@@ -521,6 +564,29 @@ pub(crate) enum Layers {
     Auto,
     /// First and last, inclusive.
     Range(u32, u32),
+}
+
+/// `ADDRESS:PORT`, or `NAME:PORT`. Whether a name leads anywhere is not looked at.
+pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
+    let is_name = |host: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        host.chars().all(plain) && host.chars().any(|c| c.is_ascii_alphabetic())
+    };
+    let named = text
+        .rsplit_once(':')
+        .is_some_and(|(host, port)| is_name(host) && port.parse::<u16>().is_ok());
+    match named || text.parse::<SocketAddr>().is_ok() {
+        true => Ok(text.to_owned()),
+        false => Err("write ADDRESS:PORT, for example 127.0.0.1:7602".to_owned()),
+    }
+}
+
+/// What `node.listen` takes.
+pub(crate) fn parse_node_listen(text: &str) -> Result<String, String> {
+    match text == "auto" || text.parse::<SocketAddr>().is_ok() {
+        true => Ok(text.to_owned()),
+        false => Err("write ADDRESS:PORT, for example 0.0.0.0:7600, or auto".to_owned()),
+    }
 }
 
 pub(crate) fn parse_layers(text: &str) -> Result<Layers, String> {
@@ -542,11 +608,48 @@ pub(crate) fn parse_layers(text: &str) -> Result<Layers, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_setting_counts_before_and_after_the_subcommand() {
+        let line = "hearthnet --set a=1 config --set=b=2 show --set c=--set";
+        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
+        assert_eq!(args.global.set, ["a=1", "b=2", "c=--set"]);
+        let line = "hearthnet chat --set a=1 -- --set";
+        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
+        assert_eq!(args.global.set, ["a=1"]);
+    }
+
+    #[test]
+    fn a_listener_is_an_address_or_a_name_with_a_port() {
+        for right in [
+            "127.0.0.1:0",
+            "[::]:7602",
+            "localhost:7602",
+            "box-1.home.arpa:80",
+        ] {
+            assert!(parse_listen(right).is_ok(), "{right}");
+        }
+        for wrong in [
+            "",
+            "7602",
+            ":7602",
+            "localhost",
+            "localhost:",
+            "localhost:65536",
+            "300.1.1.1:80",
+            "::1:80",
+            "http://localhost:80",
+            "a b:80",
+            "auto",
+        ] {
+            assert!(parse_listen(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_node_listen("auto").is_ok() && parse_node_listen("localhost:1").is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::PrivateArgs;
 pub(crate) struct AnswerArgs {
     /// Where the OpenAI-compatible HTTP interface listens; port 0 takes a free one [default:
     /// http.listen, 127.0.0.1:7602].
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = super::parse_listen)]
     pub(crate) http: Option<String>,
     /// Answer chats over this host, as its `shard serve` prints it, outside of any community
     /// (repeat for more).

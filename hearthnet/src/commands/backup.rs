@@ -4,6 +4,7 @@ use std::path::Path;
 
 use hearthnet_bus::log::LogError;
 use hearthnet_bus::log::backup::{self, Parts};
+use hearthnet_bus::regular_file;
 use serde_json::json;
 
 use crate::args::{BackupArgs, Global};
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
     let held: Vec<&String> = parts.keys().collect();
     if args.json {
         return print_json(&json!({
-            "file": args.file,
+            "file": args.file.to_string_lossy(),
             "node": key.id().to_string(),
             "community": community,
             "parts": held,
@@ -89,7 +90,7 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
 
 /// Adds a file, if it is there.
 fn add(parts: &mut Parts, name: &str, path: &Path) -> Result<(), Failure> {
-    match std::fs::read(path) {
+    match regular_file::read(path, backup::MAX_PART_BYTES as u64) {
         Ok(bytes) => {
             parts.insert(name.to_owned(), bytes);
             Ok(())

@@ -1,12 +1,24 @@
 //! `hearthnet config`: what is in force, and whether a file could be.
 
 use std::fmt::Write as _;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use crate::args::Global;
+use hearthnet_model::ModelRef;
+use hearthnet_model::catalogue::Resolved;
+
+use crate::args::{Global, HostEngineArgs};
 use crate::config::Loaded;
+use crate::context::Context;
+use crate::daemon::configured_layers;
+use crate::daemon::layers::Order;
 use crate::failure::{Failure, Kind};
-use crate::output::print;
+use crate::host_engine::HostEngine;
+use crate::models::find::resolve;
+use crate::models::open_resolved;
+use crate::output::{note, print};
+use crate::service_setup::http_settings;
 
 pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
     let rows = loaded.explain()?;
@@ -23,7 +35,7 @@ pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
     print(out)
 }
 
-/// Reads a file as every command would, and says how far it is from the defaults.
+/// Reads a file as every command would and as `serve` does, and says how far it is from the defaults.
 pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure> {
     let loaded = Loaded::load(file.or(global.config.as_deref()), &global.set)?;
     let Some(path) = loaded.path() else {
@@ -32,6 +44,41 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
                 .hint("name one, or let `hearthnet init` write one; without any, defaults apply"),
         );
     };
+    let config = &loaded.config;
+    http_settings(&config.http.listen, config)?;
+    config.transport()?;
+    let engine = HostEngine::of(&HostEngineArgs::default(), config)?;
+    let layers = configured_layers(config)?;
+    let model = match config.model.default() {
+        Some(model) => named_model(global, &model)?,
+        None => None,
+    };
+    if let (Some(resolved), Some(layers)) = (model, layers) {
+        let cx = Context {
+            global: global.clone(),
+            config: config.clone(),
+        };
+        let model = open_resolved(&cx, resolved).map_err(|why| of_default_model(&why))?;
+        let order = Order {
+            model,
+            layers,
+            threads: None,
+            engine,
+        };
+        order
+            .check(config)
+            .map_err(|why| why.of_kind(Kind::Config))?;
+    }
+    let listeners = [
+        ("node.listen", &config.node.listen),
+        ("http.listen", &config.http.listen),
+        ("metrics.listen", &config.metrics.listen),
+    ];
+    for (key, listen) in listeners {
+        if let Some(why) = cannot_listen(listen) {
+            note(format!("{key}: {why}"));
+        }
+    }
     let rows = loaded.explain()?;
     let set: Vec<_> = rows.iter().filter(|row| row.2 != "default").collect();
     let mut out = format!(
@@ -44,4 +91,31 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
         let _ = writeln!(out, "  {key} = {value}");
     }
     print(out)
+}
+
+/// The file of `model.default`. A model that was not fetched yet is a note.
+fn named_model(global: &Global, model: &ModelRef) -> Result<Option<Resolved>, Failure> {
+    match (resolve(global, model), model) {
+        (Ok(resolved), _) => Ok(Some(resolved)),
+        (Err(why), ModelRef::Path(_)) => Err(of_default_model(&why)),
+        (Err(why), _) if why.kind == Kind::Model => {
+            note(format!("model.default: {why}"));
+            Ok(None)
+        }
+        (Err(why), _) => Err(of_default_model(&why)),
+    }
+}
+
+fn of_default_model(why: &Failure) -> Failure {
+    Failure::new(Kind::Config, format!("model.default: {why}"))
+        .hint(why.hint_text().unwrap_or_default())
+}
+
+/// Why this machine cannot listen on an address, as far as it does not depend on other programs.
+/// It is a note, because an interface can come up before the daemon starts.
+fn cannot_listen(listen: &str) -> Option<String> {
+    let address = listen.parse::<SocketAddr>().ok()?;
+    let error = TcpListener::bind(address).err()?;
+    (error.kind() != ErrorKind::AddrInUse)
+        .then(|| format!("this machine cannot listen on {address}: {error}"))
 }

@@ -8,6 +8,7 @@ use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
+use hearthnet_orchestrator::hosts::Patience;
 use hearthnet_orchestrator::placement::runs_text;
 use serde::Serialize;
 
@@ -86,6 +87,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let handle = runtime.handle();
     let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config)?;
     let served = pooled_model(&model, config, false, handle, named.clone())?;
+    let named = (named, Patience::Long);
     let started = Instant::now();
     let (mut conversation, warnings) = converse(handle, &served, Some(&named), None, &cancel)?;
     warnings.iter().for_each(note);

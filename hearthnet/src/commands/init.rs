@@ -50,9 +50,9 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         return print_json(&serde_json::json!({
             "node_id": key.id().to_string(),
             "short": key.id().short(),
-            "data_dir": { "path": data, "state": data_state },
-            "node_key": { "path": key_file, "state": key_state },
-            "config": { "path": config, "state": config_state },
+            "data_dir": { "path": data.to_string_lossy(), "state": data_state },
+            "node_key": { "path": key_file.to_string_lossy(), "state": key_state },
+            "config": { "path": config.to_string_lossy(), "state": config_state },
             "research": research,
         }));
     }

@@ -2,11 +2,14 @@
 //! converting. What lies in the cache, and in which state, is in `cache.rs`; where a model could run,
 //! in `capacity.rs`.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use hearthnet_model::convert::{ConvertError, convert};
+use hearthnet_model::engine::LoadError;
 use hearthnet_model::inspect::{container, inspect};
 use hearthnet_model::{Gguf, ModelError, ModelFile};
+use serde::Serialize;
 
 use crate::args::ModelCommand;
 use crate::context::Context;
@@ -56,11 +59,21 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
                 Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
             };
             let manifest = Progress::during("hashing", |set| file.manifest(set));
-            let inspection = inspect(&file, manifest.weights_id());
-            if json {
-                print_json(&inspection)
-            } else {
-                print(format!("{inspection}"))
+            let mut inspection = inspect(&file, manifest.weights_id());
+            let broken = Progress::during("reading the weights", |set| file.not_finite(set));
+            if let Some(tensor) = broken {
+                inspection.chat_refused = Some(LoadError::NotFinite(tensor.to_owned()).to_string());
+            }
+            let refused = inspection.chat_refused.as_ref().map(|why| {
+                Failure::new(Kind::Model, format!("chat: not with this file: {why}")).hint(
+                    "a fresh `hearthnet model pull` replaces a broken file; otherwise ask whoever \
+                     converted it for a corrected one",
+                )
+            });
+            match (refused, json) {
+                (None, true) => print_json(&inspection),
+                (None, false) => print(format!("{inspection}")),
+                (Some(refused), _) => Err(shown_beside(refused, &inspection, json)),
             }
         }
         ModelCommand::Import { directory, output } => {
@@ -83,13 +96,17 @@ fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
     let Ok(gguf) = Gguf::open(path) else {
         return failure;
     };
-    let container = container(&gguf, Some(path));
+    shown_beside(failure, &container(&gguf, Some(path)), json)
+}
+
+/// The failure, after what can be shown of the file nevertheless was shown.
+fn shown_beside(failure: Failure, shown: &(impl Serialize + Display), json: bool) -> Failure {
     match json {
-        true => match serde_json::to_value(&container) {
+        true => match serde_json::to_value(shown) {
             Ok(found) => failure.beside(found),
             Err(_) => failure,
         },
-        false => match print(container.to_string()) {
+        false => match print(shown.to_string()) {
             Ok(()) => failure,
             Err(closed) => closed,
         },
@@ -109,6 +126,10 @@ fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
         }
         ConvertError::Exists(_) => Failure::new(Kind::Config, error.to_string())
             .hint("name a file that does not exist yet"),
+        other @ (ConvertError::Tensor { .. } | ConvertError::Model(_)) => {
+            Failure::new(Kind::Model, format!("{}: {other}", source.display()))
+                .hint("`hearthnet model inspect` says more; a fresh `hearthnet model pull` replaces a broken file")
+        }
         other => Failure::new(Kind::Host, other.to_string()),
     })?;
     print(format!("{}\n", output.display()))

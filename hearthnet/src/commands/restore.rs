@@ -21,9 +21,16 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;
     refuse_living(&dir)?;
     let unusable = |e: LogError| {
-        Failure::new(Kind::Host, format!("{}: {e}", args.file.display()))
+        let (what, hint) = match &e {
+            LogError::Corrupt { what } => (
+                format!("the backup is damaged: {what}"),
+                "nothing was restored; name another backup",
+            ),
+            e => (e.to_string(), "name a file that `hearthnet backup` wrote"),
+        };
+        Failure::new(Kind::Host, format!("{}: {what}", args.file.display()))
             .code("bad_backup")
-            .hint("name a file that `hearthnet backup` wrote")
+            .hint(hint)
     };
     let (parts, has_log) = backup::read(&args.file).map_err(unusable)?;
     // Made beside its place, and moved there when it is whole.
@@ -110,8 +117,8 @@ fn report(
         return print_json(&json!({
             "node": key.id().to_string(),
             "community": community,
-            "data_dir": dir,
-            "config": config.as_ref().map(|(path, written)| json!({ "path": path, "written": written })),
+            "data_dir": dir.to_string_lossy(),
+            "config": config.as_ref().map(|(path, written)| json!({ "path": path.to_string_lossy(), "written": written })),
         }));
     }
     let config = match &config {

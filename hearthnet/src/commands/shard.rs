@@ -5,6 +5,7 @@ use std::time::Duration;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
 
+use crate::addresses::listen_address;
 use crate::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
 use crate::community::Home;
 use crate::context::Context;
@@ -65,7 +66,10 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
         .hint("write --layers LO-HI, or found or join a community first: `hearthnet community --help`"));
     };
     let engine = HostEngine::of(&args.engine, &cx.config)?;
-    let listen = args.listen.clone().unwrap_or_else(|| LOOPBACK.to_owned());
+    let listen = match &args.listen {
+        Some(listen) => listen_address(listen).to_string(),
+        None => LOOPBACK.to_owned(),
+    };
     // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
     let stop = Stop::listen(args.lifeline)?;
     let numbers = MetricsServer::open(args.metrics.as_deref(), &cx.config).await?;

@@ -6,6 +6,7 @@
 
 mod sources;
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use hearthnet_bus::invite::is_name;
 use hearthnet_model::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
 
-use crate::args::{EngineKind, parse_device, parse_dtype};
+use crate::args::{EngineKind, parse_device, parse_dtype, parse_listen};
 use crate::failure::{Failure, Kind};
 use sources::{FileText, Flag, Wrong, flatten, lookup, over_defaults};
 
@@ -425,14 +426,32 @@ impl Config {
         must(
             name.is_empty() || is_name(name),
             "node.name",
-            "must be at most 64 bytes of plain text",
+            "must be at most 64 bytes, without invisible characters",
         )?;
         let listen = &self.node.listen;
         must(
-            listen == "auto" || listen.parse::<std::net::SocketAddr>().is_ok(),
+            listen == "auto" || listen.parse::<SocketAddr>().is_ok(),
             "node.listen",
             "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
         )?;
+        let form = "must be ADDRESS:PORT, for example \"127.0.0.1:7602\"";
+        for (key, listen) in [
+            ("http.listen", &self.http.listen),
+            ("metrics.listen", &self.metrics.listen),
+        ] {
+            if listen.is_empty() && key == "metrics.listen" {
+                continue;
+            }
+            must(parse_listen(listen).is_ok(), key, form)?;
+            let address = listen.parse::<SocketAddr>().ok();
+            must(
+                !self.http.api_key_file.is_empty()
+                    || address.is_none_or(|address| address.ip().is_loopback()),
+                key,
+                "can be reached by other machines, so a key is needed: name a file that holds one \
+                 with http.api_key_file, or listen on 127.0.0.1 only",
+            )?;
+        }
         let (key, peers) = ("discovery.static_peers", &self.discovery.static_peers);
         must(
             peers.len() <= MAX_STATIC_PEERS,

@@ -4,13 +4,20 @@
 //! Each source is checked by itself first, so that what is wrong in one is never said of the
 //! other; what depends on several keys is checked on all of them together, and looked up here.
 
+use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
+use hearthnet_bus::regular_file;
 use toml::de::{DeTable, DeValue};
 
 use super::{Config, EXAMPLE};
 use crate::failure::{Failure, Kind};
+
+/// Longest configuration that is read, in bytes: some 60 times the commented example.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// How alike a known key must be to be meant, by normalised edit distance: half of its letters
 /// may be wrong before a guess only confuses.
@@ -189,9 +196,18 @@ pub(super) struct FileText {
 
 impl FileText {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        let bytes = contents(path).map_err(|e| {
             Failure::new(Kind::Config, format!("cannot read {}: {e}", path.display()))
                 .hint("check --config, or leave it out to use the defaults")
+        })?;
+        let text = String::from_utf8(bytes).map_err(|e| {
+            let sound = e.as_bytes().get(..e.utf8_error().valid_up_to());
+            let line = line_after(sound.unwrap_or_default());
+            Failure::new(
+                Kind::Config,
+                format!("{}:{line}: this line is not UTF-8", path.display()),
+            )
+            .hint("save the file as UTF-8: `iconv -f latin1 -t utf8 FILE` converts one in Latin-1")
         })?;
         Self::of(path, &text)
     }
@@ -248,9 +264,21 @@ impl FileText {
     /// The line in which a part begins, from 1.
     fn line(&self, span: &Range<usize>) -> usize {
         debug_assert!(span.start <= self.text.len(), "a part of another text");
-        let before = self.text.as_bytes().get(..span.start).unwrap_or_default();
-        1 + before.iter().filter(|&&b| b == b'\n').count()
+        line_after(self.text.as_bytes().get(..span.start).unwrap_or_default())
     }
+}
+
+/// What is in a configuration file: a regular one, or a device that ends, as `/dev/null`.
+fn contents(path: &Path) -> io::Result<Vec<u8>> {
+    if std::fs::metadata(path)?.file_type().is_char_device() {
+        return regular_file::all_of(File::open(path)?, MAX_BYTES);
+    }
+    regular_file::read(path, MAX_BYTES)
+}
+
+/// The number, from 1, of the line in which the byte after these stands.
+fn line_after(before: &[u8]) -> usize {
+    1 + before.iter().filter(|&&b| b == b'\n').count()
 }
 
 /// One `--set KEY=VALUE`, which can be used by itself.

@@ -329,3 +329,46 @@ fn a_flag_that_is_not_key_and_value_is_refused() {
         assert!(load("", &[set]).is_err(), "{set}");
     }
 }
+
+#[test]
+fn an_address_to_listen_on_is_checked_with_the_rest() {
+    for key in ["http.listen", "metrics.listen"] {
+        for wrong in ["7602", "localhost", "300.1.1.1:7602", "127.0.0.1:99999"] {
+            let (message, _) = refused("", &[&format!("{key}={wrong:?}")]);
+            assert!(
+                message.contains(key) && message.contains("ADDRESS:PORT"),
+                "{message}"
+            );
+        }
+        for open in ["0.0.0.0:7602", "[::]:7602", "192.168.1.2:7602"] {
+            let (message, _) = refused("", &[&format!("{key}={open}")]);
+            assert!(message.contains("a key is needed"), "{message}");
+            load(
+                "",
+                &[&format!("{key}={open}"), "http.api_key_file=/some/key"],
+            )
+            .unwrap();
+        }
+        load("", &[&format!("{key}=localhost:7602")]).unwrap();
+    }
+    load("", &["metrics.listen="]).unwrap();
+    refused("", &["http.listen="]);
+}
+
+#[test]
+fn a_byte_that_is_not_utf_8_is_found_in_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    std::fs::write(&path, b"[node]\n# caf\xe9\nname = \"a\"\n").unwrap();
+    let failure = Loaded::load(Some(&path), &[]).unwrap_err();
+    assert!(failure.to_string().contains("c.toml:2: "), "{failure}");
+    assert!(failure.hint_text().unwrap().contains("UTF-8"));
+}
+
+#[test]
+fn a_configuration_without_an_end_is_refused_and_one_without_content_is_taken() {
+    let refused = |path: &str| Loaded::load(Some(path.as_ref()), &[]).unwrap_err().kind;
+    assert_eq!(refused("/dev/zero"), Kind::Config);
+    assert_eq!(refused("/"), Kind::Config);
+    Loaded::load(Some("/dev/null".as_ref()), &[]).unwrap();
+}

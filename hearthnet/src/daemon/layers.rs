@@ -16,19 +16,22 @@ use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_http::Health;
 use hearthnet_orchestrator::coverage::held_by_others;
+use hearthnet_model::kernels::PAGE;
 use hearthnet_orchestrator::placement::{
     Held, WaitLimits, choose, missing, room, runs_text, settle,
 };
-use hearthnet_shard::RunningHost;
+use hearthnet_shard::{RunningHost, check_kv_budget};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::args::Layers;
 use crate::community::{Home, now_ms};
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::failure::{Failure, Kind};
 use crate::host_engine::HostEngine;
-use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
+use crate::host_setup::{
+    Ready, announcement, engine_failed, serve_config, shard_config, start_failure, stopping,
+};
 use crate::memory::named_layers_fit;
 use crate::models::OpenModel;
 use crate::node::DaemonNode;
@@ -58,7 +61,8 @@ pub(crate) struct Order {
 }
 
 impl Order {
-    /// Refuses layers that the model does not have, or that do not fit into `memory_budget_mb`.
+    /// Refuses layers that the model does not have, or that do not fit into `memory_budget_mb`,
+    /// and a `kv_budget_mb` that is too small for any stream.
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let total = self.model.file.spec().layers;
         match self.layers {
@@ -71,14 +75,25 @@ impl Order {
                 ),
             )
             .hint("--layers auto chooses what the community lacks")),
-            Layers::Range(lo, hi) => named_layers_fit(
-                &self.model,
-                &self.engine,
-                (lo, hi),
-                config.research.distributed_inference.host.memory_budget_mb,
-            ),
-            Layers::Auto => Ok(()),
+            Layers::Range(lo, hi) => {
+                let host = &config.research.distributed_inference.host;
+                named_layers_fit(&self.model, &self.engine, (lo, hi), host.memory_budget_mb)?;
+                self.check_kv(hi.saturating_sub(lo).saturating_add(1), host)
+            }
+            Layers::Auto => self.check_kv(1, &config.research.distributed_inference.host),
         }
+    }
+
+    /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
+    /// size checks them when it has loaded.
+    fn check_kv(&self, layers: u32, host: &config::Host) -> Result<(), Failure> {
+        let HostEngine::Exact = self.engine else {
+            return Ok(());
+        };
+        let layer = self.model.file.spec().kv_bytes_per_position_and_layer();
+        let position = layer.saturating_mul(layers.into());
+        check_kv_budget(&serve_config(host, ""), position, PAGE as u32)
+            .map_err(|error| start_failure("", &error))
     }
 }
 

@@ -69,21 +69,28 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The layers to serve, if any.
+    /// The layers to serve, if any: of the command line, else of the configuration.
     fn wanted_layers(&self, config: &Config) -> Result<Option<Layers>, Failure> {
-        let host = &config.research.distributed_inference.host;
-        match (self.args.layers, host.serve_shards) {
-            (Some(layers), _) => Ok(Some(layers)),
-            (None, false) => Ok(None),
-            (None, true) => parse_layers(&host.serve_layers).map(Some).map_err(|why| {
-                Failure::new(
-                    Kind::Config,
-                    format!("the setting research.distributed_inference.host.serve_layers: {why}"),
-                )
-                .hint("for example \"auto\" or \"0-14\"")
-            }),
+        match self.args.layers {
+            Some(layers) => Ok(Some(layers)),
+            None => configured_layers(config),
         }
     }
+}
+
+/// The layers to serve according to the configuration, if any.
+pub(crate) fn configured_layers(config: &Config) -> Result<Option<Layers>, Failure> {
+    let host = &config.research.distributed_inference.host;
+    if !host.serve_shards {
+        return Ok(None);
+    }
+    parse_layers(&host.serve_layers).map(Some).map_err(|why| {
+        Failure::new(
+            Kind::Config,
+            format!("the setting research.distributed_inference.host.serve_layers: {why}"),
+        )
+        .hint("for example \"auto\" or \"0-14\"")
+    })
 }
 
 /// Runs the daemon until it is asked to stop; where one runs already, asks that one.
@@ -346,7 +353,7 @@ fn offer_chats(
     let served = hosted_model(model, config, fallback, runtime, source)?;
     let service = Service::new(runtime.clone(), vec![served], settings(config));
     let registry = node.call_server().registry();
-    local_api::offer_chats(registry, &service, &model.path, config)?;
+    local_api::offer_chats(registry, &service, &model.file, config)?;
     Ok(service)
 }
 

@@ -15,7 +15,7 @@ use crate::failure::{Failure, Kind};
 pub(crate) struct Torch(TorchOptions);
 
 fn failed(error: &TorchLoadError) -> Failure {
-    Failure::new(Kind::Host, error.to_string()).hint(
+    Failure::new(Kind::Refused, error.to_string()).hint(
         "`--device cpu` computes on the processor; `--backend exact` does so without libtorch",
     )
 }

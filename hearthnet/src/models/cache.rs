@@ -340,7 +340,7 @@ pub(crate) fn verify(
     let weights = manifest.weights_id();
     if json {
         return print_json(&serde_json::json!({
-            "path": path, "bytes": len, "weights": weights, "compared_with": compared,
+            "path": path.to_string_lossy(), "bytes": len, "weights": weights, "compared_with": compared,
         }));
     }
     let what = match compared {

@@ -21,7 +21,7 @@ pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
     })?;
     let models = models_dir()?;
     catalogue.with_pins(&models).map_err(|e| {
-        Failure::new(Kind::Host, e.to_string())
+        Failure::new(Kind::Refused, e.to_string())
             .hint("without that file the next pull of the model pins it anew")
     })
 }
@@ -40,7 +40,7 @@ pub(crate) fn not_resolved(error: &ResolveError) -> Failure {
              fetched once, and goes on where it broke off",
         ),
         ResolveError::NoFile(_) => (Kind::Model, "check the path"),
-        _ => (Kind::Host, "set HOME or XDG_CACHE_HOME"),
+        _ => (Kind::Refused, "set HOME or XDG_CACHE_HOME"),
     };
     Failure::new(kind, error.to_string()).hint(hint)
 }
@@ -51,7 +51,7 @@ pub(crate) fn models_dir() -> Result<PathBuf, Failure> {
 }
 
 pub(crate) fn no_cache(error: NoCacheDirectory) -> Failure {
-    Failure::new(Kind::Host, error.to_string()).hint("models lie below that directory")
+    Failure::new(Kind::Refused, error.to_string()).hint("models lie below that directory")
 }
 
 /// What the catalogue says about the file at `path`, if it lies where the catalogue puts it. One

@@ -19,14 +19,14 @@ pub(crate) mod pull;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use hearthnet_bus::regular_file;
 use hearthnet_model::catalogue::{Band, Resolved};
-use hearthnet_model::engine::{EngineOptions, Head};
+use hearthnet_model::engine::{EngineOptions, Head, LoadError};
 use hearthnet_model::manifest::ChangedError;
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_model::template::{TemplateError, TemplateTime};
-use hearthnet_model::{
-    BoundaryDtype, ChatTemplate, Gguf, ModelFile, ModelRef, Tokenizer, WeightsId,
-};
+use hearthnet_model::text::TextError;
+use hearthnet_model::{BoundaryDtype, ModelFile, ModelRef, WeightsId};
 use hearthnet_orchestrator::chat::TextModel;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 
@@ -37,6 +37,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::{Progress, note};
+use crate::runtime::no_thread;
 
 /// A model file on this machine, opened, with its identity.
 #[derive(Clone)]
@@ -109,11 +110,34 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
 
 /// Opens a model file.
 pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
-    ModelFile::open(path).map_err(|e| model_failure(path, e))
+    ModelFile::open(path).map_err(|e| match e.is_out_of_memory() {
+        true => out_of_memory(&format!("{}: {e}", path.display())),
+        false => model_failure(path, e),
+    })
+}
+
+/// Why the weights of a model file cannot be loaded.
+pub(crate) fn load_failure(path: &Path, error: &LoadError) -> Failure {
+    match error {
+        LoadError::OutOfMemory(_) => out_of_memory(&format!("{}: {error}", path.display())),
+        LoadError::Threads(error) => no_thread(error),
+        _ => model_failure(path, error),
+    }
+}
+
+/// The failure of a model that this machine has too little memory for, at the moment.
+pub(crate) fn out_of_memory(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(Kind::Host, error.to_string())
+        .code("out_of_memory")
+        .hint(
+            "end other programs, take a smaller model (`hearthnet model list` shows which fit), serve \
+             fewer layers, or raise the limit: `ulimit -v` shows that of this process, MemoryMax= is \
+             that of a systemd unit",
+        )
 }
 
 pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failure {
-    let closed = std::fs::File::open(path)
+    let closed = regular_file::open(path)
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
     let hint = match closed {
         // In a daemon: `isolation.rs`.
@@ -131,18 +155,19 @@ pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failu
 
 /// The caller's side of a model: tokenizer, template, embedding and output matrix.
 pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Failure> {
-    let fail = |e: &dyn std::fmt::Display| model_failure(&model.path, e);
-    let gguf: &Gguf = model.file.gguf();
-    let tokenizer = Tokenizer::from_gguf(gguf).map_err(|e| fail(&e))?;
-    let template = match ChatTemplate::from_gguf(gguf) {
-        Ok(template) => Some(template.with_clock(|| TemplateTime::from_unix(now_ms() / 1000))),
-        // Text can be continued without one; a chat then says what is missing.
-        Err(TemplateError::Missing) => None,
-        Err(error) => return Err(fail(&error)),
-    };
+    let text = model.file.text();
+    let mut text = text.map_err(|error| match error {
+        TextError::Template(TemplateError::Thread(error)) => no_thread(&error),
+        error => model_failure(&model.path, error),
+    })?;
+    let clock = || TemplateTime::from_unix(now_ms() / 1000);
+    text.template = text.template.map(|template| template.with_clock(clock));
+    if let Some(warning) = text.warning() {
+        note(format!("warning: {warning}"));
+    }
     Ok(TextModel {
-        tokenizer,
-        template,
+        tokenizer: text.tokenizer,
+        template: text.template,
         head: head.into(),
         context: model.file.spec().context,
         sampling: model.sampling,
@@ -152,7 +177,7 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
 /// Embedding and output matrix, for a caller whose blocks run elsewhere, all or most of them.
 pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
     let head = model.private.head(&model.file, options);
-    head.map_err(|e| model_failure(&model.path, e))
+    head.map_err(|e| load_failure(&model.path, &e))
 }
 
 /// Engine options by configuration, with the thread count a flag may override.

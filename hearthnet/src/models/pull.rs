@@ -60,6 +60,13 @@ pub(crate) fn pull_model(
                 .ok_or_else(|| not_resolved(&catalogue.unknown(id)))
         })
         .transpose()?;
+    // TLS checks the dates of servers' certificates, and its clock does not begin before 1970.
+    if options.from.is_none() && now_ms() == 0 {
+        return Err(
+            Failure::new(Kind::Host, "this machine's clock is before 1970")
+                .hint("set it, for example with `timedatectl set-ntp true`"),
+        );
+    }
     let cancel = cancel_on_interrupt()?;
     let mut progress = Progress::new("pulling");
     let size = entry.map_or_else(String::new, |e| format!(" ({})", bytes(e.bytes)));
@@ -74,6 +81,10 @@ pub(crate) fn pull_model(
             note(format!("pulling {model}{size} from {source}"));
         }
         PullEvent::Progress { done, total } => progress.set(done, total),
+        PullEvent::Busy { status, wait } => note(format!(
+            "the server is busy (status {status}): asking again in {} s",
+            wait.as_secs_f32().ceil()
+        )),
         PullEvent::Failed(source, error) => note(format!("not from {source}: {error}")),
         _ => {}
     };
@@ -86,13 +97,18 @@ pub(crate) fn pull_model(
         PullError::Cancelled => Failure::new(Kind::Interrupted, "stopped; nothing is half-written")
             .hint("the same command goes on where it stopped, if the source allows it"),
         PullError::NoSource { ref file, ref failures, .. } => {
-            let own = closed(failures).or_else(|| replaced(entry?, &options.models, failures));
+            let busy = busy(failures);
+            let own = busy.clone().or_else(|| closed(failures)).or_else(|| replaced(entry?, &options.models, failures));
             let hint = own.unwrap_or_else(|| match id {
                 Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
                 None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
             });
             // Why not, was said when it was tried.
-            Failure::new(Kind::Model, format!("model {model} could not be fetched: no source has it")).hint(hint)
+            let why = match busy {
+                Some(_) => "the server is busy",
+                None => "no source has it",
+            };
+            Failure::new(Kind::Model, format!("model {model} could not be fetched: {why}")).hint(hint)
         }
         PullError::Unprotected(_) => Failure::new(Kind::BadRequest, error.to_string())
             .hint("`sha256sum FILE` where the file is good prints what --sha256 takes"),
@@ -137,6 +153,21 @@ fn licence(entry: &ModelEntry) -> String {
         ),
         None => format!("licence: {}", entry.license),
     }
+}
+
+/// What to do where a server refused for now.
+fn busy(failures: &[(Source, SourceError)]) -> Option<String> {
+    failures.iter().find_map(|(_, error)| match error {
+        SourceError::Busy { retry_after, .. } => {
+            let when = retry_after.map_or("later".to_owned(), |time| {
+                format!("in {} s, as the server asks", time.as_secs())
+            });
+            Some(format!(
+                "run the same command again {when}; it goes on where it stopped"
+            ))
+        }
+        _ => None,
+    })
 }
 
 /// What to do where a repository of the hub is not open to whoever asks.

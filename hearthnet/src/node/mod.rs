@@ -23,6 +23,7 @@ use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_transport::BindError;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -87,6 +88,15 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     Ok(settings)
 }
 
+/// What kind of failure it is that an address cannot be listened on.
+pub(crate) fn bind_kind(error: &BindError) -> Kind {
+    match error {
+        BindError::Address { source, .. } => Kind::of_io(source),
+        BindError::Config(_) => Kind::Config,
+        _ => Kind::Host,
+    }
+}
+
 fn failure(error: &NodeError) -> Failure {
     let hint = match error {
         NodeError::Listen(_) => {
@@ -94,7 +104,11 @@ fn failure(error: &NodeError) -> Failure {
         }
         _ => "`hearthnet config show` lists every setting",
     };
-    Failure::new(Kind::Host, error.to_string())
+    let kind = match error {
+        NodeError::Listen(error) => bind_kind(error),
+        _ => Kind::Host,
+    };
+    Failure::new(kind, error.to_string())
         .code(error.code())
         .hint(hint)
 }

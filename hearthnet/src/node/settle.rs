@@ -13,6 +13,10 @@ use crate::local_api::{self, NODE_STATUS};
 /// How long a node that has just started waits for what others know, at most.
 const FIRST_SYNC: Duration = Duration::from_secs(4);
 
+/// How long a node waits for its first link then: mDNS and a connection take a fraction of it on a home's
+/// network, and where the only neighbour is dark there is no link to wait for.
+const FIRST_LINK: Duration = Duration::from_millis(2500);
+
 /// How long the daemon may take to answer then.
 const ANSWERING: Duration = Duration::from_millis(1500);
 
@@ -72,7 +76,9 @@ async fn until_refused(node: &Node) {
 
 /// Whether a node that has run for `since` knows what its neighbours know, or has had the time to.
 pub(crate) fn in_sync(node: &Node, since: Duration) -> bool {
-    since >= FIRST_SYNC || links_are_even(node)
+    since >= FIRST_SYNC
+        || links_are_even(node)
+        || (since >= FIRST_LINK && node.peers().iter().all(|peer| peer.link.is_none()))
 }
 
 /// Whether there is a neighbour, and each one's log is even with this node's.

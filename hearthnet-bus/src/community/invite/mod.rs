@@ -32,6 +32,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bech32::primitives::decode::CheckedHrpstring;
 use bech32::{Bech32m, Hrp};
+use hearthnet_text::{is_plain_in_text, tame_name};
 use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use zeroize::{Zeroize as _, Zeroizing};
@@ -371,8 +372,8 @@ pub struct JoinProof(pub [u8; SIGNATURE_BYTES]);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The display name is empty, too long or holds control characters.
-    #[error("a node's name has 1 to {MAX_NAME_BYTES} bytes and no control characters")]
+    /// The display name is empty, too long, or holds characters that a name may not have.
+    #[error("a node's name has 1 to {MAX_NAME_BYTES} bytes and no invisible characters")]
     Name,
     /// The signature is not that of the invite key over this request.
     #[error("the request to join was not signed with the invite that it names")]
@@ -406,7 +407,9 @@ impl JoinRequest {
         node: NodeId,
         name: &str,
     ) -> Result<Self, JoinError> {
-        check_name(name)?;
+        if !is_name(name) {
+            return Err(JoinError::Name);
+        }
         let record = record(community, node, name);
         Ok(Self {
             community,
@@ -423,7 +426,9 @@ impl JoinRequest {
     /// # Errors
     /// Any [`JoinError`].
     pub fn verify(&self) -> Result<(), JoinError> {
-        check_name(&self.name)?;
+        if !fits_log(&self.name) {
+            return Err(JoinError::Name);
+        }
         let record = record(self.community, self.node, &self.name);
         Domain::JoinRequest.verify(&self.invite, &record, &self.proof.0)?;
         Ok(())
@@ -436,16 +441,15 @@ fn record(community: CommunityId, node: NodeId, name: &str) -> Vec<u8> {
     [community.as_bytes(), node.as_bytes(), name.as_bytes()].concat()
 }
 
-fn check_name(name: &str) -> Result<(), JoinError> {
-    match is_name(name) {
-        true => Ok(()),
-        false => Err(JoinError::Name),
-    }
+/// Whether a node or a community may be given this name: 1 to [`MAX_NAME_BYTES`] bytes, at least one
+/// visible character, and none that is invisible or acts on a terminal.
+pub fn is_name(text: &str) -> bool {
+    fits_log(text) && text.chars().all(is_plain_in_text) && !tame_name(text).is_empty()
 }
 
-/// Whether a node or a community can have this name: 1 to [`MAX_NAME_BYTES`] bytes, no control
-/// characters.
-pub fn is_name(text: &str) -> bool {
+/// Whether a log takes this name. What is visible depends on the version of Unicode, so it cannot decide
+/// whether an event is valid: all nodes must agree on that.
+pub(crate) fn fits_log(text: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
 }
 

@@ -21,7 +21,8 @@ use crate::identity::whole_file::{draft, publish};
 const APPLICATION_ID: i64 = 0x484e_626b;
 /// Most parts, and bytes of one, that are read: a key has 60 bytes, a configuration some KiB.
 const MAX_PARTS: usize = 16;
-const MAX_PART_BYTES: usize = 1 << 20;
+/// Most bytes of a part.
+pub const MAX_PART_BYTES: usize = 1 << 20;
 
 /// What is kept beside the log, by name.
 pub type Parts = BTreeMap<String, Vec<u8>>;
@@ -64,7 +65,8 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
 /// [`LogError::Corrupt`] if it is no backup, or one of which something is missing or changed;
 /// [`LogError::Io`].
 pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
-    std::fs::metadata(path).map_err(LogError::io("read", path))?;
+    // SQLite would wait for the other end of a pipe. Nothing has locks on this file.
+    crate::regular_file::open(path).map_err(LogError::io("read", path))?;
     let conn = Connection::open_with_flags(
         path,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
@@ -98,11 +100,13 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
     Ok((parts, db::has(&conn, "log")?))
 }
 
-/// Makes the log of a backup that [`read`] has looked at the log in `dir`, which must not have one.
+/// Makes the log of a backup that [`read`] has looked at the log in `dir`, which must not have one. A
+/// damaged one is refused, not repaired: what [`EventLog::open`] drops of a living log comes back from
+/// other members, and a backup is needed where there may be none.
 ///
 /// # Errors
-/// [`LogError::Exists`]; [`LogError::Corrupt`] or [`LogError::Format`] if it is no log; what the
-/// disk says.
+/// [`LogError::Exists`]; [`LogError::Corrupt`] or [`LogError::Format`] if it is no log, or a damaged
+/// one; what the disk says. Then `dir` is as it was.
 pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     let path = dir.join(FILE_NAME);
     if path.exists() {
@@ -121,6 +125,7 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     db::claim(&conn)?;
     let (community, ..) = db::head(&conn)?;
     db::close(conn)?;
+    super::recover::check(draft.path(), community)?;
     super::recover::name(dir, community)?;
     publish(draft, &path).map_err(LogError::io("write", &path))
 }

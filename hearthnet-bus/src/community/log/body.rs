@@ -10,10 +10,10 @@ use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
 
-use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, is_name};
+use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log};
 use crate::identity::cbor;
 use crate::identity::raw_keys;
-use crate::{CommunityId, Descriptor, MAX_ENCODED, NodeId};
+use crate::{CommunityId, Descriptor, DescriptorError, MAX_ENCODED, NodeId};
 
 /// Longest body of an event, in bytes: the longest descriptor and some room.
 pub const MAX_BODY_BYTES: usize = 6 * 1024;
@@ -263,7 +263,7 @@ impl Body {
         let malformed = |what| Err(malformed(what));
         match self {
             Self::CommunityCreated { name, .. } => {
-                if !is_name(name) {
+                if !fits_log(name) {
                     return malformed("the community's name is not a line of 1 to 64 bytes");
                 }
             }
@@ -281,19 +281,17 @@ impl Body {
                 if request.community != community {
                     return malformed("the request to join is for another community");
                 }
-                if !is_name(&request.name) {
+                if !fits_log(&request.name) {
                     return malformed("the node's name is not a line of 1 to 64 bytes");
                 }
             }
             Self::Named { name } => {
-                if !is_name(name) {
+                if !fits_log(name) {
                     return malformed("the node's name is not a line of 1 to 64 bytes");
                 }
             }
             Self::ShardAdvertised(descriptor) => {
-                if descriptor.validate().is_err() {
-                    return malformed("the descriptor makes no sense");
-                }
+                descriptor.validate()?;
             }
             Self::ShardWithdrawn { shard_id } => {
                 if !is_line(shard_id, crate::MAX_TEXT) {
@@ -365,7 +363,10 @@ impl Body {
         bytes: &[u8],
         community: CommunityId,
     ) -> Result<Self, EventError> {
-        let wrong = |_| malformed("its body is not the canonical map of its kind");
+        let wrong = |_| match kind {
+            SHARD_ADVERTISED => no_descriptor("its body is not the canonical map of one"),
+            _ => malformed("its body is not the canonical map of its kind"),
+        };
         let body = match kind {
             ADMITTED => {
                 let it: Admitted = cbor::decode(bytes, DEPTH).map_err(wrong)?;
@@ -403,7 +404,7 @@ impl Body {
     fn check_size(&self, bytes: &[u8]) -> Result<(), EventError> {
         match self {
             Self::ShardAdvertised(_) if bytes.len() > MAX_ENCODED => {
-                Err(malformed("the descriptor is too long"))
+                Err(no_descriptor("its body is too long for one"))
             }
             _ => Ok(()),
         }
@@ -454,6 +455,9 @@ pub enum EventError {
         /// What is wrong.
         what: &'static str,
     },
+    /// The body of an advertised shard is not a valid descriptor.
+    #[error(transparent)]
+    Descriptor(#[from] DescriptorError),
     /// The signature, or the proof that an admission carries, was not made by that key over
     /// these bytes.
     #[error("the event's signature is not valid")]
@@ -465,13 +469,18 @@ pub(super) fn malformed(what: &'static str) -> EventError {
     EventError::Malformed { what }
 }
 
+fn no_descriptor(what: &str) -> EventError {
+    DescriptorError::Malformed(what.to_owned()).into()
+}
+
 impl EventError {
     /// The stable code of the refusal.
     pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::Malformed { .. } => "log_malformed",
-            Self::Signature => "invalid_signature",
-        })
+        match self {
+            Self::Malformed { .. } => Code::new("log_malformed"),
+            Self::Descriptor(why) => why.code(),
+            Self::Signature => Code::INVALID_SIGNATURE,
+        }
     }
 }
 

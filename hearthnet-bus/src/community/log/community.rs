@@ -1,8 +1,10 @@
 //! What the log says now: the view that everything else in the program reads.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use hearthnet_text::tame_name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use unicode_security::skeleton;
@@ -16,10 +18,15 @@ use crate::{CommunityId, Descriptor, NodeId};
 /// How many invites lie between a member and who answers for it, at most.
 const MAX_ANSWERING: usize = 64;
 
-/// A member of the community.
+/// A member of the community. Part of the state hash, so its fields stand in canonical order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
+    /// The author of its invite, if any member may let somebody in at that level: it
+    /// [answers](Community::answers_for) for whom it let in. Kept here because an invite is forgotten
+    /// when others need its room.
+    #[serde(with = "raw_keys::option")]
+    pub by: Option<NodeId>,
     /// Display name: what the node called itself when it joined, or since. Empty for a founder
     /// that has not said.
     pub name: String,
@@ -31,10 +38,6 @@ pub struct Member {
     /// The invite it joined with; `None` for the founder.
     #[serde(with = "raw_keys::option")]
     pub invite: Option<NodeId>,
-    /// Who made it, if any member may let somebody in at that level: it [answers](Community::answers_for)
-    /// for whom it let in. Kept here because an invite is forgotten when others need its room.
-    #[serde(with = "raw_keys::option")]
-    pub by: Option<NodeId>,
 }
 
 /// An invitation, as the log holds it.
@@ -233,7 +236,7 @@ impl Community {
     ) -> Self {
         Self {
             id,
-            name: durable.name.clone(),
+            name: tame_name(&durable.name).into_owned(),
             policy: durable.policy,
             durable,
             twins,
@@ -399,7 +402,10 @@ impl Community {
     /// Nodes with the same durable events have the same one.
     pub fn state_hash(&self) -> [u8; 32] {
         let encoded = cbor::encode(self.durable.as_ref());
-        debug_assert!(encoded.is_ok(), "the state cannot be encoded");
+        debug_assert!(
+            encoded.as_ref().is_ok_and(|bytes| cbor::is_in_order(bytes)),
+            "the state cannot be encoded, or its fields are out of order"
+        );
         // The hash of nothing differs from all others, which is what a comparison should say then.
         Sha256::digest(encoded.unwrap_or_default()).into()
     }
@@ -408,19 +414,23 @@ impl Community {
 /// Names and addresses, for people and for those who look for a node.
 impl Community {
     /// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
-    pub fn name_of(&self, node: &NodeId, now_ms: u64) -> &str {
-        match self.member(node) {
-            Some(member) if !member.name.is_empty() => &member.name,
-            _ => self.seen(node, now_ms).map_or("", |seen| &seen.name),
+    /// Without what cannot be seen: a log takes names that no node gives itself.
+    pub fn name_of(&self, node: &NodeId, now_ms: u64) -> Cow<'_, str> {
+        let admitted = self.member(node).map(|member| tame_name(&member.name));
+        match admitted.filter(|name| !name.is_empty()) {
+            Some(name) => name,
+            None => self
+                .seen(node, now_ms)
+                .map_or(Cow::Borrowed(""), |seen| tame_name(&seen.name)),
         }
     }
 
     /// The same where no id stands beside it: with the short id if another member's name looks like
-    /// it.
+    /// it, and that alone if it has no name.
     pub fn shown_name(&self, node: &NodeId, now_ms: u64) -> String {
-        match self.twins.contains(node) {
-            true => self.label(node, now_ms),
-            false => self.name_of(node, now_ms).to_owned(),
+        match self.name_of(node, now_ms) {
+            name if name.is_empty() || self.twins.contains(node) => self.label(node, now_ms),
+            name => name.into_owned(),
         }
     }
 
@@ -436,7 +446,7 @@ impl Community {
     /// How a node is shown: its name and its short id.
     pub fn label(&self, node: &NodeId, now_ms: u64) -> String {
         match self.name_of(node, now_ms) {
-            "" => node.short(),
+            name if name.is_empty() => node.short(),
             name => format!("{name} ({})", node.short()),
         }
     }

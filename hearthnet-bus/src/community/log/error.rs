@@ -109,6 +109,9 @@ pub enum LogError {
         /// What the system said.
         source: io::Error,
     },
+    /// The system gave no thread for the log.
+    #[error("the system gives no thread to watch the event log: {0}")]
+    Thread(#[source] io::Error),
     /// What was to be exported could not be written.
     #[error("could not write the export: {0}")]
     Export(#[source] io::Error),
@@ -138,6 +141,7 @@ impl LogError {
             Self::Format { .. }
             | Self::Io { .. }
             | Self::Export(_)
+            | Self::Thread(_)
             | Self::Randomness(_)
             | Self::Database(_) => "log_failed",
         })

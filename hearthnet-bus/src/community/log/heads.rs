@@ -105,7 +105,10 @@ impl Heads {
         let encoded = cbor::encode(self);
         // Maps, numbers and strings of bytes: an encoder that fails on them is defective. The
         // empty string is refused by every reader.
-        debug_assert!(encoded.is_ok(), "heads cannot be encoded");
+        debug_assert!(
+            encoded.as_ref().is_ok_and(|bytes| cbor::is_in_order(bytes)),
+            "heads cannot be encoded, or their fields are out of order"
+        );
         encoded.unwrap_or_default()
     }
 

@@ -17,7 +17,7 @@
 //! handle holds a shared lock on it.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hearthnet_transport::Code;
@@ -28,7 +28,7 @@ use super::error::LogError;
 use super::event::{Checked, Event, EventHash};
 use super::merge::{Merge, Quotas};
 use super::view::View;
-use crate::CommunityId;
+use crate::{CommunityId, regular_file};
 
 /// The file that handles lock.
 const LOCK: &str = "log.lock";
@@ -65,12 +65,11 @@ impl RecoveryLock {
     /// Takes the shared lock. Waits while another process repairs the file.
     pub(super) fn shared(dir: &Path) -> Result<Self, LogError> {
         let path = dir.join(LOCK);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(LogError::io("open", &path))?;
+        let file = regular_file::open_with(
+            OpenOptions::new().create(true).truncate(false).write(true),
+            &path,
+        )
+        .map_err(LogError::io("open", &path))?;
         file.lock_shared().map_err(LogError::io("lock", &path))?;
         Ok(Self(file))
     }
@@ -98,9 +97,7 @@ pub(super) fn name(dir: &Path, community: CommunityId) -> Result<(), LogError> {
 }
 
 fn named(dir: &Path) -> Option<CommunityId> {
-    let mut text = String::new();
-    let file = File::open(dir.join(NAME)).ok()?;
-    file.take(NAME_BYTES).read_to_string(&mut text).ok()?;
+    let text = regular_file::read_text(&dir.join(NAME), NAME_BYTES).ok()?;
     text.trim().parse().ok()
 }
 
@@ -195,6 +192,30 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
     }
     let view = View::load(&conn, crate::now_ms())?;
     Ok((conn, view))
+}
+
+/// Whether a log that nobody else has open is whole, event by event. Nothing is repaired.
+pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError> {
+    let conn = db::open(path, false)?;
+    if !db::check_format(&conn, path)? {
+        return Err(LogError::corrupt("it has no tables"));
+    }
+    db::check_pages(&conn)?;
+    db::cross_check(&conn)?;
+    let view = View::load(&conn, crate::now_ms())?;
+    // What a snapshot holds was not read.
+    view.fold_anew(&conn)?;
+    let mut checked = Checked::default();
+    let mut whole = true;
+    db::raw_events(&conn, |raw| {
+        let event = Event::verify_with(raw, &mut checked);
+        whole &= event.is_ok_and(|event| event.community == community);
+    })?;
+    db::close(conn)?;
+    match whole {
+        true => Ok(()),
+        false => Err(LogError::corrupt("an event in it is not what was signed")),
+    }
 }
 
 fn wal_of(path: &Path) -> PathBuf {
@@ -308,7 +329,6 @@ pub(crate) fn look_at(bytes: &[u8]) {
 /// SQLite's write-ahead log (sqlite.org/fileformat2.html, section 4), read only to say what
 /// SQLite is about to drop: it does so without a word.
 mod wal {
-    use std::fs::File;
     use std::io::{BufReader, Read};
     use std::path::Path;
 
@@ -374,7 +394,7 @@ mod wal {
 
     /// What of the file SQLite will drop; `None` if nothing, or there is none.
     pub(super) fn look(path: &Path) -> Option<Tail> {
-        let file = File::open(path).ok()?;
+        let file = crate::regular_file::open(path).ok()?;
         let size = file.metadata().ok()?.len();
         look_at(BufReader::with_capacity(1 << 16, file), size)
     }

@@ -186,7 +186,7 @@ impl EventLog {
         std::thread::Builder::new()
             .name("event-log".into())
             .spawn(move || keep_probing(&weak, &ended))
-            .map_err(LogError::io("watch", &inner.path))?;
+            .map_err(LogError::Thread)?;
         Ok(Self { inner })
     }
 

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hearthnet_transport::{Time, TokenBucket};
+use hearthnet_transport::{KeyedBuckets, Time, TokenBucket};
 use rusqlite::Connection;
 
 use super::body::{Body, Level};
@@ -79,7 +79,7 @@ pub(super) struct View {
     rework: TokenBucket,
     /// How many events were folded again since the log was opened.
     pub(super) reworked: u64,
-    paces: BTreeMap<NodeId, TokenBucket>,
+    paces: KeyedBuckets<NodeId>,
     pub(super) changes: u64,
     pub(super) authors: BTreeMap<NodeId, Author>,
     pub(super) fold: Fold,
@@ -100,7 +100,7 @@ impl View {
             redo: Redo::No,
             rework: TokenBucket::with_burst(REWORK_PER_SECOND, REWORK, Time::ZERO),
             reworked: 0,
-            paces: BTreeMap::new(),
+            paces: KeyedBuckets::new(SAID_PER_SECOND, SAID, MAX_PACES),
             authors: BTreeMap::new(),
             fold: Fold::new(community),
             durable: Arc::default(),
@@ -289,12 +289,7 @@ impl View {
 
     /// Whether one more ephemeral event of an author is taken now.
     pub(super) fn is_within_pace(&mut self, author: NodeId, now_ms: u64) -> bool {
-        if self.paces.len() >= MAX_PACES {
-            self.paces.retain(|_, pace| !pace.is_full());
-        }
-        let full = || TokenBucket::with_burst(SAID_PER_SECOND, SAID, Time::ZERO);
-        let pace = self.paces.entry(author).or_insert_with(full);
-        pace.take(Time::from_millis(now_ms))
+        self.paces.take(&author, Time::from_millis(now_ms))
     }
 
     /// Notes that the durable state changed.

@@ -1,12 +1,11 @@
 //! A session over a socket and a log: the only part of gossip that does I/O.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hearthnet_transport::{
-    CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, Time, background,
+    CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, background,
 };
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -15,7 +14,7 @@ use tokio::time::Instant;
 
 use super::SYNC_PATH;
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Account, Budget, Progress, Stored, SyncConfig, SyncSession, Work};
+use super::session::{Account, Budgets, Progress, Stored, SyncConfig, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;
@@ -31,41 +30,29 @@ pub fn path_rule() -> PathRule {
 #[derive(Clone, Debug)]
 pub struct Accounts {
     begin: Instant,
-    /// The work by whoever answers for a peer, and the heads by peer.
-    all: Arc<Mutex<[BTreeMap<NodeId, Budget>; 2]>>,
-}
-
-impl Default for Accounts {
-    fn default() -> Accounts {
-        Accounts {
-            begin: Instant::now(),
-            all: Arc::default(),
-        }
-    }
+    budgets: Arc<Mutex<Budgets>>,
 }
 
 impl Accounts {
+    /// Full budgets, as `config` says.
+    pub fn new(config: &SyncConfig) -> Accounts {
+        Accounts {
+            begin: Instant::now(),
+            budgets: Arc::new(Mutex::new(Budgets::new(config))),
+        }
+    }
+
     /// The time of all sessions: this process's own, which does not jump when the clock is set.
     fn now(&self) -> u64 {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// What a peer has left, for whom `counted` answers.
-    fn of(&self, peer: NodeId, counted: NodeId, config: &SyncConfig) -> Account {
-        let now = self.now();
-        let mut all = self.all.lock();
-        // Members, and whoever this node has dialled: those who owe nothing are forgotten.
-        for budgets in all.iter_mut() {
-            budgets.retain(|_, budget| {
-                budget.lock().refill(Time::from_millis(now));
-                Arc::strong_count(budget) > 1 || !budget.lock().is_full()
-            });
-        }
-        let [work, heads] = &mut *all;
-        let full = Account::new(config, now);
+    fn of(&self, peer: NodeId, counted: NodeId) -> Account {
         Account {
-            work: Arc::clone(work.entry(counted).or_insert(full.work)),
-            heads: Arc::clone(heads.entry(peer).or_insert(full.heads)),
+            budgets: Arc::clone(&self.budgets),
+            peer,
+            counted,
         }
     }
 }
@@ -213,7 +200,7 @@ pub async fn gossip(
 ) -> SessionClosed {
     let peer = socket.peer();
     let (begin, now) = (accounts.begin, || accounts.now());
-    let account = accounts.of(peer, log.state().answers_for(&peer), &config);
+    let account = accounts.of(peer, log.state().answers_for(&peer));
 
     let community = log.community();
     let by_root = [own, peer].contains(&community.root());

@@ -58,7 +58,7 @@ fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
             own,
             log.clone(),
             SyncConfig::default(),
-            Accounts::default(),
+            Accounts::new(&SyncConfig::default()),
             shown,
         ));
         (task, progress)
@@ -255,7 +255,7 @@ async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
         id(1),
         home.log.clone(),
         SyncConfig::default(),
-        Accounts::default(),
+        Accounts::new(&SyncConfig::default()),
         shown,
     ));
     let hello = SyncMessage::Hello {

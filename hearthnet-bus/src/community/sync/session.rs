@@ -28,11 +28,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use hearthnet_transport::{CloseCode, Time, TokenBucket, Violation};
-use parking_lot::{Mutex, MutexGuard};
+use hearthnet_transport::{CloseCode, KeyedBuckets, Time, TokenBucket, Violation};
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
-use crate::CommunityId;
+use crate::{CommunityId, NodeId};
 
 /// Batches that may be unacknowledged: enough to keep both sides busy, 2 MiB at most.
 pub const WINDOW: usize = 4;
@@ -88,39 +88,57 @@ pub fn cost(events: usize, bytes: usize, stored: &Stored) -> u64 {
 }
 
 /// What heads cost: to read them, and to look what is missing by them.
-fn cost_of_heads(heads: &Bytes) -> u64 {
-    (heads.len() as u64 / 1024).saturating_mul(8).max(1)
+fn cost_of_heads(bytes: usize) -> u64 {
+    (bytes as u64 / 1024).saturating_mul(8).max(1)
 }
 
-/// What is left of something that this node does for others, whoever they are together.
-pub(crate) type Budget = Arc<Mutex<TokenBucket>>;
+/// Peers and parties whose budgets are remembered.
+const MAX_PEERS: usize = 1024;
 
-/// What a peer has left of what this node does for it. Clones are the same.
+/// What each peer has left of what this node does for it.
+#[derive(Debug)]
+pub(crate) struct Budgets {
+    /// Work, by who answers for the peer.
+    work: KeyedBuckets<NodeId>,
+    /// HEADS, by peer: 60 units each, eight of them saved up.
+    heads: KeyedBuckets<NodeId>,
+}
+
+impl Budgets {
+    pub(crate) fn new(config: &SyncConfig) -> Budgets {
+        Budgets {
+            work: KeyedBuckets::new(config.budget_per_second, config.budget, MAX_PEERS),
+            heads: KeyedBuckets::new(config.heads_per_minute, 8 * 60, MAX_PEERS),
+        }
+    }
+}
+
+/// What one peer has left. Clones are the same.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
-    /// Shared with those who are counted together with the peer.
-    pub(super) work: Budget,
-    /// Heads: 60 units each, eight of them saved up. Its own, for a session ends when there are too many.
-    pub(super) heads: Budget,
+    pub(super) budgets: Arc<Mutex<Budgets>>,
+    pub(super) peer: NodeId,
+    /// Who answers for the peer.
+    pub(super) counted: NodeId,
 }
 
 impl Account {
-    pub(crate) fn new(config: &SyncConfig, now_ms: u64) -> Account {
-        let budget = |per_second, burst| {
-            let full = TokenBucket::with_burst(per_second, burst, Time::from_millis(now_ms));
-            Arc::new(Mutex::new(full))
-        };
-        Account {
-            work: budget(config.budget_per_second, config.budget),
-            heads: budget(config.heads_per_minute, 8 * 60),
-        }
+    /// The work budget, as of now.
+    fn work(&self, now_ms: u64) -> MappedMutexGuard<'_, TokenBucket> {
+        MutexGuard::map(self.budgets.lock(), |budgets| {
+            budgets.work.of(&self.counted, Time::from_millis(now_ms))
+        })
     }
 
-    /// The work budget, as of now.
-    fn work(&self, now_ms: u64) -> MutexGuard<'_, TokenBucket> {
-        let mut work = self.work.lock();
-        work.refill(Time::from_millis(now_ms));
-        work
+    /// Takes one HEADS, if one more is within the rate.
+    fn take_heads(&self, now_ms: u64) -> bool {
+        let mut budgets = self.budgets.lock();
+        let heads = budgets.heads.of(&self.peer, Time::from_millis(now_ms));
+        let may = heads.has(60);
+        if may {
+            heads.spend(60);
+        }
+        may
     }
 }
 
@@ -250,7 +268,12 @@ impl SyncSession {
             version: VERSION,
             community: *community.as_bytes(),
         };
-        let account = Account::new(&config, now_ms);
+        let nobody = NodeId::from_checked([0; 32]);
+        let account = Account {
+            budgets: Arc::new(Mutex::new(Budgets::new(&config))),
+            peer: nobody,
+            counted: nobody,
+        };
         SyncSession {
             community,
             state: State::Greeting,
@@ -344,15 +367,10 @@ impl SyncSession {
                 if round != self.their_round + 1 {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
-                let mut account = self.account.heads.lock();
-                account.refill(Time::from_millis(now_ms));
-                match account.has(60) {
-                    true => account.spend(60),
-                    // Who comes again has to say what it has; that is looked at when it is due.
-                    false if round == 1 => {}
-                    false => return refuse(CloseCode::FrameRate, "heads too often"),
+                // Who comes again has to say what it has; that is looked at when it is due.
+                if !self.account.take_heads(now_ms) && round > 1 {
+                    return refuse(CloseCode::FrameRate, "heads too often");
                 }
-                drop(account);
                 self.their_round = round;
                 self.learn = Some((round, heads));
                 Ok(())
@@ -437,8 +455,9 @@ impl SyncSession {
             State::Closed => None,
             State::Greeting => Some(self.opened_ms.saturating_add(self.config.hello_ms)),
             State::Open => {
+                let due = self.account.work(0).ready_at(0).0.div_ceil(1000);
                 let mut next = match (self.want_heads, &self.working) {
-                    (true, None) => self.heads_at(),
+                    (true, None) => self.heads_at().max(due),
                     (true, Some(_)) => u64::MAX,
                     (false, _) => self.refresh_at(),
                 };
@@ -446,7 +465,6 @@ impl SyncSession {
                     next = next.min(at.saturating_add(self.config.ack_ms));
                 }
                 if self.working.is_none() {
-                    let due = self.account.work.lock().ready_at(0).0.div_ceil(1000);
                     if !self.waiting.is_empty() {
                         next = next.min(due.max(self.retry_at));
                     }
@@ -466,12 +484,12 @@ impl SyncSession {
         }
         let may_work = self.account.work(now_ms).has(0);
         if may_work && let Some((round, heads)) = self.learn.take() {
-            self.account.work.lock().spend(cost_of_heads(&heads));
+            self.account.work(now_ms).spend(cost_of_heads(heads.len()));
             self.answering = Some(round);
             self.working = Some(Doing::Learn);
             return Some(Work::Learn(heads));
         }
-        if self.want_heads && now_ms >= self.heads_at() {
+        if may_work && self.want_heads && now_ms >= self.heads_at() {
             self.want_heads = false;
             self.working = Some(Doing::Heads);
             return Some(Work::Heads);
@@ -514,6 +532,8 @@ impl SyncSession {
         if !self.is_done(&Doing::Heads) {
             return;
         }
+        // Each session begins with them, also one of a peer that comes again and again.
+        self.account.work(now_ms).spend(cost_of_heads(heads.len()));
         self.round += 1;
         self.heads_sent_ms = now_ms;
         self.outgoing.push_back(SyncMessage::Heads {
@@ -549,7 +569,7 @@ impl SyncSession {
             self.progress.sent += events.len() as u64;
             let bytes = events.iter().map(Bytes::len).sum();
             let spent = cost(events.len(), bytes, &Stored::default());
-            self.account.work.lock().spend(spent);
+            self.account.work(now_ms).spend(spent);
             self.unacked.push_back((number, now_ms));
             self.outgoing
                 .push_back(SyncMessage::Events { number, events });

@@ -2,13 +2,15 @@
 //! real log: `link_tests.rs`.)
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{Account, Stored, SyncConfig, SyncSession, WINDOW, Work};
+use super::session::{Account, Budgets, Stored, SyncConfig, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 fn community() -> CommunityId {
@@ -561,7 +563,12 @@ fn a_flood_is_slowed_to_the_budget_and_one_of_known_events_even_more() {
 #[test]
 fn who_connects_again_has_no_more_than_before() {
     let config = SyncConfig::default();
-    let account = Account::new(&config, 0);
+    let peer = NodeKey::from_secret(&[66; 32]).id();
+    let account = Account {
+        budgets: Arc::new(Mutex::new(Budgets::new(&config))),
+        peer,
+        counted: peer,
+    };
     let (mut refused, mut looked_at) = (0, 0);
     for _ in 0..200 {
         let mut session = attacked().on(account.clone());

@@ -5,13 +5,11 @@
 //! invited pays with what there is for that invite, and all others share one bucket. So who has no
 //! code cannot use up what is there for somebody who has.
 
-use std::collections::HashMap;
-
-use hearthnet_transport::{Time, TokenBucket};
+use hearthnet_transport::{KeyedBuckets, Time, TokenBucket};
 
 use crate::NodeId;
 
-/// Members and invites whose buckets are remembered. A full bucket says nothing and is dropped first.
+/// Members whose buckets are remembered, and as many invites.
 const MAX_PEERS: usize = 1024;
 
 /// A rate: `per_second` calls over time, `burst` at once.
@@ -39,6 +37,10 @@ impl Rate {
     fn bucket(self, now: Time) -> TokenBucket {
         TokenBucket::with_burst(self.per_second.into(), self.burst.into(), now)
     }
+
+    fn buckets(self) -> KeyedBuckets<NodeId> {
+        KeyedBuckets::new(self.per_second.into(), self.burst.into(), MAX_PEERS)
+    }
 }
 
 /// Whose budget a call is taken from.
@@ -56,10 +58,8 @@ pub enum Payer {
 /// The budgets of all peers.
 #[derive(Debug)]
 pub struct Budgets {
-    member: Rate,
-    stranger: Rate,
-    /// Of members and invites.
-    own: HashMap<NodeId, TokenBucket>,
+    members: KeyedBuckets<NodeId>,
+    invites: KeyedBuckets<NodeId>,
     strangers: TokenBucket,
 }
 
@@ -67,9 +67,8 @@ impl Budgets {
     /// Full budgets with these rates.
     pub fn new(member: Rate, stranger: Rate, now_ms: u64) -> Self {
         Self {
-            member,
-            stranger,
-            own: HashMap::new(),
+            members: member.buckets(),
+            invites: stranger.buckets(),
             strangers: stranger.bucket(Time::from_millis(now_ms)),
         }
     }
@@ -80,30 +79,15 @@ impl Budgets {
     /// If there is none left: the milliseconds until there is.
     pub fn take(&mut self, payer: Payer, now_ms: u64) -> Result<(), u64> {
         let now = Time::from_millis(now_ms);
-        let (key, rate) = match payer {
-            Payer::Member(key) => (key, self.member),
-            Payer::Invite(key) => (key, self.stranger),
-            Payer::Strangers => return take(&mut self.strangers, now),
+        let bucket = match &payer {
+            Payer::Member(key) => self.members.of(key, now),
+            Payer::Invite(key) => self.invites.of(key, now),
+            Payer::Strangers => &mut self.strangers,
         };
-        if self.own.len() >= MAX_PEERS && !self.own.contains_key(&key) {
-            self.own.retain(|_, bucket| {
-                bucket.refill(now);
-                !bucket.is_full()
-            });
-            if self.own.len() >= MAX_PEERS {
-                return Err(1000);
-            }
+        match bucket.take(now) {
+            true => Ok(()),
+            false => Err(bucket.ready_at(1).0.saturating_sub(now.0).div_ceil(1000)),
         }
-        let bucket = self.own.entry(key);
-        take(bucket.or_insert_with(|| rate.bucket(now)), now)
-    }
-}
-
-/// Takes one call, or says in how many milliseconds there will be one.
-fn take(bucket: &mut TokenBucket, now: Time) -> Result<(), u64> {
-    match bucket.take(now) {
-        true => Ok(()),
-        false => Err(bucket.ready_at(1).0.saturating_sub(now.0).div_ceil(1000)),
     }
 }
 

@@ -18,11 +18,12 @@ use super::error::CallError;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::local_api::{ENDPOINT_FILE, SOCKET_FILE, TOKEN_FILE};
 use super::wire::Wire;
+use crate::identity::regular_file;
 
 /// For the connection and the upgrade, on one machine.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// The files hold an address and a token; whatever is longer is not theirs.
-const MAX_FILE_BYTES: usize = 256;
+const MAX_FILE_BYTES: u64 = 256;
 
 impl Client {
     /// Calls the node that runs on `data_dir`, through its local API: its Unix socket, or its port and the
@@ -52,9 +53,8 @@ struct Port {
 impl Port {
     fn of(data_dir: &Path) -> Result<Self, CallError> {
         let read = |name: &str| {
-            std::fs::read_to_string(data_dir.join(name))
+            regular_file::read_text(&data_dir.join(name), MAX_FILE_BYTES)
                 .ok()
-                .filter(|text| text.len() <= MAX_FILE_BYTES)
                 .map(|text| text.trim().to_owned())
         };
         let (Some(endpoint), Some(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {

@@ -9,6 +9,10 @@
 //!   answered there, its key checked), written by a person, signed by the node in the
 //!   community's log, heard over mDNS. Each class has its own places, so mDNS can only ever
 //!   push out mDNS.
+//! - In the order in which endpoints are tried, and where that order is cut, what was only heard over
+//!   mDNS comes behind all else ([`vouched_first`]).
+//! - An endpoint that is heard over mDNS and that the node has signed counts as signed, also where what
+//!   is signed alone is not tried (this machine's own addresses).
 //! - Within mDNS, who came first stays, until dialing it failed, it went stale, or the node's
 //!   announcement left it out. A newcomer cannot clear the table.
 //! - What only the node itself says in the log is a *claim*: one that did not answer rests, longer
@@ -17,8 +21,8 @@
 //! - Members have entries by right. All others together have [`MAX_STRANGERS`] entries.
 //!
 //! What it does not promise: someone who floods the LAN with a member's own id, before that
-//! member was reached for the first time, can delay finding it through mDNS. The log's
-//! addresses, static peers and the member's own dialing still work.
+//! member was reached for the first time, can delay finding it at addresses that it has not signed.
+//! The log's addresses, static peers and the member's own dialing still work.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -35,6 +39,8 @@ use crate::NodeId;
 pub const MAX_PER_CLASS: usize = 8;
 /// Proved endpoints of one node.
 pub const MAX_PROVED: usize = 4;
+/// Endpoints of one node that are dialled together, of those that are vouched for; and as many others.
+const MAX_DIALLED: usize = 8;
 /// Nodes that are not known members: another large community, while a join is under way.
 pub const MAX_STRANGERS: usize = 256;
 /// Static peers without a node id.
@@ -173,6 +179,8 @@ struct Entry {
     community: Option<CommunityTag>,
     caps: Vec<String>,
     records: Vec<Record>,
+    /// What the node has signed of late, tried for that alone or not.
+    signed: Vec<SocketAddr>,
     /// What the node may yet claim anew.
     claims: Option<TokenBucket>,
 }
@@ -195,6 +203,11 @@ impl Entry {
         if let Some(record) = self.records.iter_mut().find(|r| r.endpoint == endpoint) {
             record.see(source, now_ms);
         } else {
+            // What is heard and signed has the place of what is signed.
+            let source = match source {
+                Source::Mdns if self.signed.contains(&endpoint) => Source::Log,
+                source => source,
+            };
             self.records.retain(|r| r.class(now_ms).is_some());
             let of_class = || {
                 self.records
@@ -271,7 +284,10 @@ impl Entry {
             node: Some(node),
             community: self.community,
             caps: self.caps.clone(),
-            endpoints: ranked(&self.records, local, now_ms),
+            endpoints: {
+                let ranked = ranked(&self.records, local, now_ms).into_iter();
+                ranked.map(|(_, endpoint)| endpoint).collect()
+            },
             source: live().filter_map(|r| r.class(now_ms)).min()?,
             last_seen_ms: live().map(|r| r.seen_ms).max()?,
         })
@@ -406,6 +422,25 @@ impl AddressBook {
         changed
     }
 
+    /// All endpoints that a node has signed of late, also those that [`Self::told`] is not told: heard
+    /// over mDNS as well, they count as signed.
+    pub(crate) fn signed(&mut self, node: &NodeId, endpoints: &[SocketAddr], now_ms: u64) {
+        let member = self.members.get_mut(node);
+        let Some(entry) = member.or_else(|| self.strangers.get_mut(node)) else {
+            return;
+        };
+        entry.signed = endpoints.iter().copied().take(MAX_PER_CLASS).collect();
+        let Entry {
+            records, signed, ..
+        } = entry;
+        for record in records {
+            if now_ms < record.mdns_until && signed.contains(&record.endpoint) {
+                record.see(Source::Log, now_ms);
+            }
+        }
+        entry.trim(now_ms);
+    }
+
     /// The endpoints that static peers without a node id have now; beyond [`MAX_UNNAMED`]
     /// they are ignored. Returns whether anything changed.
     pub(crate) fn set_unnamed(
@@ -466,9 +501,15 @@ impl AddressBook {
         }
     }
 
-    /// Where to try for `node`, best first: what has not failed since it last worked, what
-    /// has worked, the nearest network, the most trusted source, IPv4, the latest heard.
+    /// Where to try for `node`, best first: what is more than heard, what has not failed since it last
+    /// worked, what has worked, the nearest network, the most trusted source, IPv4, the latest heard.
     pub fn endpoints(&self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
+        let all = self.endpoints_by_source(node, now_ms).into_iter();
+        all.map(|(_, endpoint)| endpoint).collect()
+    }
+
+    /// The same, each with the best source that it has.
+    pub fn endpoints_by_source(&self, node: &NodeId, now_ms: u64) -> Vec<(Source, SocketAddr)> {
         self.members
             .get(node)
             .or_else(|| self.strangers.get(node))
@@ -476,13 +517,17 @@ impl AddressBook {
             .unwrap_or_default()
     }
 
-    /// The same of those that do not rest; they count as tried now.
+    /// The same of those that do not rest, few enough to be tried together ([`vouched_first`]); they
+    /// count as tried now.
     pub(crate) fn dialable(&mut self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
-        let mut endpoints = self.endpoints(node, now_ms);
+        let mut endpoints = self.endpoints_by_source(node, now_ms);
+        for record in self.records(node).filter(|r| r.rests(now_ms)) {
+            endpoints.retain(|(_, at)| *at != record.endpoint);
+        }
+        let endpoints = vouched_first(endpoints, MAX_DIALLED);
         for record in self.records(node) {
-            match record.rests(now_ms) {
-                true => endpoints.retain(|at| *at != record.endpoint),
-                false => record.tried_ms = now_ms,
+            if endpoints.contains(&record.endpoint) {
+                record.tried_ms = now_ms;
             }
         }
         endpoints
@@ -584,14 +629,31 @@ impl Entry {
     }
 }
 
-/// The endpoints that count now, best first.
-fn ranked(records: &[Record], local: &Local, now_ms: u64) -> Vec<SocketAddr> {
+/// The first endpoints of a list, best first: `most` of those that the node proved or signed or a person
+/// wrote, and behind them as many of those that were only heard. So no number of announcements takes the
+/// place of what is known better, and a node that has moved is found where it is heard.
+pub fn vouched_first(
+    endpoints: impl IntoIterator<Item = (Source, SocketAddr)>,
+    most: usize,
+) -> Vec<SocketAddr> {
+    let is_heard = |(source, _): &(Source, SocketAddr)| *source == Source::Mdns;
+    let (heard, vouched): (Vec<_>, Vec<_>) = endpoints.into_iter().partition(is_heard);
+    let both = vouched
+        .into_iter()
+        .take(most)
+        .chain(heard.into_iter().take(most));
+    both.map(|(_, endpoint)| endpoint).collect()
+}
+
+/// The endpoints that count now, best first, each with the best source that it has.
+fn ranked(records: &[Record], local: &Local, now_ms: u64) -> Vec<(Source, SocketAddr)> {
     let mut live: Vec<_> = records
         .iter()
         .filter_map(|r| Some((r, r.class(now_ms)?)))
         .collect();
     live.sort_by_key(|(r, class)| {
         (
+            *class == Source::Mdns,
             r.failures > 0,
             *class != Source::Proved,
             local.distance(&r.endpoint),
@@ -601,7 +663,8 @@ fn ranked(records: &[Record], local: &Local, now_ms: u64) -> Vec<SocketAddr> {
             r.endpoint,
         )
     });
-    live.into_iter().map(|(r, _)| r.endpoint).collect()
+    let ranked = live.into_iter().map(|(r, class)| (class, r.endpoint));
+    ranked.collect()
 }
 
 #[cfg(test)]

@@ -76,15 +76,76 @@ fn the_nearest_that_worked_comes_first_and_the_failed_last() {
     let (far, near, link) = (at("10.9.0.5:7"), at("10.1.0.5:7"), at("[fe80::5%2]:7"));
     book.told(Source::Log, node(1), &[far], T0);
     hear(&mut book, node(1), &[link, near], T0);
-    assert_eq!(book.endpoints(&node(1), T0), [near, link, far]);
-    book.proved(node(1), far, T0);
+    // What the node has signed comes before what anybody may have announced.
     assert_eq!(book.endpoints(&node(1), T0), [far, near, link]);
-    book.failed(Some(&node(1)), far);
-    assert_eq!(book.endpoints(&node(1), T0), [near, link, far]);
     book.failed(Some(&node(1)), near);
-    assert_eq!(book.endpoints(&node(1), T0), [link, far, near]);
+    assert_eq!(book.endpoints(&node(1), T0), [far, link, near]);
     book.proved(node(1), near, T0);
-    assert_eq!(book.endpoints(&node(1), T0), [near, link, far]);
+    assert_eq!(book.endpoints(&node(1), T0), [near, far, link]);
+    book.proved(node(1), far, T0);
+    assert_eq!(book.endpoints(&node(1), T0), [near, far, link]);
+    book.failed(Some(&node(1)), near);
+    assert_eq!(book.endpoints(&node(1), T0), [far, near, link]);
+}
+
+#[test]
+fn no_number_of_announcements_takes_the_place_of_an_endpoint_that_is_vouched_for() {
+    let mut book = AddressBook::new(None);
+    book.set_local(Local::new(vec![LocalAddress {
+        interface: "eth0".into(),
+        index: 2,
+        ip: "10.0.0.250".parse().unwrap(),
+        prefix: 24,
+    }]));
+    book.set_members([node(1)], T0);
+    // The announcements are of this network, what is vouched for is not.
+    let (proved, signed, written) = (at("10.9.0.1:7"), at("10.9.0.2:7"), at("10.9.0.3:7"));
+    for n in 0..40 {
+        hear(&mut book, node(1), &[lan(1 + n, 100 + n as u16)], T0);
+    }
+    book.proved(node(1), proved, T0);
+    book.told(Source::Log, node(1), &[signed], T0);
+    book.told(Source::Static, node(1), &[written], T0);
+    // A host that is being started again: it has failed once.
+    book.failed(Some(&node(1)), proved);
+    let dialled = book.dialable(&node(1), T0);
+    let vouched = [proved, signed, written];
+    assert!(
+        dialled[..3].iter().all(|at| vouched.contains(at)),
+        "{dialled:?}"
+    );
+    assert!(dialled.len() > 3, "a node that has moved is heard only");
+    assert!(dialled.len() <= 2 * MAX_DIALLED);
+}
+
+#[test]
+fn an_endpoint_that_its_node_signed_is_heard_among_any_number_of_others() {
+    // Whether its signature or its announcement is known first.
+    for signed_first in [true, false] {
+        let mut book = AddressBook::new(None);
+        book.set_members([node(1)], T0);
+        let there = lan(200, 7);
+        if signed_first {
+            book.signed(&node(1), &[there], T0);
+        } else {
+            hear(&mut book, node(1), &[there], T0);
+        }
+        for n in 0..40 {
+            hear(&mut book, node(1), &[lan(1 + n, 100 + n as u16)], T0);
+        }
+        if signed_first {
+            hear(&mut book, node(1), &[there], T0 + 1);
+        } else {
+            book.signed(&node(1), &[there], T0 + 1);
+        }
+        let first = book.dialable(&node(1), T0 + 1).first().copied();
+        assert_eq!(first, Some(there), "signed first: {signed_first}");
+    }
+    // What is signed and not heard is for `told` to judge.
+    let mut book = AddressBook::new(None);
+    book.set_members([node(1)], T0);
+    book.signed(&node(1), &[lan(200, 7)], T0);
+    assert_eq!(book.endpoints(&node(1), T0), []);
 }
 
 #[test]

@@ -42,6 +42,7 @@ pub use announcement::{
 };
 pub use book::{
     AddressBook, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED, Source,
+    vouched_first,
 };
 pub use local::{Claims, Distance, Local, LocalAddress};
 pub use mdns::MdnsHealth;
@@ -218,6 +219,11 @@ impl Discovery {
         self.shared.book().endpoints(node, now_ms())
     }
 
+    /// See [`AddressBook::endpoints_by_source`].
+    pub fn endpoints_by_source(&self, node: &NodeId) -> Vec<(Source, SocketAddr)> {
+        self.shared.book().endpoints_by_source(node, now_ms())
+    }
+
     /// Where to try for `node` now, best first, without addresses that only it names and that did not
     /// answer of late. They count as tried.
     pub(crate) fn dialable(&self, node: &NodeId) -> Vec<SocketAddr> {
@@ -245,6 +251,11 @@ impl Discovery {
         if self.shared.book().told(source, node, endpoints, now_ms()) {
             self.shared.bump();
         }
+    }
+
+    /// See [`AddressBook::signed`].
+    pub(crate) fn signed(&self, node: &NodeId, endpoints: &[SocketAddr]) {
+        self.shared.book().signed(node, endpoints, now_ms());
     }
 
     /// See [`AddressBook::proved`].

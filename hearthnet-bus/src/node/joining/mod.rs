@@ -26,7 +26,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use crate::community::invite::{JoinRequest, MAX_NAME_BYTES};
+use crate::community::invite::{JoinError, JoinRequest, MAX_NAME_BYTES, is_name};
 use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, OpenInvite};
 use crate::node::access::is_open;
 use crate::node::calls::{
@@ -194,7 +194,13 @@ fn check_proof(log: &EventLog, caller: NodeId, request: &JoinRequest) -> Result<
         let message = "the request to join names another node than the one that brings it";
         return Err(CallError::new(Code::UNAUTHORIZED, message));
     }
-    let proof = request.verify();
+    // A log takes more names than a node lets in.
+    let proof = request
+        .verify()
+        .and_then(|()| match is_name(&request.name) {
+            true => Ok(()),
+            false => Err(JoinError::Name),
+        });
     proof.map_err(|e| CallError::new(e.code(), e.to_string()))
 }
 

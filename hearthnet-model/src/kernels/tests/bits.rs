@@ -33,6 +33,54 @@ fn act(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
     act
 }
 
+proptest! {
+    #[test]
+    fn a_matrix_is_finite_exactly_when_all_its_weights_are(ty in weight_type(), seed: u64) {
+        let mut values = Values(seed);
+        // Blocks of random bits, few enough that many of them are finite.
+        let cols = 2 * ty.inputs();
+        let bytes: Vec<u8> = (0..2 * ty.file_block()).map(|_| values.bits() as u8).collect();
+        let matrix = Matrix { weight_type: ty, rows: 1, cols, bytes: &bytes };
+        let packed = pack(&matrix);
+        let mut weights = vec![0.0; cols];
+        packed.dequantise_row(0, &mut weights);
+        let finite = weights.iter().all(|weight| weight.is_finite());
+        match packed.not_finite() {
+            None => prop_assert!(finite, "{ty:?}"),
+            // A scale with which only the largest of its values would be infinite is refused.
+            Some(0) if ty == WeightType::MXFP4 => {}
+            Some(part) => prop_assert!(part == 0 && !finite, "{ty:?}"),
+        }
+    }
+}
+
+#[test]
+fn of_matrices_that_are_packed_together_the_one_that_is_not_finite_is_named() {
+    let ty = WeightType::Q8_0;
+    let whole = vec![0; 16 * ty.file_block()];
+    let mut broken = whole.clone();
+    // The scale of the last row: an infinity.
+    let last = 15 * ty.file_block();
+    broken[last..last + 2].copy_from_slice(&0x7c00_u16.to_le_bytes());
+    let matrix = |bytes| Matrix {
+        weight_type: ty,
+        rows: 16,
+        cols: 32,
+        bytes,
+    };
+    let (whole, broken) = (matrix(&whole), matrix(&broken));
+    for (part, expected) in [(0, Some(0)), (1, Some(1)), (2, Some(2)), (3, None)] {
+        let mut all = [whole; 3];
+        if let Some(at) = all.get_mut(part) {
+            *at = broken;
+        }
+        let packed = Packed::pack_stacked(&mut Arena::default(), &all).unwrap();
+        assert_eq!(packed.not_finite(), expected);
+    }
+    let packed = Packed::pack_gate_up(&mut Arena::default(), &whole, &broken).unwrap();
+    assert_eq!(packed.not_finite(), Some(1));
+}
+
 #[test]
 fn weight_types_are_those_that_files_call_so() {
     for (place, ty) in WeightType::ALL.into_iter().enumerate() {

@@ -22,7 +22,7 @@ use crate::backend::tests::run_rows;
 use crate::exact::{Arithmetics, Exact};
 use crate::fallback::WithFallback;
 use crate::health::{FailureKind, Standing};
-use crate::hosts::{Choice, Search};
+use crate::hosts::{Choice, HostPool, PooledHosts, Search};
 use crate::link::{HostAddr, HostLink};
 
 const LAYERS: u32 = 4;
@@ -79,6 +79,8 @@ struct State {
     pairs: bool,
     /// What is done to the rows of every answer.
     spoils: Option<fn(&mut StepResult)>,
+    /// What is done to every answer to STREAM_OPEN.
+    misnames: Option<fn(&mut StreamOpened)>,
     /// Steps heard.
     steps: u32,
     /// Positions that streams were opened for, and grew to.
@@ -262,10 +264,14 @@ impl Puppet {
                 if !grows {
                     state.streams.insert(stream, (open.lo, layers));
                 }
-                Some(Message::StreamOpened(StreamOpened {
+                let mut opened = StreamOpened {
                     stream: open.stream,
                     epoch: open.epoch,
-                }))
+                };
+                if let Some(misname) = state.misnames {
+                    misname(&mut opened);
+                }
+                Some(Message::StreamOpened(opened))
             }
             Message::StreamClose(close) => {
                 state.streams.remove(&(session, close.stream));
@@ -450,6 +456,15 @@ impl Stage {
         hosted: Range<u32>,
         settings: PumpSettings,
     ) -> Result<ShardedBackend, ChatError> {
+        let source = Connected {
+            links: self.links.clone(),
+            choice: self.choice(hosted),
+        };
+        let runtime = self.runtime.handle().clone();
+        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
+    }
+
+    fn choice(&self, hosted: Range<u32>) -> Choice {
         let model = ModelOnWire {
             model_id: "puppet".into(),
             weights: WEIGHTS,
@@ -460,18 +475,35 @@ impl Stage {
             boundary: BoundaryDtype::F32,
             bands: None,
         };
-        let source = Connected {
-            links: self.links.clone(),
-            choice: Choice {
-                model,
-                max_shards: 16,
-                own_id: crate::node("nobody"),
-                allow_self: false,
-                exact: self.exact,
-                health: self.health.clone(),
-            },
-        };
+        Choice {
+            model,
+            max_shards: 16,
+            own_id: crate::node("nobody"),
+            allow_self: false,
+            exact: self.exact,
+            health: self.health.clone(),
+        }
+    }
+
+    /// The same hosts, connected by the sequence itself.
+    fn open_pooled(&self, settings: PumpSettings) -> Result<ShardedBackend, ChatError> {
+        let addresses = self.hosts.iter().map(|host| host.addr.clone());
+        self.open_addresses(addresses, settings)
+    }
+
+    fn open_addresses(
+        &self,
+        addresses: impl IntoIterator<Item = HostAddr>,
+        settings: PumpSettings,
+    ) -> Result<ShardedBackend, ChatError> {
         let runtime = self.runtime.handle().clone();
+        let key = Arc::new(NodeKey::from_secret(&[200; 32]));
+        let health = self.health.clone();
+        let pool = HostPool::new(runtime.clone(), key, Config::default(), addresses, health);
+        let source = PooledHosts {
+            pool: Arc::new(pool),
+            choice: self.choice(0..LAYERS),
+        };
         ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
     }
 
@@ -857,6 +889,7 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
     let backend = WithFallback::begin(
         Ok(stage.open()),
+        Instant::now(),
         Box::new(load),
         stage.exact,
         runtime,
@@ -1030,7 +1063,9 @@ fn this_machine_ends_what_was_begun_exactly_and_says_what_it_may_not() {
         let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
         let load = Box::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>));
         let hosts = Ok(stage.open());
-        let mut backend = WithFallback::begin(hosts, load, exact, runtime, cancel).unwrap();
+        let since = Instant::now();
+        let begun = WithFallback::begin(hosts, since, load, exact, runtime, cancel);
+        let mut backend = begun.unwrap();
         backend.begin_call(0);
         let mut changes = Vec::new();
         let mut notify = |frame| {
@@ -1335,6 +1370,158 @@ fn a_host_that_is_there_and_does_nothing_is_left_for_a_spare() {
         assert_eq!(heard.degraded, ["degraded"], "span {span} at {position}");
         assert_eq!(heard.moves.len(), 1, "span {span} at {position}");
         assert!(heard.waits.contains(&"busy".into()), "{:?}", heard.waits);
+    }
+}
+
+#[test]
+fn a_host_that_answers_about_another_stream_or_epoch_has_failed_and_is_not_waited_for() {
+    let lies: [fn(&mut StreamOpened); 2] =
+        [|opened| opened.stream += 7, |opened| opened.epoch += 1];
+    for lie in lies {
+        let stage = Stage::new(&HALVES);
+        let liar = stage.runs(&stage.open(), 0).node();
+        stage.host(&liar).state().misnames = Some(lie);
+        let mut backend = stage.open();
+        let mut heard = Heard::default();
+        stage.call(&mut backend, &PROMPT, 4, &mut heard).unwrap();
+        assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 4)]));
+        let told = stage.health.all();
+        let told = told.iter().find(|one| one.host.to_string() == liar);
+        let failures: Vec<_> = told.unwrap().failures.keys().copied().collect();
+        assert_eq!(failures, [FailureKind::Refused], "not `stalled`");
+    }
+}
+
+/// Brings a host back each time that it has died, until `done`.
+fn revive(host: &Puppet, done: &std::sync::atomic::AtomicBool) {
+    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+        // Not before the session has ended: it is to die in any case.
+        let ended = host
+            .state()
+            .sessions
+            .iter()
+            .all(|one| one.closed().is_some());
+        if ended {
+            host.alive
+                .send_if_modified(|alive| !std::mem::replace(alive, true));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_host_that_comes_back_is_asked_again_by_the_answer_that_lost_it() {
+    // Once, and as often as this very prompt stops it.
+    for (deaths, left) in [(1, 0), (10, 6)] {
+        let stage = Stage::new(&[(0, 1), (2, 3)]);
+        let mut backend = stage.open_pooled(PumpSettings::default()).unwrap();
+        for _ in 0..deaths {
+            stage.hosts[1].at(9, Deed::Die);
+        }
+        let done = std::sync::atomic::AtomicBool::new(false);
+        let mut heard = Heard::default();
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| revive(&stage.hosts[1], &done));
+            let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            result
+        });
+        assert_eq!(stage.hosts[1].state().deeds.len(), left);
+        if left > 0 {
+            assert!(
+                matches!(result, Err(ChatError::ShardUnavailable(_))),
+                "{result:?}"
+            );
+            continue;
+        }
+        result.unwrap();
+        assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
+        let back = (Code::CONNECTION_LOST, vec![stage.hosts[1].node()]);
+        assert_eq!(heard.moves, [back]);
+    }
+}
+
+#[test]
+fn a_question_whose_only_host_is_dark_does_not_wait_for_a_deadline_of_the_network() {
+    // It takes connections, as a stopped process does, and says nothing.
+    let dark = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let stage = Stage::new(&[]);
+    let addr = HostAddr {
+        endpoint: dark.local_addr().unwrap().to_string(),
+        node: NodeKey::from_secret(&[1; 32]).id(),
+    };
+    let settings = PumpSettings {
+        give_up_after: Some(2),
+        ..PumpSettings::default()
+    };
+    let why = stage
+        .open_addresses([addr], settings)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(why.ends_with("has not answered yet"), "{why}");
+}
+
+/// Hosts of which others are looked for in vain, for a while.
+struct Vain(Connected, Duration);
+
+impl HostSource for Vain {
+    fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
+        if search.before.is_some() {
+            std::thread::sleep(self.1);
+        }
+        self.0.route(search)
+    }
+
+    fn choice(&self) -> &Choice {
+        self.0.choice()
+    }
+}
+
+#[test]
+fn what_a_takeover_by_this_machine_took_counts_the_wait_for_another_host() {
+    let stage = Stage::new(&[(0, 3)]);
+    stage.hosts[0].at(9, Deed::Die);
+    let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
+    let wait = Duration::from_millis(300);
+    let connected = Connected {
+        links: stage.links.clone(),
+        choice: stage.choice(0..LAYERS),
+    };
+    let settings = PumpSettings {
+        give_up_after: Some(2),
+        ..PumpSettings::default()
+    };
+    let source = Box::new(Vain(connected, wait));
+    let hosts = ShardedBackend::open(runtime.clone(), source, settings, cancel);
+    let load = Box::new(|| Ok(Box::new(Here(0)) as Box<dyn Backend>));
+    let begun = WithFallback::begin(hosts, Instant::now(), load, Exact::Any, runtime, cancel);
+    let mut backend = begun.unwrap();
+    backend.begin_call(0);
+    let mut took = Vec::new();
+    let mut notify = |frame| {
+        if let Frame::ShardFailover { recovery_ms, .. } = frame {
+            took.push(recovery_ms);
+        }
+    };
+    let mut run = Run {
+        cancel,
+        notify: &mut notify,
+    };
+    let prompt: Vec<f32> = PROMPT.iter().flat_map(|value| row(*value)).collect();
+    run_rows(&mut backend, 0, &prompt, &mut run).unwrap();
+    for position in 8..11 {
+        run_rows(&mut backend, position, &row(1), &mut run).unwrap();
+    }
+    assert_eq!(took.len(), 1);
+    assert!(took[0] >= wait.as_secs_f64() * 1e3, "{took:?}");
+}
+
+#[test]
+fn rows_of_every_data_type_have_one_on_the_wire() {
+    for boundary in BoundaryDtype::ALL {
+        let dtype = DType::of_rows(boundary.descriptor_name()).unwrap();
+        assert_eq!(dtype.size(), boundary.bytes_per_value());
     }
 }
 

@@ -21,7 +21,8 @@ pub(super) const HELP: &str = "\
 /exit               leave, as Ctrl-D does
 
 Ctrl-C stops an answer. What was said of it stays part of the conversation.
-A message of several lines: paste it, or put \"\"\" before and behind it.
+A message of several lines: put \"\"\" before and behind it. Most terminals
+paste it as one message without.
 A message that begins with a slash: write two.";
 
 /// A line, understood.

@@ -9,7 +9,7 @@
 //! | a conversation on a terminal, and one of a program | `session.rs` |
 //! | lines and commands that people type | `editor.rs`, `command.rs` (pure) |
 //! | one answer, from the service, from hosts or from here | `turns.rs` |
-//! | what an answer looks like | `screen.rs`, `wrap.rs` (pure) |
+//! | what an answer looks like | `screen.rs` |
 //! | Ctrl-C | `interrupt.rs` |
 //! | conversations in files | `saved.rs` |
 
@@ -21,7 +21,6 @@ mod saved;
 mod screen;
 mod session;
 mod turns;
-mod wrap;
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ use hearthnet_model::catalogue::Resolved;
 use hearthnet_model::{ChatMessage, ModelRef};
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::exact::Exact;
-use hearthnet_orchestrator::hosts::PooledHosts;
+use hearthnet_orchestrator::hosts::{Patience, PooledHosts};
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use tokio::runtime::Runtime;
@@ -45,7 +44,7 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
-use crate::local_api::{AskedService, find_service};
+use crate::local_api::{AskedService, Found, Process, find_service};
 use crate::models::find::resolve;
 use crate::models::{open_model, open_resolved};
 use crate::node::transient::TransientNode;
@@ -70,6 +69,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
         interactive: false,
         cancel: Cancel::default(),
         service: None,
+        left_out: None,
         begun: None,
         goes_on: false,
         own: None,
@@ -102,6 +102,8 @@ struct Chat<'a> {
     cancel: Cancel,
     /// The service on this machine that is asked.
     service: Option<AskedService>,
+    /// What is said of a service on this machine that was not asked because it is silent.
+    left_out: Option<String>,
     /// What the service answered with before it went away.
     begun: Option<Resolved>,
     /// Whether it is begun on with what the service has said: then only the same answer will do.
@@ -114,7 +116,7 @@ struct Chat<'a> {
 struct Own {
     model: ServedModel,
     /// The hosts that were named.
-    named: Option<PooledHosts>,
+    named: Option<(PooledHosts, Patience)>,
     /// The community whose hosts are asked.
     home: Option<Home>,
     transient: TransientNode,
@@ -142,7 +144,8 @@ impl Chat<'_> {
     }
 
     /// The service that runs on this machine and would answer as this process would.
-    fn running_service(&self) -> Option<AskedService> {
+    fn running_service(&mut self) -> Option<AskedService> {
+        self.left_out = None;
         let args = self.args;
         // A service has its own hosts and settings, and does not give up as this chat wants it.
         let own_way = args.no_service
@@ -161,7 +164,36 @@ impl Chat<'_> {
             None => None,
         };
         let finding = find_service(&dir, wanted.as_ref());
-        let service = self.runtime.block_on(finding)?;
+        let service = match self.runtime.block_on(finding) {
+            Found::Service(service) => service,
+            Found::Nothing => return None,
+            Found::Silent(dir) => {
+                let process = Process::of(&dir);
+                let hint = process.hint().map(|hint| format!(" ({hint})"));
+                let said = format!(
+                    "the service on this machine, {process}, does not answer{}",
+                    hint.unwrap_or_default()
+                );
+                note(format!("warning: {said}: going on without it"));
+                self.left_out = Some(said);
+                return None;
+            }
+        };
+        if service.file_replaced {
+            let what = format!(
+                "the service that runs on this machine answers with an earlier file than the one that is now at {}",
+                service.model.path.display()
+            );
+            if wanted.is_some() {
+                note(format!(
+                    "{what}: answering without it. Restart it to have it answer with this file"
+                ));
+                return None;
+            }
+            note(format!(
+                "warning: {what}. Restart it to have it answer with this file"
+            ));
+        }
         if !args.json {
             note("asking the service that runs on this machine (--no-service does not)");
         }
@@ -181,7 +213,12 @@ impl Chat<'_> {
         }
         self.service = self.running_service();
         if self.service.is_none() {
-            self.own = Some(self.open()?);
+            let own = self.open();
+            // What cannot be done here the service might have done.
+            self.own = Some(own.map_err(|failure| match &self.left_out {
+                Some(said) => failure.beside_hint(said),
+                None => failure,
+            })?);
         }
         let Some(question) = question else {
             return match self.args.lines {
@@ -297,7 +334,11 @@ impl Chat<'_> {
                     let key = Arc::new(cx.global.node_key()?);
                     let hosts = pooled_hosts(handle, &args.shard, &key, &model, config)?;
                     let served = pooled_model(&model, config, fallback, handle, hosts.clone())?;
-                    (served, Some(hosts))
+                    let patience = match fallback {
+                        true => Patience::Short,
+                        false => Patience::Long,
+                    };
+                    (served, Some((hosts, patience)))
                 }
             }
         };

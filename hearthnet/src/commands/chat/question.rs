@@ -1,5 +1,6 @@
 //! The question of `hearthnet chat QUESTION FILE... < FILE`: words, files, and standard input.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal as _, Read};
 use std::path::Path;
@@ -24,25 +25,32 @@ struct Part {
 /// The question; `None` where nothing was given and people are to be asked. An argument that is
 /// the path of a file stands for what is in it, anything else for itself; standard input, where it
 /// is no terminal, is one message, or belongs to the question.
-pub(super) fn question(words: &[String], quiet: bool) -> Result<Option<String>, Failure> {
+pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>, Failure> {
     let mut parts = Vec::new();
     let mut left = MAX_BYTES;
     for word in words {
         let path = Path::new(word);
+        let shown = path.to_string_lossy();
         if !path.is_file() {
+            let Some(text) = word.to_str() else {
+                return Err(unreadable(
+                    &shown,
+                    "it is neither UTF-8 text nor the name of a file",
+                ));
+            };
             parts.push(Part {
                 file: None,
-                text: word.clone(),
+                text: text.to_owned(),
             });
             continue;
         }
-        let file = File::open(path).map_err(|e| unreadable(word, &e.to_string()))?;
-        let text = text_of(file, word, &mut left)?;
+        let file = File::open(path).map_err(|e| unreadable(&shown, &e.to_string()))?;
+        let text = text_of(file, &shown, &mut left)?;
         if !quiet {
-            note(format!("reading {word} ({})", bytes(text.len() as u64)));
+            note(format!("reading {shown} ({})", bytes(text.len() as u64)));
         }
         parts.push(Part {
-            file: Some(word.clone()),
+            file: Some(shown.into_owned()),
             text,
         });
     }

@@ -1,9 +1,9 @@
 //! A conversation in a file: what `/save` writes and `/load` reads.
 
-use std::io::Read as _;
+use std::io::ErrorKind;
 use std::path::Path;
 
-use hearthnet_bus::whole_file;
+use hearthnet_bus::{regular_file, whole_file};
 use hearthnet_model::ChatMessage;
 use hearthnet_model::reference::expand_home;
 use serde::{Deserialize, Serialize};
@@ -47,13 +47,10 @@ pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
         Failure::new(Kind::BadRequest, format!("cannot read {}: {why}", path.display()))
             .hint("/load takes what /save writes: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}]}")
     };
-    let file = std::fs::File::open(path).map_err(|e| fail(e.to_string()))?;
-    let mut text = Vec::new();
-    let read = file.take(MAX_BYTES + 1).read_to_end(&mut text);
-    read.map_err(|e| fail(e.to_string()))?;
-    if text.len() as u64 > MAX_BYTES {
-        return Err(fail("it is too long for a conversation".into()));
-    }
+    let text = regular_file::read(path, MAX_BYTES).map_err(|e| match e.kind() {
+        ErrorKind::FileTooLarge => fail("it is too long for a conversation".into()),
+        _ => fail(e.to_string()),
+    })?;
     let saved: Saved = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
     if saved.messages.len() > MAX_MESSAGES {
         return Err(fail(format!("it has more than {MAX_MESSAGES} messages")));

@@ -7,13 +7,10 @@ use std::os::fd::AsFd as _;
 use hearthnet_orchestrator::chat::Frame;
 use hearthnet_transport::Code;
 
-use super::wrap::Wrap;
 use crate::explain::waiting;
 use crate::failure::Failure;
-use crate::output::{Busy, Look, Styled, note, print, print_bytes};
-
-/// Columns of a terminal that does not say.
-const COLUMNS: usize = 80;
+use crate::output::{Busy, Look, columns, note, print, print_bytes};
+use crate::wrap::Wrap;
 
 /// Where one answer goes.
 pub(super) struct Screen {
@@ -61,7 +58,7 @@ impl Screen {
         self.busy = None;
         self.begun = true;
         if let Some(wrap) = &mut self.wrap {
-            let shown = wrap.push(text, columns());
+            let shown = wrap.push(text, columns(std::io::stdout()));
             return print(shown);
         }
         // The first end of a word is the first chance to say something.
@@ -90,7 +87,7 @@ impl Screen {
             self.later.push(line.to_owned());
             return Ok(());
         }
-        tell(self.look.dim(line));
+        note(self.look.dim(line));
         Ok(())
     }
 
@@ -98,7 +95,7 @@ impl Screen {
     pub(super) fn end(&mut self) -> Result<(), Failure> {
         self.busy = None;
         if let Some(wrap) = &mut self.wrap {
-            let rest = wrap.finish(columns());
+            let rest = wrap.finish(columns(std::io::stdout()));
             print(rest)?;
             if self.begun {
                 print("\n")?;
@@ -184,24 +181,6 @@ fn same_place() -> bool {
         (Some(out), Some(error)) => (out.st_dev, out.st_ino) == (error.st_dev, error.st_ino),
         _ => true,
     }
-}
-
-/// A line for people, as [`note`], broken between words where the terminal is narrower.
-pub(super) fn tell(line: impl Into<Styled>) {
-    let line = line.into();
-    if !std::io::stderr().is_terminal() {
-        return note(line);
-    }
-    note(line.map(|words| {
-        let mut wrap = Wrap::default();
-        wrap.push(words, columns()) + &wrap.finish(columns())
-    }));
-}
-
-fn columns() -> usize {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout());
-    let columns = size.map_or(0, |size| usize::from(size.ws_col));
-    if columns == 0 { COLUMNS } else { columns }
 }
 
 /// A beep-free clean line: what a spinner may have left on the terminal's last line is gone.

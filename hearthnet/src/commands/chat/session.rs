@@ -10,9 +10,8 @@ use hearthnet_orchestrator::chat::{Done, Frame, Prompt};
 
 use super::Chat;
 use super::command::{HELP, Line, read, set};
-use super::editor::{Input, Lines, unreadable};
+use super::editor::{CUT, Input, Lines, unreadable, was_cut};
 use super::saved::{load, save};
-use super::screen::tell;
 use crate::explain::explain;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
@@ -23,15 +22,20 @@ impl Chat<'_> {
         self.interactive = true;
         let mut talk = Talk::new(self.system());
         let mut lines = Lines::new(&self.look, self.history_file())?;
-        tell(self.look.dim(&format!(
-            "{} answers. /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.",
+        note(self.look.dim(&format!(
+            "{} answers. /help lists commands, \"\"\" begins and ends a message of several lines, \
+             Ctrl-C stops an answer, Ctrl-D leaves.",
             self.name()
         )));
         loop {
             let line = match lines.next()? {
                 Input::Line(line) => line,
                 Input::Interrupted => {
-                    tell(self.look.dim("Ctrl-D leaves"));
+                    note(self.look.dim("Ctrl-D leaves"));
+                    continue;
+                }
+                Input::Refused(why) => {
+                    note(why);
                     continue;
                 }
                 Input::End => return Ok(()),
@@ -61,6 +65,9 @@ impl Chat<'_> {
             if read.map_err(unreadable)? == 0 {
                 return Ok(());
             }
+            if was_cut(line.as_bytes()) {
+                return Err(unreadable(CUT).hint("put it into a file or a pipe"));
+            }
             let message = line.trim();
             if message.is_empty() {
                 continue;
@@ -86,7 +93,7 @@ impl Chat<'_> {
             }
             Err(failure) if failure.kind == Kind::OutputClosed => return Err(failure),
             Err(failure) if failure.kind == Kind::Interrupted => {
-                tell(self.look.dim("[stopped]"));
+                note(self.look.dim("[stopped]"));
                 talk.last = None;
                 match turn.said.is_empty() {
                     true => drop(talk.messages.pop()),
@@ -97,7 +104,7 @@ impl Chat<'_> {
                 talk.messages.pop();
                 self.complain(&failure);
                 if failure.kind == Kind::BadRequest && !talk.messages.is_empty() {
-                    tell(self.look.dim(
+                    note(self.look.dim(
                         "[the message was left out; a shorter one may fit, and /reset begins anew]",
                     ));
                 }
@@ -107,10 +114,10 @@ impl Chat<'_> {
     }
 
     fn command(&mut self, talk: &mut Talk, command: Line) -> Result<(), Failure> {
-        let say = |text: &str| tell(self.look.dim(text));
+        let say = |text: &str| note(self.look.dim(text));
         match command {
             Line::Nothing | Line::Message(_) | Line::Leave => {}
-            Line::Help => tell(HELP),
+            Line::Help => note(HELP),
             Line::Wrong(why) => say(&format!("{why}; /help lists what there is")),
             Line::Reset => {
                 talk.messages.retain(|message| message.role == Role::System);
@@ -145,7 +152,7 @@ impl Chat<'_> {
             Line::Model(None) => say(self.name()),
             Line::Model(Some(name)) => {
                 self.change_model(&name)?;
-                tell(self.look.dim(&format!("{} answers", self.name())));
+                note(self.look.dim(&format!("{} answers", self.name())));
             }
             Line::Seed(None) => match self.sampling.seed {
                 Some(seed) => say(&format!("seed {seed}")),
@@ -154,7 +161,10 @@ impl Chat<'_> {
             Line::Seed(Some(text)) => match (text.as_str(), text.parse()) {
                 ("off", _) => self.sampling.seed = None,
                 (_, Ok(seed)) => self.sampling.seed = Some(seed),
-                _ => say("a seed is a whole number, or `off`"),
+                _ => say(&format!(
+                    "a seed is a whole number from 0 to {}, or `off`",
+                    u64::MAX
+                )),
             },
             Line::Set(None) => note(self.settings()),
             Line::Set(Some((key, value))) => match set(&self.sampling, &key, &value) {
@@ -203,9 +213,9 @@ impl Chat<'_> {
     }
 
     fn complain(&self, failure: &Failure) {
-        tell(self.look.red(&format!("error: {failure}")));
+        note(self.look.red(&format!("error: {failure}")));
         if let Some(hint) = failure.hint_text() {
-            tell(self.look.dim(&format!("hint: {hint}")));
+            note(self.look.dim(&format!("hint: {hint}")));
         }
     }
 

@@ -1,7 +1,7 @@
 //! One answer: asking for it, and showing it as it comes.
 
 use std::io::IsTerminal as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearthnet_model::sampler::SamplingChoice;
 use hearthnet_orchestrator::chat::{
@@ -13,6 +13,7 @@ use super::screen::Screen;
 use super::{Chat, Own};
 use crate::explain::explain;
 use crate::failure::Failure;
+use crate::local_api::Process;
 use crate::output::{note, print, print_bytes, print_json};
 
 /// What became of a turn.
@@ -78,9 +79,18 @@ impl Chat<'_> {
         let names = self.names();
         let Turn { said, moves, .. } = turn;
         let mut told: Tell<'_> = match (args.json, args.frames) {
-            (true, _) => Box::new(|_| Ok(())),
+            (true, _) => Box::new(|event| {
+                if let Event::Silent(said) = event {
+                    note(*said);
+                }
+                Ok(())
+            }),
             (_, true) => Box::new(|event| match event {
                 Event::Frame(frame) => print_json(frame),
+                Event::Silent(said) => {
+                    note(*said);
+                    Ok(())
+                }
                 Event::Alone => {
                     note(ALONE);
                     Ok(())
@@ -88,6 +98,7 @@ impl Chat<'_> {
             }),
             _ => Box::new(|event| match event {
                 Event::Frame(frame) => screen.frame(frame, &names),
+                Event::Silent(said) => screen.notice(&format!("[{said}]")),
                 Event::Alone => screen.notice(&format!("[{ALONE}]")),
             }),
         };
@@ -145,10 +156,24 @@ impl Chat<'_> {
         let mut said = 0;
         if let Some(asked) = &self.service {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
-            let mut print = |frame: &Frame| told(Event::Frame(frame));
-            let answer = printing(&mut print, cancel, |emit| {
+            let inference = &self.cx.config.research.distributed_inference;
+            let stall = Duration::from_secs_f64(inference.shard_health_timeout_seconds);
+            let answer = printing(told, cancel, |emit| {
                 let (client, model) = (&asked.client, &asked.model.id);
-                bus::answer(runtime, client, model, request, cancel, emit)
+                let mut tell = |news: bus::News<'_>| match news {
+                    bus::News::Frame(frame) => emit(Event::Frame(frame)),
+                    bus::News::Silent => {
+                        let process = Process::of(&asked.dir);
+                        let said = format!(
+                            "the service on this machine, {process}, does not answer; it is waited \
+                             for, up to {} s",
+                            stall.as_secs()
+                        );
+                        emit(Event::Silent(&said));
+                    }
+                    _ => {}
+                };
+                bus::answer(runtime, client, model, request, cancel, stall, &mut tell)
             })?;
             match answer {
                 Ok(done) => return Ok(done),
@@ -229,6 +254,8 @@ type Tell<'a> = Box<dyn FnMut(&Event<'_>) -> Result<(), Failure> + 'a>;
 /// What is to be shown.
 enum Event<'a> {
     Frame(&'a Frame),
+    /// The service has given no sign of life for a while; in words.
+    Silent(&'a str),
     /// The service is gone, and this process goes on.
     Alone,
 }
@@ -247,22 +274,27 @@ pub(crate) fn stream_answer(
     cancel: &Cancel,
     print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
 ) -> Result<Done, Failure> {
-    let answer = printing(print, cancel, |emit| {
-        conversation.answer(text, request, started, cancel, emit)
+    let mut print = |event: Event<'_>| match event {
+        Event::Frame(frame) => print(frame),
+        Event::Silent(_) | Event::Alone => Ok(()),
+    };
+    let answer = printing(&mut print, cancel, |emit| {
+        let mut emit = |frame: &Frame| emit(Event::Frame(frame));
+        conversation.answer(text, request, started, cancel, &mut emit)
     })?;
     Ok(answer?)
 }
 
-/// Runs something that emits frames, which are printed. It is cancelled when that fails.
+/// Runs something that emits events, which are printed. It is cancelled when that fails.
 fn printing<T>(
-    print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
+    print: &mut dyn FnMut(Event<'_>) -> Result<(), Failure>,
     cancel: &Cancel,
-    run: impl FnOnce(&mut dyn FnMut(&Frame)) -> T,
+    run: impl FnOnce(&mut dyn FnMut(Event<'_>)) -> T,
 ) -> Result<T, Failure> {
     let mut failed = None;
-    let result = run(&mut |frame| {
+    let result = run(&mut |event| {
         if failed.is_none()
-            && let Err(failure) = print(frame)
+            && let Err(failure) = print(event)
         {
             failed = Some(failure);
             cancel.cancel();

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, OpenInvite, Status};
+use hearthnet_text::tame_name;
 use serde_json::json;
 use zeroize::Zeroizing;
 
@@ -129,7 +130,7 @@ fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
         {
             all.entry(request.invite).or_default().push(Joined {
                 node: request.node,
-                name: request.name.clone(),
+                name: tame_name(&request.name).into_owned(),
                 at_ms: record.event.time_ms,
             });
         }

@@ -64,7 +64,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     if !is_name(name) {
         return Err(Failure::new(
             Kind::Config,
-            "a community's name has 1 to 64 bytes and no control characters",
+            "a community's name has 1 to 64 bytes and no invisible characters",
         )
         .hint("for example: hearthnet community create \"Elm Street\""));
     }
@@ -89,7 +89,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     if !is_name(&called) {
         return Err(Failure::new(
             Kind::Config,
-            "a node's name has 1 to 64 bytes and no control characters",
+            "a node's name has 1 to 64 bytes and no invisible characters",
         )
         .hint("--as gives this node another name"));
     }
@@ -117,7 +117,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
             "node_name": called,
             "founder": key.id().to_string(),
             "research": research,
-            "root_key": dir.join(ROOT_KEY),
+            "root_key": dir.join(ROOT_KEY).to_string_lossy(),
         }));
     }
     print(format!(

@@ -64,8 +64,8 @@ fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
         .member(&old)
         .map_or(Level::Anchor, |member| member.level);
     let name = match state.name_of(&old, now) {
-        "" => display_name(None, config),
-        name => name.to_owned(),
+        name if name.is_empty() => display_name(None, config),
+        name => name.into_owned(),
     };
     let path = home.dir.join(NODE_KEY);
     let aside = (1..)

@@ -11,6 +11,7 @@
 //! - No foreign keys: rows of different tables do not refer to each other.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -185,6 +186,11 @@ fn node_of(row: &Row<'_>, column: usize) -> rusqlite::Result<NodeId> {
 pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
+    // Not by opening it: to close it would end the locks that this process has on it.
+    if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        let other = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
+        return Err(LogError::io("open", path)(other));
+    }
     let conn = Connection::open_with_flags(path, flags)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
@@ -387,6 +393,18 @@ pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
             }
         }
     }
+}
+
+/// Hands over the bytes of every event of a whole file.
+pub(super) fn raw_events(conn: &Connection, mut visit: impl FnMut(&[u8])) -> Result<(), LogError> {
+    for table in ["durable", "ephemeral"] {
+        let sql = format!("SELECT raw FROM {table} ORDER BY arrival");
+        each(conn, &sql, [], |row| {
+            visit(&row.get::<_, Vec<u8>>(0)?);
+            Ok(true)
+        })?;
+    }
+    Ok(())
 }
 
 pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {

@@ -509,6 +509,47 @@ fn a_file_that_is_no_backup_or_a_damaged_one_gives_nothing() {
 }
 
 #[test]
+fn a_backup_with_one_flipped_bit_in_an_event_is_refused_and_leaves_nothing() {
+    let home = busy();
+    let dir = folder();
+    let file = dir.path().join("a");
+    backup::write(&file, Some(&home.log), &backup::Parts::new()).unwrap();
+    let good = std::fs::read(&file).unwrap();
+    let mut raws = Vec::new();
+    home.log
+        .records(|record| {
+            raws.push(record.raw.to_vec());
+            Ok(true)
+        })
+        .unwrap();
+    assert!(raws.len() > 3);
+    let mut flipped = 0;
+    for raw in raws {
+        // One that lies in one page, whole. SQLite leaves copies in the unused part of pages.
+        let copies = good.windows(raw.len()).enumerate();
+        let copies = copies.filter(|(_, bytes)| *bytes == raw);
+        let copies: Vec<usize> = copies.map(|(at, _)| at).collect();
+        if copies.is_empty() {
+            continue;
+        }
+        let mut bytes = good.clone();
+        for at in copies {
+            bytes[at + raw.len() / 2] ^= 4;
+        }
+        std::fs::write(&file, &bytes).unwrap();
+        let to = folder();
+        let refused = backup::read(&file).and_then(|_| backup::restore_log(&file, to.path()));
+        assert!(
+            matches!(refused, Err(LogError::Corrupt { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(std::fs::read_dir(to.path()).unwrap().count(), 0);
+        flipped += 1;
+    }
+    assert!(flipped > 3, "{flipped}");
+}
+
+#[test]
 fn the_copy_of_a_log_without_other_members_has_nobody_to_ask_and_goes_on() {
     let Home { log, dir } = Home::new();
     drop(log);

@@ -37,7 +37,7 @@ use super::Cancel;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::server::{CallServer, Origin};
 use super::wire::Wire;
-use crate::identity::whole_file;
+use crate::identity::{regular_file, whole_file};
 
 /// Holds the token, readable by the owner only; made anew at each start.
 pub const TOKEN_FILE: &str = "bus.token";
@@ -188,7 +188,8 @@ impl Files {
 impl Drop for Files {
     fn drop(&mut self) {
         for (path, content) in &self.0 {
-            if fs::read(path).is_ok_and(|found| found == content.as_bytes()) {
+            let most = content.len() as u64;
+            if regular_file::read(path, most).is_ok_and(|found| found == content.as_bytes()) {
                 // Nothing can be done about a failure here.
                 let _ = fs::remove_file(path);
             }

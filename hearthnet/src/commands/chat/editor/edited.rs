@@ -13,7 +13,7 @@ use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Config, Context, Helper};
 
-use super::{Input, unreadable};
+use super::{Input, NO_TEXT, unreadable};
 use crate::commands::chat::command::{NAMES, goes_on};
 use crate::failure::Failure;
 use crate::output::{Look, note};
@@ -46,6 +46,8 @@ impl Editor {
         let history = FileHistory::with_config(&config);
         let mut editor = rustyline::Editor::with_history(config, history).map_err(broken)?;
         editor.set_helper(Some(Assistant));
+        // Opening a pipe would wait for its other end.
+        let file = file.filter(|file| file.is_file() || !file.exists());
         if let Some(file) = &file {
             // It holds what was typed: for its owner's eyes only, whoever has put it there.
             let _ = std::fs::set_permissions(file, Permissions::from_mode(0o600));
@@ -76,8 +78,7 @@ impl Editor {
             Err(ReadlineError::Interrupted) => Ok(Input::Interrupted),
             Err(ReadlineError::Eof) => Ok(Input::End),
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
-                note("this is no UTF-8 text");
-                Ok(Input::Interrupted)
+                Ok(Input::Refused(NO_TEXT))
             }
             Err(error) => Err(unreadable(error)),
         }

@@ -13,7 +13,7 @@ const TAB: usize = 8;
 /// What comes out is what went in, [tamed](hearthnet_text), and with some spaces turned into line
 /// ends: copied text has no others added.
 #[derive(Debug, Default)]
-pub(super) struct Wrap {
+pub(crate) struct Wrap {
     /// Columns of the line that are taken.
     column: usize,
     /// Spaces behind them that the next word brings along, if it fits.
@@ -28,7 +28,7 @@ pub(super) struct Wrap {
 
 impl Wrap {
     /// What can be shown of the text so far, on lines of `width` columns (at least 1).
-    pub(super) fn push(&mut self, text: &str, width: usize) -> String {
+    pub(crate) fn push(&mut self, text: &str, width: usize) -> String {
         let width = width.max(1);
         let mut out = String::new();
         for c in text.chars().filter(|c| is_plain_in_text(*c)) {
@@ -63,7 +63,7 @@ impl Wrap {
     }
 
     /// The rest: the last word.
-    pub(super) fn finish(&mut self, width: usize) -> String {
+    pub(crate) fn finish(&mut self, width: usize) -> String {
         let mut out = String::new();
         self.end_word(width.max(1), &mut out);
         self.spaces.clear();
@@ -71,12 +71,12 @@ impl Wrap {
     }
 
     /// Whether the cursor is at the beginning of a line.
-    pub(super) fn at_start(&self) -> bool {
+    pub(crate) fn at_start(&self) -> bool {
         self.column == 0
     }
 
     /// Something else has been written, and the cursor is at the beginning of a line.
-    pub(super) fn interrupted(&mut self) {
+    pub(crate) fn interrupted(&mut self) {
         (self.column, self.cut) = (0, true);
     }
 
