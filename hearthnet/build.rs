@@ -1,5 +1,5 @@
-//! Tells the program which commit it was built from, where there is one to tell; and links it with what
-//! libtorch has for graphics cards.
+//! Embeds the commit that the program is built from, and links libtorch's libraries for graphics
+//! cards.
 
 #![allow(clippy::print_stdout, reason = "this is how cargo hears it")]
 
@@ -15,12 +15,12 @@ fn git(args: &[&str]) -> Option<String> {
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=HEARTHNET_COMMIT");
-    // A release from an archive has no history; whoever packs it may say where it is from.
+    // A release from an archive has no history; its packager may set the commit.
     let named = std::env::var("HEARTHNET_COMMIT")
         .ok()
         .filter(|c| !c.is_empty());
     let commit = named.or_else(|| git(&["rev-parse", "--short=12", "HEAD"]));
-    // Only what moves when there is another commit: HEAD, and the branch that it names.
+    // Rebuild only when the commit changes: HEAD, and the branch that it names.
     let branch = git(&["symbolic-ref", "-q", "HEAD"]);
     for name in ["HEAD"].into_iter().chain(branch.as_deref()) {
         if let Some(path) = git(&["rev-parse", "--git-path", name])
@@ -40,8 +40,8 @@ fn main() {
     }
 }
 
-/// A part of libtorch that is for cards announces itself when it is loaded. No symbol of it is wanted by
-/// anybody here, so that linkers would leave it out, and the program would find no card.
+/// libtorch's libraries for graphics cards register themselves when they are loaded. The program
+/// uses no symbol of them, so the linker would drop them, and the program would find no card.
 fn link_cards() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
     let at = std::env::var_os("LIBTORCH").unwrap_or_else(|| "/usr".into());

@@ -1,12 +1,12 @@
-//! Three households on one network, as a new user would do it: no address and no key is ever
-//! typed. README's "at home" section is this walk-through.
+//! Three households on one network, set up as by a new user: no address and no key is ever typed.
+//! The README's "at home" section is this walk-through.
 //!
-//! Each household is a network namespace on one bridge, with the real program, a data
-//! directory and a configuration of its own. Where the machine forbids namespaces, the
-//! reason is printed and the test is skipped. It prints what it measured:
+//! Each household is a network namespace on one bridge, with the real program, a data directory and
+//! a configuration of its own. Where the machine forbids namespaces, the reason is printed and the
+//! test is skipped. It prints its measurements:
 //!
 //! ```text
-//! cargo test -p hearthnet --test at_home -- --nocapture
+//! cargo test -p hearthnet --test program -- at_home:: --nocapture
 //! ```
 #![allow(
     clippy::expect_used,
@@ -15,29 +15,28 @@
     reason = "a test fails by panicking, and prints what it measured"
 )]
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Instant;
 
 use hearthnet_testkit::lab::{Host, Lab};
 use serde_json::Value;
-use support::{Home, assert_complains, assert_fails, model, text, until, until_answered};
+
+use crate::support::{Home, assert_complains, assert_fails, model, text, until, until_answered};
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
 /// Half of the layers fit, so that two hosts are needed: all 30 take about 63 MiB.
 const MEMORY: &str = "research.distributed_inference.host.memory_budget_mb=40";
 
-/// One household: a machine of the lab with a user's home on it.
+/// Household: a machine of the lab with a user's home on it.
 struct Household {
     name: &'static str,
     host: Host,
     home: Home,
 }
 
-/// A program that runs until it is dropped.
+/// Running program, killed when dropped.
 struct Running {
     child: Child,
     stdout: BufReader<ChildStdout>,
@@ -52,7 +51,7 @@ impl Household {
         }
     }
 
-    /// `hearthnet ARGS`, typed in this household.
+    /// `hearthnet ARGS` in this household.
     fn hearthnet(&self, args: &[&str]) -> Command {
         let program = self.host.command(env!("CARGO_BIN_EXE_hearthnet"));
         self.home.hearthnet_with(program, args)
@@ -62,7 +61,7 @@ impl Household {
         self.hearthnet(args).output().expect("hearthnet starts")
     }
 
-    /// What a command that must succeed prints.
+    /// Output of a command that must succeed.
     fn says(&self, args: &[&str]) -> String {
         let output = self.output(args);
         assert!(
@@ -78,12 +77,12 @@ impl Household {
         serde_json::from_str(&self.says(args)).expect("one JSON object")
     }
 
-    /// Joins with a code. The node that is to admit may have been started a moment ago.
+    /// Joins with a code, with a wait: the admitting node may just have started.
     fn join(&self, code: &str) {
         self.says(&["community", "join", code.trim()]);
     }
 
-    /// `serve --layers auto`, up to its line that it is there: layers follow.
+    /// Starts `serve --layers auto` and returns when it is ready; it loads layers later.
     fn serve(&self) -> Running {
         let model = model();
         let little = ["--set", MEMORY, "--set", "engine.threads=1"];
@@ -98,7 +97,7 @@ impl Household {
     fn start(&self, args: &[&str]) -> Running {
         let mut child = self
             .hearthnet(args)
-            // What comes there belongs to a question, until its end.
+            // Standard input would become part of the question.
             .stdin(match args {
                 ["chat", ..] => Stdio::null(),
                 _ => Stdio::piped(),
@@ -111,12 +110,12 @@ impl Household {
         Running { child, stdout }
     }
 
-    /// The question, asked with the arguments that make answers comparable.
+    /// Asks the question with flags that make answers comparable.
     fn chat(&self, extra: &[&str]) -> Output {
         self.output(&chat(extra))
     }
 
-    /// Asks until there is an answer; the whole of it.
+    /// Repeats the question until it succeeds. Returns the whole answer.
     fn chat_until_answered(&self, extra: &[&str]) -> String {
         text(&until_answered(|| self.chat(extra)).stdout)
     }
@@ -128,14 +127,14 @@ fn chat<'a>(extra: &[&'a str]) -> Vec<&'a str> {
 }
 
 impl Running {
-    /// The next line; empty at the end.
+    /// Next line; empty at the end.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).expect("a pipe");
         line
     }
 
-    /// Whether there is one more token, before the end.
+    /// Whether another token arrives before the end.
     fn token(&mut self) -> bool {
         loop {
             let line = self.line();
@@ -145,7 +144,7 @@ impl Running {
         }
     }
 
-    /// What it wrote to standard error before it ended.
+    /// Standard error, up to the end of the program.
     fn complaint(&mut self) -> String {
         let mut why = String::new();
         if let Some(mut stderr) = self.child.stderr.take() {
@@ -162,8 +161,7 @@ impl Drop for Running {
     }
 }
 
-/// Layers of the one model that nobody serves, as a household sees it; `None`: it knows of
-/// no model.
+/// Missing layers of the only model, as a household sees it. `None`: it knows no model.
 fn missing(household: &Household) -> Option<Vec<Value>> {
     let status = household.json(&["status", "--json"]);
     let models = status["models"].as_array().expect("models").clone();
@@ -183,7 +181,7 @@ fn three_households_answer_together_without_an_address_typed() {
     for household in [&attic, &bakery, &cellar] {
         household.says(&["init", "--research", "--name", household.name]);
     }
-    // What the answer must be, byte for byte.
+    // Reference answer, byte for byte.
     let alone = text(&cellar.chat(&["--local"]).stdout);
     assert!(alone.len() > 40, "{alone:?}");
 
@@ -193,7 +191,7 @@ fn three_households_answer_together_without_an_address_typed() {
     bakery.join(&code);
     let code = attic.says(&["community", "invite"]);
     cellar.join(&code);
-    // A code is useless once used.
+    // A used code is refused.
     let late = Household::new(lab.host(2), "late");
     let again = late.output(&["community", "join", "--wait", "5s", code.trim()]);
     assert!(!again.status.success(), "{}", text(&again.stdout));
@@ -209,7 +207,7 @@ fn three_households_answer_together_without_an_address_typed() {
         started.elapsed() - found
     );
 
-    // No address, no key.
+    // No address and no key is given.
     let start = Instant::now();
     let answer = cellar.chat_until_answered(&["--no-fallback"]);
     eprintln!(
@@ -218,7 +216,7 @@ fn three_households_answer_together_without_an_address_typed() {
     );
     assert_eq!(answer, alone);
 
-    // Homes that hold layers ask like any other, and their own layers count.
+    // Homes that serve layers can ask too, and their own layers count.
     for household in [&attic, &bakery] {
         let answer = household.chat_until_answered(&["--no-fallback"]);
         assert_eq!(answer, alone);
@@ -236,7 +234,7 @@ fn three_households_answer_together_without_an_address_typed() {
     drop(serving);
 }
 
-/// Without the bakery layers are missing, and the chat says which; with it, all is well again.
+/// Without the bakery layers are missing, and the chat names them; with it, all is well again.
 fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
     bakery.host.unplug(0);
     let output = cellar.chat(&["--no-fallback", "--json"]);
@@ -244,7 +242,7 @@ fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
     let why = text(&output.stderr);
     assert!(why.contains("bakery") && why.contains("layers"), "{why}");
     eprintln!("with the bakery's cable pulled: {}", why.trim());
-    // Whoever asks for it answers at home meanwhile.
+    // `--local` still answers meanwhile.
     assert_eq!(text(&cellar.chat(&["--local"]).stdout), alone);
     bakery.host.plug(0);
     let start = Instant::now();
@@ -256,7 +254,7 @@ fn the_cable(bakery: &Household, cellar: &Household, alone: &str) {
     assert_eq!(answer, alone);
 }
 
-/// Everything is started at once. When does the first token come?
+/// Starts everything at once and measures the time to the first token.
 fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Running, Running) {
     let args = chat(&["--no-fallback", "--frames", "--max-tokens", "1"]);
     let start = Instant::now();
@@ -278,14 +276,14 @@ fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Runn
     })
 }
 
-/// A member that is put out in the middle of an answer gets no more of it.
+/// A member that is revoked during an answer gets no more of it.
 fn revoked_mid_stream(attic: &Household, cellar: &Household) {
     let id = cellar.json(&["id", "--json"])["node_id"]
         .as_str()
         .expect("a node id")
         .to_owned();
     let args = chat(&["--no-fallback", "--frames"]);
-    // A line so slow that the answer takes seconds, and the command has its time.
+    // Slows the line down, so that the answer takes longer than the command.
     cellar.host.bandwidth(0, 1);
     let mut asking = cellar.start(&args);
     let mut tokens = 5;

@@ -1,19 +1,17 @@
-//! What bad input gets: a typed error, a sentence that says what to do, a non-zero
-//! exit status, nothing half-written, no panic, no orphan.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! Every bad input gets a typed error, a hint and a non-zero exit status, without half-written
+//! files, panics or orphaned processes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Output, Stdio};
 
 use rustix::process::{Signal, kill_process};
-use support::{
+
+use crate::support::{
     ENABLE, Home, Host, assert_complains, assert_fails, children_of, interrupt, model, pid, shards,
     text, wait_for_end,
 };
 
-/// A chat that says more than anybody waits for, frame by frame.
+/// Chat with a very long answer, frame by frame.
 const LONG: [&str; 5] = [
     "chat",
     "Count to a thousand in words.",
@@ -23,7 +21,7 @@ const LONG: [&str; 5] = [
 ];
 
 #[test]
-fn without_consent_nothing_is_served_and_nobody_is_asked() {
+fn without_consent_no_layer_is_served_and_no_host_is_contacted() {
     let home = Home::new();
     let serve = ["shard", "serve", "--model", model()];
     let serve = home.run(&[&serve[..], &["--layers", "0-1", "--json"]].concat());
@@ -73,7 +71,7 @@ fn a_host_with_other_weights_is_refused() {
 }
 
 #[test]
-fn layers_that_nobody_holds_are_named() {
+fn layers_without_a_host_are_named() {
     let home = Home::new();
     let own = Home::new();
     let host = Host::start(&own, model(), "0-9", &home.node_id(), &[]);
@@ -86,7 +84,7 @@ fn layers_that_nobody_holds_are_named() {
 fn a_host_that_does_not_answer_is_named() {
     let home = Home::new();
     let id = Home::new().node_id();
-    // Port 1 of loopback: nobody listens there.
+    // Port 1 of loopback, where no program listens.
     let nowhere = format!("127.0.0.1:1#{id}");
     let chat = ["chat", "hi", "--json", "--no-fallback"];
     let output = home.run(&[&ENABLE[..], &chat, &["--shard", &nowhere]].concat());
@@ -95,7 +93,7 @@ fn a_host_that_does_not_answer_is_named() {
 }
 
 #[test]
-fn an_unknown_model_is_a_sentence_with_what_to_do() {
+fn an_unknown_model_is_an_error_with_a_hint() {
     let home = Home::new();
     let chat = ["chat", "hi", "--local", "--json", "--model"];
     let output = home.run(&[&chat[..], &["no-such-model"]].concat());
@@ -148,7 +146,7 @@ fn a_file_of_an_unknown_architecture_is_described_before_it_is_refused() {
     assert!(said.contains("stored as     Q4_1"), "{said}");
     let error = text(&output.stderr);
     assert!(error.contains("supported are: llama"), "{error}");
-    // Not what has just been done.
+    // The hint does not name the command that has just run.
     assert!(!error.contains("hearthnet model inspect"), "{error}");
     let output = home.run(&["model", "inspect", path, "--json"]);
     assert_fails(&output, 8, "model_unavailable");
@@ -173,12 +171,12 @@ fn layers_beyond_the_model_are_refused() {
     assert_fails(&output, 3, "bad_request");
 }
 
-/// A standalone host with these settings: what it says before it would serve.
+/// Runs a standalone host that must refuse these settings. Returns its output.
 fn refused_host(layers: &str, settings: &[&str]) -> (Output, String) {
     refused(&Home::new(), model(), layers, settings)
 }
 
-/// The same of a home's own, with any file.
+/// Same check with a given home and file.
 fn refused(home: &Home, path: &str, layers: &str, settings: &[&str]) -> (Output, String) {
     let settings: Vec<&str> = settings.iter().flat_map(|one| ["--set", *one]).collect();
     let serve = ["shard", "serve", "--model", path, "--layers", layers];
@@ -188,7 +186,7 @@ fn refused(home: &Home, path: &str, layers: &str, settings: &[&str]) -> (Output,
 }
 
 #[test]
-fn layers_named_by_hand_that_the_memory_does_not_hold_are_refused_with_those_that_fit() {
+fn explicit_layers_beyond_the_memory_budget_are_refused_with_the_number_that_fits() {
     let budget = "research.distributed_inference.host.memory_budget_mb=10";
     let (output, said) = refused_host("0-29", &[budget]);
     assert_fails(&output, 2, "bad_config");
@@ -197,7 +195,7 @@ fn layers_named_by_hand_that_the_memory_does_not_hold_are_refused_with_those_tha
 }
 
 #[test]
-fn a_kv_budget_of_less_than_a_page_is_refused_with_what_to_set() {
+fn a_kv_budget_of_less_than_a_page_is_refused_with_a_hint() {
     let (output, said) = refused_host(
         "0-29",
         &[
@@ -225,7 +223,7 @@ fn a_key_file_that_others_can_read_is_refused() {
 }
 
 #[test]
-fn a_data_directory_that_others_may_write_to_is_refused_with_what_to_do() {
+fn a_data_directory_writable_by_others_is_refused_with_a_hint() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
     home.node_id();
@@ -247,7 +245,7 @@ fn a_data_directory_that_others_may_write_to_is_refused_with_what_to_do() {
     home.node_id();
 }
 
-/// Status of a command that must end by itself, within a time that no sound one takes.
+/// Exit status of a command, within a time that no correct run needs.
 fn ends(home: &Home, args: &[&str]) -> Option<i32> {
     let hearthnet = home.hearthnet(args);
     let mut patient = std::process::Command::new("timeout");
@@ -262,7 +260,7 @@ fn ends(home: &Home, args: &[&str]) -> Option<i32> {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_file_is_waited_for_by_nobody() {
+fn a_pipe_in_place_of_a_file_blocks_no_command() {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     let founder = Home::new();
     let create = ["community", "create", "Elm"];
@@ -309,8 +307,7 @@ fn a_pipe_in_the_place_of_a_file_is_waited_for_by_nobody() {
 }
 
 #[test]
-fn what_serve_refuses_of_a_configuration_its_check_refuses_too_with_a_status_that_is_not_restarted()
-{
+fn config_check_and_serve_refuse_the_same_settings_with_a_status_that_is_not_restarted() {
     let units = ["", "-layers", "-system"].map(|name| {
         let path = format!(
             "{}/../config/hearthnet{name}.service",
@@ -397,7 +394,7 @@ fn a_relative_base_directory_is_ignored() {
 }
 
 #[test]
-fn too_little_memory_for_the_weights_is_said_as_what_it_is() {
+fn too_little_memory_for_the_weights_is_reported_as_such() {
     let home = Home::new();
     let shell = "ulimit -v 300000; exec \"$0\" \"$@\"";
     let mut sh = std::process::Command::new("sh");
@@ -445,7 +442,7 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let over = shards([&first.address, &second.address]);
     let mut chat = home.spawn(&[&ENABLE[..], &LONG, &["--no-fallback"], &over].concat());
     let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
-    // Kill once the answer flows.
+    // Kills the host once the answer flows.
     let flowing = lines
         .by_ref()
         .map_while(Result::ok)
@@ -509,7 +506,7 @@ fn a_reader_that_goes_away_ends_the_chat_without_a_panic() {
     assert!(!error.contains("panicked"), "{error}");
 }
 
-/// Starts a demo and gives its process and those of its hosts once the answer flows.
+/// Starts a demo. Returns its process and those of its hosts once the answer flows.
 fn running_demo(home: &Home) -> (std::process::Child, Vec<u32>) {
     let mut demo = home
         .hearthnet(&["demo", "Count to a thousand.", "--max-tokens", "4000"])

@@ -1,16 +1,15 @@
-//! A community app on one machine, a shard host as another member: what the example app
-//! prints is what the model says on one machine alone.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+//! Community app on one machine, shard host as another member: the example app prints the same
+//! answer as one machine alone.
 
-mod support;
-
-use support::{QUIET, TOGETHER, chat_app, community, model, succeeded, text, until_answered};
+use crate::support::{
+    QUIET, TOGETHER, chat_app, community, model, succeeded, text, until_answered,
+};
 
 const PROMPT: &str = "Name three colours.";
 const TOKENS: &str = "24";
 
 #[test]
-fn an_app_hears_through_its_node_what_another_members_layers_compute() {
+fn an_app_gets_answers_of_another_members_layers_through_its_node() {
     let (founder, node) = community::founded(&TOGETHER);
     let member = community::join(&founder, &node);
     let _host = community::host(&member, &node, "0-29");
@@ -20,7 +19,7 @@ fn an_app_hears_through_its_node_what_another_members_layers_compute() {
     let why = text(&output.stderr);
     assert!(why.contains(&member.node_id()), "{why}");
     let chat = ["chat", PROMPT, "--local", "--json", "--model", model()];
-    // As the app asks.
+    // The app's sampling settings.
     let how = ["--max-tokens", TOKENS, "--temperature", "0"];
     let alone = founder.json(&[&QUIET[..], &chat, &how].concat());
     assert_eq!(succeeded(&output), alone["text"].as_str().expect("text"));

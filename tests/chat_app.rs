@@ -1,5 +1,4 @@
-//! The example app, as it stands in `examples/`, against a node's local API: what it
-//! prints is what the service answers.
+//! The example app in `examples/`, against a node's local API: it prints the service's answer.
 #![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
 
 use std::path::Path;
@@ -22,7 +21,7 @@ use hearthnet_testkit::TinyLlama;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-/// A node that is a member; the experiment is on or off.
+/// Node that is a member; the experiment is on or off.
 struct Home(Mutex<Research>);
 
 impl Authority for Home {
@@ -102,7 +101,7 @@ async fn the_example_app_prints_what_the_community_answers() {
     let server = Arc::new(CallServer::new(own, registry, authority));
     let api = LocalApi::open(dir.path(), server).await.expect("an API");
 
-    // More tokens than the window has places, so that acknowledging is tried, too.
+    // More tokens than the window has slots, which tests acknowledgements too.
     let request = ChatRequest {
         prompt: Prompt::Messages(vec![ChatMessage::user("Hi")]),
         sampling: SamplerConfig {
@@ -141,7 +140,7 @@ async fn the_example_app_prints_what_the_community_answers() {
         "{said}"
     );
 
-    // What it is told when the experiment is off names the setting.
+    // If the experiment is off, the error names the setting.
     *home.0.lock() = Research::OffHere;
     let output = app(dir.path(), &["Hi"]).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();

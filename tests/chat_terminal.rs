@@ -1,9 +1,6 @@
-//! `hearthnet chat` as a person meets it: on a terminal, with lines that are edited and pasted, with
-//! Ctrl-C and Ctrl-D; and as a shell uses it, with files and pipes. Real model, real processes, and
-//! a terminal that is the process's own.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! `hearthnet chat` on a terminal, with line editing, pasting, Ctrl-C and Ctrl-D, and in a shell
+//! with files and pipes. Real model, real processes, and a controlling terminal of the process's
+//! own.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -20,19 +17,21 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
-use support::{Home, PATIENCE, interrupt, text};
 
-/// What a chat says when it listens.
+use crate::support::{Home, TIMEOUT, interrupt, text};
+
+/// Prompt of a chat that is ready for input.
 const READY: &str = "Ctrl-D leaves.\n> ";
 const GREEDY: [&str; 2] = ["--temperature", "0"];
 
-/// A terminal of so many columns, and the program on it, whose own it is: Ctrl-C is for it then.
+/// Terminal of a given width with the program on it, as its controlling terminal: Ctrl-C reaches
+/// the program.
 struct Terminal {
     keys: File,
     screen: Arc<(Mutex<Vec<u8>>, Condvar)>,
     reader: Option<JoinHandle<()>>,
     child: Child,
-    /// How many bytes of the plain text of the screen have been waited for.
+    /// Bytes of the plain screen text that earlier waits have consumed.
     seen: usize,
 }
 
@@ -55,7 +54,7 @@ impl Terminal {
             let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
             file.into()
         };
-        // Of util-linux: a session of its own, whose terminal this is.
+        // From util-linux: starts a session with this controlling terminal.
         let mut session = Command::new("setsid");
         session.arg("--ctty").arg(command.get_program());
         session.args(command.get_args());
@@ -68,7 +67,7 @@ impl Terminal {
         session.env("TERM", term);
         session.stdin(slave()).stdout(slave()).stderr(slave());
         let child = session.spawn().expect("setsid of util-linux starts");
-        // Nobody but the program has it open, so that its end is the end of what is read here.
+        // Only the program has the terminal open, so that reading ends with it.
         drop(session);
         let screen: Arc<(Mutex<Vec<u8>>, Condvar)> = Arc::default();
         let shown = Arc::clone(&screen);
@@ -102,21 +101,21 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("a terminal");
     }
 
-    /// Waits until an answer has been cut by its limit, and the next line may be typed.
+    /// Waits until an answer has been cut by its limit and the prompt is back.
     fn wait_for_answer(&mut self) {
         self.wait_for("[stopped at the limit");
         self.wait_for("> ");
     }
 
-    /// A line, and Enter.
+    /// Types a line and Enter.
     fn enter(&mut self, line: &str) {
         self.press(line);
         self.press("\r");
     }
 
-    /// Waits until this is shown behind what was waited for before; what was shown until then.
+    /// Waits until this text appears behind the last one waited for. Returns the text up to it.
     fn wait_for(&mut self, what: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let mut screen = self.screen.0.lock();
         loop {
             let shown = plain(&String::from_utf8_lossy(&screen));
@@ -132,7 +131,7 @@ impl Terminal {
         }
     }
 
-    /// Ctrl-D at the prompt, and how the program ended; all that it has shown, every byte.
+    /// Presses Ctrl-D at the prompt. Returns the exit status and every byte of the screen.
     fn leave(mut self) -> (Option<i32>, String) {
         self.press("\u{4}");
         self.end()
@@ -155,7 +154,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Text without what moves the cursor and changes colours.
+/// Text without escape sequences.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars();
@@ -190,13 +189,13 @@ fn saved(home: &Home, name: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn what_is_typed_during_an_answer_is_not_shown_in_it_and_waits_for_the_prompt() {
+fn input_typed_during_an_answer_is_not_echoed_and_waits_for_the_prompt() {
     let home = Home::new();
     let args = [&GREEDY[..], &["--max-tokens", "64"]].concat();
     let mut terminal = Terminal::chat(&home, &args);
     terminal.enter("Write a very long story about a whale and the sea.");
     terminal.wait_for("Once upon");
-    // Ctrl-U takes back what was typed before it, and nothing else.
+    // Ctrl-U deletes the text typed before it, and nothing else.
     terminal.press("xyzzy\u{15}plugh");
     let answer = terminal.wait_for("[stopped at the limit");
     let typed = answer.contains("xyzzy") || answer.contains("plugh");
@@ -207,13 +206,13 @@ fn what_is_typed_during_an_answer_is_not_shown_in_it_and_waits_for_the_prompt() 
 }
 
 #[test]
-fn ctrl_c_stops_the_answer_only_and_what_was_said_of_it_stays() {
+fn ctrl_c_stops_only_the_answer_and_keeps_its_text() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &GREEDY);
     terminal.enter("Write a very long story about a whale and the sea.");
     terminal.wait_for("Once upon");
     terminal.press("\u{3}");
-    // Pressed once too often it ends nothing, nor does it at the prompt.
+    // A surplus Ctrl-C has no effect, also not at the prompt.
     terminal.press("\u{3}");
     terminal.wait_for("[stopped]");
     terminal.wait_for("> ");
@@ -248,7 +247,7 @@ fn several_lines_that_are_pasted_or_quoted_are_one_message() {
         terminal.enter(line);
     }
     terminal.wait_for_answer();
-    // What was typed can be called back and changed: up, to the end, another word.
+    // History: recalls the last message (up), moves to its end and adds a word.
     terminal.enter("again and");
     terminal.wait_for_answer();
     terminal.enter("\u{1b}[A again");
@@ -285,7 +284,7 @@ fn a_message_that_is_too_long_is_left_out_and_the_chat_goes_on() {
 }
 
 #[test]
-fn commands_change_what_is_asked_and_how() {
+fn slash_commands_change_the_system_prompt_and_the_sampling() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &["--max-tokens", "6"]);
     terminal.enter("/help");
@@ -305,24 +304,24 @@ fn commands_change_what_is_asked_and_how() {
     terminal.enter(&format!("/save {}", file.display()));
     terminal.wait_for("3 messages written");
     terminal.enter("/reset");
-    terminal.wait_for("forgotten");
+    terminal.wait_for("conversation cleared");
     terminal.enter(&format!("/load {}", file.display()));
     terminal.wait_for("3 messages read");
     terminal.enter("/model /nowhere/else.gguf");
     terminal.wait_for("error:");
-    // The one before still answers.
+    // The earlier conversation still answers.
     terminal.enter("Hello again.");
     terminal.wait_for_answer();
     terminal.enter("/exit");
     assert_eq!(terminal.end().0, Some(0));
     let messages = saved(&home, "talk.json");
     assert_eq!(messages[0], ("system".to_owned(), "Be brief.".to_owned()));
-    // Nothing that was typed is on the disk, but what was saved.
+    // By default no history is stored.
     assert!(!home.path().join("data/chat_history").exists());
 }
 
 #[test]
-fn what_was_typed_is_remembered_where_its_owner_wants_that_and_for_no_one_else() {
+fn history_is_stored_only_on_request_and_only_for_its_owner() {
     use std::os::unix::fs::PermissionsExt as _;
     let home = Home::new();
     home.node_id();
@@ -347,7 +346,7 @@ fn what_was_typed_is_remembered_where_its_owner_wants_that_and_for_no_one_else()
 }
 
 #[test]
-fn an_answer_is_wrapped_at_words_and_says_what_it_says_in_a_pipe() {
+fn an_answer_is_wrapped_at_words_and_has_the_same_text_as_in_a_pipe() {
     let home = Home::new();
     let question = ["chat", "--local", "Why is it good to share?", "--seed", "3"];
     let ask = [&question[..], &["--max-tokens", "120"]].concat();
@@ -360,7 +359,7 @@ fn an_answer_is_wrapped_at_words_and_says_what_it_says_in_a_pipe() {
         let (status, all) = terminal.end();
         assert_eq!(status, Some(0), "{all}");
         let shown = plain(&all);
-        // The spinner is in front of the answer, what is said about it behind.
+        // The spinner comes before the answer, the notes come after it.
         let begin: Vec<&str> = piped.split_whitespace().take(3).collect();
         let begin = shown.rfind(&begin.join(" "));
         let answer = &shown[begin.expect("the answer begins on one line")..];
@@ -377,7 +376,7 @@ fn an_answer_is_wrapped_at_words_and_says_what_it_says_in_a_pipe() {
     }
 }
 
-/// A conversation on a terminal that does nothing by itself.
+/// Conversation on a dumb terminal.
 fn dumb_chat(home: &Home) -> Terminal {
     let args = ["chat", "--local", "--max-tokens", "2"];
     let command = home.hearthnet(&[&args[..], &GREEDY].concat());
@@ -387,13 +386,13 @@ fn dumb_chat(home: &Home) -> Terminal {
 }
 
 #[test]
-fn a_line_that_a_terminal_has_cut_is_said_and_not_sent() {
+fn a_line_cut_by_the_terminal_is_reported_and_not_sent() {
     let home = Home::new();
     let mut terminal = dumb_chat(&home);
-    terminal.press(&format!("{}\n", "something ".repeat(500)));
+    terminal.press(&format!("{}\n", "international ".repeat(360)));
     terminal.wait_for("this line was not sent: the terminal passes on 4095 bytes");
     terminal.wait_for("> ");
-    terminal.press(&format!("{}\n", "something ".repeat(400)));
+    terminal.press(&format!("{}\n", "international ".repeat(285)));
     terminal.wait_for_answer();
     terminal.press("\"\"\"\n");
     terminal.press(&format!("{}\n", "b".repeat(5000)));
@@ -405,7 +404,7 @@ fn a_line_that_a_terminal_has_cut_is_said_and_not_sent() {
     terminal.wait_for("2 messages written");
     terminal.wait_for("> ");
     assert_eq!(terminal.leave().0, Some(0));
-    assert_eq!(saved(&home, "talk.json")[0].1.len(), 3999);
+    assert_eq!(saved(&home, "talk.json")[0].1.len(), 3989);
 }
 
 #[test]
@@ -418,7 +417,7 @@ fn lines_that_come_together_are_one_message_also_without_bracketed_paste() {
     terminal.press(&format!("/save {}\n", file.display()));
     terminal.wait_for("2 messages written");
     terminal.wait_for("> ");
-    // The end right behind a message is heard as well.
+    // Ctrl-D right behind a message is processed too.
     terminal.press("Hello.\n\u{4}");
     let (status, all) = terminal.end();
     assert_eq!(status, Some(0));
@@ -441,7 +440,7 @@ fn notes_and_errors_are_broken_between_words_on_a_narrow_terminal() {
         let shown = plain(&all);
         assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), words);
         for line in shown.lines() {
-            // The terminal breaks what is longer than its lines, which only a long word makes.
+            // The terminal itself breaks only words that are longer than a line.
             let mut from = 0;
             for word in line.split(' ') {
                 let to = from + word.chars().count();
@@ -454,9 +453,9 @@ fn notes_and_errors_are_broken_between_words_on_a_narrow_terminal() {
 }
 
 #[test]
-fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
+fn a_dumb_terminal_gets_only_text() {
     let home = Home::new();
-    // No answer is as short as that, whatever is drawn.
+    // Every sampled answer is longer than this limit.
     let ask = || home.hearthnet(&["chat", "--local", "Hello.", "--max-tokens", "2"]);
     for term in ["dumb", ""] {
         let (status, all) = Terminal::start(&ask(), 80, term).end();
@@ -464,7 +463,7 @@ fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
         assert!(!all.contains('\u{1b}'), "{all:?}");
         assert!(all.contains("[stopped at the limit of 2 tokens"), "{all:?}");
     }
-    // Colours are what it is told in, unless somebody wants none.
+    // A terminal gets colours unless NO_COLOR is set.
     for (no_color, coloured) in [("", true), ("1", false)] {
         let mut command = ask();
         command.env("NO_COLOR", no_color);
@@ -477,7 +476,8 @@ fn a_terminal_that_can_do_nothing_gets_nothing_but_text() {
 #[test]
 fn control_characters_in_an_answer_reach_no_terminal() {
     let home = Home::new();
-    // Its tokens are single bytes, and so hot it says any of them: as a host can have any model do.
+    // Its tokens are single bytes, and at this temperature it emits any of them, as a hostile host
+    // could.
     let model = TinyLlama::default().write(home.path());
     let model = model.to_str().expect("a UTF-8 path");
     let (mut escapes, mut others) = (0, 0);
@@ -486,7 +486,7 @@ fn control_characters_in_an_answer_reach_no_terminal() {
             "chat", "--local", "Hello.", "--model", model, "--seed", seed,
         ];
         let ask = [&ask[..], &["--temperature", "2", "--max-tokens", "150"]].concat();
-        // A pipe gets what was said.
+        // A pipe gets the unfiltered answer.
         let piped = home.run(&ask);
         assert!(piped.status.success(), "{}", text(&piped.stderr));
         escapes += piped.stdout.iter().filter(|byte| **byte == 0x1b).count();
@@ -494,7 +494,7 @@ fn control_characters_in_an_answer_reach_no_terminal() {
         others += piped.stdout.iter().filter(is_control).count();
         let (status, all) = Terminal::start(&home.hearthnet(&ask), 80, "dumb").end();
         assert_eq!(status, Some(0), "{all:?}");
-        // What the terminal's own driver makes of an end of line.
+        // The terminal driver turns line feeds into CRLF.
         let shown = all.replace("\r\n", "\n");
         let foreign = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
         assert!(!shown.contains(foreign), "{shown:?}");
@@ -542,7 +542,7 @@ fn standard_input_is_one_message_and_belongs_to_the_question() {
     assert_eq!(ask(&["Summarise", file], None), whole);
     assert_eq!(ask(&[], Some(&format!("{letter}\n"))), ask(&[letter], None));
     assert_eq!(ask(&[file], None), ask(&[letter], None));
-    // Each line a message, for programs that hold a conversation: two answers.
+    // `--lines`: each line is a message of the same conversation, with two answers.
     let mut child = home
         .hearthnet(&["chat", "--local", "--json", "--lines", "--max-tokens", "3"])
         .stdin(Stdio::piped())
@@ -559,7 +559,7 @@ fn standard_input_is_one_message_and_belongs_to_the_question() {
 #[test]
 fn ctrl_c_while_connecting_ends_at_once_with_its_own_status() {
     let home = Home::new();
-    // Somebody who takes the connection and never says a word.
+    // A server that accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let host = format!(
         "{}#{}",
@@ -590,7 +590,7 @@ fn sampling_that_cannot_be_is_refused_before_any_host_is_started() {
             let output = home.run(&[command, &wrong].concat());
             assert_eq!(output.status.code(), Some(3));
             let said = text(&output.stderr);
-            // Not a word of what it would have done.
+            // Nothing is printed before the error.
             assert!(said.starts_with("error: `"), "{said}");
         }
     }

@@ -1,18 +1,18 @@
-//! The life of a home in its community: backups and old copies, lost logs, leaving and coming back,
-//! being put out. Real processes on this machine; nobody finds anybody by multicast.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! Life of a home in its community: backups and old copies, lost logs, leaving and rejoining,
+//! revocation. Real processes on this machine, without multicast.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::community::{address, found, join, join_as, peers};
-use support::{Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until};
 
-/// A node that stays, without a model: what it does for the community is all that counts here.
+use crate::support::community::{address, found, join, join_as, peers};
+use crate::support::{
+    Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until,
+};
+
+/// Daemon without a model, for community work only.
 fn serve(home: &Home, settings: &[&str]) -> Server {
     let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
     let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
@@ -23,7 +23,7 @@ fn run(home: &Home, settings: &[&str], command: &[&str]) -> Output {
     home.run(&[&QUIET[..], settings, command].concat())
 }
 
-/// What a command that must succeed prints.
+/// Output of a command that must succeed.
 fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
     succeeded(&run(home, settings, command))
 }
@@ -47,14 +47,14 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Removes the log, but nothing beside it.
+/// Removes the log, but no file beside it.
 fn lose_log(home: &Home) {
     for name in ["log.sqlite", "log.sqlite-wal", "log.sqlite-shm"] {
         let _ = std::fs::remove_file(data(home).join(name));
     }
 }
 
-/// A founder, and its running node.
+/// Founder with its running node.
 fn founded() -> (Home, Server) {
     let founder = Home::new();
     found(&founder);
@@ -62,13 +62,13 @@ fn founded() -> (Home, Server) {
     (founder, node)
 }
 
-/// The code of a new invite.
+/// Code of a new invite.
 fn code(founder: &Home) -> String {
     let invite = json(founder, &[], &["community", "invite"]);
     invite["code"].as_str().expect("a code").to_owned()
 }
 
-/// The members as a home sees them: name, level, frozen.
+/// Members as a home sees them: name, level, frozen.
 fn members(home: &Home, settings: &[&str]) -> Vec<(String, String, bool)> {
     let said = json(home, settings, &["community", "members"]);
     let list = said["members"].as_array().expect("a list");
@@ -83,9 +83,9 @@ fn members(home: &Home, settings: &[&str]) -> Vec<(String, String, bool)> {
         .collect()
 }
 
-/// Waits until others have heard of what a home without a daemon has written: from the command that wrote
-/// it, or, where a busy machine let it meet nobody in the seconds that it stayed, from the next one.
-fn hears(home: &Home, settings: &[&str], has: impl Fn() -> bool) {
+/// Waits until other nodes have the events written by a home without a daemon. If the command
+/// itself met no node in time on a busy machine, a later command delivers them.
+fn until_synced(home: &Home, settings: &[&str], has: impl Fn() -> bool) {
     until("others hear of it", || {
         has() || {
             says(home, settings, &["status"]);
@@ -99,7 +99,7 @@ fn log_is_whole(home: &Home) {
     assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
 }
 
-/// A member that may write durable events: a second anchor.
+/// Second anchor, which may write durable events.
 fn second_anchor(founder: &Home, node: &Server) -> Home {
     let bakery = join(founder, node);
     let id = bakery.node_id();
@@ -107,8 +107,8 @@ fn second_anchor(founder: &Home, node: &Server) -> Home {
     bakery
 }
 
-/// Puts the state of another day back into the very files that are there, as a snapshot of a disk does:
-/// nothing tells that it happened.
+/// Restores the old content of the existing files, as a disk snapshot does: the node cannot detect
+/// it directly.
 fn roll_back(home: &Home, to: &Path) {
     for entry in std::fs::read_dir(data(home)).expect("a folder") {
         let entry = entry.expect("an entry");
@@ -124,7 +124,7 @@ fn roll_back(home: &Home, to: &Path) {
 }
 
 #[test]
-fn a_disk_that_was_put_back_freezes_nobody_who_can_be_told_what_was_said_since() {
+fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
     let (founder, node) = founded();
     let bakery = second_anchor(&founder, &node);
     let known = peers(&node);
@@ -140,7 +140,7 @@ fn a_disk_that_was_put_back_freezes_nobody_who_can_be_told_what_was_said_since()
     let known_to_founder = invites(&founder);
     roll_back(&bakery, &earlier);
 
-    // The daemon starts while the only one who knows better does not answer yet.
+    // The daemon starts while the only node with newer events does not answer yet.
     node.signal(Signal::STOP);
     let daemon = serve(&bakery, &near);
     let invite = bakery.spawn(&[&QUIET[..], &["community", "invite", "--json"]].concat());
@@ -164,12 +164,12 @@ fn a_disk_that_was_put_back_freezes_nobody_who_can_be_told_what_was_said_since()
 }
 
 #[test]
-fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_frozen() {
+fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
     let (founder, node) = founded();
     let bakery = second_anchor(&founder, &node);
     let known = peers(&node);
     let near = ["--set", &known];
-    // It hears of its new level.
+    // Delivers the new level to the node.
     says(&bakery, &near, &["community", "invite"]);
     let file = bakery.path().join("bakery.backup");
     let file = file.to_str().expect("a UTF-8 path");
@@ -177,24 +177,24 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
     copy(&data(&bakery), &copied);
     says(&bakery, &[], &["backup", file]);
     assert_fails(&bakery.run(&["backup", file, "--json"]), 9, "log_failed");
-    // Life goes on, and the founder hears of it.
+    // The home writes later events, which reach the founder.
     let invite = ["community", "invite", "--level", "trusted", "--json"];
     says(&bakery, &near, &invite[..4]);
     let invites = |home: &Home| {
         let said = json(home, &[], &["community", "invites"]);
         said["invites"].as_array().expect("a list").len()
     };
-    hears(&bakery, &near, || invites(&founder) == 2);
+    until_synced(&bakery, &near, || invites(&founder) == 2);
     assert_fails(&bakery.run(&["restore", file, "--json"]), 9, "not_empty");
 
-    // The machine is lost.
+    // The data of the machine is lost.
     let id = bakery.node_id();
     std::fs::remove_dir_all(data(&bakery)).expect("it was there");
     std::fs::remove_dir_all(bakery.path().join("config")).ok();
     says(&bakery, &[], &["restore", file]);
     assert_eq!(bakery.node_id(), id);
     log_is_whole(&bakery);
-    // With nobody to ask it is in doubt, and does not write.
+    // Without a reachable node it is in doubt, and does not write.
     drop(node);
     let status = json(&bakery, &[], &["status"]);
     assert_eq!(status["node"]["standing"]["log_in_doubt"], true);
@@ -205,15 +205,15 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
     let near = ["--set", &known];
     says(&bakery, &near, &invite[..4]);
     assert_eq!(invites(&bakery), 3);
-    hears(&bakery, &near, || invites(&founder) == 3);
+    until_synced(&bakery, &near, || invites(&founder) == 3);
     assert!(members(&founder, &[]).iter().all(|(.., frozen)| !frozen));
 
-    // The same with a copy of the directory, put back by hand.
+    // The same with a copy of the directory, restored by hand.
     std::fs::remove_dir_all(data(&bakery)).expect("it was there");
     copy(&copied, &data(&bakery));
     says(&bakery, &near, &invite[..4]);
     assert_eq!(invites(&bakery), 4);
-    hears(&bakery, &near, || invites(&founder) == 4);
+    until_synced(&bakery, &near, || invites(&founder) == 4);
     for home in [&founder, &bakery] {
         assert!(members(home, &[]).iter().all(|(.., frozen)| !frozen));
         log_is_whole(home);
@@ -221,13 +221,13 @@ fn a_home_that_was_backed_up_lived_on_and_was_lost_comes_back_and_nobody_is_froz
 }
 
 #[test]
-fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
+fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let before = members(&bakery, &[]);
     assert_eq!(before.len(), 2);
 
-    // Where the founder is stands beside the log: no address is given any more.
+    // The founder's address is stored beside the log, so no address is given.
     lose_log(&bakery);
     let output = run(&bakery, &[], &["status", "--json"]);
     succeeded(&output);
@@ -235,7 +235,7 @@ fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
     assert_eq!(members(&bakery, &[]), before);
     log_is_whole(&bakery);
 
-    // A header of zeros, and the file that names the community gone as well.
+    // A zeroed log, and the file that names the community is deleted.
     let log = data(&bakery).join("log.sqlite");
     let length = std::fs::metadata(&log).expect("a log").len();
     std::fs::write(&log, vec![0; usize::try_from(length).expect("small")]).expect("written");
@@ -246,7 +246,7 @@ fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
     assert_eq!(kept.filter(|name| name.contains("damaged")).count(), 1);
     log_is_whole(&bakery);
 
-    // While nobody is there, nothing is founded in its place.
+    // Without a reachable node, no new community is founded over the lost log.
     let community = json(&bakery, &[], &["status"])["community"]["id"].clone();
     drop(node);
     lose_log(&bakery);
@@ -260,7 +260,7 @@ fn a_log_that_is_deleted_or_damaged_beyond_repair_comes_back_from_a_member() {
 }
 
 #[test]
-fn a_community_is_founded_once_whatever_was_lost() {
+fn a_community_is_founded_only_once_after_a_partial_loss() {
     let founder = Home::new();
     let create = ["community", "create", "Elm Street"];
     let again = [&create[..], &["--json"]].concat();
@@ -276,20 +276,20 @@ fn a_community_is_founded_once_whatever_was_lost() {
 }
 
 #[test]
-fn a_founder_has_its_name_at_once_and_a_name_is_found_in_capitals() {
+fn the_founder_has_its_name_at_once_and_names_are_case_insensitive() {
     let founder = Home::new();
     let create = ["community", "create", "Elm Street", "--as", "Attic"];
     says(&founder, &[], &create);
     let anchor = |name: &str| (name.to_owned(), "anchor".to_owned(), false);
     assert_eq!(members(&founder, &[]), [anchor("Attic")]);
     log_is_whole(&founder);
-    // Found, and then refused for what it is.
+    // The member is found, and then refused as the last anchor.
     let demote = ["community", "demote", "ATTIC", "--json"];
     assert_fails(&run(&founder, &[], &demote), 10, "last_anchor");
 }
 
 #[test]
-fn the_last_anchor_is_neither_put_out_nor_demoted_nor_leaves_before_there_is_another() {
+fn the_last_anchor_cannot_be_revoked_or_demoted_or_leave() {
     let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let (own, other) = (founder.node_id(), bakery.node_id());
@@ -306,7 +306,7 @@ fn the_last_anchor_is_neither_put_out_nor_demoted_nor_leaves_before_there_is_ano
 }
 
 #[test]
-fn invites_are_listed_with_who_used_them_and_a_withdrawn_one_lets_nobody_in() {
+fn invites_are_listed_with_their_users_and_a_withdrawn_one_is_refused() {
     let (founder, node) = founded();
     let _bakery = join_as("member", &founder, &node);
     let list = |all: &[&str]| {
@@ -336,11 +336,11 @@ fn invites_are_listed_with_who_used_them_and_a_withdrawn_one_lets_nobody_in() {
 }
 
 #[test]
-fn who_leaves_is_gone_for_the_others_and_can_join_again() {
+fn a_member_that_leaves_is_removed_and_can_join_again() {
     let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let id = bakery.node_id();
-    // Nobody would know: refused, and nothing is changed.
+    // No node would learn of the leave: refused without a change.
     let unheard = ["--set", "discovery.static_peers=[]"];
     drop(node);
     let leave = ["community", "leave", "--yes", "--json"];
@@ -364,7 +364,7 @@ fn who_leaves_is_gone_for_the_others_and_can_join_again() {
 }
 
 #[test]
-fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_key() {
+fn a_revoked_node_stops_and_warns_and_rejoins_with_a_new_key() {
     let (founder, node) = founded();
     let bakery = join(&founder, &node);
     let (id, known) = (bakery.node_id(), peers(&node));
@@ -374,7 +374,7 @@ fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_ke
         let peers = status["node"]["running"]["peers"].as_array().cloned();
         peers.is_some_and(|peers| peers.iter().any(|peer| peer["connected"] == true))
     };
-    // It is not there when it is put out, and hears of it when it comes.
+    // The node is offline during its revocation, and learns of it on start.
     says(&founder, &[], &["community", "revoke", &id]);
     let serve = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
     let output = run(&bakery, &near, &[&serve[..], &["--json"]].concat());
@@ -408,7 +408,7 @@ fn a_node_that_was_put_out_stops_says_so_everywhere_and_comes_back_with_a_new_ke
 }
 
 #[test]
-fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that_asks() {
+fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command() {
     let (founder, node) = founded();
     let known = peers(&node);
     let near = ["--set", &known, "--set", "policy.research.enable=true"];
@@ -423,13 +423,13 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
         assert_complains(&output, "community leave");
     };
 
-    // A chat ends with it, and says what to do.
+    // A chat fails with the revocation and says what to do.
     let home = put_out();
     let chat = ["chat", "hi", "--model", model(), "--no-fallback"];
     let answer = run(&home, &near, &chat);
     assert_eq!(answer.status.code(), Some(10), "{}", text(&answer.stderr));
     assert_complains(&answer, "community leave");
-    // From then on every command does, also those that do not look into the log.
+    // From then on every command warns, also those that do not read the log.
     let backup = home.path().join("backup");
     let backup = backup.to_str().expect("a UTF-8 path");
     for command in [
@@ -440,16 +440,16 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
     ] {
         warns(&home, command);
     }
-    assert!(says(&home, &[], &["status"]).contains("(put out, says "));
+    assert!(says(&home, &[], &["status"]).contains("(revoked, says "));
 
-    // A code does not make a member of a key that was put out, and the answer is not "already".
+    // An invite code does not readmit a revoked key, and the error is `revoked`.
     let home = put_out();
     let fresh = code(&founder);
     let join_again = ["community", "join", &fresh, "--json"];
     assert_fails(&run(&home, &near, &join_again), 10, "revoked");
     warns(&home, &["status"]);
 
-    // Who leaves hears of it, and leaves the key behind as well.
+    // Leaving reports the revocation, and discards the key too.
     for how in [&["--yes"][..], &["--yes", "--anyway"]] {
         let home = put_out();
         let id = home.node_id();
@@ -462,8 +462,7 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
         assert_ne!(home.node_id(), id);
     }
 
-    // A key that was taken out of the folder before it was put out: whoever joins with it hears why
-    // it is not let in.
+    // The revoked key in a folder without a log: joining reports the revocation.
     let home = put_out();
     lose_log(&home);
     for name in ["log.community", "community.json"] {
@@ -477,7 +476,7 @@ fn a_home_without_a_daemon_that_was_put_out_hears_it_from_the_first_command_that
 }
 
 #[test]
-fn of_three_nodes_that_could_admit_a_joiner_one_does() {
+fn only_one_of_three_nodes_admits_a_joiner() {
     let (founder, node) = founded();
     let known = peers(&node);
     let near = ["--set", &known];
@@ -487,9 +486,9 @@ fn of_three_nodes_that_could_admit_a_joiner_one_does() {
     let code = code["code"].as_str().expect("a code").to_owned();
     let invite = json(&founder, &[], &["community", "invites"]);
     let invite = invite["invites"][0]["invite"].clone();
-    // All three know the invite before anybody asks.
+    // All three nodes know the invite before the joiner starts.
     for home in &others {
-        until("everybody knows the invite", || {
+        until("all nodes know the invite", || {
             let said = json(home, &[], &["community", "invites"]);
             said["invites"]
                 .as_array()
@@ -501,7 +500,7 @@ fn of_three_nodes_that_could_admit_a_joiner_one_does() {
     let late = Home::new();
     let joined = json(&late, &["--set", &everybody], &["community", "join", &code]);
     assert_eq!(joined["members"], 4);
-    until("everybody knows the joiner", || {
+    until("all nodes know the joiner", || {
         members(&others[0], &[]).len() == 4 && members(&founder, &[]).len() == 4
     });
     let id = late.node_id();
@@ -514,7 +513,7 @@ fn of_three_nodes_that_could_admit_a_joiner_one_does() {
 }
 
 #[test]
-fn a_joiner_without_a_configuration_ends_with_one_that_works() {
+fn a_joiner_without_a_configuration_gets_a_working_one() {
     let (founder, node) = founded();
     let known = peers(&node);
     let code = code(&founder);
@@ -522,12 +521,12 @@ fn a_joiner_without_a_configuration_ends_with_one_that_works() {
     let join = ["community", "join", &code, "--name", "Cellar"];
     let output = run(&late, &["--set", &known], &join);
     succeeded(&output);
-    // How to switch it off.
+    // The output says how to switch the experiment off.
     assert_complains(&output, "enable = false");
     let config = late.path().join("config/hearthnet/hearthnet.toml");
     let config = std::fs::read_to_string(config).expect("a configuration");
     assert!(config.contains("name = \"Cellar\""), "{config}");
-    // What was recommended: it gets as far as looking for hosts, of which there are none.
+    // The recommended command works: it looks for hosts, of which there are none.
     let chat = ["chat", "hello", "--no-fallback", "--json", "--model"];
     let chat = [&chat[..], &[model()]].concat();
     let near = ["--set", &known];
@@ -535,7 +534,7 @@ fn a_joiner_without_a_configuration_ends_with_one_that_works() {
 }
 
 #[test]
-fn what_the_root_key_signs_is_heard_from_a_home_that_was_put_out() {
+fn root_events_spread_from_a_revoked_home() {
     let (founder, node) = founded();
     let other = second_anchor(&founder, &node);
     let near = peers(&node);
@@ -552,7 +551,7 @@ fn what_the_root_key_signs_is_heard_from_a_home_that_was_put_out() {
         level(&own) == Some("trusted".into()) && level(&other.node_id()) == Some("anchor".into())
     });
     says(&other, &[], &["community", "revoke", &own, "--yes"]);
-    // Its daemon ends by that.
+    // The revocation ends its daemon.
     drop(node);
     let known = peers(&elsewhere);
     let near = ["--set", &known];
@@ -568,18 +567,19 @@ fn what_the_root_key_signs_is_heard_from_a_home_that_was_put_out() {
     assert_complains(&output, "told one other node");
     until("the other anchor hears the root", || research() != before);
     log_is_whole(&other);
-    // Nothing but the root's own word: its node stays out.
+    // Only the event of the root key is accepted: the node stays revoked.
     assert_eq!(members(&other, &[]).len(), 1);
 }
 
 #[test]
-fn the_only_anchor_that_an_old_copy_froze_comes_back_by_its_root_key() {
+fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     let (founder, node) = founded();
     let bakery = join(&founder, &node);
     drop(node);
     let earlier = founder.path().join("earlier");
     copy(&data(&founder), &earlier);
-    // It goes on, a neighbour hears it, and the old copy comes back while nobody is there to ask.
+    // The home writes on, a neighbour gets its events, and the old copy starts while no node is
+    // reachable.
     says(&founder, &[], &["community", "invite"]);
     let node = serve(&founder, &[]);
     let known = peers(&node);
@@ -609,7 +609,7 @@ fn the_only_anchor_that_an_old_copy_froze_comes_back_by_its_root_key() {
     assert_ne!(founder.node_id(), old);
     assert!(!frozen(), "the old key is no member any more");
     assert_eq!(members(&bakery, &[]).len(), 2);
-    // It is an anchor as before: others hear it, and join by its code.
+    // The new key is an anchor: its events spread, and its invites work.
     says(&founder, &near, &["community", "invite"]);
     drop(elsewhere);
     let node = serve(&founder, &[]);
@@ -619,7 +619,7 @@ fn the_only_anchor_that_an_old_copy_froze_comes_back_by_its_root_key() {
     says(&bakery, &["--set", &known], &["status"]);
     assert_eq!(members(&bakery, &[]).len(), 3);
     log_is_whole(&founder);
-    // Where the key counts it is left as it is.
+    // A key in good standing is not renewed.
     let again = json(&founder, &[], &["community", "renew"]);
     assert_eq!(again["old_key"], Value::Null);
 }

@@ -1,9 +1,6 @@
-//! What `hearthnet diagnose` finds out about a chat whose host died, in a community of real
-//! processes and over standalone hosts; who is told what; and that nothing is told of
-//! what was said. Real model.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! `hearthnet diagnose` for a chat whose host died, in a community of real processes and over
+//! standalone hosts: its findings, its access control, and the absence of prompt and answer text.
+//! Real model.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -11,17 +8,18 @@ use std::net::TcpListener;
 
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::now_ms;
-use hearthnet_bus::testing::Told;
+use hearthnet_bus::testing::DiagnoseHost;
 use hearthnet_transport::PathRule;
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::{
+use tokio::runtime::Runtime;
+
+use crate::support::{
     ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, community, frames, model, shards,
     text, until,
 };
-use tokio::runtime::Runtime;
 
-/// Words that nobody says by chance.
+/// Words that occur by chance in no answer.
 const PROMPT: &str = "Tell me about zyzzyva, quokka and umbrella, at length.";
 const RARE: [&str; 3] = ["zyzzyva", "quokka", "umbrella"];
 
@@ -34,15 +32,15 @@ fn diagnose_json(home: &Home, extra: &[&str]) -> Value {
     serde_json::from_str(&text).expect("one JSON object")
 }
 
-/// A chat, frame by frame. After some tokens `meddle` hears the frames so far, once.
-fn chat(home: &Home, meddle: impl FnOnce(&[Value])) -> Vec<Value> {
+/// Runs a chat frame by frame. After some tokens `on_frames` is called once with the frames so far.
+fn chat(home: &Home, on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
     let ask = ["chat", PROMPT, "--frames", "--model", model()];
     let greedy = ["--temperature", "0", "--max-tokens", "64"];
     let args = [&ENABLE[..], &ask, &greedy].concat();
-    frames(&mut home.hearthnet(&args), 8, meddle)
+    frames(&mut home.hearthnet(&args), 8, on_frames)
 }
 
-/// Every number and list under a key, over all of a value.
+/// Visits every number and list under a key, in all of a value.
 fn keys_of(value: &Value, key: &str, seen: &mut dyn FnMut(&str, &Value)) {
     match value {
         Value::Object(fields) => fields.iter().for_each(|(k, v)| keys_of(v, k, seen)),
@@ -55,7 +53,7 @@ fn keys_of(value: &Value, key: &str, seen: &mut dyn FnMut(&str, &Value)) {
 }
 
 #[test]
-fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
+fn a_chat_whose_host_died_can_be_traced_over_all_nodes_without_its_text() {
     let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     let mut hosts: Vec<Option<Server>> = ["0-14", "15-29", "15-29"]
@@ -102,7 +100,7 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
     let line = diagnose_json(&founder, &["--pipeline", tail]);
     let line = line["events"].as_array().expect("events");
 
-    // Everybody's view, in the order in which it happened.
+    // The views of all nodes, in the order of the events.
     let at = |node: &str, kind: &str, about: &str| {
         let found = line.iter().position(|e| {
             let event = &e["event"];
@@ -136,7 +134,7 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
         done["usage"]["completion_tokens"]
     );
 
-    // Who is gone is named, with the reason.
+    // The dead node is listed with the reason.
     let nodes = whole["nodes"].as_array().expect("nodes");
     let of = |id: &str| nodes.iter().find(|n| n["node"] == id).expect("a node");
     assert_eq!(nodes.len(), 4, "{whole:#}");
@@ -147,7 +145,7 @@ fn a_chat_whose_host_died_can_be_followed_over_all_nodes_and_not_read() {
         assert!(people.contains(said), "{said}: {people}");
     }
 
-    // Not a word, and no token: of numbers and lists there are only those that are known here.
+    // The record holds no text and no token: all numbers and lists are known ones.
     let text = whole.to_string() + &people;
     let answer = done["text"].as_str().expect("a text");
     let words: Vec<&str> = answer.split_whitespace().collect();
@@ -193,7 +191,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     let member = community::join_as("member", &founder, &node);
     chat(&founder, |_| {});
 
-    // There is something to hide.
+    // Proves that there are secrets which could leak.
     let whole = diagnose_json(&founder, &[]);
     let mut secrets = BTreeSet::new();
     let own = founder.node_id();
@@ -218,7 +216,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
         assert_eq!(node["error"]["code"], "unauthorized", "{seen:#}");
         assert!(node.get("records").is_none(), "{seen:#}");
     }
-    // What a person reads: who refused, why, and what can be done about it.
+    // Output for people: the refusing node, the reason, and what to do.
     assert_eq!(people.status.code(), Some(10));
     let (shown, errors) = (text(&people.stdout), text(&people.stderr));
     assert_eq!(
@@ -228,7 +226,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     );
     assert!(shown.contains("needs the level trusted"), "{shown}");
     let said = "error: this node is member in \"Elm Street\", and only trusted nodes may read \
-                what happened on others";
+                the records of other nodes";
     assert!(errors.contains(said), "{errors}");
     assert!(
         errors.contains("hearthnet community promote ed25519:"),
@@ -239,10 +237,10 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
         assert!(!all.contains(secret), "{secret}: {all}");
     }
 
-    // With the level it is told: nothing else stood in its way.
+    // After the promotion it gets the record: the level was the only obstacle.
     let promote = ["community", "promote", &member.node_id(), "trusted"];
     founder.says(&promote);
-    // The founder's node has to hear of it first: another program wrote it down.
+    // The founder's node learns of the promotion with a delay: another process wrote the event.
     until("it is told", || {
         let output = ask(&["--json"]);
         let told = text(&output.stdout);
@@ -250,16 +248,16 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     });
 }
 
-/// A standalone host, on the data directory of an owner of its own.
+/// Standalone host on the data directory of an owner of its own.
 fn standalone(layers: &str, admitted: &[&str]) -> (Home, Host) {
     let owner = Home::new();
-    let (first, more) = admitted.split_first().expect("somebody");
+    let (first, more) = admitted.split_first().expect("a node id");
     let more: Vec<&str> = more.iter().flat_map(|id| ["--peer-key", id]).collect();
     let host = Host::start(&owner, model(), layers, first, &more);
     (owner, host)
 }
 
-/// Events by one node of one kind.
+/// Events of one node and one kind.
 fn of_kind<'a>(seen: &'a Value, node: &str, kind: &str) -> Vec<&'a Value> {
     let events = seen["events"].as_array().expect("events").iter();
     events
@@ -268,7 +266,7 @@ fn of_kind<'a>(seen: &'a Value, node: &str, kind: &str) -> Vec<&'a Value> {
 }
 
 #[test]
-fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_callers() {
+fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
     let (caller, other) = (Home::new(), Home::new());
     let (caller_id, other_id) = (caller.node_id(), other.node_id());
     let admitted = [caller_id.as_str(), other_id.as_str()];
@@ -330,7 +328,7 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
     for index in order {
         assert_eq!(line[index]["pipeline"], pipeline, "{:#}", line[index]);
     }
-    // By two names it is still one host.
+    // A host that is named twice is asked once.
     let twice = diagnose_json(&caller, &shards([&addresses[0], &addresses[0]]));
     assert_eq!(
         twice["nodes"].as_array().expect("nodes").len(),
@@ -338,14 +336,14 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
         "{twice:#}"
     );
 
-    // Another caller hears that the host serves, and nothing of who else is there.
+    // Another caller learns that the host serves, but nothing about other callers.
     let seen = diagnose_json(&other, &shards(&addresses[..1]));
     assert_eq!(of_kind(&seen, first, "shard_serving").len(), 1, "{seen:#}");
     assert!(!seen.to_string().contains(&caller_id), "{seen:#}");
     for kind in ["session_began", "stream_opened", "stream_ended"] {
         assert!(of_kind(&seen, first, kind).is_empty(), "{seen:#}");
     }
-    // The owner, who has the host's own key, is told all of it.
+    // The owner, who has the host's own key, gets the whole record.
     let seen = diagnose_json(&hosts[0].0, &shards(&addresses[..1]));
     let opened = of_kind(&seen, first, "stream_opened");
     assert_eq!(
@@ -355,11 +353,11 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
     assert_eq!(seen["nodes"][0]["partial"], false);
     let people = diagnose(&other, &shards(&addresses[..1]));
     assert!(
-        people.contains("it tells only what concerns this node"),
+        people.contains("it reports only events of this node"),
         "{people}"
     );
 
-    // A stranger is told nothing, and hears so.
+    // A stranger is refused with an error.
     let stranger = Home::new();
     let args = [&["diagnose", "--json"][..], &shards(&addresses[..1])].concat();
     let refused = stranger.run(&args);
@@ -377,15 +375,15 @@ fn a_chat_over_hosts_by_hand_can_be_followed_by_its_caller_and_not_by_other_call
     );
 }
 
-/// A host that a test plays: it lets everybody in, and answers `diagnose` with these pages. `None`:
-/// it is of a version that does not know the question.
-fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> Told {
+/// Test double of a host: admits every caller and answers `diagnose` with these pages. `None`: it
+/// does not know the method, as older versions.
+fn play(runtime: &Runtime, pages: Option<Vec<Value>>) -> DiagnoseHost {
     let rules: Vec<PathRule> = pages.iter().map(|_| bus_rule()).collect();
-    runtime.block_on(Told::start(Ok(pages.unwrap_or_default()), &rules))
+    runtime.block_on(DiagnoseHost::start(Ok(pages.unwrap_or_default()), &rules))
 }
 
 #[test]
-fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
+fn a_host_with_false_or_invalid_records_is_named_and_spoils_no_other_answer() {
     let runtime = Runtime::new().expect("a runtime");
     let asker = Home::new();
     let asker_id = asker.node_id();
@@ -397,7 +395,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
         json!({"run": run, "began": stamp(0), "now": stamp(90_000_000), "forgotten": 0,
             "records": [{"seq": seq, "at": stamp(30_000_000), "event": event}]})
     };
-    // Its clock is a day ahead; what it says happened a minute before it was asked.
+    // Its clock is a day ahead; its event happened a minute before the request.
     let ahead = play(
         &runtime,
         Some(vec![page(
@@ -406,7 +404,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
             json!({"kind": "shard_serving", "shard": evil}),
         )]),
     );
-    // It has another run in its second page.
+    // Its second page belongs to another run.
     let disorder = play(
         &runtime,
         Some(vec![
@@ -417,7 +415,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     let nonsense = play(&runtime, Some(vec![json!({"records": evil})]));
     let silent = play(&runtime, Some(Vec::new()));
     let old = play(&runtime, None);
-    // Another key than the one that was named.
+    // Another key than the requested one.
     let (endpoint, _) = ahead.at.split_once('#').expect("an address");
     let another = format!("{endpoint}#{victim}");
     // No TLS at all.
@@ -425,7 +423,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     let noise_at = format!("{}#{victim}", noise.local_addr().expect("an address"));
     std::thread::spawn(move || {
         for stream in noise.incoming() {
-            // The other side may have gone.
+            // The client may have disconnected.
             let _ = stream.and_then(|mut stream| stream.write_all(&[0x16; 4096]));
         }
     });
@@ -463,7 +461,7 @@ fn a_host_that_lies_or_says_nonsense_is_named_and_spoils_no_other_answer() {
     assert!(minute_before.contains(&at_ms), "{at_ms}: {seen:#}");
     let ahead_ms = nodes.iter().find_map(|n| n["clock_ahead_ms"].as_i64());
     let off = ahead_ms.expect("one told") - i64::try_from(day_ms).expect("a day");
-    // It goes by the clock of when its page was made.
+    // The clock offset is measured when the page was made.
     let made_before = i64::try_from(after - made).expect("a moment");
     assert!((-made_before..=1).contains(&off), "{off}: {seen:#}");
 

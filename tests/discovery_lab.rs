@@ -1,8 +1,8 @@
-//! Machines on one network find each other by real multicast, and follow what happens to
-//! cables, addresses and programs.
+//! Machines on one network find each other by real multicast, and follow changes of cables,
+//! addresses and programs.
 //!
-//! The machines are network namespaces on a bridge that the test makes and removes. Where
-//! the machine forbids that, the reason is printed and the test is skipped.
+//! The machines are network namespaces on a bridge that the test creates and removes. Where the
+//! machine forbids that, the reason is printed and the test is skipped.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -22,7 +22,7 @@ use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_testkit::lab::{Host, Lab};
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Port of the listener that every node announces.
 const PORT: u16 = 7071;
@@ -40,7 +40,7 @@ fn announcement(n: usize) -> Announcement {
     }
 }
 
-/// Discovery at work on a host of the lab, with a runtime of its own there.
+/// Running discovery on a host of the lab, with a runtime of its own there.
 struct Node {
     discovery: Discovery,
     /// Ends the runtime.
@@ -74,26 +74,26 @@ impl Node {
                 let _ = ended.await;
             });
         });
-        let discovery = take.recv_timeout(PATIENCE).expect("discovery starts");
+        let discovery = take.recv_timeout(TIMEOUT).expect("discovery starts");
         Self {
             discovery,
             _end: end,
         }
     }
 
-    /// Waits until `is` holds of what was found; how long it took.
+    /// Waits until `is` holds for the found hints. Returns the time taken.
     fn until(&self, what: &str, is: impl Fn(&[Hint]) -> bool) -> Duration {
         let start = Instant::now();
         while !is(&self.discovery.found()) {
             let found = (self.discovery.found(), self.discovery.counts());
             let health = self.discovery.health();
-            assert!(start.elapsed() < PATIENCE, "{what}: {found:?}, {health:?}");
+            assert!(start.elapsed() < TIMEOUT, "{what}: {found:?}, {health:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
         start.elapsed()
     }
 
-    /// Says goodbye.
+    /// Withdraws the announcement.
     fn stop(self) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -116,7 +116,7 @@ fn knows(found: &[Hint], n: usize, ip: impl Into<IpAddr>) -> bool {
 }
 
 #[test]
-fn three_machines_find_each_other_over_both_ip_versions_and_notice_who_leaves() {
+fn three_machines_find_each_other_over_both_ip_versions_and_notice_a_leave() {
     let Some(lab) = Lab::or_skip(3, 1) else {
         return;
     };
@@ -132,7 +132,7 @@ fn three_machines_find_each_other_over_both_ip_versions_and_notice_who_leaves() 
         let found = one.discovery.found();
         assert!(found.iter().all(|hint| hint.source == Source::Mdns));
         assert!(endpoints(&found, n).is_empty(), "it does not list itself");
-        // Link-local addresses are worth nothing without their interface.
+        // Link-local addresses are useless without their interface.
         for at in found.iter().flat_map(|hint| &hint.endpoints) {
             if let SocketAddr::V6(v6) = at {
                 assert_eq!(v6.ip().is_unicast_link_local(), v6.scope_id() != 0, "{at}");
@@ -144,7 +144,7 @@ fn three_machines_find_each_other_over_both_ip_versions_and_notice_who_leaves() 
         started.elapsed()
     );
 
-    // Someone who only looks: a chat that is started once.
+    // A node that only searches, such as a single chat.
     let looker = Node::start(lab.host(0), 9, false);
     let took = looker.until("both others", |found| {
         knows(found, 1, lab.host(1).v4()) && knows(found, 2, lab.host(2).v4())
@@ -169,7 +169,7 @@ fn a_machine_is_found_again_after_its_cable_was_pulled_and_its_address_changed()
     let a = Node::start(lab.host(0), 0, true);
     lab.host(1).unplug(0);
     let b = Node::start(lab.host(1), 1, true);
-    // What is pulled now was heard before: it starts unplugged, so nobody knows it.
+    // Starts unplugged, so that its first announcements are lost.
     assert!(endpoints(&a.discovery.found(), 1).is_empty());
     lab.host(1).plug(0);
     let took = a.until("the machine that was plugged in", |found| {
@@ -183,7 +183,7 @@ fn a_machine_is_found_again_after_its_cable_was_pulled_and_its_address_changed()
     let took = a.until("the new address", |found| knows(found, 1, new));
     eprintln!("a new address is known after {took:?}");
 
-    // Pulled and plugged in while both run: still there, or there again.
+    // Unplugged and plugged in again while both run.
     lab.host(1).unplug(0);
     b.until("its own network gone", |found| {
         !knows(found, 0, lab.host(0).v4())
@@ -197,13 +197,13 @@ fn a_machine_is_found_again_after_its_cable_was_pulled_and_its_address_changed()
 }
 
 #[test]
-fn a_machine_behind_a_switch_that_forwards_late_is_heard_without_being_asked() {
+fn a_machine_behind_a_slow_switch_is_found_by_its_announcements() {
     let Some(lab) = Lab::or_skip(2, 1) else {
         return;
     };
     lab.host(1).forwarded(0, false);
     let _node = Node::start(lab.host(1), 1, true);
-    // Whatever it says as it starts is lost, and nobody can tell when it has said it.
+    // Its start-up announcements are lost; their end cannot be observed, so this waits.
     std::thread::sleep(Duration::from_secs(4));
     let (name, here) = (announcement(1).instance(), lab.host(0).v4());
     let listener = lab.host(0).run(move || {
@@ -212,12 +212,12 @@ fn a_machine_behind_a_switch_that_forwards_late_is_heard_without_being_asked() {
             .join_multicast_v4(&Ipv4Addr::new(224, 0, 0, 251), &here)
             .expect("its group");
         socket
-            .set_read_timeout(Some(PATIENCE))
+            .set_read_timeout(Some(TIMEOUT))
             .expect("a time limit");
         let start = Instant::now();
         let mut packet = [0; 9000];
         loop {
-            assert!(start.elapsed() < PATIENCE, "it announces itself again");
+            assert!(start.elapsed() < TIMEOUT, "it announces itself again");
             let length = socket.recv(&mut packet).expect("an announcement");
             let message = &packet[..length];
             let is_response = message[2] & 0x80 != 0;
@@ -247,7 +247,7 @@ fn a_machine_on_two_networks_is_found_on_both() {
                 && knows(found, other, lab.host(other).v4_on(1))
         });
     }
-    // One cable less: the way that is left comes first.
+    // With one cable unplugged, the remaining path comes first.
     lab.host(1).unplug(0);
     b.until("the second network first", |found| {
         endpoints(found, 0).first().map(SocketAddr::ip) == Some(lab.host(0).v4_on(1).into())
@@ -291,7 +291,7 @@ fn another_programs_browser_sees_the_service_and_its_txt_record() {
         .command(python)
         .arg("-B")
         .arg(script)
-        .args([&PATIENCE.as_secs().to_string(), &node(0).to_string()])
+        .args([&TIMEOUT.as_secs().to_string(), &node(0).to_string()])
         .output()
         .expect("Python starts");
     let said = String::from_utf8_lossy(&output.stdout);

@@ -1,11 +1,8 @@
-//! A host that loses its right sees nothing more, whatever it makes of that itself: in the
-//! middle of an answer, and where a conversation is only kept.
+//! A host that loses its rights receives no more rows, even if it ignores the loss: in the middle
+//! of an answer, and for an idle conversation.
 //!
-//! The host is a node in this process that serves real layers and never asks whether it may. It
-//! is reached over a line so slow that an answer takes its time.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! The host is a node in this process that serves real layers and never checks its own rights. It
+//! is reached over a slow line, so that an answer takes long enough.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -22,17 +19,18 @@ use hearthnet_bus::now_ms;
 use hearthnet_model::engine::EngineOptions;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
 use serde_json::{Value, json};
-use support::community::{address, founded, host, join, join_as, peers, serve};
-use support::http::{self, Reply};
-use support::{ENABLE, Home, QUIET, Server, model, text, until};
 use tokio::runtime::Runtime;
+
+use crate::support::community::{address, founded, host, join, join_as, peers, serve};
+use crate::support::http::{self, Reply};
+use crate::support::{ENABLE, Home, QUIET, Server, model, text, until};
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
-/// How long whatever is sent to the host is on its way.
+/// Delay of everything sent to the host.
 const SLOW_LINE: Duration = Duration::from_millis(15);
 
-/// Forwards connections to `to`, what comes for it slowly; where to connect.
+/// Forwards connections to `to`, with a delay in that direction. Returns its address.
 fn slow_line(to: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = listener.local_addr().expect("an address");
@@ -64,13 +62,13 @@ fn forward(mut from: TcpStream, mut to: TcpStream, each: Duration) {
     let _ = from.shutdown(std::net::Shutdown::Both);
 }
 
-/// What the program calls the model that is named by its file.
+/// Model id that the program derives from the file name.
 fn model_id() -> String {
     let stem = Path::new(model()).file_stem();
     text(stem.expect("a file's name").as_encoded_bytes())
 }
 
-/// A host that goes on serving, whatever becomes of its right to.
+/// Host that goes on serving after it has lost its rights.
 struct Stubborn {
     _runtime: Runtime,
     node: Node,
@@ -143,7 +141,7 @@ impl Stubborn {
         self.host.stats().steps
     }
 
-    /// Waits until nobody has a session with it; the steps that it ran in all.
+    /// Waits until its last session has ended. Returns the number of steps that it ran.
     fn steps_when_left(&self) -> u64 {
         until("its sessions end", || self.host.stats().sessions == 0);
         assert_eq!(self.host.stats().streams, 0);
@@ -151,7 +149,7 @@ impl Stubborn {
     }
 }
 
-/// Until a home's node knows the three hosts of a street.
+/// Waits until a home's node knows the three hosts of a street.
 fn until_hosts_are_known(home: &Home) {
     until("all three are known", || {
         let status = home.json(&["status", "--json"]);
@@ -161,8 +159,8 @@ fn until_hosts_are_known(home: &Home) {
     });
 }
 
-/// A community of five: who founded it, the stubborn host of the first half, two hosts that
-/// have all layers together, and a member that asks.
+/// Community of five: the founder, the stubborn host of the first half, two hosts that have all
+/// layers together, and a member that asks.
 struct Street {
     founder: Home,
     founder_runs: Server,
@@ -177,7 +175,7 @@ impl Street {
         let (founder, founder_runs) = founded(&[]);
         let homes: Vec<Home> = (0..3).map(|_| join(&founder, &founder_runs)).collect();
         let asks = join_as("member", &founder, &founder_runs);
-        // From layer 0 on it reaches furthest, so it is chosen, and the other half after it.
+        // It reaches furthest from layer 0, so it is chosen, followed by the other half.
         let stubborn = Stubborn::start(&homes[0], &founder_runs, (0, 14));
         let hosts = vec![
             host(&homes[1], &founder_runs, "0-9"),
@@ -204,8 +202,8 @@ impl Street {
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
     }
 
-    /// Asks, does something to the host after some tokens, and looks at the rest: the host
-    /// ran nothing more once its replacement was at work, and the answer has its words.
+    /// Asks and runs `command` against the host after some tokens. The host must run no step once
+    /// its replacement works, and the answer must be the same.
     fn ends_mid_answer(&self, command: &[&str], code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
         let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
@@ -239,11 +237,14 @@ impl Street {
         }
         let output = child.wait_with_output().expect("its end");
         assert!(output.status.success(), "{}", text(&output.stderr));
-        let (left, done) = (left.expect("somebody took over"), done.expect("an end"));
+        let (left, done) = (
+            left.expect("a replacement took over"),
+            done.expect("an end"),
+        );
         assert_eq!(self.stubborn.steps(), left, "it saw more rows");
         assert_eq!(done["text"], alone["text"]);
         assert_eq!(done["token_ids"], alone["token_ids"]);
-        // Another question does not go there, however long it is still advertised.
+        // Another question does not use the host, although it is still advertised.
         let again = self.chat(&["--no-fallback", "--no-service", "--json"]);
         let again = { again }.output().expect("it runs");
         let again: Value = serde_json::from_slice(&again.stdout).expect("JSON");
@@ -253,29 +254,29 @@ impl Street {
 }
 
 #[test]
-fn a_host_that_is_revoked_in_the_middle_of_an_answer_sees_no_more_of_it() {
+fn a_host_revoked_during_an_answer_gets_no_more_rows() {
     let street = Street::new();
     let id = street.stubborn.id();
     street.ends_mid_answer(&["community", "revoke", &id], "revoked");
 }
 
 #[test]
-fn a_host_that_is_demoted_sees_no_more_of_an_answer_asked_beside_a_running_node() {
+fn a_host_demoted_during_an_answer_beside_a_running_node_gets_no_more_rows() {
     let street = Street::new();
     let id = street.stubborn.id();
     let known = peers(&street.founder_runs);
-    // It keeps the log even, and the chat in another process watches its own connections.
+    // The home also runs a node, and the chat in another process watches its own connections.
     let _runs = serve(&street.asks, &["--set", &known]);
     until_hosts_are_known(&street.asks);
     street.ends_mid_answer(&["community", "demote", &id], "unauthorized");
 }
 
 #[test]
-fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
+fn the_next_turn_of_a_conversation_avoids_a_former_host() {
     let street = Street::new();
     let known = peers(&street.founder_runs);
     let service = serve(&street.asks, &["--set", &known]);
-    // A question that comes before is answered without them.
+    // An earlier question would be answered without the hosts.
     until_hosts_are_known(&street.asks);
     let mut messages = vec![json!({"role": "user", "content": QUESTION})];
     let ask = |messages: &[Value]| {
@@ -287,7 +288,7 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
         let answer: Value = serde_json::from_str(&answer).expect("JSON");
         answer["choices"][0]["message"].clone()
     };
-    // Known is not yet reached: until then others answer.
+    // A known host may not be connected yet: until then others answer.
     let mut first = Value::Null;
     until("it runs the first half", || {
         first = ask(&messages);
@@ -303,11 +304,11 @@ fn the_next_turn_of_a_kept_conversation_passes_a_former_host_by() {
     street
         .founder
         .says(&["community", "revoke", &street.stubborn.id()]);
-    // Nobody asks anything meanwhile: the right ends, and so does the session.
+    // Without any question, the revocation ends the session.
     let left = street.stubborn.steps_when_left();
     messages.extend([first, json!({"role": "user", "content": "Go on."})]);
     ask(&messages);
     assert_eq!(street.stubborn.steps(), left);
-    // Nor is what was seen of it told, as if it would be asked again.
+    // Its measurements are not shown any more.
     assert!(!street.asks.says(&["status"]).contains(&host));
 }

@@ -1,5 +1,6 @@
-//! A disk that fills up, during `model pull` and under a community's log: a real one, a small tmpfs in a mount namespace
-//! of the test's own. Where the system allows no such namespace, the test says so and ends.
+//! Full disks during `model pull` and under a community's log. The disk is a small tmpfs in a mount
+//! namespace of the test's own. Where the system allows no such namespace, the test says so and
+//! ends.
 #![cfg(target_os = "linux")]
 #![allow(
     clippy::expect_used,
@@ -8,14 +9,12 @@
     reason = "a test fails by panicking, and says why it cannot run"
 )]
 
-mod support;
-
 use std::process::{Command, Output, Stdio};
 
-use support::{ENABLE, Home, QUIET, model, text};
+use crate::support::{ENABLE, Home, QUIET, model, text};
 
-/// Pulls onto a disk that is too small for the file, and again once it is large enough.
-/// `$1` is the mount point, `$2` the model's file, the rest the command.
+/// Pulls onto a disk that is too small for the file, and again once it is large enough. `$1` is the
+/// mount point, `$2` the model's file, the rest the command.
 const SCRIPT: &str = r#"
 disk=$1; model=$2; shift 2
 mount -t tmpfs -o size=40m tmpfs "$disk" || exit 77
@@ -33,8 +32,8 @@ pull "$@"
 rm -f "$out"
 "#;
 
-/// A script with a disk of its own at `$1` and a program as its last arguments, in a mount namespace:
-/// how it ended and what it printed. `None`: there is no such namespace here.
+/// Runs a script with a disk of its own at `$1` and a program as its last arguments, in a mount
+/// namespace. `None` if no namespace can be created.
 fn on_a_disk(home: &Home, script: &str, more: &[&str], program: &Command) -> Option<Output> {
     let Some(mut command) = namespace() else {
         eprintln!("not tried: there is no mount namespace here");
@@ -78,7 +77,7 @@ fn namespace() -> Option<Command> {
 }
 
 #[test]
-fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
+fn a_full_disk_fails_a_pull_with_a_hint_and_a_later_pull_succeeds() {
     let home = Home::new();
     let pull = home.hearthnet(&["model", "pull", "smollm2-135m-instruct"]);
     let Some(output) = on_a_disk(&home, SCRIPT, &[model()], &pull) else {
@@ -105,7 +104,7 @@ fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
 
     assert!(large.starts_with("status 0\n"), "{out}");
     let whole = "SmolLM2-135M-Instruct.Q4_1.gguf 98362432";
-    // Beside the model, what is known of it, and the key that proves who wrote it.
+    // Beside the model: the hash cache, and the key that authenticates it.
     let known = [
         "SmolLM2-135M-Instruct.Q4_1.gguf.hearthnet ",
         "record.key 32",
@@ -116,8 +115,8 @@ fn a_full_disk_ends_a_pull_with_advice_leaves_nothing_and_more_room_mends_it() {
     assert_eq!((models, record.len()), (vec![whole.to_owned()], 2), "{out}");
 }
 
-/// Founds a community and serves it on a disk that then is full, and is emptied again.
-/// `$1` is the mount point, the rest the program with its settings.
+/// Founds a community and serves it on a disk that then fills up and is emptied again. `$1` is the
+/// mount point, the rest the program with its settings.
 const LOG: &str = r#"
 disk=$1; shift
 mount -t tmpfs -o size=20m tmpfs "$disk" || exit 77
@@ -142,7 +141,7 @@ look read-only "$@" status
 "#;
 
 #[test]
-fn a_disk_that_cannot_be_written_is_not_healthy_and_says_what_to_do() {
+fn an_unwritable_disk_is_reported_unhealthy_with_a_hint() {
     let home = Home::new();
     let mut program = home.hearthnet(&[&QUIET[..], &ENABLE].concat());
     program.env("HEARTHNET_DATA_DIR", home.path().join("disk/data"));
@@ -166,7 +165,7 @@ fn a_disk_that_cannot_be_written_is_not_healthy_and_says_what_to_do() {
     for name in ["refused", "alone", "read-only"] {
         let said = part(name);
         assert!(said.contains("exit 9"), "{out}");
-        assert!(said.contains("free some space where"), "{out}");
+        assert!(said.contains("free some space on"), "{out}");
     }
     assert!(part("read-only").contains("Read-only file system"), "{out}");
 }

@@ -1,11 +1,8 @@
-//! A daemon has given up what it does not need: it is started by a user with letters in the home
-//! directory, and cannot read them, whoever asks it to. Real processes.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+//! Sandbox of the daemon: its user has private files in the home directory, and no request can make
+//! the daemon read them. Real processes.
 
-mod support;
-
-use support::community::found;
-use support::{ENABLE, Home, QUIET, Server, assert_complains, model};
+use crate::support::community::found;
+use crate::support::{ENABLE, Home, QUIET, Server, assert_complains, model};
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -13,7 +10,7 @@ fn line<'a>(status: &'a str, name: &str) -> &'a str {
 }
 
 #[test]
-fn a_daemon_has_no_new_rights_and_says_what_stands() {
+fn a_daemon_has_no_new_privileges_and_reports_its_isolation() {
     let home = Home::new();
     found(&home);
     let node = serve(&home, "none");
@@ -29,14 +26,14 @@ fn a_daemon_has_no_new_rights_and_says_what_stands() {
 }
 
 #[test]
-fn a_daemon_cannot_be_made_to_read_a_file_of_its_user_that_is_none_of_its_models() {
+fn a_daemon_cannot_be_made_to_read_a_private_file_of_its_user() {
     let home = Home::new();
     found(&home);
     let letter = home.path().join("home/letter.gguf");
     let node = serve(&home, "none");
     std::fs::write(&letter, "Dear Ana").expect("a file");
     if line_of_files(&home).contains("NOT") {
-        // Without Landlock in the kernel there is nothing to try.
+        // Without Landlock in the kernel there is nothing to test.
         return;
     }
     let asked = |path: &str| {
@@ -50,12 +47,12 @@ fn a_daemon_cannot_be_made_to_read_a_file_of_its_user_that_is_none_of_its_models
     let path = letter.to_str().expect("a UTF-8 path");
     let refused = asked(path).output().expect("its end");
     assert_complains(&refused, "ermission denied");
-    // A model on another disk is none of its user's letters.
+    // A model outside of the home directory can be read.
     drop(Server::run(&mut asked(model())));
     drop(node);
 }
 
-/// A model of a user's own, in the home directory.
+/// Copies a model into the user's home directory.
 fn own_model(home: &Home) -> std::path::PathBuf {
     let folder = home.path().join("home/models");
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -64,7 +61,7 @@ fn own_model(home: &Home) -> std::path::PathBuf {
     file
 }
 
-/// A command of a user whose home directory is this test's.
+/// Command of a user whose home directory is this test's.
 fn at_home(home: &Home, args: &[&str]) -> std::process::Command {
     let mut command = home.hearthnet(args);
     command.env("HOME", home.path().join("home"));
@@ -73,7 +70,7 @@ fn at_home(home: &Home, args: &[&str]) -> std::process::Command {
 }
 
 #[test]
-fn a_daemon_remembers_what_it_has_read_of_a_model() {
+fn an_isolated_daemon_writes_the_hash_record_of_a_model() {
     let home = Home::new();
     let file = own_model(&home);
     let path = file.to_str().expect("a UTF-8 path");
@@ -86,7 +83,7 @@ fn a_daemon_remembers_what_it_has_read_of_a_model() {
 }
 
 #[test]
-fn commands_that_only_read_models_do_so_without_the_rest_of_their_user() {
+fn model_commands_work_without_access_to_other_files_of_their_user() {
     let home = Home::new();
     let file = own_model(&home);
     let path = file.to_str().expect("a UTF-8 path");
@@ -103,7 +100,7 @@ fn commands_that_only_read_models_do_so_without_the_rest_of_their_user() {
     }
 }
 
-/// What stands of the daemon's files.
+/// File part of the isolation that the daemon reports.
 fn line_of_files(home: &Home) -> String {
     let status = home.json(&["status", "--json"]);
     let stands = status["node"]["running"]["isolation"].as_str();

@@ -1,17 +1,15 @@
-//! A member of a community switches its machine off in the middle of somebody's answer, as people
-//! do: nobody is told to move, nothing is lost, and nothing has failed. Real model, real processes,
-//! found by the community alone.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! A community member shuts down during another member's answer: the chat moves without being
+//! asked, no token is lost, and no failure is reported. Real model, real processes, discovery
+//! through the community only.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::gauges::Gauges;
-use support::{
+
+use crate::support::gauges::Gauges;
+use crate::support::{
     ENABLE, Home, Host, QUIET, Server, TOGETHER, community, frames, http, model, told, until,
     wait_for_end,
 };
@@ -19,14 +17,14 @@ use support::{
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
 const TOKENS: usize = 256;
 
-/// After how many frames the host is asked to stop: some tokens, and by far not all.
+/// Number of frames after which the host is asked to stop: in the middle of the answer.
 const FRAMES: usize = 12;
 
-/// Hosts of the second half, in the order of their starts.
+/// Hosts of the second half, in start order.
 const SECOND: [usize; 2] = [1, 2];
 
-/// `hearthnet chat --frames`, frame by frame; `meddle` hears the first ones, once.
-fn chat(home: &Home, how: &[&str], meddle: impl FnOnce(&[Value])) -> Vec<Value> {
+/// Runs `hearthnet chat --frames`. `on_frames` is called once with the first frames.
+fn chat(home: &Home, how: &[&str], on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
     let (model, tokens) = (model(), TOKENS.to_string());
     let ask = [
         "chat",
@@ -39,10 +37,10 @@ fn chat(home: &Home, how: &[&str], meddle: impl FnOnce(&[Value])) -> Vec<Value> 
     ];
     let sampled = ["--temperature", "0.8", "--seed", "7"];
     let args = [&ENABLE[..], &ask, &sampled, how].concat();
-    frames(&mut home.hearthnet(&args), FRAMES, meddle)
+    frames(&mut home.hearthnet(&args), FRAMES, on_frames)
 }
 
-/// Who advertises layers, as a node's own log has it.
+/// Nodes that advertise layers, according to a node's own log.
 fn advertised(home: &Home) -> Vec<String> {
     let status = home.json(&[&QUIET[..], &["status", "--json"]].concat());
     let models = status["models"].as_array().expect("models").iter();
@@ -53,7 +51,7 @@ fn advertised(home: &Home) -> Vec<String> {
     nodes
 }
 
-/// Waits until these nodes, and no others, advertise layers as far as a node knows.
+/// Waits until exactly these nodes advertise layers, according to one node.
 fn until_advertised(home: &Home, nodes: &[&str]) {
     let mut nodes = nodes.to_vec();
     nodes.sort_unstable();
@@ -63,10 +61,10 @@ fn until_advertised(home: &Home, nodes: &[&str]) {
 }
 
 #[test]
-fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
+fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() {
     let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
-    // A host goes when nobody needs it any more: waiting for the deadline would be seen.
+    // The host exits when no caller needs it; waiting for this deadline would fail the test.
     let patient = "research.distributed_inference.host.drain_seconds=3600";
     let mut hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
         .iter()
@@ -91,7 +89,7 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
     let leaver = leaver.expect("a host was asked to stop");
     let (gone, spare) = (ids[leaver].as_str(), ids[3 - leaver].as_str());
 
-    // Not a byte is different.
+    // The answer is byte-identical.
     let answer = told(&frames, "token_delta");
     assert_eq!(answer, told(&undisturbed, "token_delta"));
     let (done, alone) = (told(&frames, "done")[0], told(&undisturbed, "done")[0]);
@@ -99,7 +97,7 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
         assert_eq!(done[same], alone[same], "{same}");
     }
 
-    // It moved once, in the middle, and to the one that was there for it.
+    // The chat moved once, in the middle, to the spare.
     let moves = told(&frames, "shard_failover");
     assert_eq!(moves.len(), 1, "{moves:#?}");
     assert_eq!(moves[0]["code"], "leaving");
@@ -113,7 +111,8 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
     let route: Vec<&Value> = route.collect();
     assert_eq!(route, [ids[0].as_str(), spare]);
 
-    // Nothing has failed: not for who asked, not as the caller counts, not for the machine itself.
+    // No failure is reported: not in the frames, not in the caller's metrics, not by the host's
+    // exit status.
     for status in told(&frames, "shard_status") {
         assert_eq!(status["status"], "ready", "{status:#}");
     }
@@ -130,7 +129,7 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
     let status = hosts[leaver].child.wait().expect("our own process");
     assert_eq!(status.code(), Some(0));
 
-    // Everybody who is left knows that it is gone, and that it said so itself.
+    // Every remaining member knows that it has left and that it withdrew its layers itself.
     for (at, member) in members.iter().enumerate() {
         if at != leaver {
             until_advertised(member, &[&ids[0], spare]);
@@ -149,14 +148,14 @@ fn a_member_that_switches_off_in_mid_answer_costs_no_word_and_has_not_failed() {
     assert_eq!(goodbye["event"]["code"], "withdrawn");
     assert!(!record.iter().any(|event| of_founder(event, "host_failed")));
 
-    // And the next one is answered without it.
+    // The next chat runs without it.
     let next = chat(&founder, &[], |_| {});
     assert_eq!(told(&next, "token_delta"), answer);
     assert!(told(&next, "shard_failover").is_empty());
 }
 
 #[test]
-fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
+fn a_silent_member_with_a_spare_delays_no_chat() {
     let (founder, node) = community::founded(&TOGETHER);
     let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     let hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
@@ -176,8 +175,8 @@ fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
         assert_eq!(told, alone, "{what}");
     };
 
-    // One of the two is stopped before anybody has connected to it: whether the chat would have
-    // chosen it or kept it in reserve, it does not show.
+    // One of the two is stopped before any connection. The answer shows no trace of it, whether the
+    // chat would have chosen it or kept it as a spare.
     hosts[SECOND[0]].signal(Signal::STOP);
     let frames = chat(&founder, &[], |_| {});
     same(&frames, "beside a stopped host");
@@ -215,7 +214,7 @@ fn a_member_that_goes_dark_keeps_nobody_waiting_that_its_spare_can_serve() {
 }
 
 #[test]
-fn a_chat_that_went_on_without_its_host_goes_back_to_it_with_the_next_question() {
+fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     let home = Home::new();
     let model = model();
     let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);

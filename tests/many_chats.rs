@@ -1,22 +1,17 @@
 //! Several chats at once over the same hosts: real model, real processes, one session with each
-//! host for all chats. Whatever they share, each says what it says alone.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
-
-#[path = "support/caller.rs"]
-mod caller;
+//! host for all chats. Each answer is the same as alone.
 
 use std::panic::resume_unwind;
 
-use caller::{Caller, Heard, request, same};
 use hearthnet_http::{Metrics, Part};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;
-use support::gauges::{self, Gauges};
-use support::{Host, wait_for_end};
+
+use crate::support::caller::{Caller, Heard, request, same};
+use crate::support::gauges::{self, Gauges};
+use crate::support::{Host, wait_for_end};
 
 const QUESTIONS: [&str; 3] = [
     "Tell me a short story about a lighthouse keeper and a lost whale.",
@@ -29,13 +24,14 @@ fn questions(count: usize) -> Vec<ChatRequest> {
     asked.map(|(text, seed)| request(text, seed)).collect()
 }
 
-/// A caller that gives its hosts as long as they need: none of them is ever stopped here.
+/// Caller with the default health timeout, because no host stops here.
 fn caller(context: u32) -> Caller {
     Caller::new(context, PumpSettings::default().health_timeout)
 }
 
-/// Asks all at once, each in a thread of its own, and compares every answer with the one that
-/// this machine alone gives. `at` hears every token of every chat, as [`Caller::answer`] says.
+/// Asks all questions at once, each in a thread of its own, and compares every answer with that of
+/// this machine alone. `at` is called for every token of every chat, as [`Caller::answer`]
+/// describes.
 fn together(
     caller: &Caller,
     hosts: &[&Host],
@@ -46,7 +42,7 @@ fn together(
     let expected: Vec<_> = chats.iter().map(|chat| caller.alone(chat)).collect();
     let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
     let links = caller.connect(&addresses);
-    // A chat that comes when the others have grown may find no room at all, and be refused.
+    // Opened before the chats grow: a later chat could be refused for lack of memory.
     let open = |_: &ChatRequest| caller.open(&links, fallback);
     let conversations: Vec<_> = chats.iter().map(open).collect();
     std::thread::scope(|scope| {
@@ -67,17 +63,17 @@ fn together(
             })
             .collect();
         let ends = threads.into_iter().map(|thread| thread.join());
-        // What a chat's thread has said of its panic is all that there is to say.
+        // The chat's thread has already printed its panic.
         ends.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
             .collect()
     })
 }
 
-/// Three hosts whose ranges overlap, so that a chat needs all of them.
+/// Three hosts with overlapping ranges; a chat needs all of them.
 const RANGES: [&str; 3] = ["0-11", "8-21", "18-29"];
 
 #[test]
-fn two_chats_over_three_hosts_say_what_each_says_alone() {
+fn two_chats_over_three_hosts_give_the_same_answers_as_alone() {
     let caller = caller(u32::MAX);
     let hosts = RANGES.map(|range| caller.host(range, &[]));
     let heard = together(
@@ -92,7 +88,7 @@ fn two_chats_over_three_hosts_say_what_each_says_alone() {
     assert!(heard.iter().all(|heard| heard.degraded.is_empty()));
 }
 
-/// Kills the host that runs the middle once both chats have come to their tenth token.
+/// Kills the host of the middle layers once both chats have reached their tenth token.
 struct Killer<'a> {
     hosts: &'a [&'a Host],
     ready: Mutex<[bool; 2]>,
@@ -117,7 +113,7 @@ impl Killer<'_> {
     }
 }
 
-/// Two chats at once, and what they heard; the host in the middle is killed under both.
+/// Runs two chats at once and kills the middle host under both. Returns their events.
 fn without_the_middle(caller: &Caller, hosts: &[&Host], fallback: bool) -> Vec<Heard> {
     let killer = Killer {
         hosts,
@@ -156,15 +152,16 @@ fn the_middle_host_dies_under_two_chats_and_this_machine_goes_on_for_both() {
     assert!(heard.iter().any(|heard| heard.local));
 }
 
-/// Streams give way in several of these tests, and one counts them: in the whole process.
+/// Lock on the process-wide preemption counter: one test counts preemptions, others cause them. The
+/// callers of `failover` cause none, because their hosts have memory and slots enough.
 static GIVING_WAY: RwLock<()> = RwLock::new(());
 
 #[test]
-fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() {
+fn chats_beyond_the_hosts_memory_take_longer_and_give_the_same_answers() {
     let _alone = GIVING_WAY.write();
-    // Five pages of 32 positions per host, of which each chat needs three in the end.
+    // Five pages of 32 positions per host; each chat needs three in the end.
     let caller = caller(128);
-    let numbers = Metrics::install(Part::Caller).expect("nobody else counts");
+    let numbers = Metrics::install(Part::Caller).expect("no other recorder");
     let memory = [
         "--set",
         "research.distributed_inference.host.kv_budget_mb=2",
@@ -182,7 +179,7 @@ fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() 
         assert!(heard.degraded.is_empty() && heard.recoveries.is_empty());
     }
     let heard = Gauges::of(numbers.render()).count("distributed_inference_preemptions_total");
-    // What a host says of itself, and under which name.
+    // Host counter of preemptions, which must equal its errors with the code `preempted`.
     let done = hosts.each_ref().map(|host| {
         let gauges = Gauges::at(&gauges::address(host));
         let ended = "hearthnet_shard_errors_total{code=\"preempted\"}";
@@ -194,18 +191,18 @@ fn chats_that_do_not_fit_into_their_hosts_memory_take_longer_and_say_the_same() 
         preempted.unwrap_or(0.0) as u64
     });
     let done: u64 = done.iter().sum();
-    // A stream that is being replaced may be preempted as well, and nobody listens to it any more.
+    // A stream that is being replaced may be preempted too; its caller does not count that.
     assert!(0 < heard && heard <= done, "{heard} heard, {done} done");
 }
 
-/// So few places on every host that they are soon taken.
+/// Stream limit of each host, low enough to be reached.
 const TWO_PLACES: [&str; 2] = [
     "--set",
     "research.distributed_inference.host.max_concurrent_streams=2",
 ];
 
 #[test]
-fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
+fn idle_conversations_yield_their_slots_at_once_and_continue_later() {
     let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
@@ -218,7 +215,7 @@ fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
         same(&result, &heard, &caller.alone(chat), "a chat");
         assert!(heard.degraded.is_empty() && heard.aborted.is_empty());
     };
-    // All places are taken by the first two; nothing but the third one's coming frees any.
+    // The first two conversations take all stream slots; the third one makes an idle slot free.
     let mut kept: Vec<Conversation> = Vec::new();
     for chat in &chats {
         let mut conversation = caller.open(&links, false);
@@ -231,7 +228,7 @@ fn conversations_that_rest_make_room_for_another_at_once_and_go_on_later() {
 }
 
 #[test]
-fn more_new_chats_than_places_wait_and_are_all_answered() {
+fn more_new_chats_than_slots_wait_and_are_all_answered() {
     let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &TWO_PLACES));
@@ -243,7 +240,7 @@ fn more_new_chats_than_places_wait_and_are_all_answered() {
         for (chat, expected) in chats.iter().zip(&expected) {
             let (caller, links) = (&caller, &links);
             scope.spawn(move || {
-                // It panics where it is refused.
+                // Panics if it is refused.
                 let mut conversation = caller.open(links, false);
                 let mut heard = Heard::default();
                 let result = caller.answer(&mut conversation, chat, &mut heard, |_, _| {});
@@ -254,7 +251,7 @@ fn more_new_chats_than_places_wait_and_are_all_answered() {
 }
 
 #[test]
-fn a_model_that_reads_far_more_than_its_hosts_memory_holds_is_served_all_the_same() {
+fn a_model_with_a_context_beyond_the_hosts_memory_is_served() {
     let _counted = GIVING_WAY.read();
     let caller = caller(u32::MAX);
     let memory = [

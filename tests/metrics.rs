@@ -1,15 +1,14 @@
-//! What Prometheus sees of a host and of a caller, after a chat and after strangers knocked.
-//! Real model, real processes, Prometheus' own parser.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! Metrics of a host and of a caller, after a chat and after refused connections. Real model, real
+//! processes, Prometheus' own parser.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use serde_json::Value;
-use support::{
-    ENABLE, Home, Host, PATIENCE, Server, assert_complains, assert_fails, model, python, succeeded,
+
+use crate::support::{
+    self, ENABLE, Home, Host, Server, TIMEOUT, assert_complains, assert_fails, model, python,
+    succeeded,
 };
 
 fn client(script: &str, args: &[&str]) -> Value {
@@ -18,7 +17,7 @@ fn client(script: &str, args: &[&str]) -> Value {
     serde_json::from_str(&succeeded(&output)).expect("one JSON object")
 }
 
-/// The numbers at a URL.
+/// Metrics at a URL.
 struct Numbers(Value);
 
 impl Numbers {
@@ -26,7 +25,7 @@ impl Numbers {
         Self(client("metrics_page.py", &[url]))
     }
 
-    /// What is counted under this name with these labels, in alphabetical order; 0 if nothing.
+    /// Value of a metric with these labels, in alphabetical order; 0 if it is missing.
     fn of(&self, name: &str) -> f64 {
         self.0["values"][name].as_f64().unwrap_or_default()
     }
@@ -37,7 +36,7 @@ impl Numbers {
         }
     }
 
-    /// Asks again until `name` is counted.
+    /// Polls until `name` is counted.
     fn until(url: &str, name: &str) -> Self {
         let mut numbers = Self::at(url);
         support::until(name, || {
@@ -48,18 +47,18 @@ impl Numbers {
     }
 }
 
-/// Says something to the host that is no TLS, and waits for it to hang up.
+/// Sends bytes that are not TLS to the host, and waits until it disconnects.
 fn knock(address: &str) {
     let endpoint = address.split('#').next().expect("an endpoint");
     let mut stream = TcpStream::connect(endpoint).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a timeout");
     let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n\0\0\0\0\0");
     let mut sink = Vec::new();
     let _ = stream.read_to_end(&mut sink);
 }
 
 #[test]
-fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
+fn a_host_and_its_caller_count_a_chat_and_refused_clients() {
     let (home, stranger, model) = (Home::new(), Home::new(), model());
     let admit = home.node_id();
     let hosts = ["0-14", "15-29"].map(|layers| {
@@ -67,7 +66,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
         Host::start(&Home::new(), model, layers, &admit, &extra)
     });
     let [first, second] = hosts.each_ref().map(|host| host.address.as_str());
-    // The same machine, under a key that it does not hold.
+    // The same address under another node's key.
     let endpoint = first.split('#').next().expect("an endpoint");
     let imposter = format!("{endpoint}#{}", stranger.node_id());
     let shards = ["--shard", first, "--shard", second, "--shard", &imposter];
@@ -78,7 +77,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
     let id = service.ready["models"][0].as_str().expect("a model");
     client("openai_http.py", &[url, id, "plain"]);
 
-    // Strangers: one without TLS, and one whose key is not admitted.
+    // Refused clients: one without TLS, and one whose key is not admitted.
     knock(first);
     let refused = stranger.ask("Hello", &[&hosts[0]], &["--no-fallback"]);
     assert_fails(&refused, 4, "shard_unavailable");
@@ -109,7 +108,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
         r#"hearthnet_transport_refusals_total{code="not_tls",side="host"}"#,
         r#"hearthnet_transport_refusals_total{code="not_admitted",side="host"}"#,
     ]);
-    // Nothing is under way, so nothing is held.
+    // All gauges are zero when idle.
     for name in [
         "hearthnet_shard_steps_waiting",
         r#"hearthnet_transport_step_slots{side="host",state="used"}"#,
@@ -149,7 +148,7 @@ fn a_host_and_its_caller_count_a_chat_and_those_who_were_not_let_in() {
 }
 
 #[test]
-fn numbers_beyond_this_machine_need_a_key() {
+fn metrics_on_a_public_address_need_a_key() {
     let home = Home::new();
     let serve = ["shard", "serve", "--json", "--model", model()];
     let how = ["--layers", "0-1", "--metrics", "0.0.0.0:0"];

@@ -1,7 +1,4 @@
-//! Models as people handle them: named in every way, fetched, listed, verified, changed, removed.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! Models in everyday use: named in every way, fetched, listed, verified, changed, removed.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,9 +14,10 @@ use hearthnet_model::{Digest, Gguf, ModelFile};
 use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
 use parking_lot::Mutex;
 use serde_json::Value;
-use support::{ENABLE, Home, assert_complains, assert_fails, model, succeeded, text};
 
-/// A home with a cache of its own and a catalogue in which `tiny` is the one model.
+use crate::support::{self, ENABLE, Home, assert_complains, assert_fails, model, succeeded, text};
+
+/// Home with a cache of its own and a catalogue with the one model `tiny`.
 struct Place {
     home: Home,
     catalogue: PathBuf,
@@ -31,7 +29,7 @@ impl Place {
         Self::with_pins(true)
     }
 
-    /// The same; without pins nothing but its size says which file the model is.
+    /// Same home; without pins, only the size identifies the model's file.
     fn with_pins(pinned: bool) -> Self {
         let home = Home::new();
         let bytes = TinyLlama::default().bytes();
@@ -81,12 +79,12 @@ impl Place {
         self.home.path().join("cache/hearthnet/models")
     }
 
-    /// Where the model of the catalogue lies.
+    /// Path of the catalogue's model.
     fn file(&self) -> PathBuf {
         self.models().join("tiny/tiny.gguf")
     }
 
-    /// Fetches the model of the catalogue from a file.
+    /// Home that has pulled the catalogue's model from a file.
     fn pulled() -> Self {
         let place = Self::new();
         let source = place.home.path().join("source.gguf");
@@ -96,7 +94,7 @@ impl Place {
         place
     }
 
-    /// The state of each model, as `model list` knows it.
+    /// State of each model, as `model list` reports it.
     fn states(&self) -> Vec<(String, String)> {
         let output = self.run(&["model", "list", "--json"]);
         let rows: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
@@ -112,7 +110,7 @@ impl Place {
     }
 }
 
-/// Asserts that a command without JSON failed, and said why and what to do.
+/// Asserts that a command without JSON failed with a reason and a hint.
 fn fails(output: &Output, status: i32) {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{said}");
@@ -122,7 +120,7 @@ fn fails(output: &Output, status: i32) {
     );
 }
 
-/// Flips one bit in the middle of the last tensor; the time of modification stays.
+/// Flips one bit in the middle of the last tensor and keeps the modification time.
 fn flip(path: &Path) {
     let modified = fs::metadata(path)
         .and_then(|info| info.modified())
@@ -139,14 +137,14 @@ fn flip(path: &Path) {
 }
 
 #[test]
-fn a_fetched_model_in_which_one_bit_was_flipped_is_refused_with_what_to_do() {
+fn a_pulled_model_with_a_flipped_bit_is_refused_with_a_hint() {
     let place = Place::pulled();
     assert_eq!(place.state(), "ok");
     flip(&place.file());
     assert_eq!(place.state(), "changed");
     let by_path = place.file();
     let by_path = by_path.to_str().expect("UTF-8");
-    // However it is named, and whatever it is for.
+    // For every way to name the model, and every command that uses it.
     for args in [
         &["chat", "hi", "--local", "--json", "--model", "tiny"][..],
         &["chat", "hi", "--local", "--json", "--model", by_path],
@@ -171,7 +169,7 @@ fn a_fetched_model_in_which_one_bit_was_flipped_is_refused_with_what_to_do() {
             "tiny",
         ],
         &["model", "verify", "tiny", "--json"],
-        // The catalogue cannot be overruled.
+        // `--accept` does not override the catalogue.
         &["model", "verify", "tiny", "--accept", "--json"],
     ] {
         let output = place.run(args);
@@ -179,12 +177,12 @@ fn a_fetched_model_in_which_one_bit_was_flipped_is_refused_with_what_to_do() {
         let said = text(&output.stderr);
         assert!(said.contains("hearthnet model pull"), "{args:?}: {said}");
     }
-    // It was not taken for good by all that looking.
+    // The failed commands did not accept the changed file.
     assert_eq!(place.state(), "changed");
 }
 
 #[test]
-fn a_file_that_nobody_pins_stays_what_it_was_until_somebody_accepts_the_change() {
+fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     let place = Place::new();
     let path = place.home.path().join("own.gguf");
     fs::write(&path, &place.bytes).expect("a file");
@@ -209,7 +207,7 @@ fn a_file_that_nobody_pins_stays_what_it_was_until_somebody_accepts_the_change()
     }
     assert_eq!(compared(verify(&["--accept"])), "accepted");
     assert_eq!(compared(verify(&[])), "record");
-    // Touched but the same: read again, and used.
+    // Touched but unchanged: hashed again, and used.
     let touched = fs::File::options()
         .write(true)
         .open(&path)
@@ -221,7 +219,7 @@ fn a_file_that_nobody_pins_stays_what_it_was_until_somebody_accepts_the_change()
 }
 
 #[test]
-fn the_list_knows_what_is_whole_cut_half_fetched_or_missing_and_rm_removes_it() {
+fn model_list_shows_whole_truncated_partial_and_missing_files_and_rm_removes_them() {
     let place = Place::new();
     assert_eq!(place.state(), "not_here");
     let place = Place::pulled();
@@ -232,7 +230,7 @@ fn the_list_knows_what_is_whole_cut_half_fetched_or_missing_and_rm_removes_it() 
     assert_fails(&chat, 8, "model_changed");
     assert_complains(&chat, "truncated");
 
-    // Nobody is here to be asked.
+    // Without a terminal there is no confirmation prompt.
     fails(&place.run(&["model", "rm", "tiny"]), 2);
     assert!(file.exists());
     succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));
@@ -252,7 +250,7 @@ fn the_list_knows_what_is_whole_cut_half_fetched_or_missing_and_rm_removes_it() 
     );
 }
 
-/// A hub with one file: `o/r/tiny.gguf` at any revision. Remembers what was asked for.
+/// Hub with one file, `o/r/tiny.gguf`, at any revision. Records the requested paths.
 fn hub(bytes: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://{}", listener.local_addr().expect("an address"));
@@ -300,7 +298,7 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
     let (address, asked) = hub(place.bytes.clone());
     let url = format!("{address}/x/tiny.gguf");
     for name in ["hf:o/r@v2/tiny.gguf", &url] {
-        // Not here: what to do is said before anything else, with the name.
+        // A missing model: the error names the pull command.
         let chat = place.run(&["chat", "hi", "--local", "--json", "--model", name]);
         assert_fails(&chat, 8, "model_unavailable");
         let said = text(&chat.stderr);
@@ -327,7 +325,7 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
     );
     assert_eq!(states.iter().filter(|(_, state)| state == "ok").count(), 2);
 
-    // Its digest pins it where somebody knows it.
+    // `--sha256` pins the file.
     let wrong = "0".repeat(64);
     let refused = place.run_at(
         &address,
@@ -342,7 +340,7 @@ fn a_failed_pull_says_why_once() {
     let place = Place::new();
     let (address, _) = hub(Vec::new());
     for name in ["hf:o/r/other.gguf", "tiny"] {
-        // The one has no such file, the other nobody who answers.
+        // The hub has no file for the first name; for the second one there is no hub.
         let hub = if name == "tiny" {
             "http://127.0.0.1:1"
         } else {
@@ -389,11 +387,11 @@ fn a_busy_hub_is_called_busy() {
     }
 }
 
-/// Sets a key that may be there.
+/// Key, and a change of its value.
 type Change = (&'static str, fn(&mut Writer, &'static str));
 
 #[test]
-fn an_inspection_says_of_a_file_what_chat_refuses_it_for() {
+fn inspect_gives_the_reason_for_which_chat_refuses_a_file() {
     const PRE: &str = "tokenizer.ggml.pre";
     const BOS: &str = "tokenizer.ggml.bos_token_id";
     const EOS: &str = "tokenizer.ggml.eos_token_id";
@@ -451,7 +449,7 @@ fn an_inspection_says_of_a_file_what_chat_refuses_it_for() {
             said.contains(&format!("chat: not with this file: {reason}")),
             "{index}: {reason}\n{said}"
         );
-        // What there is to see is shown all the same.
+        // The inspection still shows the readable parts.
         assert!(
             shown.contains("weights  ") && shown.contains("not with this file"),
             "{shown}"
@@ -465,7 +463,7 @@ fn an_inspection_says_of_a_file_what_chat_refuses_it_for() {
 }
 
 #[test]
-fn a_file_with_other_hyperparameters_is_not_said_to_have_other_tensors() {
+fn other_hyperparameters_are_not_reported_as_other_tensors() {
     const KEY: &str = "llama.rope.freq_base";
     let place = Place::new();
     let path = place.home.path().join("own.gguf");
@@ -480,13 +478,13 @@ fn a_file_with_other_hyperparameters_is_not_said_to_have_other_tensors() {
     fails(&refused, 8);
     let said = text(&refused.stderr);
     assert!(
-        said.contains("hyperparameters are others") && !said.contains("tensors differ"),
+        said.contains("hyperparameters are different") && !said.contains("tensors differ"),
         "{said}"
     );
 }
 
 #[test]
-fn a_default_model_in_the_configuration_is_the_one_that_is_meant() {
+fn the_default_model_of_the_configuration_is_used() {
     let place = Place::new();
     let missing = place.run(&[
         "--set",
@@ -510,7 +508,7 @@ fn a_default_model_in_the_configuration_is_the_one_that_is_meant() {
 }
 
 #[test]
-fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() {
+fn fp32_activations_are_a_model_of_their_own() {
     const FP32: [&str; 2] = [
         "--set",
         "research.distributed_inference.activation_dtype=fp32",
@@ -548,7 +546,7 @@ fn with_fp32_activations_hosts_and_callers_agree_and_others_are_another_model() 
 }
 
 #[test]
-fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps_it() {
+fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     use rustix::process::Signal;
     let path = model();
     let (caller, own) = (Home::new(), Home::new());
@@ -558,7 +556,7 @@ fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps
     let end = host.process.child.wait().expect("an end");
     assert!(end.success(), "{end:?}");
 
-    // With the signal ignored, as `nohup` starts programs, it goes on until it is asked to end.
+    // `nohup` ignores SIGHUP, so the host runs until it is asked to end.
     let mut command = std::process::Command::new("nohup");
     let kept = own.hearthnet(&[
         "serve",
@@ -606,7 +604,8 @@ fn a_host_whose_terminal_is_closed_leaves_as_when_it_is_asked_to_and_nohup_keeps
     assert!(child.wait().expect("an end").success());
 }
 
-/// A tiny model of Hugging Face's kind, and the file that llama.cpp's converter makes of it.
+/// Tiny model directory in Hugging Face's format, and the file that llama.cpp's converter makes of
+/// it.
 fn hugging_face(name: &str) -> (String, String) {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-model/tests/data");
     let path = |part: String| data.join(part).to_str().expect("UTF-8").to_owned();
@@ -617,17 +616,17 @@ fn hugging_face(name: &str) -> (String, String) {
 }
 
 #[test]
-fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
+fn a_hugging_face_directory_is_accepted_wherever_a_model_is_named() {
     let place = Place::new();
     let (directory, converted) = hugging_face("mixtral");
     let weights = |args: &[&str]| {
-        // These have no tokenizer: `chat` refuses them, a host serves them.
+        // These models have no tokenizer: `chat` refuses them, a host serves them.
         let output = place.run(&[&["model", "inspect", "--json"][..], args].concat());
         assert_eq!(output.status.code(), Some(8), "{}", text(&output.stderr));
         let told: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         told["weights"].as_str().expect("an id").to_owned()
     };
-    // It is the model that the converter makes of it, and quantised it is another one.
+    // Weights identity: equal to the converted file, different when quantised.
     assert_eq!(weights(&[&directory]), weights(&[&converted]));
     let quantised = weights(&[&directory, "--quantize", "q8_0"]);
     assert_ne!(quantised, weights(&[&directory]));
@@ -635,7 +634,7 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
     let read = |(name, state): &&(String, String)| name.contains("/dir/") && state != "not here";
     assert_eq!(states.iter().filter(read).count(), 2, "{states:?}");
 
-    // `import` writes the same file where it is wanted, and never over another.
+    // `import` writes the same file to the target, but never over an existing one.
     let target = place.home.path().join("mixtral.gguf");
     let out = target.to_str().expect("UTF-8");
     let import = [
@@ -651,13 +650,13 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
     assert_eq!(succeeded(&imported).trim(), out);
     assert_eq!(weights(&[out]), quantised);
     fails(&place.run(&import), 2);
-    // `convert` gives the same.
+    // `convert` writes the same file.
     let other = place.home.path().join("converted.gguf");
     let other = other.to_str().expect("UTF-8");
     succeeded(&place.run(&["model", "convert", &converted, "--to", "q8_0", "-o", other]));
     assert_eq!(weights(&[other]), quantised);
 
-    // A second time nothing is written.
+    // The second import writes nothing.
     let again = place.run(&["model", "import", &directory]);
     assert!(again.status.success() && !text(&again.stderr).contains("reading"));
     let line = text(&again.stdout).trim().to_owned();
@@ -669,7 +668,7 @@ fn a_hugging_face_directory_is_a_model_wherever_one_is_named() {
 }
 
 #[test]
-fn what_is_wrong_with_a_directory_is_said_and_nothing_is_left() {
+fn an_invalid_model_directory_is_reported_and_leaves_no_files() {
     let place = Place::new();
     let copy = place.home.path().join("broken");
     fs::create_dir(&copy).expect("a directory");
@@ -696,7 +695,7 @@ fn what_is_wrong_with_a_directory_is_said_and_nothing_is_left() {
     assert!(text(&refused.stderr).contains("no config.json"));
     assert!(!place.models().join("dir").is_dir());
 
-    // What is for directories is for nothing else.
+    // `--quantize` applies to directories only.
     fails(
         &place.run(&["model", "inspect", &converted, "--quantize", "q8_0"]),
         3,
@@ -708,15 +707,15 @@ fn what_is_wrong_with_a_directory_is_said_and_nothing_is_left() {
 }
 
 #[test]
-fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought() {
+fn a_model_without_a_catalogue_pin_is_pinned_by_its_first_pull() {
     let place = Place::with_pins(false);
     let digest = Digest::of(&place.bytes).to_string();
     let (address, _) = hub(place.bytes.clone());
-    // In whatever case it is written, and the licence comes first.
+    // The name is case-insensitive, and the licence is shown first.
     let pulled = place.run_at(&address, &["model", "pull", "Tiny"]);
     let said = text(&pulled.stderr);
     assert!(pulled.status.success(), "{said}");
-    let licence = said.find("whoever uses the model accepts https://example.org/terms");
+    let licence = said.find("the user of the model accepts https://example.org/terms");
     assert!(
         licence.is_some() && licence < said.find("pulling Tiny"),
         "{said}"
@@ -735,7 +734,8 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
     assert!(listed("weights").is_string() && listed("runs_here").is_boolean());
     assert!(listed("text").is_string());
 
-    // Its pin outlives it: another file of the same size is refused, and both are named.
+    // The pin outlives the file: another file of the same size is refused, and both digests are
+    // shown.
     succeeded(&place.run(&["model", "rm", "tiny", "--yes"]));
     let mut other = place.bytes.clone();
     let at = other.len() - 200;
@@ -758,16 +758,16 @@ fn a_model_that_the_catalogue_does_not_pin_must_stay_what_the_first_pull_brought
         let changed = place.run(args);
         assert_fails(&changed, 8, "model_changed");
         let said = text(&changed.stderr);
-        assert!(said.contains("the file that was pulled first"), "{said}");
+        assert!(said.contains("differs from the first download"), "{said}");
     }
 
-    // A pin that cannot be read is no reason to believe anything.
+    // An unreadable pin is an error.
     fs::write(place.models().join("pins/tiny.toml"), "").expect("a file");
     fails(&place.run(&["model", "list"]), 13);
 }
 
 #[test]
-fn an_unknown_model_is_told_its_neighbours_and_a_closed_repository_what_it_wants() {
+fn an_unknown_model_gets_suggestions_and_a_gated_repository_a_hint() {
     let place = Place::new();
     let output = place.run(&["model", "inspect", "tinny"]);
     fails(&output, 3);

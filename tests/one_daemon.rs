@@ -1,8 +1,5 @@
-//! One daemon per home: it serves layers, answers calls, and opens its interfaces for its own people, and
+//! One daemon per home: it serves layers, answers calls, opens its interfaces to its own users, and
 //! its own layers count for its own chats. Real model, real processes, one machine.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -11,25 +8,26 @@ use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::gauges::Gauges;
-use support::{
+
+use crate::support::gauges::Gauges;
+use crate::support::{
     ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, assert_fails, chat_app, community,
     http, interrupt, model, succeeded, text, until, until_answered, wait_for_end,
 };
 
 const QUESTION: &str = "Name three colours.";
 
-/// How commands here are typed: an answer comes from hosts or not at all.
+/// Settings of commands here: hosts answer, or the command fails.
 fn here() -> Vec<&'static str> {
     [ENABLE, QUIET, TOGETHER].concat()
 }
 
-/// A process of its own beside the daemon, which asks the hosts itself.
+/// Settings of a process beside the daemon that contacts the hosts itself.
 fn beside(more: &[&'static str]) -> Vec<&'static str> {
     [&ENABLE[..], &QUIET, &["--no-service"], more].concat()
 }
 
-/// A daemon that is not asked for JSON once it is ready, or that never gets so far.
+/// Starts a daemon and waits until it is ready.
 fn daemon(home: &Home, settings: &[&str], command: &[&str]) -> Server {
     let tail = ["--listen", "127.0.0.1:0", "--json", "--lifeline"];
     let http = ["--http", "127.0.0.1:0"];
@@ -39,7 +37,7 @@ fn daemon(home: &Home, settings: &[&str], command: &[&str]) -> Server {
     )
 }
 
-/// A community's founder, and its daemon, which serves these layers.
+/// Founder of a community with its daemon, which serves these layers.
 fn founded(layers: &[&str]) -> (Home, Server) {
     founded_with(&[], layers)
 }
@@ -52,13 +50,13 @@ fn founded_with(settings: &[&str], layers: &[&str]) -> (Home, Server) {
     (founder, daemon)
 }
 
-/// What the model says on one machine alone.
+/// Answer of the model on one machine alone.
 fn alone(home: &Home) -> String {
     let said = home.json(&[&["chat", QUESTION, "--local", "--json"][..], &greedy()].concat());
     said["text"].as_str().expect("text").to_owned()
 }
 
-/// `hearthnet chat`, until there is an answer.
+/// Repeats `hearthnet chat` until it succeeds.
 fn chat(home: &Home, extra: &[&str]) -> Value {
     let ask = ["chat", QUESTION, "--json"];
     let args = [&ENABLE[..], &ask, &greedy(), extra].concat();
@@ -66,7 +64,7 @@ fn chat(home: &Home, extra: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// How every question here is answered.
+/// Sampling flags of every question here.
 fn greedy() -> [&'static str; 4] {
     let [length, heat] = ["--max-tokens=24", "--temperature=0"];
     [length, heat, "--model", model()]
@@ -76,26 +74,26 @@ fn status(home: &Home) -> Value {
     home.json(&[&QUIET[..], &["status", "--json"]].concat())
 }
 
-/// Events of a kind in a home's own log, which asks nobody.
+/// Events of a kind in a home's own log, without asking other nodes.
 fn events(home: &Home, kind: &str) -> usize {
     let lines = home.says(&["log", "show", "--json"]);
     lines.lines().filter(|line| line.contains(kind)).count()
 }
 
-/// The shard that a home's daemon says to serve.
+/// Shard that a home's daemon reports to serve.
 fn serving(home: &Home) -> Option<String> {
     let serving = &status(home)["node"]["running"]["serving"];
     serving.as_str().map(str::to_owned)
 }
 
-/// That a home's layers were among those that answered.
+/// Asserts that a home's layers took part in an answer.
 fn assert_asked(answer: &Value, node: &str) {
     let mut route = answer["route"].as_array().expect("a route").iter();
     assert!(route.any(|hop| hop["host"] == node), "{answer:#}");
 }
 
 #[test]
-fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
+fn two_homes_with_half_the_layers_each_can_both_chat_as_can_their_apps() {
     let (founder, attic) = founded(&["--layers", "0-14"]);
     let member = community::join(&founder, &attic);
     let peers = community::peers(&attic);
@@ -108,7 +106,7 @@ fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
 
     let expected = alone(&founder);
     for (home, other) in [(&founder, member.node_id()), (&member, founder.node_id())] {
-        // Asked through the daemon, and by a process of its own beside it.
+        // Through the daemon, and by a separate process.
         let answers = [chat(home, &[]), chat(home, &beside(&["--no-fallback"]))];
         for answer in &answers {
             assert_eq!(answer["text"], expected.as_str());
@@ -119,7 +117,7 @@ fn two_homes_that_serve_a_half_each_both_chat_and_so_do_their_apps() {
     }
 }
 
-/// How many tensor sessions a daemon has open over sockets, on either side.
+/// Tensor sessions of a daemon over sockets, on either side.
 fn sockets(server: &Server) -> u64 {
     let numbers = Gauges::at(&http::address(server));
     let open = |side: &str| {
@@ -130,7 +128,7 @@ fn sockets(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_home_that_serves_every_layer_answers_itself_without_a_wire_and_with_all_checks() {
+fn a_home_with_all_layers_answers_itself_without_sockets_but_with_all_checks() {
     let (founder, daemon) = founded(&["--layers", "0-29"]);
     let answer = chat(&founder, &[]);
     assert_eq!(answer["text"], alone(&founder).as_str());
@@ -142,11 +140,11 @@ fn a_home_that_serves_every_layer_answers_itself_without_a_wire_and_with_all_che
     }
     assert_eq!(sockets(&daemon), 0);
 
-    // Another process of the same home comes over the wire, and says the same.
+    // Another process of the same home uses sockets and gets the same answer.
     let own_process = chat(&founder, &beside(&["--no-fallback"]));
     assert_eq!(own_process["text"], answer["text"]);
 
-    // The right to it is asked for each session, as it is of others.
+    // Its own sessions need the same permission as those of others.
     founder.json(&["community", "policy", "--research", "off", "--json"]);
     until("it serves no more", || serving(&founder).is_none());
     let args = [&here()[..], &["chat", QUESTION, "--model", model()]].concat();
@@ -154,24 +152,24 @@ fn a_home_that_serves_every_layer_answers_itself_without_a_wire_and_with_all_che
     assert_eq!(refused.status.code(), Some(7), "{}", text(&refused.stderr));
 }
 
-/// A chat that hosts cannot answer, through the daemon; what it says on standard error.
+/// Chat through the daemon that no host can answer. Returns its output and its standard error.
 fn alone_after_all(home: &Home, extra: &[&str]) -> (String, String) {
     let output = home.run(&[&ENABLE[..], &["chat", QUESTION], &greedy(), extra].concat());
     (succeeded(&output), text(&output.stderr))
 }
 
 #[test]
-fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts_when_they_come() {
+fn a_new_question_is_answered_locally_without_hosts_and_by_hosts_once_they_appear() {
     let on = "research.distributed_inference.fallback_to_local=true";
     let (founder, node) = founded_with(&["--set", on], &[]);
     let expected = alone(&founder);
     let here = "this machine answers alone";
 
-    // Nobody serves a layer.
+    // No host serves a layer.
     let (answer, said) = alone_after_all(&founder, &[]);
     assert_eq!(answer.trim_end(), expected, "{said}");
     assert!(said.contains(here), "{said}");
-    // The same of a process of its own.
+    // The same with a process of its own.
     let (answer, said) = alone_after_all(&founder, &beside(&[]));
     assert_eq!(answer.trim_end(), expected, "{said}");
     assert!(said.contains(here), "{said}");
@@ -186,12 +184,12 @@ fn a_new_question_is_answered_here_when_no_host_can_be_had_and_goes_to_the_hosts
     };
     let events = ask(true).text();
     assert!(
-        events.contains(&format!(": no host can be had for this: {here}")),
+        events.contains(&format!(": no host is available: {here}")),
         "{events}"
     );
     assert!(ask(false).alone, "a header says so");
 
-    // A host comes: the conversation that went local keeps nobody here.
+    // A host appears: later questions go to it, although the conversation went local before.
     let member = community::join(&founder, &node);
     let _host = community::host(&member, &node, "0-29");
     let id = member.node_id();
@@ -217,7 +215,7 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
     until("all layers are served", complete);
     host.child.kill().expect("our own");
     host.child.wait().expect("our own");
-    // Its advertisement holds for minutes yet.
+    // Its advertisement is valid for some more minutes.
     let told = status(&founder);
     let model = &told["models"][0];
     assert_eq!(model["complete"], false, "{told:#}");
@@ -234,10 +232,10 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
 }
 
 #[test]
-fn status_of_a_home_without_a_daemon_asks_the_others_first() {
+fn status_without_a_daemon_syncs_first() {
     let (founder, node) = founded(&[]);
     let [member, guest] = [(); 2].map(|()| community::join(&founder, &node));
-    // Nobody served anything when the guest joined, which is when it last heard of anybody.
+    // No node served layers when the guest joined, which is the last time it was connected.
     let _host = community::host(&member, &node, "0-29");
     until("the founder knows", || {
         status(&founder)["models"][0]["complete"] == true
@@ -246,7 +244,7 @@ fn status_of_a_home_without_a_daemon_asks_the_others_first() {
 }
 
 #[test]
-fn a_host_that_comes_back_elsewhere_is_shown_where_it_is() {
+fn a_restarted_host_is_shown_at_its_new_address() {
     let (founder, node) = founded(&[]);
     let member = community::join(&founder, &node);
     let mut before = String::new();
@@ -260,7 +258,7 @@ fn a_host_that_comes_back_elsewhere_is_shown_where_it_is() {
             shards[0]["address"] == address.as_str() && shards[0]["reachable"] == true
         });
         assert_eq!(status(&founder)["models"][0]["shards"][1], Value::Null);
-        // It cannot withdraw what it advertised.
+        // A killed host cannot withdraw its advertisement.
         host.child.kill().expect("our own");
         host.child.wait().expect("our own");
         before = address;
@@ -268,14 +266,14 @@ fn a_host_that_comes_back_elsewhere_is_shown_where_it_is() {
 }
 
 #[test]
-fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() {
+fn a_host_prints_the_missing_layers_and_when_the_model_is_complete() {
     let (founder, node) = founded(&[]);
     let [one, two] = [(); 2].map(|()| community::join(&founder, &node));
     let peers = community::peers(&node);
     let serve = ["serve", "--model", model(), "--layers", "0-14"];
     let endpoints = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
     let args = [&here()[..], &["--set", &peers], &serve, &endpoints].concat();
-    let mut going = Going::start(&one, &args);
+    let mut going = RunningCommand::start(&one, &args);
     let terminal = BufReader::new(going.child.stderr.take().expect("a pipe"));
     let mut lines = terminal.lines().map(|line| line.expect("a line"));
     let mut says = |words: &str| {
@@ -286,7 +284,7 @@ fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() 
     says("layers 15-29 are still missing");
     let mut host = community::host(&two, &node, "15-29");
     says("\"Elm Street\" serves the whole model now");
-    // Waiting would close its lifeline, which asks it a second time: to stop at once.
+    // Waiting would close its lifeline, which is a second request to stop: at once.
     let lifeline = host.child.stdin.take();
     host.signal(Signal::TERM);
     host.child.wait().expect("our own");
@@ -295,20 +293,20 @@ fn a_hosts_terminal_says_which_layers_are_missing_and_when_the_model_is_whole() 
 }
 
 #[test]
-fn chat_asks_the_others_before_it_judges_by_its_own_log() {
+fn chat_syncs_before_it_decides_by_its_own_log() {
     let (founder, node) = founded(&["--layers", "0-29"]);
     let member = community::join_as("member", &founder, &node);
     let peers = community::peers(&node);
     let args = ["--set", &peers, "chat", QUESTION, "--no-fallback"];
     let ask = [&here()[..], &args, &greedy()].concat();
     founder.json(&["community", "policy", "--research", "off", "--json"]);
-    // It believes its own log, asks in vain, and has heard of it then.
+    // Its own log allows it, so it asks in vain; afterwards it has the new policy.
     assert!(!member.run(&ask).status.success());
     assert_eq!(events(&member, "community.policy"), 1);
     founder.json(&["community", "policy", "--research", "on", "--json"]);
     until("it serves again", || serving(&founder).is_some());
     assert_eq!(events(&member, "community.policy"), 1);
-    // Whether it had to wait for them depends on how long its model took to read.
+    // It may ask other nodes first or not, depending on how long the model takes to load.
     member.says(&ask);
 }
 
@@ -323,13 +321,13 @@ fn a_second_serve_says_where_the_daemon_is_and_succeeds() {
     assert!(said.contains(url), "{said}");
 }
 
-/// A command that goes on, and the lines of one of its outputs.
-struct Going {
+/// Running command, and the lines of one of its outputs.
+struct RunningCommand {
     child: Child,
     lines: Box<dyn Iterator<Item = String>>,
 }
 
-impl Going {
+impl RunningCommand {
     fn start(home: &Home, args: &[&str]) -> Self {
         let mut child = home
             .hearthnet(args)
@@ -344,7 +342,7 @@ impl Going {
     }
 }
 
-impl Drop for Going {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -352,13 +350,13 @@ impl Drop for Going {
 }
 
 #[test]
-fn shard_serve_beside_a_daemon_has_it_serve_the_layers_until_it_is_stopped() {
+fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
     let (founder, daemon) = founded(&[]);
     assert_eq!(serving(&founder), None);
 
     let shard = ["shard", "serve", "--model", model(), "--json"];
     let args = [&here()[..], &shard, &["--layers", "0-29"]].concat();
-    let mut attached = Going::start(&founder, &args);
+    let mut attached = RunningCommand::start(&founder, &args);
     let ready: Value = serde_json::from_str(&attached.lines.next().expect("a line")).expect("JSON");
     assert_eq!(
         ready["descriptor"]["layer_range"],
@@ -368,19 +366,19 @@ fn shard_serve_beside_a_daemon_has_it_serve_the_layers_until_it_is_stopped() {
     assert_eq!(serving(&founder).as_deref(), Some(shard_id));
     assert_eq!(chat(&founder, &[])["text"], alone(&founder).as_str());
 
-    // One range at a time.
+    // A daemon serves one range at a time.
     let second = founder.run(&args);
     assert!(!second.status.success());
     assert_complains(&second, "serves layers already");
 
-    // Ctrl-C ends the serving, and not the daemon.
+    // Ctrl-C ends the serving of layers, but not the daemon.
     interrupt(&attached.child);
     wait_for_end(attached.child.id());
     assert_eq!(attached.child.wait().expect("our own").code(), Some(0));
     until("the layers are withdrawn", || serving(&founder).is_none());
 
-    // A client that is killed is a client that is gone.
-    let mut killed = Going::start(&founder, &args);
+    // Killing the client ends its request too.
+    let mut killed = RunningCommand::start(&founder, &args);
     killed.lines.next().expect("a line");
     until("they are served again", || serving(&founder).is_some());
     drop(killed);
@@ -391,7 +389,7 @@ fn shard_serve_beside_a_daemon_has_it_serve_the_layers_until_it_is_stopped() {
 }
 
 #[test]
-fn a_daemon_without_the_models_file_does_the_rest() {
+fn a_daemon_without_the_model_file_still_runs_its_node() {
     let founder = Home::new();
     community::found(&founder);
     let on = "research.distributed_inference.host.serve_shards=true";
@@ -401,17 +399,17 @@ fn a_daemon_without_the_models_file_does_the_rest() {
     let serve = ["--set", on, "serve", "--model", missing];
     let daemon = Server::start(&founder, &[&here()[..], &serve, &tail].concat());
     assert_eq!(daemon.ready["url"], Value::Null);
-    // Others can join through it.
+    // Other nodes can join through it.
     let member = community::join(&founder, &daemon);
     assert_eq!(status(&member)["node"]["level"], "trusted");
-    // Where the layers are what it is about, it is an error.
+    // `shard serve` needs the layers, so it fails.
     let shard = ["shard", "serve", "--model", missing];
     let output = member.run(&[&here()[..], &shard].concat());
     assert_eq!(output.status.code(), Some(8), "{}", text(&output.stderr));
 }
 
 #[test]
-fn a_daemon_that_cannot_start_whole_ends_with_why_and_advertises_nothing() {
+fn a_daemon_that_fails_to_start_gives_the_reason_and_advertises_nothing() {
     let home = Home::new();
     community::found(&home);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -420,13 +418,13 @@ fn a_daemon_that_cannot_start_whole_ends_with_why_and_advertises_nothing() {
     let endpoints = ["--listen", "127.0.0.1:0", "--http", &http, "--json"];
     let ended = home.run(&[&here()[..], &serve, &endpoints].concat());
     assert_fails(&ended, 9, "host_failed");
-    // What is withdrawn takes the place of what was advertised.
+    // A withdrawal would replace an earlier advertisement in the log.
     assert_eq!(events(&home, "experimental.shard.advertised"), 0);
     assert_eq!(serving(&home), None);
 }
 
 #[test]
-fn layers_pause_when_the_community_switches_computing_off_and_come_back_with_it() {
+fn layers_pause_while_the_community_has_research_off() {
     let on = "research.distributed_inference.host.serve_shards=true";
     let all = "research.distributed_inference.host.serve_layers=\"0-29\"";
     let (founder, daemon) = founded_with(&["--set", on, "--set", all], &[]);
@@ -451,7 +449,7 @@ fn layers_pause_when_the_community_switches_computing_off_and_come_back_with_it(
 }
 
 #[test]
-fn a_node_promoted_while_it_was_away_asks_the_others_before_it_judges() {
+fn a_node_promoted_while_offline_syncs_before_it_decides() {
     let (founder, node) = founded(&[]);
     let member = community::join_as("member", &founder, &node);
     let peers = community::peers(&node);
@@ -460,12 +458,12 @@ fn a_node_promoted_while_it_was_away_asks_the_others_before_it_judges() {
     assert_eq!(refused.status.code(), Some(10), "{}", text(&refused.stderr));
     let why = text(&refused.stderr);
     assert!(
-        why.contains("asking the others") && why.contains("promote"),
+        why.contains("asking other members") && why.contains("promote"),
         "{why}"
     );
 
     founder.says(&["community", "promote", &member.node_id(), "trusted"]);
-    // Its own log has not heard of it yet.
+    // Its own log does not have the promotion yet.
     assert_eq!(events(&member, "member.level"), 0);
     let host = daemon(&member, &["--set", &peers], &shard);
     assert_eq!(

@@ -1,8 +1,5 @@
-//! A community's log is written by one process: the daemon of the home where one runs, else the
-//! command itself. Real processes; where a daemon must be odd, the test is the daemon.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! A community's log is written by one process: by the home's daemon if one runs, otherwise by the
+//! command itself. Real processes; where a daemon must misbehave, the test plays the daemon.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,10 +18,11 @@ use hearthnet_bus::{NodeId, NodeKey};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::community::{address, found, join_as};
-use support::{Home, QUIET, Server, assert_complains, assert_fails, succeeded, until};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
+
+use crate::support::community::{address, found, join_as};
+use crate::support::{Home, QUIET, Server, assert_complains, assert_fails, succeeded, until};
 
 const INVITE: [&str; 3] = ["community", "invite", "--json"];
 
@@ -54,7 +52,7 @@ fn invited(command: Child) -> Output {
     command.wait_with_output().expect("its end")
 }
 
-/// How many invites the log has, which must be whole.
+/// Number of invites in the log, which must be intact.
 fn invites(home: &Home) -> usize {
     let said = home.says(&["log", "verify"]);
     assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
@@ -62,8 +60,8 @@ fn invites(home: &Home) -> usize {
     listed["invites"].as_array().expect("a list").len()
 }
 
-/// A daemon that this test is: it holds the lock, and answers what `registry` holds.
-struct Odd {
+/// Daemon played by this test: it holds the lock and offers the capabilities of `registry`.
+struct FakeDaemon {
     _lock: File,
     api: Option<LocalApi>,
     runtime: Runtime,
@@ -81,7 +79,7 @@ impl Authority for ThisUser {
     }
 }
 
-impl Odd {
+impl FakeDaemon {
     fn start(home: &Home, registry: Registry) -> Self {
         let lock = File::create(data(home).join("node.lock")).expect("a file");
         flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("no daemon runs");
@@ -97,7 +95,7 @@ impl Odd {
     }
 }
 
-/// Hears what it should write, and never answers.
+/// Receives write requests and never answers.
 struct Hangs(Arc<Notify>);
 
 impl Handler for Hangs {
@@ -113,12 +111,12 @@ impl Handler for Hangs {
 }
 
 #[test]
-fn a_daemon_knows_at_once_what_a_command_beside_it_had_it_write() {
+fn a_daemon_applies_at_once_the_events_written_for_a_command() {
     let founder = founder();
     let node = serve(&founder);
     let code = founder.json(&[&QUIET[..], &INVITE].concat());
     let code = code["code"].as_str().expect("a code").to_owned();
-    // The daemon admits by it without looking at the disk for what others may have written.
+    // The daemon accepts the invite without reading the log from disk again.
     let member = Home::new();
     let peer = format!("discovery.static_peers=[\"{}\"]", address(&node));
     member.says(&[&QUIET[..], &["--set", &peer, "community", "join", &code]].concat());
@@ -142,7 +140,7 @@ fn a_daemon_knows_at_once_what_a_command_beside_it_had_it_write() {
 }
 
 #[test]
-fn another_node_cannot_have_the_daemon_write() {
+fn another_node_cannot_write_through_the_daemon() {
     let founder = founder();
     let node = serve(&founder);
     let trusted = join_as("trusted", &founder, &node);
@@ -183,20 +181,20 @@ fn another_node_cannot_have_the_daemon_write() {
 }
 
 #[test]
-fn a_command_comes_to_the_daemon_through_its_socket_and_needs_no_token() {
+fn a_command_reaches_the_daemon_through_its_socket_without_a_token() {
     let founder = founder();
     let node = serve(&founder);
     for file in ["bus.token", "bus.endpoint"] {
         std::fs::remove_file(data(&founder).join(file)).expect("a file");
     }
     succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
-    // Another daemon that starts here leaves the socket alone.
+    // A second `serve` leaves the socket of the first one alone.
     let tail = ["serve", "--model", "none", "--json"];
     succeeded(&founder.run(&[&QUIET[..], &tail].concat()));
     succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
     drop(node);
     assert_eq!(invites(&founder), 2);
-    // The killed one's is replaced by the next one.
+    // The next daemon replaces the socket of a killed one.
     assert!(data(&founder).join("bus.socket").exists());
     let node = serve(&founder);
     std::fs::remove_file(data(&founder).join("bus.token")).expect("a file");
@@ -208,7 +206,7 @@ fn a_command_comes_to_the_daemon_through_its_socket_and_needs_no_token() {
 }
 
 #[test]
-fn where_there_is_no_socket_who_cannot_show_the_daemons_token_writes_nothing_beside_it() {
+fn without_a_socket_a_command_with_a_wrong_token_writes_nothing() {
     let founder = founder();
     let node = serve(&founder);
     std::fs::remove_file(data(&founder).join("bus.socket")).expect("a socket");
@@ -220,9 +218,9 @@ fn where_there_is_no_socket_who_cannot_show_the_daemons_token_writes_nothing_bes
 }
 
 #[test]
-fn a_daemon_of_another_version_is_named_with_what_to_do() {
+fn a_daemon_of_another_version_is_an_error_with_a_hint() {
     let founder = founder();
-    let old = Odd::start(&founder, Registry::new());
+    let old = FakeDaemon::start(&founder, Registry::new());
     let refused = founder.run(&[&QUIET[..], &INVITE].concat());
     assert_fails(&refused, 9, "version_unsupported");
     assert_complains(&refused, "stop it and start it again");
@@ -231,7 +229,7 @@ fn a_daemon_of_another_version_is_named_with_what_to_do() {
 }
 
 #[test]
-fn a_daemon_that_dies_with_a_change_in_its_hands_is_named_with_what_to_do() {
+fn a_daemon_that_dies_during_a_write_is_an_error_with_a_hint() {
     let founder = founder();
     let registry = Registry::new();
     let heard = Arc::new(Notify::new());
@@ -255,7 +253,7 @@ fn a_daemon_that_dies_with_a_change_in_its_hands_is_named_with_what_to_do() {
     };
     let hangs = Arc::new(Hangs(Arc::clone(&heard)));
     registry.register(descriptor, hangs).expect("a free name");
-    let mut daemon = Odd::start(&founder, registry);
+    let mut daemon = FakeDaemon::start(&founder, registry);
     let policy = ["community", "policy", "--research", "off", "--json"];
     let command = founder.spawn(&[&QUIET[..], &policy].concat());
     daemon.runtime.block_on(heard.notified());
@@ -263,14 +261,17 @@ fn a_daemon_that_dies_with_a_change_in_its_hands_is_named_with_what_to_do() {
     daemon.runtime.block_on(api.close());
     let refused = invited(command);
     assert_fails(&refused, 9, "unreachable");
-    assert_complains(&refused, "`hearthnet log show` shows whether it has");
+    assert_complains(
+        &refused,
+        "`hearthnet log show` shows whether it was written",
+    );
 }
 
 #[test]
-fn where_a_daemon_is_killed_before_it_was_asked_the_command_writes() {
+fn if_the_daemon_is_killed_before_the_request_the_command_writes_itself() {
     let founder = founder();
     let mut node = serve(&founder);
-    // It takes no connection, but holds its lock.
+    // A stopped daemon accepts no connection, but holds its lock.
     node.signal(Signal::STOP);
     let command = invite(&founder);
     until("the command asks the daemon", || is_asked(&founder));
@@ -280,8 +281,8 @@ fn where_a_daemon_is_killed_before_it_was_asked_the_command_writes() {
     assert_eq!(invites(&founder), 1);
 }
 
-/// Whether somebody is connected to the local API of a home, as the kernel tells: the socket that listens
-/// there is not alone.
+/// Whether a client is connected to the local API of a home: the kernel's table then lists more
+/// than the listening socket.
 fn is_asked(home: &Home) -> bool {
     let socket = data(home).join("bus.socket");
     let socket = socket.to_str().expect("a path");
@@ -290,7 +291,7 @@ fn is_asked(home: &Home) -> bool {
 }
 
 #[test]
-fn commands_at_the_same_time_all_write_with_and_without_a_daemon_and_while_it_starts() {
+fn concurrent_commands_all_write_with_without_and_during_the_start_of_a_daemon() {
     let founder = founder();
     let at_once = || (0..4).map(|_| invite(&founder)).collect::<Vec<_>>();
     let all_wrote = |commands: Vec<Child>| {
@@ -313,7 +314,7 @@ fn commands_at_the_same_time_all_write_with_and_without_a_daemon_and_while_it_st
         let output = invited(command);
         match output.status.success() {
             true => wrote += 1,
-            // The daemon had it in its hands when it stopped.
+            // The daemon stopped while it processed the request.
             false => assert_fails(&output, 9, "unreachable"),
         }
     }

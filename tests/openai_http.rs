@@ -1,5 +1,5 @@
-//! The HTTP interface, asked by the clients that people have: OpenAI's own Python package, curl,
-//! Prometheus' parser. Real model, real processes.
+//! HTTP interface with common clients: OpenAI's own Python package, curl, Prometheus' parser. Real
+//! model, real processes.
 #![allow(
     clippy::expect_used,
     clippy::panic,
@@ -7,24 +7,23 @@
     reason = "a test fails by panicking"
 )]
 
-mod support;
-
 use std::process::Command;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use support::http::{self, Reply};
-use support::{
-    ENABLE, Home, Host, Server, assert_complains, community, model, python, shards, succeeded,
-    until,
+
+use crate::support::http::{self, Reply};
+use crate::support::{
+    self, ENABLE, Home, Host, Server, assert_complains, community, model, python, shards,
+    succeeded, until,
 };
 
-/// `hearthnet serve`; it ends when this is dropped.
+/// Running `hearthnet serve`, stopped when dropped.
 struct Service {
     process: Server,
     url: String,
     model: String,
-    /// Its hosts end with it.
+    /// Hosts of the service, stopped with it.
     _hosts: Vec<Host>,
 }
 
@@ -45,7 +44,7 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
     }
 }
 
-/// The service over two hosts with half of the layers each.
+/// Service over two hosts with half of the layers each.
 fn over_hosts(settings: &[&str]) -> Service {
     let home = Home::new();
     let (admit, model) = (home.node_id(), model());
@@ -62,7 +61,7 @@ fn over_hosts(settings: &[&str]) -> Service {
 }
 
 impl Service {
-    /// What OpenAI's package saw.
+    /// Result of a scenario of OpenAI's package.
     fn client(&self, what: &str) -> Value {
         let output = python("../tests/clients/openai_http.py")
             .args([&self.url, &self.model, what])
@@ -77,7 +76,7 @@ impl Service {
 }
 
 #[test]
-fn openais_own_package_is_answered_over_two_hosts() {
+fn openais_package_is_answered_over_two_hosts() {
     let service = over_hosts(&[]);
     for what in [
         "models",
@@ -94,18 +93,18 @@ fn openais_own_package_is_answered_over_two_hosts() {
     let shards = service.client("metrics")["shards"].clone();
     assert_eq!(shards.as_array().map(Vec::len), Some(2), "{shards}");
 
-    // The same words as from this machine alone, and the same fingerprint.
+    // Same text and same fingerprint as from this machine alone.
     let split = service.client("plain");
     let alone = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(split, alone.client("plain"));
 }
 
 #[test]
-fn ten_at_once_are_answered_alike_or_told_to_come_again() {
+fn ten_concurrent_requests_get_equal_answers_or_retry_after() {
     let service = over_hosts(&[]);
     let all = service.client("crowd");
     assert_eq!(all["answered"], 10, "{all}");
-    // Four run and two wait: others may be refused, and are when none ends in time.
+    // Four chats run and two wait; others may be refused, and are if none ends in time.
     let service = over_hosts(&["research.distributed_inference.max_waiting_chats=2"]);
     let some = service.client("crowd");
     assert_eq!(some["text"], all["text"]);
@@ -114,7 +113,7 @@ fn ten_at_once_are_answered_alike_or_told_to_come_again() {
 }
 
 #[test]
-fn this_machine_alone_answers_a_crowd_and_a_conversation() {
+fn a_single_machine_answers_a_crowd_and_a_conversation() {
     let service = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(service.client("crowd")["answered"], 10);
     service.client("turns");
@@ -179,7 +178,7 @@ fn a_key_file_guards_the_http_interface_and_must_be_its_owners_own() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_at_the_start() {
+fn an_invalid_http_service_is_refused_at_start() {
     let home = Home::new();
     let open = home.run(&["serve", "--local", "--json", "--http", "0.0.0.0:0"]);
     support::assert_fails(&open, 2, "bad_config");
@@ -189,7 +188,7 @@ fn what_cannot_be_served_is_refused_at_the_start() {
     support::assert_fails(&off, 7, "experimental_disabled");
 }
 
-/// The service of a community's founder.
+/// Service of a community's founder.
 fn in_community(founder: &Home, fallback: bool) -> Service {
     let fallback = format!("research.distributed_inference.fallback_to_local={fallback}");
     let process = community::serve(founder, &["--set", &fallback]);
@@ -206,10 +205,10 @@ fn in_community(founder: &Home, fallback: bool) -> Service {
 }
 
 #[test]
-fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
+fn a_community_answers_openais_package_and_a_dying_host_costs_no_token() {
     let founder = Home::new();
     community::found(&founder);
-    // Hosts only: that this machine can do it all is not what is tried.
+    // Without local fallback, so that only hosts answer.
     let service = in_community(&founder, false);
     let address = http::address(&service.process);
     let member = || community::join(&founder, &service.process);
@@ -232,7 +231,7 @@ fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
     let mut here = tell(&service, &http::address(&alone.process), STORY);
     let undisturbed = read(&mut here, usize::MAX);
 
-    // Begun here it is told here, whoever else there is: this host holds the beginning.
+    // A chat that starts now uses this host, whatever hosts come later: it holds the prefix.
     let beginning = read(&mut tell(&service, &address, 4), usize::MAX);
     assert!(undisturbed.starts_with(&beginning));
     let _spares = [(&first, "0-14"), (&second, "15-29")]
@@ -251,7 +250,7 @@ fn a_community_answers_openais_package_and_a_host_that_dies_costs_no_word() {
 /// Tokens of a story.
 const STORY: usize = 160;
 
-/// A story as it is told.
+/// Starts a streamed story.
 fn tell(service: &Service, address: &str, tokens: usize) -> Reply {
     let body = json!({
         "model": service.model, "max_tokens": tokens, "temperature": 0, "stream": true,
@@ -262,7 +261,7 @@ fn tell(service: &Service, address: &str, tokens: usize) -> Reply {
     reply
 }
 
-/// The text of so many chunks, or of all that are left.
+/// Text of `chunks` chunks, or of all that are left.
 fn read(reply: &mut Reply, chunks: usize) -> String {
     let chunks = std::iter::from_fn(|| reply.event()).take(chunks);
     let said = |chunk: Value| {
@@ -273,7 +272,7 @@ fn read(reply: &mut Reply, chunks: usize) -> String {
     chunks.map(said).collect()
 }
 
-/// A number of a service, as it is written.
+/// Value of a metric of a service, as it is written.
 fn counted(address: &str, name: &str) -> String {
     let numbers = http::get(address, "/metrics");
     let line = numbers.lines().find_map(|line| line.strip_prefix(name));
@@ -282,7 +281,7 @@ fn counted(address: &str, name: &str) -> String {
         .to_owned()
 }
 
-/// The most memory that a process has had, in bytes.
+/// Peak memory of a process, in bytes.
 fn peak(process: &Server) -> u64 {
     let status = format!("/proc/{}/status", process.child.id());
     let status = std::fs::read_to_string(status).expect("it runs");
@@ -292,7 +291,7 @@ fn peak(process: &Server) -> u64 {
 }
 
 #[test]
-fn chats_of_a_community_without_hosts_go_on_here_over_one_engine() {
+fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
     let founder = Home::new();
     community::found(&founder);
     let service = in_community(&founder, true);
@@ -315,13 +314,13 @@ fn chats_of_a_community_without_hosts_go_on_here_over_one_engine() {
     }
     let fallbacks = "distributed_inference_fallback_to_local_total";
     assert_eq!(counted(&address, fallbacks), "3");
-    // The weights of all layers take 63 MiB once they are laid out for computing.
+    // The weights of all layers take 63 MiB in their compute layout.
     let taken = peak(&service.process) - before;
     assert!(taken < 2 * (63 << 20), "{taken} bytes for three chats");
 }
 
 #[test]
-fn asked_to_stop_it_ends_cleanly() {
+fn a_service_asked_to_stop_ends_cleanly() {
     for signal in [Signal::INT, Signal::TERM] {
         let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
         service.client("plain");
@@ -332,7 +331,7 @@ fn asked_to_stop_it_ends_cleanly() {
 }
 
 #[test]
-fn a_service_that_stops_tells_newcomers_so_while_its_answers_end() {
+fn a_stopping_service_refuses_new_requests_while_its_answers_end() {
     let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
     let address = http::address(&service.process);
     let ask = |tokens: u32| {
@@ -344,7 +343,7 @@ fn a_service_that_stops_tells_newcomers_so_while_its_answers_end() {
     let mut story = Reply::chat(&address, &ask(400));
     assert!(story.event().is_some());
     service.signal(Signal::TERM);
-    // Whoever comes before the signal does is still answered.
+    // Requests that arrive before the signal are still answered.
     let mut told = loop {
         let reply = Reply::chat(&address, &ask(1));
         if reply.status != 200 {

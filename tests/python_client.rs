@@ -1,8 +1,5 @@
-//! The wire is what the specification says, not what our own two ends agree on: a
-//! client in another language, written from the text, gets the engine's own bits.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! The wire protocol matches its specification: a client in another language, written from the text
+//! alone, gets bit-identical results from the engine.
 
 use std::path::Path;
 use std::process::Output;
@@ -11,12 +8,13 @@ use hearthnet_bus::NodeKey;
 use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_model::{BoundaryDtype, ModelFile};
 use serde_json::Value;
-use support::{Home, Host, model, python, text};
 
-/// The client's node key. Its own, not one of the program's.
+use crate::support::{Home, Host, model, python, text};
+
+/// Node key of the client, not one of the program's.
 const SECRET: [u8; 32] = [0x5a; 32];
 
-/// What the hosts serve, and the client asks for.
+/// Layers that the hosts serve and the client requests.
 const LAYERS: &str = "0-14";
 
 /// Rows of the prompt, which fit into one message.
@@ -51,12 +49,12 @@ fn hex(bytes: &[u8]) -> String {
     hex::encode(bytes)
 }
 
-/// Token ids that are all over the vocabulary, the same in every run.
+/// Token ids from all over the vocabulary, the same in every run.
 fn ids(rows: u32, vocab: u32) -> Vec<u32> {
     (0..rows).map(|n| (n * 7_919 + 17) % vocab).collect()
 }
 
-/// Rows as they go over the wire, before and after the layers.
+/// Rows in wire encoding, before and after the layers.
 fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>) {
     let encode = |x: &[f32]| {
         let mut bytes = Vec::new();
@@ -82,7 +80,7 @@ fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>
 }
 
 #[test]
-fn a_client_written_from_the_specification_gets_the_engines_own_bits() {
+fn a_client_written_from_the_specification_gets_bit_identical_results() {
     let file = ModelFile::open(model().as_ref()).expect("the real model");
     let weights = file.manifest(&mut |_, _| {}).weights_id().to_string();
     let options = EngineOptions::default();
@@ -104,7 +102,7 @@ fn a_client_written_from_the_specification_gets_the_engines_own_bits() {
         read("block-out") == block_answer,
         "other bits than the engine's, by tensors"
     );
-    // The block went as chunks both ways, and had to wait for credit.
+    // The block was sent in chunks both ways, and had to wait for credit.
     let chunks = block_answer.len().div_ceil(4096);
     let sent = report["chunks_sent"].as_u64().expect("a number");
     assert!(sent >= chunks as u64, "{report}");
@@ -127,7 +125,7 @@ fn a_client_whose_key_is_not_admitted_is_refused_in_the_handshake() {
 }
 
 #[test]
-fn a_token_made_out_to_another_host_is_refused_with_token_audience() {
+fn a_token_for_another_host_is_refused_with_token_audience() {
     let host = serve(&NodeKey::from_secret(&SECRET));
     let dir = tempfile::tempdir().expect("a temporary directory");
     let other = NodeKey::from_secret(&[0x5c; 32]).id().to_string();

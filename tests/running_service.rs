@@ -1,8 +1,5 @@
-//! `hearthnet chat` beside a running `hearthnet serve`: it asks the service, and nobody can tell
-//! from what it prints. Real model, real processes.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! `hearthnet chat` beside a running `hearthnet serve`: it asks the service, and its output is the
+//! same as without one. Real model, real processes.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -11,16 +8,18 @@ use std::process::{Output, Stdio};
 use hearthnet_testkit::TinyLlama;
 use rustix::process::Signal;
 use serde_json::Value;
-use support::http::{address, get_json};
-use support::{
-    ENABLE, Home, Server, assert_complains, assert_fails, community, model, succeeded, text, until,
+
+use crate::support::http::{address, get_json};
+use crate::support::{
+    self, ENABLE, Home, Server, assert_complains, assert_fails, community, model, succeeded, text,
+    until,
 };
 
 const PROMPT: &str = "Name three colours, and say why.";
 const SAID: &str = "asking the service";
 const TOKENS: [&str; 6] = ["--max-tokens", "24", "--seed", "7", "--temperature", "0.8"];
 
-/// `hearthnet serve --local`.
+/// Starts `hearthnet serve --local`.
 fn serve(home: &Home) -> Server {
     let command = ["serve", "--local", "--json", "--lifeline"];
     let how = ["--model", model(), "--http", "127.0.0.1:0"];
@@ -36,13 +35,13 @@ fn asked_it(output: &Output) -> bool {
     text(&output.stderr).contains(SAID)
 }
 
-/// Lines of JSON without what is about time, and about who computed.
+/// Frames without times and without the computing nodes.
 fn frames(output: &Output) -> Vec<Value> {
     let lines = text(&output.stdout);
     let mut frames: Vec<Value> = lines
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).expect("a line of JSON"))
-        // How far a prompt is, is told by the clock.
+        // Progress frames depend on timing.
         .filter(|frame| frame["event"] != "prompt_progress")
         .collect();
     let done = frames.last_mut().expect("a frame");
@@ -57,7 +56,7 @@ fn frames(output: &Output) -> Vec<Value> {
 }
 
 #[test]
-fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
+fn output_through_the_service_equals_local_output() {
     let home = Home::new();
     let service = serve(&home);
     for form in [&[][..], &["--raw"], &["--stop", "and"], &["--explain"]] {
@@ -76,7 +75,7 @@ fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
             chat(&home, form),
             chat(&home, &[form, &["--local"]].concat()),
         );
-        // A conversation that is kept there says how much of it was: not on its first turn.
+        // With the prefix cache the service reports cached tokens; everything else must be equal.
         let [mut asked_frames, alone_frames] = [&asked, &alone].map(frames);
         let done = asked_frames.last_mut().expect("a frame");
         let usage = match done.get_mut("data") {
@@ -88,7 +87,7 @@ fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
         assert_eq!(asked_frames, alone_frames, "{form:?}");
         assert_eq!(asked_it(&asked), form != ["--json"]);
     }
-    // Failures, too: the same words, the same code, the same exit status.
+    // Failures give the same text, code and exit status.
     let long = "long ".repeat(9000);
     let ask =
         |more: &[&str]| home.run(&[&["chat", &long, "--json", "--model", model()], more].concat());
@@ -100,7 +99,7 @@ fn what_the_service_answers_is_printed_as_if_it_were_answered_here() {
 }
 
 #[test]
-fn a_conversation_is_continued_where_the_service_left_it() {
+fn a_conversation_continues_from_the_services_prefix_cache() {
     let home = Home::new();
     let _service = serve(&home);
     let talk = |more: &[&str]| {
@@ -134,7 +133,7 @@ fn a_conversation_is_continued_where_the_service_left_it() {
 }
 
 #[test]
-fn an_interrupt_ends_the_chat_there_and_here() {
+fn an_interrupt_ends_the_chat_on_both_sides() {
     let home = Home::new();
     let service = serve(&home);
     let model = model();
@@ -153,7 +152,7 @@ fn an_interrupt_ends_the_chat_there_and_here() {
 }
 
 #[test]
-fn what_the_service_would_not_do_is_done_here() {
+fn requests_that_the_service_cannot_serve_run_locally() {
     let home = Home::new();
     let _service = serve(&home);
     for form in [
@@ -172,12 +171,12 @@ fn what_the_service_would_not_do_is_done_here() {
         }
         let output = home.run(&[&args[..], form].concat());
         assert!(!asked_it(&output), "{form:?}");
-        assert!(!output.status.success(), "nobody else answers here");
+        assert!(!output.status.success(), "only the service could answer");
     }
 }
 
 #[test]
-fn a_stopped_service_is_named_with_its_process_before_anything_is_asked() {
+fn a_stopped_service_is_reported_with_its_process_id_at_once() {
     let home = Home::new();
     let service = serve(&home);
     service.signal(Signal::STOP);
@@ -197,7 +196,7 @@ fn a_stopped_service_is_named_with_its_process_before_anything_is_asked() {
     );
 }
 
-/// Lets a service go on that the test has stopped, however the test ends.
+/// Resumes a stopped service, however the test ends.
 struct Stopped<'a>(&'a Server);
 
 impl Drop for Stopped<'_> {
@@ -207,7 +206,7 @@ impl Drop for Stopped<'_> {
 }
 
 #[test]
-fn a_service_that_is_stopped_amid_an_answer_is_named_and_the_rest_is_answered_here() {
+fn a_service_stopped_during_an_answer_is_reported_and_the_rest_runs_locally() {
     let home = Home::new();
     let service = serve(&home);
     let settings = home.path().join("settings.toml");
@@ -229,14 +228,14 @@ fn a_service_that_is_stopped_amid_an_answer_is_named_and_the_rest_is_answered_he
     let output = child.wait_with_output().expect("its end");
     succeeded(&output);
     let id = service.child.id();
-    let named = format!("process {id}, which is stopped, does not answer; it is waited for");
+    let named = format!("process {id}, which is stopped, does not answer; waiting up to");
     assert_complains(&output, &named);
-    assert_complains(&output, "going on without the service");
+    assert_complains(&output, "continuing without the service");
     assert_eq!(text(&heard), text(&alone.stdout));
 }
 
 #[test]
-fn what_a_killed_service_left_behind_is_not_asked() {
+fn a_stale_endpoint_of_a_killed_service_is_not_used() {
     let home = Home::new();
     let mut service = serve(&home);
     service.signal(Signal::KILL);
@@ -245,26 +244,26 @@ fn what_a_killed_service_left_behind_is_not_asked() {
     let endpoint = std::fs::read_to_string(endpoint).expect("its endpoint, still there");
     let address = endpoint.trim().trim_start_matches("ws://");
     let address = address.trim_end_matches("/bus/v1");
-    // Somebody else has its port now, and never hears of us.
+    // Another program has taken the port of the killed service, and must not be contacted.
     let other = TcpListener::bind(address).expect("its port");
     other.set_nonblocking(true).expect("a socket");
     let output = chat(&home, &["--json"]);
     assert_fails(&output, 7, "experimental_disabled");
-    assert!(other.accept().is_err(), "somebody was asked");
-    // A new one takes its place.
+    assert!(other.accept().is_err(), "the other program was contacted");
+    // A new service takes its place.
     drop(other);
     let _service = serve(&home);
     assert!(asked_it(&chat(&home, &[])));
 }
 
 #[test]
-fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
+fn the_end_of_a_community_service_costs_no_token() {
     let (founder, mut service) = community::founded(&[]);
     let member = community::join(&founder, &service);
     let _host = community::host(&member, &service, "0-29");
     let story = ["chat", "Tell me a story about a whale."];
     let story = [&story[..], &["--model", model()]].concat();
-    // How tokens are chosen is left to the model: the service's own way is ours.
+    // No sampling flags: both sides use the model's defaults.
     let long = ["--max-tokens", "160", "--frames", "--seed", "11"];
     let args = [&ENABLE[..], &story, &long].concat();
     let alone = [&args[..], &["--local"]].concat();
@@ -280,7 +279,7 @@ fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
     let output = child.wait_with_output().expect("its end");
     succeeded(&output);
     assert_complains(&output, SAID);
-    assert_complains(&output, "going on without");
+    assert_complains(&output, "continuing without");
     let tokens = |bytes: &[u8]| -> Vec<String> {
         let lines = text(bytes);
         let deltas = lines.lines().filter(|line| line.contains("token_delta"));
@@ -290,7 +289,7 @@ fn a_service_of_the_community_is_asked_and_its_end_costs_no_word() {
 }
 
 #[test]
-fn a_service_whose_model_file_was_replaced_is_not_asked_for_the_new_one() {
+fn a_service_with_a_replaced_model_file_is_not_used_for_the_new_file() {
     let home = Home::new();
     let file = |seed| TinyLlama {
         seed,
@@ -311,7 +310,7 @@ fn a_service_whose_model_file_was_replaced_is_not_asked_for_the_new_one() {
     std::fs::rename(&new, &path).expect("the same folder");
     // A chat that names the file is not answered with the earlier one.
     let refused = ask(&["--model", name]);
-    assert_complains(&refused, "with an earlier file than the one that is now at");
+    assert_complains(&refused, "with an earlier file than the one now at");
     assert!(!asked_it(&refused));
     assert_eq!(refused.status.code(), Some(7), "{}", text(&refused.stderr));
     let changed = ask(&["--model", name, "--local"]);
@@ -322,6 +321,6 @@ fn a_service_whose_model_file_was_replaced_is_not_asked_for_the_new_one() {
     // A chat that names no file is told.
     let unnamed = ask(&[]);
     assert!(asked_it(&unnamed), "{}", text(&unnamed.stderr));
-    assert_complains(&unnamed, "warning: the service that runs on this machine");
+    assert_complains(&unnamed, "warning: the service on this machine");
     assert_eq!(succeeded(&unnamed), succeeded(&before));
 }

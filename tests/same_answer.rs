@@ -1,9 +1,6 @@
-//! Promise 1: the same answer, however it is split. Real model, real processes.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+//! Promise 1: the same answer, however the model is split. Real model, real processes.
 
-mod support;
-
-use support::{Home, Host, model};
+use crate::support::{self, Home, Host, model};
 
 const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
@@ -13,10 +10,10 @@ fn hosts(home: &Home, ranges: &[&str]) -> Vec<Host> {
     ranges
         .iter()
         .map(|range| {
-            // Every host is a user of its own, with a key of its own.
+            // Every host runs as a user of its own, with a key of its own.
             let own = Home::new();
             let host = Host::start(&own, model, range, &admit, &[]);
-            // The key is in memory by now; the directory may go.
+            // The process has read the key; the directory may go.
             drop(own);
             host
         })
@@ -31,20 +28,20 @@ fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> serde_json::Value {
     let route = value["route"].as_array().expect("a route");
     assert_eq!(route[0]["layers"], serde_json::json!([0, 1]));
     assert!(route[0]["host"].is_null(), "the first layers are here");
-    // Whoever has nothing but what is private is not asked.
+    // Hosts that have only private layers of the caller are not used.
     let asked = ranges.iter().filter(|range| last(range) > 1).count();
     assert_eq!(route.len(), 1 + asked);
     value
 }
 
-/// The last layer of a range.
+/// Last layer of a range.
 fn last(range: &str) -> u32 {
     let last = range.rsplit('-').next().expect("a range");
     last.parse().expect("a layer")
 }
 
 #[test]
-fn one_two_three_and_five_hosts_even_or_not_say_the_same_as_this_machine_alone() {
+fn any_split_over_one_to_five_hosts_gives_the_same_answer() {
     let home = Home::new();
     let sampling = [
         "--max-tokens",
@@ -79,7 +76,7 @@ fn one_two_three_and_five_hosts_even_or_not_say_the_same_as_this_machine_alone()
 }
 
 #[test]
-fn overlapping_hosts_are_cut_to_fit_and_say_the_same() {
+fn overlapping_hosts_are_trimmed_and_give_the_same_answer() {
     let home = Home::new();
     let sampling = ["--max-tokens", "16", "--temperature", "0"];
     let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &sampling[..]].concat());
@@ -152,7 +149,7 @@ fn private_layers_that_leave_hosts_nothing_are_refused() {
 }
 
 #[test]
-fn another_seed_says_something_else() {
+fn another_seed_gives_another_answer() {
     let home = Home::new();
     let ask = |seed: &str| {
         home.json(&[

@@ -1,9 +1,5 @@
-//! `hearthnet community join` through a member that keeps back who was put out: what its user hears
-//! with another member in reach, and without. The members are nodes in this process, the joiner is the
-//! program.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! `hearthnet community join` through a member that withholds a revocation, with and without
+//! another reachable member. The members are nodes in this process; the joiner is the program.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,19 +9,20 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::joining;
 use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
-use hearthnet_bus::testing::{self, KeepsBack, key, lasting};
+use hearthnet_bus::testing::{self, TruncatingMember, durable_copy, key};
 use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::Value;
-use support::{Home, QUIET, assert_complains, succeeded, text};
 use tokio::runtime::Runtime;
 
-/// Numbers of keys.
+use crate::support::{Home, QUIET, assert_complains, succeeded, text};
+
+/// Key seeds of the nodes.
 const HONEST: u8 = 1;
 const LIAR: u8 = 2;
 const ACCOMPLICE: u8 = 3;
 
-/// An anchor that was told everything, and a member that lets joiners in and keeps back that a third
-/// one was put out.
+/// Community of an anchor that knows everything, and a liar that admits joiners and withholds the
+/// revocation of the accomplice.
 struct Community {
     runtime: Runtime,
     anchor: testing::Home,
@@ -40,17 +37,18 @@ impl Community {
         Self::without(dir, ACCOMPLICE)
     }
 
-    /// The same where another one was put out.
+    /// Community in which another member is the revoked one.
     fn without(dir: &Home, put_out: u8) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let anchor = testing::Home::founded(key(HONEST), true);
         anchor.admit(key(LIAR).id(), Level::Trusted);
         anchor.admit(key(ACCOMPLICE).id(), Level::Member);
         let invite = anchor.invite(Level::Member, 1);
-        let kept = lasting(&dir.path().join("kept"), &anchor.log);
+        let kept = durable_copy(&dir.path().join("kept"), &anchor.log);
         anchor.revoke(key(put_out).id());
         let registry = Registry::new();
-        let keeps_back = KeepsBack::new(Arc::new(key(LIAR)), kept.clone(), anchor.log.clone());
+        let keeps_back =
+            TruncatingMember::new(Arc::new(key(LIAR)), kept.clone(), anchor.log.clone());
         registry
             .register(joining::descriptor(), Arc::new(keeps_back))
             .expect("a place");
@@ -74,7 +72,7 @@ impl Community {
         }
     }
 
-    /// `hearthnet community join` of a new home that knows these addresses.
+    /// Runs `hearthnet community join` in a new home that knows these addresses.
     fn join(&self, home: &Home, peers: &[SocketAddr], how: &[&str]) -> std::process::Output {
         let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
         let peers = format!("discovery.static_peers={peers:?}");
@@ -92,7 +90,7 @@ fn members(home: &Home) -> Vec<NodeId> {
 }
 
 #[test]
-fn a_joiner_hears_from_another_member_who_was_put_out_and_says_so() {
+fn a_joiner_learns_of_a_withheld_revocation_and_reports_it_in_json() {
     let home = Home::new();
     let community = Community::new(&home);
     let other = community.honest.listen_addr().expect("an address");
@@ -109,7 +107,7 @@ fn a_joiner_hears_from_another_member_who_was_put_out_and_says_so() {
     );
     assert_eq!(said["members"], 3, "{said:#}");
     assert!(!members(&home).contains(&accomplice));
-    // To the other one it is a member as well.
+    // For the honest anchor, the joiner is a member too.
     let own = home.node_id().parse().expect("an id");
     assert_eq!(
         community.anchor.log.state().level(&own),
@@ -118,39 +116,39 @@ fn a_joiner_hears_from_another_member_who_was_put_out_and_says_so() {
 }
 
 #[test]
-fn a_joiner_tells_its_user_what_was_kept_back() {
+fn a_joiner_tells_its_user_about_the_withheld_revocation() {
     let home = Home::new();
     let community = Community::new(&home);
     let other = community.honest.listen_addr().expect("an address");
     let joined = community.join(&home, &[community.liar, other], &[]);
     succeeded(&joined);
-    assert_complains(&joined, "was put out of the community");
+    assert_complains(&joined, "was revoked: other members report it");
     assert!(!text(&joined.stderr).contains("could be asked"));
 }
 
 #[test]
-fn a_joiner_without_another_member_in_reach_says_that_there_was_none() {
+fn a_joiner_without_another_reachable_member_says_so() {
     let home = Home::new();
     let community = Community::new(&home);
     community.runtime.block_on(community.honest.shutdown());
     let joined = community.join(&home, &[community.liar], &[]);
     succeeded(&joined);
     assert_complains(&joined, "could be asked");
-    assert!(!text(&joined.stderr).contains("put out of the community"));
+    assert!(!text(&joined.stderr).contains("was revoked"));
     assert!(members(&home).contains(&key(ACCOMPLICE).id()));
 }
 
 #[test]
-fn a_joiner_that_was_let_in_by_who_was_put_out_hears_that_it_is_a_stranger() {
+fn a_joiner_admitted_by_a_revoked_member_learns_that_it_is_no_member() {
     let home = Home::new();
     let community = Community::without(&home, LIAR);
     let other = community.honest.listen_addr().expect("an address");
     let joined = community.join(&home, &[community.liar, other], &[]);
     succeeded(&joined);
-    assert_complains(&joined, "this node is no member");
+    assert_complains(&joined, "does not know this node as a member");
     let own: NodeId = home.node_id().parse().expect("an id");
     assert_eq!(community.anchor.log.state().level(&own), None);
-    // It is rid of it with the command that was named.
+    // The command that the message names removes the useless membership.
     let leave = ["community", "leave", "--yes", "--anyway"];
     succeeded(&home.run(&[&QUIET[..], &leave].concat()));
     let members = home.run(&[&QUIET[..], &["community", "members"]].concat());

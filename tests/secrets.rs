@@ -1,9 +1,6 @@
-//! Secrets of people: invite codes and the root key's passphrase never have to stand on a command line,
-//! and the root key is worth nothing without its passphrase. What the root key may, it may whatever the
-//! node is that holds it. Real processes, and a terminal.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
+//! Secrets of users: invite codes and the passphrase of the root key need not be given on a command
+//! line, and a sealed root key is useless without its passphrase. The root key keeps its rights,
+//! whatever the level of its node. Real processes, and a terminal.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,8 +9,9 @@ use std::process::{Output, Stdio};
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use support::community::{found, founded, join, peers};
-use support::{Home, QUIET, assert_complains, assert_fails, succeeded, text};
+
+use crate::support::community::{found, founded, join, peers};
+use crate::support::{self, Home, QUIET, assert_complains, assert_fails, succeeded, text};
 
 const WORDS: &str = "correct horse battery staple";
 const OTHERS: &str = "seven slow snails sing";
@@ -29,13 +27,13 @@ fn with_input(home: &Home, args: &[&str], lines: &str) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("hearthnet starts");
     let mut input = child.stdin.take().expect("a pipe");
-    // It may have refused without reading.
+    // The command may have refused without reading.
     let _ = input.write_all(lines.as_bytes());
     drop(input);
     child.wait_with_output().expect("its end")
 }
 
-/// A community whose root key is sealed.
+/// Community with a sealed root key.
 fn sealed() -> Home {
     let home = Home::new();
     let create = ["community", "create", "Elm", "--passphrase", "--json"];
@@ -46,7 +44,7 @@ fn sealed() -> Home {
 const ANCHOR: [&str; 5] = ["community", "invite", "--level", "anchor", "--json"];
 
 #[test]
-fn an_invite_code_is_taken_from_standard_input_and_taken_back_so() {
+fn invite_codes_can_be_read_from_standard_input() {
     let (founder, node) = founded(&[]);
     let invite = founder.json(&["community", "invite", "--uses", "2", "--json"]);
     let code = invite["code"].as_str().expect("a code");
@@ -56,7 +54,7 @@ fn an_invite_code_is_taken_from_standard_input_and_taken_back_so() {
     succeeded(&with_input(&member, &join, &format!("{code}\r\n")));
     let withdraw = ["community", "withdraw", "-"];
     succeeded(&with_input(&founder, &withdraw, &format!("{code}\n")));
-    // Without one, and without a terminal to ask at, it is not waited for.
+    // Without a code and without a terminal, the command does not wait for input.
     let nobody = Home::new();
     assert_fails(
         &nobody.run(&["community", "join", "--json"]),
@@ -68,11 +66,11 @@ fn an_invite_code_is_taken_from_standard_input_and_taken_back_so() {
 }
 
 #[test]
-fn a_sealed_root_key_signs_for_whoever_has_its_passphrase_and_for_nobody_else() {
+fn a_sealed_root_key_signs_only_with_its_passphrase() {
     let home = sealed();
     let file = std::fs::read_to_string(root_key(&home)).expect("a file");
     assert!(!file.contains("ed25519-secret"), "{file}");
-    // What needs no root key asks for no passphrase.
+    // Commands that do not need the root key do not ask for a passphrase.
     succeeded(&home.run(&["community", "invite", "--json"]));
     assert_fails(&home.run(&ANCHOR), 2, "bad_config");
     let wrong = with_input(&home, &ANCHOR, "correct horse\n");
@@ -82,7 +80,7 @@ fn a_sealed_root_key_signs_for_whoever_has_its_passphrase_and_for_nobody_else() 
     std::fs::write(&file, format!("{WORDS}\n")).expect("a file");
     let file = file.to_str().expect("a UTF-8 path");
     succeeded(&home.run(&[&ANCHOR[..], &["--passphrase-file", file]].concat()));
-    // The same beside a daemon, which writes.
+    // The same beside a daemon, which writes the events.
     let node = support::community::serve(&home, &[]);
     let wrong = with_input(&home, &ANCHOR, "correct horse\n");
     assert_fails(&wrong, 9, "wrong_passphrase");
@@ -94,7 +92,7 @@ fn a_sealed_root_key_signs_for_whoever_has_its_passphrase_and_for_nobody_else() 
 }
 
 #[test]
-fn a_passphrase_is_given_changed_and_taken_away() {
+fn a_passphrase_can_be_set_changed_and_removed() {
     let home = Home::new();
     found(&home);
     let passphrase = ["community", "passphrase"];
@@ -127,7 +125,7 @@ fn a_passphrase_is_given_changed_and_taken_away() {
 }
 
 #[test]
-fn a_passphrase_is_asked_for_at_a_terminal_that_does_not_show_it() {
+fn a_passphrase_prompt_does_not_echo() {
     let home = sealed();
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC);
     let master = master.expect("a terminal");
@@ -153,7 +151,7 @@ fn a_passphrase_is_asked_for_at_a_terminal_that_does_not_show_it() {
     while let Ok(count @ 1..) = terminal.read(&mut piece) {
         screen.extend(&piece[..count]);
         if !typed && text(&screen).contains("passphrase of the root key: ") {
-            // With a slip that is taken back.
+            // With a typing error and a backspace.
             let keys = format!("{WORDS}x\u{7f}\n");
             terminal.write_all(keys.as_bytes()).expect("a terminal");
             typed = true;
@@ -165,7 +163,7 @@ fn a_passphrase_is_asked_for_at_a_terminal_that_does_not_show_it() {
 }
 
 #[test]
-fn the_root_key_rules_whatever_the_node_is_that_holds_it() {
+fn the_root_key_keeps_its_rights_whatever_the_level_of_its_node() {
     let (founder, node) = founded(&[]);
     let other = join(&founder, &node);
     founder.says(&["community", "promote", &other.node_id(), "anchor"]);
@@ -176,7 +174,7 @@ fn the_root_key_rules_whatever_the_node_is_that_holds_it() {
         let own = members.into_iter().find(|one| one["this_node"] == true);
         own.expect("this node")["level"].clone()
     };
-    // By the root key, for its node is what is put down.
+    // Signed by the root key, because the level of its own node is lowered.
     founder.says(&["community", "demote", &own, "member"]);
     assert_eq!(level(), "member");
     founder.says(&["community", "policy", "--research", "off"]);

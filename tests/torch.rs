@@ -1,13 +1,12 @@
-//! libtorch's engine in the program: beside exact hosts in one pipeline, and against the exact engine and
-//! a float64 model on the real model. On the processor: nothing here says anything about a graphics card.
+//! libtorch's engine in the program: beside exact hosts in one pipeline, and compared with the
+//! exact engine and a float64 model on the real model. CPU only: these tests say nothing about
+//! GPUs.
 #![allow(
     clippy::expect_used,
     clippy::panic,
     clippy::print_stdout,
     reason = "so a test fails, and says what it found"
 )]
-
-mod support;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -20,26 +19,27 @@ use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use support::community::{founded, host_with, join, peers, serve};
-use support::gauges;
-use support::{
+
+use crate::support::community::{founded, host_with, join, peers, serve};
+use crate::support::gauges;
+use crate::support::{
     ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, model, pid, shards, text,
     told, until, until_answered,
 };
 
-/// Serves on the processor with libtorch.
+/// Arguments of a host on libtorch, on the CPU.
 const TORCH: [&str; 6] = ["--backend", "torch", "--device", "cpu", "--dtype", "fp32"];
 
-/// One that the exact engine answers well.
+/// Question that the exact engine answers well.
 const QUESTION: &str = "What is photosynthesis?";
 
-/// A user of its own for every host.
+/// Host with a user of its own.
 fn host(home: &Home, layers: &str, extra: &[&str]) -> Host {
     Host::start(&Home::new(), model(), layers, &home.node_id(), extra)
 }
 
 #[test]
-fn exact_hosts_and_one_on_libtorch_answer_together() {
+fn exact_hosts_and_a_libtorch_host_answer_together() {
     let home = Home::new();
     let hosts = [
         host(&home, "0-9", &[]),
@@ -49,7 +49,7 @@ fn exact_hosts_and_one_on_libtorch_answer_together() {
     let arithmetic = |host: &Host| host.process.ready["descriptor"]["arithmetic"].clone();
     let found: Vec<Value> = hosts.iter().map(arithmetic).collect();
     assert_eq!(found, ["canonical-1", "torch-cpu-fp32", "canonical-1"]);
-    // What it says that it needs is what fp32 takes, and its budget of keys and values.
+    // The announced memory is that of fp32 weights plus the KV budget.
     let ready = &hosts[1].process.ready;
     let weights = ready["weight_bytes"].as_u64().expect("a number");
     let matrices = 3_538_944; // values in a layer's matrices
@@ -67,7 +67,7 @@ fn exact_hosts_and_one_on_libtorch_answer_together() {
     assert_eq!(json!(layers), json!([[0, 1], [2, 9], [10, 19], [20, 29]]));
     assert_eq!(done["arithmetic"], json!(["canonical-1", "torch-cpu-fp32"]));
     assert_eq!(route[2]["arithmetic"], "torch-cpu-fp32");
-    // No check of any row has failed, and no host.
+    // No row check and no host has failed.
     assert_eq!(told(&frames, "shard_failover").len(), 0);
     for status in told(&frames, "shard_status") {
         assert_eq!(status["status"], "ready", "{status:#}");
@@ -75,9 +75,9 @@ fn exact_hosts_and_one_on_libtorch_answer_together() {
 }
 
 #[test]
-fn exact_hosts_answer_where_they_can_and_where_they_have_to() {
+fn exact_hosts_are_preferred_and_can_be_required() {
     let home = Home::new();
-    // The one that reaches farthest would be asked first.
+    // The host that reaches farthest would be chosen first.
     let (first, torch) = (host(&home, "0-9", &[]), host(&home, "2-29", &TORCH));
     let rest = host(&home, "10-29", &[]);
     let exact = chat(&home, QUESTION, &[&first, &torch, &rest], &[], |_| {});
@@ -88,7 +88,7 @@ fn exact_hosts_answer_where_they_can_and_where_they_have_to() {
     let found = chat(&home, QUESTION, &all, &any, |_| {});
     let arithmetic = &told(&found, "done")[0]["arithmetic"];
     assert_eq!(*arithmetic, json!(["canonical-1", "torch-cpu-fp32"]));
-    // Who requires it, and has too few of them: no answer, or this machine's.
+    // Without enough exact hosts, `--exact require` fails, or this machine answers.
     let named = shards([&first, &torch].map(|host| &host.address));
     let ask = ["chat", QUESTION, "--exact", "require", "--json"];
     let greedy = ["--temperature", "0", "--max-tokens", "40"];
@@ -101,13 +101,13 @@ fn exact_hosts_answer_where_they_can_and_where_they_have_to() {
     assert_eq!(alone["text"], exact["text"]);
 }
 
-/// Asks over hosts and nobody else, and hears `meddle` after some tokens.
+/// Asks over hosts only. `on_frames` is called after some tokens.
 fn chat(
     home: &Home,
     question: &str,
     hosts: &[&Host],
     how: &[&str],
-    meddle: impl FnOnce(&[Value]),
+    on_frames: impl FnOnce(&[Value]),
 ) -> Vec<Value> {
     let named = shards(hosts.iter().map(|host| &host.address));
     let tail = ["--frames", "--max-tokens", "40", "--temperature", "0"];
@@ -119,13 +119,13 @@ fn chat(
         &named,
     ]
     .concat();
-    frames(&mut home.hearthnet(&args), 16, meddle)
+    frames(&mut home.hearthnet(&args), 16, on_frames)
 }
 
 #[test]
 fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
     let home = Home::new();
-    // The one that reaches farthest is asked first.
+    // The host that reaches farthest is chosen first.
     let (first, torch) = (host(&home, "0-9", &[]), host(&home, "10-29", &TORCH));
     let spares = ["10-19", "20-29"].map(|layers| host(&home, layers, &[]));
     let all = [&first, &torch, &spares[0], &spares[1]];
@@ -152,7 +152,7 @@ fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
 }
 
 #[test]
-fn a_host_whose_memory_is_exhausted_hands_over_and_stays() {
+fn a_host_out_of_memory_hands_the_chat_over_and_keeps_running() {
     let home = Home::new();
     let (first, torch) = (host(&home, "0-9", &[]), host(&home, "10-29", &TORCH));
     let spares = ["10-19", "20-29"].map(|layers| host(&home, layers, &[]));
@@ -184,7 +184,7 @@ fn a_host_whose_memory_is_exhausted_hands_over_and_stays() {
 }
 
 #[test]
-fn a_community_has_hosts_on_libtorch_by_configuration_and_by_asking_the_daemon() {
+fn a_community_gets_libtorch_hosts_by_configuration_and_by_a_daemon_request() {
     let (founder, node) = founded(&TOGETHER);
     let [one, two] = [(); 2].map(|()| join(&founder, &node));
     let configured = [
@@ -194,7 +194,7 @@ fn a_community_has_hosts_on_libtorch_by_configuration_and_by_asking_the_daemon()
         "research.distributed_inference.host.device=cpu",
     ];
     let first = host_with(&one, &node, &configured, "0-14");
-    // Its own settings know of no libtorch; and it has given up what it does not need.
+    // The daemon's own settings do not name libtorch, and it is isolated.
     let daemon = serve(&two, &["--set", &peers(&node)]);
     let what = ["shard", "serve", "--model", model(), "--layers", "15-29"];
     let how = [
@@ -225,7 +225,7 @@ fn a_community_has_hosts_on_libtorch_by_configuration_and_by_asking_the_daemon()
 }
 
 #[test]
-fn layers_on_libtorch_are_given_back_when_idle_and_taken_up_again() {
+fn idle_libtorch_layers_are_unloaded_and_loaded_again() {
     let home = Home::new();
     let soon = "research.distributed_inference.host.shard_eviction_idle_seconds=1";
     let serve = ["shard", "serve", "--model", model(), "--layers", "2-29"];
@@ -235,7 +235,7 @@ fn layers_on_libtorch_are_given_back_when_idle_and_taken_up_again() {
     let args = [&serve[..], &ENABLE, &how, &[&own], &TORCH, &told_all].concat();
     let away = Home::new();
     let mut command = away.hearthnet(&args);
-    // Or else the system's own allocator keeps it for the next time.
+    // Otherwise the system's allocator keeps the freed memory.
     command.env("MALLOC_TRIM_THRESHOLD_", "131072");
     let process = Server::run(&mut command);
     let host = Host {
@@ -270,7 +270,7 @@ fn layers_on_libtorch_are_given_back_when_idle_and_taken_up_again() {
 }
 
 #[test]
-fn a_device_that_is_not_there_and_layers_beyond_the_budget_are_refused() {
+fn a_missing_device_and_layers_beyond_the_budget_are_refused() {
     let home = Home::new();
     let serve = |sets: &[&str], extra: &[&str]| {
         let what = ["shard", "serve", "--json", "--model", model(), "--layers"];
@@ -281,7 +281,7 @@ fn a_device_that_is_not_there_and_layers_beyond_the_budget_are_refused() {
     let cuda = serve(&[], &["--backend", "torch", "--device", "cuda:7"]);
     assert_fails(&cuda, 8, "model_unavailable");
     assert!(text(&cuda.stderr).contains("cuda:7"));
-    // Twenty-two of these layers' megabytes are in the file, and 135 in memory.
+    // These layers take 22 MB in the file, and 135 MB in memory.
     let budget = "research.distributed_inference.host.memory_budget_mb=60";
     let torch = serve(&["--set", budget], &TORCH);
     assert_fails(&torch, 9, "host_failed");
@@ -312,8 +312,8 @@ fn torch_layers(file: &ModelFile, dtype: Dtype) -> TorchEngine {
     TorchEngine::load(file, layers, &options(dtype), &mut |_, _| ()).expect("an engine")
 }
 
-/// Runs batches of rows through a new sequence, each as `next` makes it of what came out of the one before,
-/// until it makes none.
+/// Runs batches of rows through a new sequence. `next` makes each batch from the result of the one
+/// before; an empty batch ends the run.
 fn run<L: BenchLayers>(layers: &mut L, width: usize, mut next: impl FnMut(Vec<f32>) -> Vec<f32>) {
     let seq = layers.open().expect("a sequence");
     let (mut position, mut x) = (0, Vec::new());
@@ -334,7 +334,7 @@ fn run<L: BenchLayers>(layers: &mut L, width: usize, mut next: impl FnMut(Vec<f3
     layers.close(seq);
 }
 
-/// The likeliest tokens after a prompt, and the logits that each was chosen by.
+/// Likeliest tokens after a prompt, and the logits of each choice.
 fn greedy<L: BenchLayers>(
     layers: &mut L,
     head: &Head,
@@ -363,7 +363,7 @@ fn greedy<L: BenchLayers>(
     said
 }
 
-/// Tokens of an answer, at most.
+/// Maximum tokens of an answer.
 const TOKENS: usize = 48;
 
 const PROMPTS: [&str; 20] = [
@@ -389,7 +389,7 @@ const PROMPTS: [&str; 20] = [
     "Summarise the story of the tortoise and the hare.",
 ];
 
-/// Where answers part, the gaps between the logits of the two tokens, on one engine and on the other.
+/// For each answer that differs: the logit gaps between the two tokens, on both engines.
 fn partings(path: &Path) -> Vec<(f32, f32)> {
     let file = ModelFile::open(path).expect("a model");
     let tokenizer = Tokenizer::from_gguf(file.gguf()).expect("a tokenizer");
@@ -425,9 +425,9 @@ fn partings(path: &Path) -> Vec<(f32, f32)> {
 }
 
 #[test]
-fn greedy_answers_part_from_the_exact_ones_only_where_two_tokens_are_nearly_even() {
-    // The exact engine rounds activations to eight bits where weights are quantised, and libtorch does
-    // not; with other weights both compute the same but for the order of sums, and keys and values.
+fn greedy_answers_differ_from_the_exact_ones_only_at_near_ties() {
+    // With quantised weights the exact engine rounds activations to eight bits, libtorch does not.
+    // With other weights they differ only in the order of sums and in keys and values.
     for (path, alike, bound) in [
         (hearthnet_testkit::smollm2(), 2, 1.0),
         (hearthnet_testkit::variant("f16"), 15, 0.1),
@@ -446,7 +446,7 @@ struct Windows {
     ids: Vec<Vec<u32>>,
 }
 
-/// The mean divergence of an engine from the float64 model.
+/// Mean divergence of an engine from the float64 model.
 fn divergence<L: BenchLayers>(
     layers: &mut L,
     head: &Head,
@@ -485,7 +485,8 @@ fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
     let windows = include_str!("../hearthnet-model/tests/data/parity/perplexity.json");
     let windows: Windows = serde_json::from_str(windows).expect("JSON");
     let file = ModelFile::open(Path::new(model())).expect("a model");
-    // The same weights, unquantised: their logits round no activation, so all is of the layers.
+    // The same weights, unquantised: their logits round no activation, so only the layers are
+    // measured.
     let head = ModelFile::open(&hearthnet_testkit::variant("f32")).expect("a model");
     let head = Head::load(&head, &EngineOptions::default()).expect("a head");
     let exact = divergence(&mut exact_layers(&file), &head, &wanted, &windows);
@@ -498,7 +499,7 @@ fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
         fp32 <= 0.1 * exact && fp32 > 0.0,
         "exact {exact:e}, fp32 {fp32:e}"
     );
-    // Nor are these, which have as many bits and more as the exact engine's activations, on this model.
+    // fp16 and bf16 have at least as many bits as the exact engine's activations, on this model.
     assert!(
         fp16 <= exact && bf16 <= exact,
         "exact {exact:e}, fp16 {fp16:e}, bf16 {bf16:e}"

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Brings llama.cpp's own vocabulary tests and its collection of chat templates into the user's cache, for
+"""Downloads llama.cpp's vocabulary tests and chat templates into the user's cache, for
 hearthnet-model/tests/vocabularies.rs and templates.rs.
 
 usage: vocabularies.py [FOLDER]
 
 They are part of the source distribution of llama-cpp-python on the Python package index. pip downloads
-a source distribution only together with building its metadata, for which it would need a C compiler's
-whole tool chain; so the file is asked for here, from the index that pip is configured for.
+a source distribution only if it can also build its metadata, which would need a C compiler's whole
+tool chain. This script therefore downloads the file itself, from the index that pip is configured for.
 """
 import base64
 import hashlib
@@ -28,14 +28,14 @@ FILE = "llama_cpp_python-0.3.36.tar.gz"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 MODELS = "llama_cpp_python-0.3.36/vendor/llama.cpp/models/"
 VOCABULARIES = MODELS + "ggml-vocab-"
-# Each is under its model's own licence, so none is part of this repository.
+# Each has the licence of its model, so none is part of this repository.
 TEMPLATES = MODELS + "templates/"
 # No vocabulary is larger than 16 MiB.
 LIMIT = 64 << 20
 
 
 def pip_settings():
-    """What pip would use, from its files and the environment: {"index-url": ..., "cert": ...}."""
+    """pip's settings, from its files and the environment: {"index-url": ..., "cert": ...}."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     settings = {}
@@ -51,7 +51,7 @@ def pip_settings():
 
 
 def request(url, accept="*/*"):
-    """A request with the name and password of the address in its header, where they belong."""
+    """A request with the user and password of the address moved into its header."""
     parts = urllib.parse.urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     asked = urllib.request.Request(parts._replace(netloc=host).geturl(), headers={"Accept": accept})
@@ -62,7 +62,7 @@ def request(url, accept="*/*"):
 
 
 class Links(HTMLParser):
-    """The addresses on a page of an index that knows HTML only."""
+    """The addresses on a page of an index that serves only HTML."""
 
     def __init__(self):
         super().__init__()
@@ -73,7 +73,7 @@ class Links(HTMLParser):
 
 
 def address(index, opened):
-    """Where the index has the file; None if it does not."""
+    """Address of the file in the index; None if it is missing."""
     page_url = index.rstrip("/") + f"/{PROJECT}/"
     accept = "application/vnd.pypi.simple.v1+json, text/html;q=0.1"
     with opened(request(page_url, accept)) as page:
@@ -97,7 +97,7 @@ def address(index, opened):
 
 
 def download(into):
-    """Fetches the source distribution and checks what it is."""
+    """Fetches the source distribution and checks its hash."""
     settings = pip_settings()
     context = ssl.create_default_context(cafile=settings.get("cert"))
     handlers = [urllib.request.HTTPSHandler(context=context)]
@@ -115,7 +115,7 @@ def download(into):
         try:
             url = address(index, opened)
         except urllib.error.URLError as error:
-            # No address in the message: it may hold a password.
+            # The message omits the address, which may hold a password.
             print(f"an index of pip's configuration does not answer: {error.reason}", file=sys.stderr)
             continue
         if url is None:
@@ -133,7 +133,7 @@ def download(into):
 
 
 def unpack(archive, folder):
-    """Takes vocabularies and templates out of the archive, each whole or not at all."""
+    """Extracts vocabularies and templates from the archive, each whole or not at all."""
     (folder / "templates").mkdir(exist_ok=True)
     with tarfile.open(fileobj=archive, mode="r:gz") as files:
         for member in files:
@@ -153,7 +153,7 @@ def main():
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     default = Path(cache) / "hearthnet" / "test-models" / "vocabularies"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
-    # Written last, so a folder that has it is whole. Without the suffix it has no templates.
+    # Written last, so a folder that has it is complete. Without the suffix it has no templates.
     done = folder / (FILE.removesuffix(".tar.gz") + "-templates")
     if done.exists():
         return

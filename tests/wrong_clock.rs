@@ -1,22 +1,21 @@
-//! A home whose clock is wrong, and then right again: what it wrote is heard, what it could not write it says.
-//! Real processes on this machine, whose clock a library of a few lines sets ahead.
+//! A home whose clock is wrong, and then right again: its events are accepted, and refused writes
+//! are reported. Real processes on this machine; a small preloaded library shifts their clock.
 #![cfg(target_os = "linux")]
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-
-mod support;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use support::community::{address, found, join, join_as, peers};
-use support::{
-    Home, Host, QUIET, Server, assert_complains, assert_fails, succeeded, until, until_answered,
+
+use crate::support::community::{address, found, join, join_as, peers};
+use crate::support::{
+    self, Home, Host, QUIET, Server, assert_complains, assert_fails, succeeded, until,
+    until_answered,
 };
 
 const DAY: i64 = 86_400;
 
-/// What stands between a program and the time.
+/// Source of the library that shifts the clock of a program.
 const AHEAD: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,7 +31,7 @@ int clock_gettime(clockid_t clock, struct timespec *time) {
 }
 "#;
 
-/// Compiles it into a folder.
+/// Compiles the library into a folder.
 fn library(dir: &Path) -> PathBuf {
     let (source, library) = (dir.join("ahead.c"), dir.join("ahead.so"));
     std::fs::write(&source, AHEAD).expect("a file");
@@ -43,7 +42,7 @@ fn library(dir: &Path) -> PathBuf {
     library
 }
 
-/// A command of a home whose clock is so many seconds ahead.
+/// Runs a command of a home whose clock is `seconds` ahead.
 fn ahead(home: &Home, seconds: i64, settings: &[&str], command: &[&str]) -> Output {
     let command = [&QUIET[..], settings, command].concat();
     let mut command = home.hearthnet(&command);
@@ -75,7 +74,7 @@ fn ids(home: &Home) -> Vec<String> {
     ids.collect()
 }
 
-/// A founder, a trusted neighbour, and somebody that is to be put out; nobody runs.
+/// Founder, trusted neighbour, and a guest to be revoked; none of them runs.
 fn three() -> (Home, Home, Home) {
     let founder = Home::new();
     found(&founder);
@@ -89,11 +88,11 @@ fn three() -> (Home, Home, Home) {
 }
 
 #[test]
-fn what_was_written_a_day_ahead_while_nobody_was_there_costs_nothing_once_the_clock_is_right() {
+fn events_written_offline_a_day_ahead_do_no_harm_once_the_clock_is_right() {
     let (founder, neighbour, guest) = three();
     succeeded(&ahead(&founder, DAY, &[], &["community", "invite"]));
 
-    // The clock is right again, and a neighbour is there.
+    // The clock is right again, and a neighbour is reachable.
     let elsewhere = serve(&neighbour, &[]);
     let known = peers(&elsewhere);
     let near = ["--set", &known];
@@ -106,7 +105,7 @@ fn what_was_written_a_day_ahead_while_nobody_was_there_costs_nothing_once_the_cl
     let status = json(&founder, &near, &["status"]);
     assert_eq!(status["log"]["health"], "ok", "{status}");
     assert_eq!(status["log"]["dated_ahead"], serde_json::json!([]));
-    // Its invites let somebody in, also at the neighbour.
+    // Its invites work, also at the neighbour.
     let code = json(&founder, &near, &["community", "invite"]);
     let code = code["code"].as_str().expect("a code").to_owned();
     let joiner = Home::new();
@@ -121,13 +120,13 @@ fn what_was_written_a_day_ahead_while_nobody_was_there_costs_nothing_once_the_cl
 }
 
 #[test]
-fn a_daemon_with_the_right_clock_again_passes_on_what_it_wrote_a_day_ahead() {
+fn a_daemon_with_a_corrected_clock_passes_on_its_early_events() {
     let (founder, neighbour, guest) = three();
     let out = guest.node_id();
     let revoke = ["community", "revoke", &out, "--yes"];
     let revoked = ahead(&founder, DAY, &[], &revoke);
     succeeded(&revoked);
-    assert_complains(&revoked, "nobody else could be told yet");
+    assert_complains(&revoked, "no other member could be told yet");
     let elsewhere = serve(&neighbour, &[]);
     let known = peers(&elsewhere);
     let node = serve(&founder, &["--set", &known]);
@@ -136,7 +135,7 @@ fn a_daemon_with_the_right_clock_again_passes_on_what_it_wrote_a_day_ahead() {
 }
 
 #[test]
-fn a_clock_that_a_neighbour_knows_to_be_wrong_writes_nothing_and_says_so() {
+fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
     let (founder, neighbour, guest) = three();
     let elsewhere = serve(&neighbour, &[]);
     let known = peers(&elsewhere);
@@ -154,7 +153,7 @@ fn a_clock_that_a_neighbour_knows_to_be_wrong_writes_nothing_and_says_so() {
         assert_complains(&refused, "clock");
         assert!(ids(&founder).contains(&out) && ids(&neighbour).contains(&out));
     }
-    // A few minutes do no harm.
+    // A few minutes ahead are tolerated.
     let done = ahead(&founder, 300, &near, &revoke);
     succeeded(&done);
     assert_complains(&done, "told one other node");
@@ -162,7 +161,7 @@ fn a_clock_that_a_neighbour_knows_to_be_wrong_writes_nothing_and_says_so() {
 }
 
 #[test]
-fn a_caller_whose_clock_is_before_1970_hears_of_the_clock() {
+fn a_caller_with_a_clock_before_1970_is_told_about_its_clock() {
     let (home, host) = (Home::new(), Home::new());
     let host = Host::start(&host, support::model(), "0-29", &home.node_id(), &[]);
     let chat = [

@@ -1,4 +1,4 @@
-//! What an attack is, and what can be said of it afterwards.
+//! Registry entry of an attack, and the observations and verdict that result from running it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,35 +17,35 @@ use crate::victim::Scene;
 
 type Running<'a> = Pin<Box<dyn Future<Output = Result<(), HarnessError>> + Send + 'a>>;
 
-/// Carries an attack out. What is common to all (no panic, memory, the honest caller, gauges back to
-/// zero) is checked around it. An error means that it could not be carried out; that is no verdict
-/// on the victim.
+/// Carries an attack out. The checks common to all attacks (no panic, memory, honest caller, gauges
+/// back to zero) are made by `trial.rs`. An error means that the attack could not be carried out;
+/// it is no verdict on the victim.
 pub(crate) type Run = for<'a> fn(&'a mut Bench, &'a mut Findings) -> Running<'a>;
 
-/// An attack as the registry lists it.
+/// Attack as the registry lists it.
 #[derive(Clone, Copy)]
 pub struct Entry {
-    /// Name of the file or function, which is the claim with underscores.
+    /// Name of the file or function: the claim in snake case.
     pub name: &'static str,
     /// Number of the case in [`CASES`](crate::CASES).
     pub case: u8,
-    /// What the victim is.
+    /// Configuration of the victim.
     pub(crate) scene: Scene,
-    /// Whether it can be carried out again on the same victim. It cannot where the attacker is shut
-    /// out for good.
+    /// Whether the attack can be repeated on the same victim. False where the victim shuts the
+    /// attacker out for good.
     pub(crate) repeats: bool,
-    /// How much the victim may grow while this attack runs, and why so much.
+    /// Memory by which the victim may grow during this attack, with the reason.
     pub(crate) budget: Budget,
     pub(crate) run: Run,
 }
 
 impl Entry {
-    /// The claim that must hold, in words.
+    /// Claim that must hold, in words.
     pub fn claim(&self) -> String {
         self.name.replace('_', " ")
     }
 
-    /// The code that the case says must be raised or counted.
+    /// Code that the victim must raise or count for this case.
     pub fn code(&self) -> &'static str {
         Case::find(self.case).map_or("unknown", |case| case.code)
     }
@@ -60,33 +60,32 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// One thing that was tried or looked at, and what was seen.
+/// Single attempt or measurement, with its expected and its actual result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Observation {
-    /// What was done.
+    /// Action that was carried out.
     pub what: String,
-    /// What must be seen.
+    /// Expected result.
     pub expected: String,
-    /// What was seen.
+    /// Actual result.
     pub seen: String,
-    /// Whether that is as it must be.
+    /// Whether the actual result is the expected one.
     pub held: bool,
-    /// The code that the host raised, if it had to raise one and did.
+    /// Code that the host raised, if one was expected and raised.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<String>,
 }
 
-/// What can be said of an attack.
+/// Verdict on an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Everything that was tried was met as it must be.
+    /// Every observation held.
     Held,
-    /// At least one thing was not.
+    /// At least one observation did not hold, or nothing was observed.
     NotHeld,
 }
 
-/// Collects observations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings(pub(crate) Vec<Observation>);
 
@@ -119,8 +118,8 @@ impl Findings {
         self.push(what, code.as_str(), seen, held, raised);
     }
 
-    /// The host must have taken so many events of those that were pushed, refused so many others,
-    /// and gone on; what it refuses, it must have counted under this code.
+    /// The host must have accepted and refused these numbers of events and kept the session open.
+    /// It must have counted the refused events under `code`.
     pub(crate) fn taken(
         &mut self,
         what: impl Into<String>,
@@ -140,7 +139,7 @@ impl Findings {
         );
     }
 
-    /// Anything else that must be, and that the host must have counted under this code.
+    /// Any other expectation; the host must also have counted it under `code`.
     pub(crate) fn counted(
         &mut self,
         what: impl Into<String>,
@@ -152,8 +151,8 @@ impl Findings {
         self.push(what, expected, seen.to_string(), held, held.then_some(code));
     }
 
-    /// The host must have ended the session and counted it under this code. Saying so is in vain
-    /// to a peer that does not read: what came of it must be right, but need not have come.
+    /// The host must have ended the session and counted it under this code. A peer that does not
+    /// read may miss BYE and the close frame, but if they arrive they must carry this code.
     pub(crate) fn cut_off(&mut self, what: impl Into<String>, code: CloseCode, ending: &Ending) {
         let bye = ending.bye.as_deref().unwrap_or(code.as_str());
         let close = ending.close.unwrap_or(code.number());
@@ -163,7 +162,7 @@ impl Findings {
         self.push(what, expected, ending.to_string(), held, raised);
     }
 
-    /// The host must have refused a stream with this code, and gone on with the session.
+    /// The host must have refused a stream with this code and kept the session open.
     pub(crate) fn refused(&mut self, what: impl Into<String>, code: &str, answer: &Arrived) {
         let refusal = answer
             .text("code")
@@ -178,8 +177,8 @@ impl Findings {
         self.push(what, format!("stream error {code}"), seen, held, raised);
     }
 
-    /// The host must have refused the upgrade, without a word (before it there is no way to say
-    /// why), and must have counted it under this code.
+    /// The host must have refused the upgrade and counted it under this code. Before the upgrade
+    /// the protocol has no way to send a reason.
     pub(crate) fn shut_out(&mut self, what: impl Into<String>, code: &str, answer: &str) {
         let held = !answer.starts_with(SWITCHING);
         let seen = match held {
@@ -189,7 +188,7 @@ impl Findings {
         self.push(what, "no session", seen, held, held.then_some(code));
     }
 
-    /// Anything else that must be.
+    /// Any other expectation.
     pub(crate) fn check(
         &mut self,
         what: impl Into<String>,
@@ -200,12 +199,12 @@ impl Findings {
         self.push(what, expected, seen.to_string(), held, None);
     }
 
-    /// Something that either is so or not must be so.
+    /// A yes-or-no expectation.
     pub(crate) fn holds(&mut self, what: impl Into<String>, expected: &str, held: bool) {
         self.check_or(what, expected, held, || "it is not so".to_owned());
     }
 
-    /// The same, where what is seen is either just that, or told by `otherwise`.
+    /// A yes-or-no expectation; `otherwise` describes the failure.
     pub(crate) fn check_or(
         &mut self,
         what: impl Into<String>,
@@ -220,7 +219,7 @@ impl Findings {
         self.push(what, expected, seen, held, None);
     }
 
-    /// Something must have been done; if it was not, the error is what is seen.
+    /// The operation must have succeeded; if it failed, its error is the actual result.
     pub(crate) fn done<T>(
         &mut self,
         what: impl Into<String>,
@@ -235,7 +234,7 @@ impl Findings {
         done
     }
 
-    /// What is seen must be this, to the letter.
+    /// The actual result must equal the expected one, compared as text.
     pub(crate) fn same(
         &mut self,
         what: impl Into<String>,
@@ -264,7 +263,7 @@ impl Findings {
         });
     }
 
-    /// How often each code was raised.
+    /// Number of times each code was raised.
     pub(crate) fn raised(&self) -> BTreeMap<String, u64> {
         let mut raised = BTreeMap::new();
         for code in self.0.iter().filter_map(|seen| seen.code.clone()) {
@@ -273,7 +272,7 @@ impl Findings {
         raised
     }
 
-    /// Held if everything did, and something was tried at all.
+    /// Held if there is at least one observation and all of them held.
     pub(crate) fn verdict(&self) -> Verdict {
         match !self.0.is_empty() && self.0.iter().all(|seen| seen.held) {
             true => Verdict::Held,
@@ -287,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_miss_is_enough_and_nothing_tried_holds_nothing() {
+    fn one_miss_or_no_observation_means_not_held() {
         let mut found = Findings::default();
         assert_eq!(found.verdict(), Verdict::NotHeld);
         found.check("a", "1", 1, true);

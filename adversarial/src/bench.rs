@@ -1,5 +1,5 @@
-//! What an attack gets to work with: a victim, an honest caller beside it, and connections of
-//! its own, down to the byte.
+//! Test bench of an attack: a victim, an honest caller beside it, and raw connections of the
+//! attacker.
 
 use std::path::{Path, PathBuf};
 
@@ -20,29 +20,29 @@ use crate::victim::until;
 use crate::victim::{Gauges, Model, Pace, Scene, Settings, Victim};
 use crate::{Findings, HarnessError};
 
-/// The bench on which one attack is carried out.
+/// Test bench on which one attack is carried out.
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) victim: Victim,
     pub(crate) honest: Honest,
-    /// Using it is what only the honest caller could do.
+    /// Key of the honest caller. An attack may use it only to do what the honest caller could do.
     pub(crate) honest_key: NodeKey,
     pub(crate) target: Target,
     pub(crate) guest: NodeKey,
-    /// Which the victim admits.
+    /// Key of the attacker, which the victim admits.
     pub(crate) attacker: NodeKey,
     test_community: Option<TestCommunity>,
     program: PathBuf,
     pub(crate) which: Model,
     guest_key: PathBuf,
     pace: Pace,
-    /// Holds the model file until the victim is gone.
+    /// Keeps the model file until the victim has ended.
     pub(crate) _files: tempfile::TempDir,
 }
 
 impl Bench {
-    /// Starts a victim with a tiny model, and an honest caller at work on it. `program` is the
-    /// suite's own program, which is also the victim's.
+    /// Starts a victim with a tiny model and an honest caller at work on it. `program` is the
+    /// suite's own program, which also runs as the victim.
     pub(crate) async fn start(
         program: &Path,
         pace: Pace,
@@ -52,7 +52,7 @@ impl Bench {
         let files = tempfile::tempdir()?;
         let model = which.description();
         let (attacker, honest_key) = (new_key()?, new_key()?);
-        // In a file, for a guest that is a process of its own.
+        // Stored in a file, for a guest that runs in its own process.
         let guest_key = files.path().join("guest.key");
         let guest = NodeKey::load_or_create(&guest_key)?;
         let mut settings = Settings {
@@ -101,28 +101,28 @@ impl Bench {
         })
     }
 
-    /// The victim's community.
+    /// Community of the victim.
     ///
     /// # Errors
-    /// If the attack did not ask for one.
+    /// If the attack did not ask for a community.
     pub(crate) fn test_community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
         self.test_community.as_mut().ok_or_else(in_no_community)
     }
 
-    /// A gossip session of a member with the victim.
+    /// Opens a gossip session of a member with the victim.
     pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, HarnessError> {
         let community = self.test_community()?.community;
         Gossip::open(self.target.addr, key, &community).await
     }
 
-    /// That the community goes on as if nothing had happened.
-    pub(crate) async fn goes_on(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+    /// Checks that new events still reach the victim and that its state matches the anchor's.
+    pub(crate) async fn still_works(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
         let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
-        test_community.goes_on(&mut self.victim, found).await
+        test_community.still_works(&mut self.victim, found).await
     }
 
-    /// Asks the victim until its numbers are so, as they must come to be.
-    pub(crate) async fn comes_to(
+    /// Polls the victim until its gauges satisfy `so`.
+    pub(crate) async fn wait_until(
         &mut self,
         found: &mut Findings,
         what: &str,
@@ -134,15 +134,18 @@ impl Bench {
         Ok(())
     }
 
-    /// The victim has heard what the anchor wrote.
-    pub(crate) async fn agrees(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+    /// Checks that the victim reaches the state of the anchor's log.
+    pub(crate) async fn wait_for_agreement(
+        &mut self,
+        found: &mut Findings,
+    ) -> Result<(), HarnessError> {
         let state = self.test_community()?.state();
-        let what = "the host hears of what the anchor wrote";
-        self.comes_to(found, what, "true", |gauges| gauges.state() == state)
+        let what = "the host has the events of the anchor";
+        self.wait_until(found, what, "true", |gauges| gauges.state() == state)
             .await
     }
 
-    /// Somebody with a code joins through the victim, once and without patience.
+    /// Joins through the victim with an invite code and a new key, in a single attempt.
     pub(crate) async fn join(&mut self, invite: &Invite) -> Result<Level, HarnessError> {
         let key = new_key()?;
         let request = invite.request(key.id(), "kim")?;
@@ -153,7 +156,7 @@ impl Bench {
         joined.map_err(HarnessError::honest)
     }
 
-    /// What becomes of the guest, in a process of its own, when it opens a session with a host.
+    /// Opens a session with a host as the guest, in its own process, and returns the result.
     pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, HarnessError> {
         caller::start(&self.program, &self.guest_key, host).await
     }
@@ -163,7 +166,7 @@ impl Bench {
         &self.program
     }
 
-    /// Starts another node like the victim, in a folder that [`TestCommunity::home`] made.
+    /// Starts another node like the victim, in a folder made by [`TestCommunity::home`].
     pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
         let settings = Settings {
             model: self.which.description().write(self._files.path()),
@@ -176,18 +179,18 @@ impl Bench {
         Victim::start(&self.program, &settings).await
     }
 
-    /// A copy of the attacker's key, and one of the guest's.
+    /// Copies of the attacker's key and of the guest's key.
     pub(crate) fn members(&self) -> [NodeKey; 2] {
         [&self.attacker, &self.guest].map(|key| NodeKey::from_secret(&key.secret()))
     }
 
-    /// What a valid token of this node says: to be signed, or changed first.
+    /// Content of a valid token of this node, to be signed or changed first.
     pub(crate) fn grant(&self, key: &NodeKey) -> Result<Grant, HarnessError> {
         grant(key, self.target.node)
     }
 
-    /// How the victim answers a HELLO with this token from the attacker. A session that it opens
-    /// is closed again.
+    /// Returns the victim's answer to a HELLO with this token from the attacker. If the victim
+    /// opens a session, it is closed again.
     ///
     /// # Errors
     /// If the attacker does not get as far as HELLO.
@@ -205,7 +208,7 @@ impl Bench {
         })
     }
 
-    /// The attacker's HELLO for a purpose (`pipeline`, `bench`), with a fresh, valid token.
+    /// HELLO of the attacker for a purpose (`pipeline`, `bench`), with a fresh, valid token.
     pub(crate) fn hello(&self, purpose: &str) -> Result<Hello, HarnessError> {
         let token = token(&self.attacker, self.target.node)?;
         Ok(Hello::new(purpose, token))
@@ -215,12 +218,12 @@ impl Bench {
         Credentials::of(&self.attacker.secret())
     }
 
-    /// The attacker's connection, as far as TLS.
+    /// Connection of the attacker, as far as TLS.
     pub(crate) async fn secured(&self) -> Result<Peer, HarnessError> {
         self.secured_with(&self.credentials()).await
     }
 
-    /// A connection with any credentials, as far as TLS.
+    /// Connection with any credentials, as far as TLS.
     pub(crate) async fn secured_with(
         &self,
         credentials: &Credentials,
@@ -228,27 +231,27 @@ impl Bench {
         Ok(Peer::secured(self.target.addr, credentials).await?)
     }
 
-    /// The attacker's connection, as far as the WebSocket.
+    /// Connection of the attacker, as far as the WebSocket.
     pub(crate) async fn upgraded(&self) -> Result<Peer, HarnessError> {
         Ok(Peer::upgraded(self.target.addr, &self.credentials()).await?)
     }
 
-    /// The attacker's session, with a HELLO of its own.
+    /// Session of the attacker, with a HELLO of its own.
     pub(crate) async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
         Ok(self.upgraded().await?.greeted(hello).await?)
     }
 
-    /// The attacker's session for running rows.
+    /// Session of the attacker for running rows.
     pub(crate) async fn pipeline(&self) -> Result<Peer, HarnessError> {
         self.session(&self.hello("pipeline")?).await
     }
 
-    /// A STREAM_OPEN that the victim takes: epoch 1 of this stream, all of its layers.
+    /// Valid STREAM_OPEN: epoch 1 of this stream, all layers of the victim.
     pub(crate) fn stream_open(&self, stream: u32) -> Frame {
         stream_open(stream, &self.target.weights, self.target.layers, 16)
     }
 
-    /// The attacker's session with stream 1 open.
+    /// Session of the attacker with stream 1 open.
     pub(crate) async fn stream(&self) -> Result<Peer, HarnessError> {
         let mut peer = self.pipeline().await?;
         peer.send(self.stream_open(1)).await;
@@ -259,7 +262,7 @@ impl Bench {
         }
     }
 
-    /// A step of a stream at its beginning that the victim takes: so many rows of zeros.
+    /// Valid first step of a stream, with `rows` rows of zeros.
     pub(crate) fn zeros(&self, stream: u32, rows: u32) -> Step {
         let width = self.target.width;
         Step {
@@ -276,7 +279,6 @@ fn in_no_community() -> HarnessError {
     HarnessError::attacker("the victim is in no community")
 }
 
-/// The key of a new node.
 pub(crate) fn new_key() -> Result<NodeKey, HarnessError> {
     Ok(NodeKey::generate()?)
 }

@@ -1,6 +1,6 @@
-//! A caller in a process of its own: for attacks on those who dial.
+//! Caller in a process of its own, for attacks on the dialling side.
 //!
-//! It opens a session with the real client, says in one line of JSON what came of it, and ends.
+//! It opens a session with the real client, prints the result as one line of JSON, and ends.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ use tokio::time::timeout;
 use crate::HarnessError;
 use crate::victim::raised;
 
-/// How long a caller may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of a caller process.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a caller says.
+/// Result of a caller process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Called {
-    /// Why there was no session; nothing, if there was one.
+    /// Error if the session could not be opened.
     pub refused: Option<String>,
-    /// How often it counted each code.
+    /// Number of times the caller counted each code.
     pub raised: BTreeMap<String, u64>,
 }
 
-/// Is the caller: opens a session with a host, and says what came of it.
+/// Runs the caller process: opens a session with a host and returns the result.
 ///
 /// # Errors
 /// If there is no key.
@@ -44,7 +44,7 @@ pub async fn call(key: &Path, host: &HostAddr) -> Result<Called, HarnessError> {
     })
 }
 
-/// Starts `program` as a caller, and hears what it says.
+/// Starts `program` as a caller and returns its result.
 pub(crate) async fn start(
     program: &Path,
     key: &PathBuf,
@@ -57,7 +57,7 @@ pub(crate) async fn start(
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output();
-    let output = timeout(PATIENCE, calling).await??;
+    let output = timeout(TIMEOUT, calling).await??;
     serde_json::from_slice(&output.stdout).map_err(|error| {
         let said = String::from_utf8_lossy(&output.stderr);
         HarnessError::Honest(format!("no caller: {error}: {said}"))

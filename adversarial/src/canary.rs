@@ -1,4 +1,4 @@
-//! A text that is nowhere else, and the search for it: in text, in files, in the memory of a process.
+//! Unique random text, and the search for it in text, in files and in the memory of a process.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,15 +11,15 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 
 use crate::HarnessError;
 
-/// Random bytes of a canary: its text has twice as many characters.
+/// Random bytes of a canary. Its text has twice as many characters.
 const RANDOM: usize = 32;
 /// Characters of a piece that counts as a hit: 64 random bits.
 const PIECE: usize = 16;
-/// Memory that is searched at once.
+/// Bytes of memory read and searched at once.
 #[cfg(target_os = "linux")]
 const AT_ONCE: usize = 4 << 20;
 
-/// A text that is nowhere else, in pieces of [`PIECE`] characters, each in several encodings.
+/// Unique random text in pieces of [`PIECE`] characters, each searched in several encodings.
 pub(crate) struct Canary {
     text: String,
     forms: Vec<&'static str>,
@@ -28,14 +28,13 @@ pub(crate) struct Canary {
 }
 
 impl Canary {
-    /// A new one.
     pub(crate) fn new() -> Result<Canary, HarnessError> {
         let mut random = [0; RANDOM];
         getrandom::fill(&mut random)?;
         Canary::of(&hex::encode(random))
     }
 
-    /// The search for a text that is known.
+    /// Search for a given text.
     pub(crate) fn of(text: &str) -> Result<Canary, HarnessError> {
         let (mut forms, mut needles) = (Vec::new(), Vec::new());
         let mut add = |form, needle: Vec<u8>| {
@@ -43,7 +42,7 @@ impl Canary {
             needles.push(needle);
         };
         for piece in text.as_bytes().chunks_exact(PIECE) {
-            // Of the model that is used each byte is a token, with the value of the byte as its id.
+            // The model has byte tokens: the id of a token is the value of its byte.
             let ids = |bytes: fn(u32) -> Vec<u8>| -> Vec<u8> {
                 piece.iter().flat_map(|&id| bytes(id.into())).collect()
             };
@@ -59,7 +58,7 @@ impl Canary {
                 add("a list of token ids", list.into_bytes());
             }
             for skip in 0..3 {
-                // Whole groups only, which are the same whatever stands around them.
+                // Whole groups only: their encoding does not depend on the bytes around them.
                 let groups = piece.get(skip..).unwrap_or_default();
                 let groups = groups.get(..groups.len() / 3 * 3).unwrap_or_default();
                 add("base64", STANDARD_NO_PAD.encode(groups).into_bytes());
@@ -74,12 +73,11 @@ impl Canary {
         })
     }
 
-    /// The text.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The forms in which pieces of it are in these bytes.
+    /// Encodings in which `bytes` contains a piece of the canary.
     pub(crate) fn hits(&self, bytes: impl AsRef<[u8]>) -> Vec<&'static str> {
         let found = self.search.find_iter(bytes.as_ref());
         let form = |at: usize| self.forms.get(at).copied();
@@ -88,7 +86,7 @@ impl Canary {
             .collect()
     }
 
-    /// The files below a folder that pieces of it are in, or whose names they are in.
+    /// Files below `folder` whose content or name contains a piece of the canary.
     pub(crate) fn in_files(&self, folder: &Path) -> io::Result<Vec<String>> {
         let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
         while let Some(folder) = folders.pop() {
@@ -109,7 +107,8 @@ impl Canary {
         Ok(found)
     }
 
-    /// Where pieces of it are in the memory of a process; `None` where the system lets nobody read that.
+    /// Mappings of a process whose memory contains a piece of the canary. `None` if the system
+    /// denies access.
     #[cfg(target_os = "linux")]
     pub(crate) fn in_memory(&self, pid: u32) -> Result<Option<Vec<String>>, HarnessError> {
         use std::os::unix::fs::FileExt as _;
@@ -138,7 +137,7 @@ impl Canary {
             );
             while at < end {
                 let most = usize::try_from(end - at).unwrap_or(AT_ONCE).min(AT_ONCE);
-                // A page that went away meanwhile has nothing.
+                // A page that was unmapped meanwhile cannot be read.
                 let part = buffer.get_mut(..most).unwrap_or_default();
                 let Ok(read @ 1..) = memory.read_at(part, at) else {
                     break;
@@ -146,7 +145,7 @@ impl Canary {
                 let hits = self.hits(part.get(..read).unwrap_or_default());
                 found.extend(hits.into_iter().map(|form| format!("{form} in {name}")));
                 let last = at + read as u64 >= end;
-                // What lies across the border of two parts counts as well.
+                // Parts overlap, so that a hit across their border is found.
                 let step = if last {
                     read
                 } else {
@@ -181,7 +180,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_this_process_holds_is_found_in_its_memory() {
+    fn a_canary_of_this_process_is_found_in_its_memory() {
         let canary = Canary::new().unwrap();
         let found = canary.in_memory(std::process::id()).unwrap();
         assert!(found.is_none_or(|found| !found.is_empty()));

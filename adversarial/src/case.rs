@@ -1,23 +1,22 @@
-//! The cases that the suite is to hold against: one line per case, whether or not its attack is
-//! built. What has no attack yet is reported as such, so that the report never claims more than
-//! was done.
+//! Catalogue of the cases that the suite covers: one line per case, whether or not its attack
+//! exists. The report lists cases without an attack, so that it never claims more than was tested.
 
-/// A case of the catalogue.
+/// Case of the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Number in the catalogue, from 1.
     pub number: u8,
-    /// What it belongs to.
+    /// Heading of the case in the report.
     pub group: &'static str,
-    /// What the attacker does.
+    /// Action of the attacker.
     pub attack: &'static str,
-    /// The code that must be raised or counted.
+    /// Code that the victim must raise or count.
     pub code: &'static str,
 }
 
 macro_rules! cases {
     ($($group:literal { $($number:literal $attack:literal $code:literal,)* })*) => {
-        /// Every case, in the order of their numbers.
+        /// Every case, by ascending number.
         pub const CASES: &[Case] = &[
             $($(Case { number: $number, group: $group, attack: $attack, code: $code },)*)*
         ];
@@ -61,7 +60,7 @@ cases! {
         27 "torn or bit-flipped tail after kill -9" "log_recovered",
     }
     "routing" {
-        28 "lo > hi, hi beyond the model, overflow" "bad_descriptor",
+        28 "an inverted layer range, a range beyond the model, overflow" "bad_descriptor",
         29 "same range, other weights, quantisation or RoPE" "weights_mismatch",
         30 "claims every layer at no load" "route_share",
         31 "10,000 Sybil descriptors" "route_budget",
@@ -70,91 +69,90 @@ cases! {
     "tensor content" {
         33 "NaN, Inf" "tensor_nonfinite",
         34 "rows x dim overflow, zero dims, wrong dtype" "tensor_shape",
-        35 "zeros, identity, yesterday's output again, norm x 100" "tensor_band",
+        35 "rows of zeros, of the input or of an earlier step, norm x 100" "tensor_band",
         36 "in-band steering vector" "audit_mismatch",
         37 "4-bit weights posing as the full ones" "audit_mismatch",
-        38 "honest overflow of fp16 (control)" "boundary_overflow",
+        38 "honest fp16 overflow (control)" "boundary_overflow",
     }
     "time, resources, privacy" {
         39 "slowloris at TCP, TLS, upgrade, HELLO, mid-tensor" "pipeline_stalled",
-        40 "good, then slow only under load" "degraded",
+        40 "a host that is fast at first and then slow on purpose" "degraded",
         41 "zstd bomb, wrong size, legacy magic" "decompression",
         42 "10,000 half-open connections, ping flood" "connection_limit",
         43 "streams opened and abandoned" "stream_limit",
         44 "a canary prompt searched for in logs, wire, files, core dumps" "no hits",
-        45 "many streams that fill the KV memory, so that others starve" "preempted",
-        46 "a host looks up what it is sent in the embedding table" "no hits",
+        45 "many streams that fill the KV memory and starve others" "preempted",
+        46 "a host looks its received rows up in the embedding table" "no hits",
     }
-    "rights" {
-        47 "a demoted anchor admits, revokes and rules in the past" "no effect",
-        48 "a revoked member comes back by the same code with another key" "no effect",
-        49 "a Lamport time at the limit, which everybody would follow" "no effect",
+    "access control" {
+        47 "a demoted anchor back-dates admissions, revocations and policies" "no effect",
+        48 "a revoked member joins again by the same code with another key" "no effect",
+        49 "a Lamport time at the limit, which all nodes would adopt" "no effect",
         50 "a clock a day ahead, which would cut its owner off" "log_time",
-        51 "a member that says it listens on others' own machines" "no effect",
+        51 "a member that announces addresses on others' machines" "no effect",
         52 "a crowd of made-up nodes with one code" "busy",
-        53 "events sent one by one that sort before all others" "no effect",
+        53 "events that sort before all others, sent one by one" "no effect",
     }
     "strangers and neighbours" {
         54 "silent connections from four addresses of the home's network" "connection_limit",
         55 "strangers hold all sockets for calls while there is an invite" "session_limit",
-        56 "strangers use up what a node has to spare for strangers" "no effect",
+        56 "strangers use up a node's budget for strangers" "no effect",
         57 "one member takes all sessions and streams of a host" "preempted",
-        58 "neighbours keep all streams of a host from its owner" "preempted",
+        58 "neighbours that take all streams of a host from its owner" "preempted",
     }
-    "rights and names" {
-        59 "a host that is put out or demoted and does not care" "no effect",
-        60 "a web page whose name resolves to this machine" "forbidden_host",
-        61 "events that are dated back, by one who lost a level and by one who did not" "no effect",
+    "membership and host names" {
+        59 "a host that ignores its revocation or demotion" "no effect",
+        60 "a web page whose host name resolves to this machine (DNS rebinding)" "forbidden_host",
+        61 "back-dated events of a demoted member and of a member in good standing" "no effect",
         62 "a log that ends before a revocation, fed to a joiner" "no effect",
-        63 "whoever has the root key, and is no member" "no effect",
-        64 "one root key used in two places that do not hear of each other" "no effect",
-        65 "an old copy of an anchor's data, used once" "no effect",
-        66 "a member whose invites make up more members" "no effect",
+        63 "a holder of the root key that is not a member" "no effect",
+        64 "one root key used in two disconnected places" "no effect",
+        65 "an outdated copy of an anchor's data, used once" "no effect",
+        66 "a member that invites members of its own making" "no effect",
     }
     "rows between hosts" {
-        67 "rows of a prompt in each other's places" "tensor_band",
-        68 "one row of a prompt for others as well" "tensor_band",
+        67 "prompt rows returned in another order" "tensor_band",
+        68 "one prompt row returned in place of others" "tensor_band",
     }
     "hostile files" {
-        70 "a file that is passed on with another template and the genuine weights" "no effect",
-        71 "a chat template that wants all time or memory" "no effect",
-        72 "a record beside other weights says that they are the genuine ones" "no effect",
-        73 "another template or tokenizer beside the genuine weights" "no effect",
+        70 "a file passed on with genuine weights and another template" "no effect",
+        71 "a chat template that needs unlimited time or memory" "no effect",
+        72 "a forged hash record beside false weights" "no effect",
+        73 "another template or tokenizer with the genuine weights" "no effect",
     }
     "neighbours and other users" {
-        74 "neighbours fill a service's places and its queue" "no effect",
-        75 "another user of the machine asks what its owner asked, and for long answers" "no effect",
-        76 "hundreds of requests over HTTP whose heads have no end" "no effect",
+        74 "neighbours fill the slots and the queue of a service" "no effect",
+        75 "another local user repeats the owner's prompts and requests long answers" "no effect",
+        76 "hundreds of HTTP requests with unfinished heads" "no effect",
         77 "silent connections to the local API" "no effect",
     }
-    "words of others" {
-        78 "escape sequences, turned writing and forged lines in what is shown" "no effect",
+    "untrusted text" {
+        78 "escape sequences, reversed writing and forged lines in shown text" "no effect",
     }
-    "a daemon that is taken over" {
-        79 "whoever runs inside a daemon goes for its user's files, programs and processes" "no effect",
+    "compromised daemon" {
+        79 "code in a daemon attacks its user's files, programs and processes" "no effect",
     }
     "calls" {
-        80 "a member and a crowd that it let in fill what is remembered of calls" "rate_limited",
+        80 "a member and a crowd that it invited fill the replay cache of calls" "rate_limited",
     }
-    "words of others, where they come out" {
-        81 "a host's name and words that forge lines of the log of a daemon" "no effect",
-        82 "members' names, models and records that steer what status and diagnose show" "no effect",
-        83 "names and words that a browser would run" "no effect",
+    "untrusted text in output" {
+        81 "a host's name and texts that forge lines of a daemon's log" "no effect",
+        82 "control characters in member names, models and flight records" "no effect",
+        83 "names and texts that a browser would run" "no effect",
     }
     "sockets of a node" {
-        84 "a crowd that a member let in holds all sockets for calls and for gossip" "session_limit",
+        84 "a crowd that a member invited holds all sockets for calls and for gossip" "session_limit",
     }
     "none (control)" {
         85 "two neighbours who chat, each within its share (control)" "no effect",
     }
-    "places of a host" {
+    "streams of a host" {
         86 "streams opened as fast as one session may, in session after session" "stream_churn",
-        87 "steps of eight rows on all the streams that one caller may have" "no effect",
+        87 "steps of eight rows on all streams that a caller may have" "no effect",
     }
 }
 
 impl Case {
-    /// The case with this number.
     pub fn find(number: u8) -> Option<&'static Case> {
         CASES.iter().find(|case| case.number == number)
     }
@@ -165,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_of_the_catalogue_stands_once_and_in_order() {
+    fn case_numbers_are_unique_and_ascending() {
         assert!(CASES.is_sorted_by(|earlier, later| earlier.number < later.number));
         assert_eq!(Case::find(44).map(|case| case.code), Some("no hits"));
         assert_eq!(Case::find(0), None);

@@ -1,19 +1,18 @@
-//! The cores of this machine, divided: one for the attackers, who in truth are another machine, the
-//! others for the victim and the honest caller. How long that caller waits then tells what the
-//! victim makes of an attack, and not what the attacker's own work takes.
+//! Division of this machine's cores: one for the attackers, which in reality run on another
+//! machine, the others for the victim and the honest caller. The measured latency of the honest
+//! caller then shows the victim's reaction to the attack, and not the CPU time of the attacker.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How the cores are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cores {
     attackers: usize,
 }
 
 impl Cores {
-    /// Keeps this thread, and all threads and processes that it starts from now on, off one core,
-    /// which is the attackers'. `None`, and nothing done, where there is one core only or where the
-    /// system does not tell.
+    /// Keeps this thread, and all threads and processes that it starts later, off one core, which
+    /// is reserved for the attackers. Returns `None` without changes if there is one core only or
+    /// the system does not report its cores.
     pub fn divide() -> Option<Cores> {
         let mut cores = sched_getaffinity(None).ok()?;
         let attackers = (0..CpuSet::MAX_CPU)
@@ -27,11 +26,11 @@ impl Cores {
         Some(Cores { attackers })
     }
 
-    /// From now on this thread, and what it starts, has the attackers' core.
+    /// Moves this thread, and all that it starts later, to the attackers' core.
     pub(crate) fn attack(self) {
         let mut own = CpuSet::new();
         own.set(self.attackers);
-        // Where it fails the latencies look worse than they are.
+        // If this fails, the measured latencies are higher than the true ones.
         let _ = sched_setaffinity(None, &own);
     }
 }

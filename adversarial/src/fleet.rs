@@ -1,5 +1,5 @@
-//! A caller over hosts that look at the rows that they are sent, or change those that they return:
-//! for attacks on what is in the rows. The model is a small one, in this process.
+//! Caller over hosts that inspect received rows or change returned rows, for attacks on row
+//! contents. The model is a small one, in this process.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,14 +32,14 @@ pub(crate) const PROMPT: u32 = 40;
 /// Tokens of the answer.
 pub(crate) const TOKENS: u32 = 12;
 
-/// What became of a question.
+/// Result of a question.
 pub(crate) struct Asked {
     pub(crate) done: Done,
-    /// Codes of what hosts were left for.
+    /// Codes for which the caller dropped hosts.
     pub(crate) left: Vec<Code>,
 }
 
-/// A fixed set of hosts with open sessions.
+/// Fixed set of hosts with open sessions.
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
@@ -55,7 +55,7 @@ impl HostSource for Connected {
     }
 }
 
-/// Hosts, the sessions of one caller with them, and what it has seen of them.
+/// Hosts, the sessions of one caller with them, and the caller's health records of them.
 pub(crate) struct Hosts {
     caller: NodeKey,
     _running: Vec<RunningHost>,
@@ -64,7 +64,7 @@ pub(crate) struct Hosts {
     health: SharedHealth,
 }
 
-/// A small model, and the caller's side of it.
+/// Small model, and the caller's side of it.
 pub(crate) struct Fleet {
     runtime: Handle,
     file: Arc<ModelFile>,
@@ -76,24 +76,23 @@ pub(crate) struct Fleet {
 }
 
 impl Hosts {
-    /// Where they are.
     pub(crate) fn addrs(&self) -> Vec<HostAddr> {
         self.addrs.clone()
     }
 
-    /// The caller's sessions with them.
+    /// Sessions of the caller with the hosts.
     pub(crate) fn links(&self) -> &[Arc<HostLink>] {
         &self.links
     }
 
-    /// What the caller has seen of them.
+    /// Health records that the caller keeps of the hosts.
     pub(crate) fn health(&self) -> Vec<ShardHealth> {
         self.health.all()
     }
 }
 
 impl Fleet {
-    /// With a band for the magnitude of rows that hosts return, if there is to be one.
+    /// Fleet over the default tiny model. `band` limits the magnitude of rows that hosts return.
     pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self, HarnessError> {
         let tiny = TinyLlama {
             layers: LAYERS,
@@ -102,7 +101,7 @@ impl Fleet {
         Self::of(&tiny, MODEL, runtime, band)
     }
 
-    /// The same of another model, and what its hosts call it.
+    /// Fleet over another model; `name` is its id on its hosts.
     pub(crate) fn of(
         tiny: &TinyLlama,
         model_id: &str,
@@ -130,17 +129,16 @@ impl Fleet {
         })
     }
 
-    /// The model as its hosts must hold it.
+    /// Model identity that hosts must announce.
     pub(crate) fn model(&self) -> ModelOnWire {
         self.model.clone()
     }
 
-    /// The file.
     pub(crate) fn file(&self) -> &ModelFile {
         &self.file
     }
 
-    /// What a host of all its layers says of itself.
+    /// Descriptor of a host that serves all layers.
     pub(crate) fn descriptor(&self, host: NodeId) -> Descriptor {
         let (model, layers) = (&self.model, (0, self.model.layers.saturating_sub(1)));
         Descriptor {
@@ -164,12 +162,12 @@ impl Fleet {
         }
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub(crate) fn width(&self) -> usize {
         self.model.width
     }
 
-    /// The rows of the embedding table, one behind the other.
+    /// Rows of the embedding table, concatenated.
     pub(crate) fn table(&self) -> Result<Vec<f32>, HarnessError> {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
@@ -177,15 +175,15 @@ impl Fleet {
         Ok(table)
     }
 
-    /// Asks one question over hosts that do this, each of which serves all layers; so many first
-    /// ones the caller computes itself.
+    /// Asks one question over hosts that tamper in these ways, each serving all layers. The caller
+    /// computes the first `private` layers itself.
     pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
         let with_key = |tamper| Ok((NodeKey::generate()?, tamper));
         let hosts: Result<Vec<_>, HarnessError> = tampers.into_iter().map(with_key).collect();
         self.ask_over(&self.hosts(NodeKey::generate()?, hosts?)?, private, TOKENS)
     }
 
-    /// Hosts with these keys that do this, each of which serves all layers, for one caller.
+    /// Hosts with these keys and ways to tamper, each serving all layers, for one caller.
     pub(crate) fn hosts(
         &self,
         caller: NodeKey,
@@ -208,7 +206,7 @@ impl Fleet {
         })
     }
 
-    /// Asks one question over these hosts, for an answer of so many tokens.
+    /// Asks one question over these hosts, for an answer of `tokens` tokens.
     pub(crate) fn ask_over(
         &self,
         hosts: &Hosts,
@@ -219,7 +217,8 @@ impl Fleet {
         Ok(Asked { done: done?, left })
     }
 
-    /// Asks anything over these hosts: the answer, and the codes of what hosts were left for.
+    /// Sends any request over these hosts. Returns the answer and the codes for which hosts were
+    /// dropped.
     pub(crate) fn ask_for(
         &self,
         hosts: &Hosts,
@@ -264,7 +263,7 @@ impl Fleet {
         choice(self.model.clone(), caller)
     }
 
-    /// What answers over these hosts.
+    /// Chat backend over these hosts.
     pub(crate) fn backend(
         &self,
         source: Box<dyn HostSource>,
@@ -295,7 +294,8 @@ impl Fleet {
     }
 }
 
-/// Serves a whole model to one caller, and changes what goes through it. The model: its id and weights.
+/// Serves a whole model to one caller and tampers with its rows. `model` gives the id and the
+/// weights.
 pub(crate) async fn tampered_host(
     file: &Arc<ModelFile>,
     (model_id, weights): (&str, WeightsId),
@@ -338,7 +338,8 @@ pub(crate) fn choice(model: ModelOnWire, caller: NodeId) -> Choice {
     }
 }
 
-/// A question of so many tokens, for an answer of so many. A longer one goes on where a shorter one ends.
+/// Question of `prompt` tokens for an answer of `tokens` tokens. A longer prompt is an extension of
+/// a shorter one.
 pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
     ChatRequest {
         prompt: Prompt::Tokens((3..3 + prompt).collect()),

@@ -1,5 +1,5 @@
-//! The honest caller: small steps all the time, with the real client. What it gets must not
-//! change while somebody else attacks, not by a bit; how long it waits is measured.
+//! Honest caller: runs small steps all the time with the real client. Its answers must stay
+//! bit-identical during an attack; the latency of its steps is measured.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,17 +18,16 @@ use tokio::time::timeout;
 use crate::HarnessError;
 use crate::target::Target;
 
-/// Positions that it goes through, again and again: going back makes the host forget what came
-/// after, so every round must give the same answers.
+/// Positions per round. Going back to position 0 makes the host discard the later ones, so every
+/// round must give the same answers.
 const POSITIONS: u32 = 16;
 
-/// How long an answer may take before the caller counts as cut off.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of an answer; a later answer counts as a lost connection.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The answers of one round.
+/// Answers of one round.
 pub(crate) type Answers = Arc<Vec<Bytes>>;
 
-/// A caller at work.
 #[derive(Debug)]
 pub(crate) struct Honest {
     answers: Answers,
@@ -39,11 +38,10 @@ pub(crate) struct Honest {
 }
 
 impl Honest {
-    /// Connects, and gets one round of answers. If `expected` names them already, they must be
-    /// the same.
+    /// Connects and runs one round. If `expected` is given, the answers must equal it.
     ///
     /// # Errors
-    /// A sentence that says how the host failed it.
+    /// A sentence that describes the failure of the host.
     pub(crate) async fn begin(
         target: &Target,
         key: &NodeKey,
@@ -55,7 +53,7 @@ impl Honest {
             answers.push(call.step(1, position).await.map_err(HarnessError::Honest)?);
         }
         if expected.is_some_and(|expected| **expected != answers) {
-            return Err(HarnessError::honest("it gets other answers than before"));
+            return Err(HarnessError::honest("its answers differ from before"));
         }
         let answers = Arc::new(answers);
         let samples = Arc::new(Mutex::new(Vec::new()));
@@ -85,32 +83,31 @@ impl Honest {
         })
     }
 
-    /// What it got.
     pub(crate) fn answers(&self) -> Answers {
         Arc::clone(&self.answers)
     }
 
-    /// How long each step took since the last time that this was asked.
+    /// Durations of the steps since the last call.
     pub(crate) fn take_samples(&self) -> Vec<Duration> {
         std::mem::take(&mut *self.samples.lock())
     }
 
-    /// Samples so far.
+    /// Number of samples so far.
     pub(crate) fn samples(&self) -> usize {
         self.samples.lock().len()
     }
 
-    /// Waits for so many more steps, or until the caller has been cut off.
+    /// Waits for `more` further steps, or until the caller has been cut off.
     pub(crate) async fn steps(&mut self, more: u64) {
         let until = *self.steps.borrow() + more;
-        // An error means that the caller has ended; `end` says why.
+        // An error means that the caller has ended; `end` returns the reason.
         let _ = self.steps.wait_for(|&steps| steps >= until).await;
     }
 
-    /// Stops, and says goodbye.
+    /// Stops and closes the session.
     ///
     /// # Errors
-    /// How the host failed it, now or earlier.
+    /// The failure of the host, now or earlier.
     pub(crate) async fn end(self) -> Result<(), String> {
         self.stop.send_replace(true);
         match self.task.await {
@@ -120,17 +117,17 @@ impl Honest {
     }
 }
 
-/// One connection with stream 1 open, made with the real client.
+/// Connection with stream 1 open, made with the real client.
 pub(crate) struct Call {
     connection: Connection,
     target: Target,
 }
 
 impl Call {
-    /// Connects, and opens a stream for so many positions.
+    /// Connects and opens a stream for `positions` positions.
     ///
     /// # Errors
-    /// If the host does not let it.
+    /// If the host refuses it.
     pub(crate) async fn open(
         target: &Target,
         key: &NodeKey,
@@ -151,7 +148,7 @@ impl Call {
     /// Opens a stream.
     ///
     /// # Errors
-    /// `stream error CODE` if the host refuses, or how else it fails.
+    /// `stream error CODE` if the host refuses the stream, or a sentence for any other failure.
     pub(crate) async fn stream(&mut self, stream: u32, positions: u32) -> Result<(), String> {
         let (lo, hi) = self.target.layers;
         let open = StreamOpen {
@@ -175,17 +172,18 @@ impl Call {
             let received = self.connection.recv().await;
             received.map_err(|error| error.to_string())
         };
-        timeout(PATIENCE, work)
+        timeout(TIMEOUT, work)
             .await
             .map_err(|_| "the host does not answer".to_owned())?
     }
 
-    /// The answer at a position: rows are a function of it, so that every conversation is the same.
+    /// Runs the step at a position. Rows are a function of the position, so every conversation is
+    /// the same.
     ///
     /// # Errors
-    /// `stream error CODE` if the host ends the stream, or how else it fails.
+    /// `stream error CODE` if the host ends the stream, or a sentence for any other failure.
     pub(crate) async fn step(&mut self, stream: u32, position: u32) -> Result<Bytes, String> {
-        // Halves, that is values from 0.5 up to 1: different ones at each position.
+        // fp16 values in [0.5, 1), different at each position.
         let value = |column: u32| 0x3800 + ((position * 131 + column * 37) % 0x400) as u16;
         let width = self.target.width;
         let data = (0..width).flat_map(|column| value(column).to_le_bytes());
@@ -205,10 +203,10 @@ impl Call {
         }
     }
 
-    /// Says goodbye.
+    /// Closes the session.
     ///
     /// # Errors
-    /// If the session is gone already.
+    /// If the session has ended already.
     pub(crate) async fn close(mut self) -> Result<(), String> {
         let close = StreamClose {
             stream: 1,
@@ -221,7 +219,7 @@ impl Call {
             .await;
         sent.map_err(|error| error.to_string())?;
         self.connection.close(CloseCode::Normal);
-        // Returns when this side's end is on its way.
+        // Returns once the close of this side has been sent.
         let _ = self.connection.recv().await;
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! A chat service over a small model, with its doors to this machine, all in this process: for attacks
-//! of those who share it with its owner.
+//! Chat service over a small model with its local HTTP and socket interfaces, in this process, for
+//! attacks by users who share the service with its owner.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -27,21 +27,21 @@ use tokio::time::timeout;
 use crate::HarnessError;
 use crate::bench::new_key;
 
-/// What the service calls its model.
+/// Id of the served model.
 pub(crate) const MODEL: &str = "tiny-household";
-/// Long for an answer of a few tokens, and shorter than anything that a defence gives up after.
+/// Enough for an answer of a few tokens, and shorter than any timeout of the defences.
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 
-/// A user of the machine who is nobody else on it.
+/// Uid of another user of this machine.
 #[cfg(target_os = "linux")]
 const NOBODY: u32 = 65_534;
 
-/// A service as a daemon has it, for long answers.
+/// Chat service as a daemon runs it, with a context for long answers.
 pub(crate) fn service() -> Result<Service, HarnessError> {
     service_of(MODEL)
 }
 
-/// The same with another name for its model.
+/// Chat service whose model has another id.
 pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
     let tiny = TinyLlama {
         context: 4096,
@@ -74,7 +74,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
     Ok(Service::new(Handle::current(), vec![model], settings))
 }
 
-/// Everybody is an anchor: who may call is not what is asked here.
+/// Grants every caller the anchor level, because access control is not under test here.
 struct Everybody;
 
 impl Authority for Everybody {
@@ -87,7 +87,7 @@ impl Authority for Everybody {
     }
 }
 
-/// The local API of a node, and its folder; with a service behind it, if there is one.
+/// Local API of a node and its folder, with an optional chat service behind it.
 pub(crate) async fn local_api(
     service: Option<&Service>,
 ) -> Result<(TempDir, LocalApi), HarnessError> {
@@ -102,8 +102,8 @@ pub(crate) async fn local_api(
     Ok((folder, api.map_err(HarnessError::victim)?))
 }
 
-/// So many connections of another user of this machine; `None` where this process may not be somebody
-/// else, as it may if it is root's.
+/// Opens `count` connections as another user of this machine. `None` if this process may not change
+/// its uid, which needs root.
 pub(crate) async fn connect_as_nobody(
     at: SocketAddr,
     count: usize,
@@ -111,7 +111,7 @@ pub(crate) async fn connect_as_nobody(
     #[cfg(target_os = "linux")]
     {
         let connect = move || {
-            // The system gives users to threads: the rest of this process stays who it is.
+            // Linux sets the uid per thread: the other threads of this process keep theirs.
             let nobody = rustix::process::Uid::from_raw(NOBODY);
             if rustix::thread::set_thread_uid(nobody).is_err() {
                 return Ok(None);
@@ -124,8 +124,8 @@ pub(crate) async fn connect_as_nobody(
             let streams: std::io::Result<Vec<_>> = (0..count).map(connect).collect();
             streams.map(Some)
         };
-        // A thread of its own, that ends as whom it has become; whoever is to accept these connections may
-        // be a task of the thread that waits here, so it waits elsewhere.
+        // A separate thread, because it keeps the changed uid until it ends. It is joined on the
+        // blocking pool: the accepting task may need this runtime thread.
         let joined = move || std::thread::spawn(connect).join();
         let streams = tokio::task::spawn_blocking(joined).await;
         let streams = streams.map_err(HarnessError::attacker)?;
@@ -140,7 +140,7 @@ pub(crate) async fn connect_as_nobody(
     }
 }
 
-/// Sends a request over HTTP: with a body, to the endpoint that goes on with a text.
+/// Sends an HTTP request; a request with a body is a POST.
 pub(crate) async fn send(
     stream: &mut TcpStream,
     target: &str,
@@ -155,13 +155,13 @@ pub(crate) async fn send(
     Ok(stream.write_all(request.as_bytes()).await?)
 }
 
-/// The status and the body of an answer in one piece; nothing where none comes soon.
+/// Status and body of the answer. `None` if it is not complete within [`SOON`].
 pub(crate) async fn answer(stream: &mut TcpStream) -> Option<(u16, String)> {
     let (status, _, body) = whole_answer(stream).await?;
     Some((status, body))
 }
 
-/// The same with its head.
+/// Status, head and body of the answer.
 pub(crate) async fn whole_answer(stream: &mut TcpStream) -> Option<(u16, String, String)> {
     let mut bytes = Vec::new();
     let reading = async {
@@ -175,7 +175,7 @@ pub(crate) async fn whole_answer(stream: &mut TcpStream) -> Option<(u16, String,
                 });
                 let is_whole = match length {
                     Some(length) => body.len() >= length,
-                    // Events, which come one by one.
+                    // Server-sent events, which have no length.
                     None => body.contains("[DONE]"),
                 };
                 if is_whole {

@@ -1,5 +1,5 @@
-//! A daemon that somebody has broken into, in a process of its own: it gives up what the real one gives
-//! up, by the real one's own code, and then does what its owner would not.
+//! Compromised daemon in a process of its own. It isolates itself with the code of the real daemon
+//! and then tries actions that the isolation must block.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -10,30 +10,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::HarnessError;
 
-/// What an intruder finds, and whether the daemon was isolated.
+/// Parameters of an intruder process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Intrusion {
-    /// The home directory of the daemon's user, with what `furnish` has put there.
+    /// Home directory of the daemon's user, filled by `furnish`.
     pub home: PathBuf,
-    /// A folder outside of it.
+    /// Folder outside of the home directory.
     pub elsewhere: PathBuf,
     /// Name of an abstract socket on which the parent listens.
     pub abstract_name: String,
-    /// Whether the daemon gave up its rights.
+    /// Whether the daemon isolates itself.
     pub isolated: bool,
 }
 
-/// What came of one try.
+/// Result of one attempt.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Tried {
     pub(crate) what: String,
-    /// Which part of the isolation is to refuse it; nothing, if it must go well.
+    /// Part of the isolation that must refuse the attempt. `None` if the attempt must succeed.
     pub(crate) by: Option<Part>,
-    /// Why it failed, if it did.
+    /// Error, if the attempt failed.
     pub(crate) refused: Option<String>,
 }
 
-/// A part of the isolation (`specs/isolation.md`, section 1).
+/// Part of the isolation (`specs/isolation.md`, section 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Part {
     Files,
@@ -41,18 +41,18 @@ pub(crate) enum Part {
     Rights,
 }
 
-/// All that it says.
+/// Output of an intruder process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Intruded {
-    /// What stands, in the program's own words.
+    /// Isolation that is in force, as the program reports it.
     pub(crate) stands: String,
     pub(crate) tried: Vec<Tried>,
 }
 
-/// Where the daemon has its data, below the home directory.
+/// Data folder of the daemon, below the home directory.
 pub(crate) const DATA: &str = "data";
 
-/// Puts into a home directory what its user has there, beside the daemon's own.
+/// Fills a home directory with files of its user and of the daemon.
 pub(crate) fn furnish(home: &Path) -> io::Result<()> {
     for (file, text) in [
         (".ssh/id_ed25519", "a secret key"),
@@ -68,10 +68,10 @@ pub(crate) fn furnish(home: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Is the intruder: says in one line of JSON what came of all that it tried.
+/// Runs the intruder process: prints the results of all attempts as one line of JSON.
 ///
 /// # Errors
-/// If the isolation was to be entered, and there is none to enter.
+/// If isolation was asked for and is not available.
 pub fn intrude(plan: &Intrusion) -> Result<(), HarnessError> {
     let data = plan.home.join(DATA);
     let stands = match plan.isolated {
@@ -82,7 +82,7 @@ pub fn intrude(plan: &Intrusion) -> Result<(), HarnessError> {
             hearthnet::isolate(args.chain([data.into_os_string()])).map_err(HarnessError::victim)?
         }
     };
-    // As whatever the daemon starts later: nothing of it is in the thread that has entered.
+    // A thread started after the isolation, as later threads of the daemon are.
     let plan = plan.clone();
     let tried = std::thread::spawn(move || attempts(&plan)).join();
     let tried = tried.map_err(|_| HarnessError::attacker("the intruder panicked"))?;
@@ -104,19 +104,15 @@ fn attempts(plan: &Intrusion) -> Vec<Tried> {
             refused: done.err().map(|error| error.to_string()),
         });
     };
-    // What a daemon does all day.
+    // Actions that a daemon needs in normal operation.
     let notes = data.join("notes");
     attempt(None, "read its own data", read(&notes));
     attempt(None, "write its own data", fs::write(&notes, "more"));
-    attempt(
-        None,
-        "read what is the system's",
-        read(&elsewhere.join("file")),
-    );
+    attempt(None, "read a system file", read(&elsewhere.join("file")));
 
     let files = Some(Part::Files);
     let secrets = [
-        ("read its user's key of ssh", ".ssh/id_ed25519"),
+        ("read its user's SSH key", ".ssh/id_ed25519"),
         (
             "read the root key of another community",
             "another-community/root.key",
@@ -133,15 +129,15 @@ fn attempts(plan: &Intrusion) -> Vec<Tried> {
     let linking = fs::hard_link(&letter, &linked).and_then(|()| read(&linked));
     attempt(
         files,
-        "read a letter by a link among its own files",
+        "read a letter through a hard link in its data folder",
         linking,
     );
     let append = OpenOptions::new().append(true).open(home.join(".profile"));
     let append = append.and_then(|mut file| file.write_all(b"\ntrue\n"));
-    attempt(files, "write what its user's shell runs", append);
+    attempt(files, "write its user's shell profile", append);
     let unit = home.join(".config/systemd/user");
     let unit = fs::create_dir_all(&unit).and_then(|()| fs::write(unit.join("x.service"), "x"));
-    attempt(files, "make a unit that is started with its user", unit);
+    attempt(files, "install a systemd unit of its user", unit);
     let cut = OpenOptions::new()
         .write(true)
         .truncate(true)
@@ -151,7 +147,7 @@ fn attempts(plan: &Intrusion) -> Vec<Tried> {
     let new = fs::write(elsewhere.join("new"), "x");
     attempt(files, "write a new file outside of the home directory", new);
     let moved = fs::rename(elsewhere.join("other"), data.join("other"));
-    attempt(files, "take a file away", moved);
+    attempt(files, "move a file away", moved);
 
     let calls = Some(Part::SystemCalls);
     for program in ["/bin/sh", "/bin/su"] {
@@ -201,7 +197,7 @@ fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Res
         socket(),
     );
     let signal = || {
-        // One that does nothing to who is at work.
+        // SIGCONT has no effect on a running process.
         let parent = parent.ok_or_else(|| refused("no parent"))?;
         Ok(kill_process(parent, Signal::CONT)?)
     };
@@ -231,7 +227,7 @@ fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Res
         });
     attempt(
         Some(Part::Rights),
-        "gain rights by a file that gives some",
+        "gain privileges through a setuid file",
         gain,
     );
 }

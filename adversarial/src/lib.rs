@@ -1,4 +1,4 @@
-//! Attacks that HearthNet must hold against, with a harness and a report.
+//! Attacks that HearthNet must withstand, with a harness and a report.
 //!
 //! ```text
 //!              +------------- Bench ----------------------------------------+
@@ -9,24 +9,25 @@
 //!
 //! | concept | file |
 //! |---|---|
-//! | the cases, built or not | `case.rs` |
-//! | the attacks and their registry; those of one kind in a table | `attacks/`, `attacks/table.rs` |
-//! | what an attack is, observations, verdicts | `attack.rs` |
-//! | what an attack gets to work with | `bench.rs` |
-//! | where the attacked host is, and the keys to its door | `target.rs` |
-//! | the attacked host, in its own process | `victim.rs` |
-//! | its community, where it is in one | `test_community.rs` |
-//! | the attacked caller, in its own process | `caller.rs` |
-//! | the caller that must not notice | `honest.rs` |
-//! | a chat service and its doors to this machine, and another user of it | `household.rs` |
-//! | a daemon that was taken over, in its own process | `intruder.rs` |
+//! | catalogue of cases, with and without an attack | `case.rs` |
+//! | attacks and their registry; attacks of one pattern in a table | `attacks/`, `attacks/table.rs` |
+//! | registry entry, observations, verdict | `attack.rs` |
+//! | test bench of an attack | `bench.rs` |
+//! | address, identity and session tokens of the victim | `target.rs` |
+//! | attacked host, in its own process | `victim.rs` |
+//! | community of the victim | `test_community.rs` |
+//! | attacked caller, in its own process | `caller.rs` |
+//! | honest caller, whose answers must not change | `honest.rs` |
+//! | chat service with local interfaces, and another user of the machine | `household.rs` |
+//! | compromised daemon, in its own process | `intruder.rs` |
 //! | the real program, in its own process | `program.rs` |
-//! | a text that is nowhere else, and the search for it | `canary.rs` |
-//! | a host that follows a script | `puppet.rs` |
+//! | unique text, and the search for it | `canary.rs` |
+//! | caller over hosts that inspect or change rows | `fleet.rs` |
+//! | scripted host | `puppet.rs` |
 //! | the attacker's events and gossip, byte by byte; its frames are the test kit's | `raw/` |
-//! | memory of the victim, and what it may be | `memory.rs` |
+//! | memory of the victim, and its budget | `memory.rs` |
 //! | running an attack and judging it | `trial.rs` |
-//! | a core for the attackers alone, where latency is measured | `cores.rs` |
+//! | a core reserved for the attackers during latency measurements | `cores.rs` |
 //! | table and JSON | `report.rs` |
 //!
 //! `README.md` says how to add an attack.
@@ -70,28 +71,28 @@ use std::panic::Location;
 pub(crate) use attack::Findings;
 pub(crate) use bench::Bench;
 
-/// The harness could not do its work: no verdict on the victim. It is no [`Error`], so that `?` can
-/// make one of every error and say where that was.
+/// Failure of the harness, which is no verdict on the victim. It does not implement [`Error`], so
+/// that `?` can convert every error and record its location.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HarnessError {
-    /// The victim could not be started, or does not answer its questions.
+    /// The victim could not be started, or does not answer.
     Victim(String),
-    /// The attacker could not get as far as its attack.
+    /// The attacker failed before its attack.
     Attacker(String),
-    /// The honest caller could not begin.
+    /// The honest caller could not start.
     Honest(String),
-    /// What else failed, and at which place of the harness.
+    /// Any other failure, with its location in the harness.
     Failed(String),
 }
 
 impl fmt::Display for HarnessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (what, why) = match self {
-            Self::Victim(why) => ("the victim could not be used", why),
-            Self::Attacker(why) => ("the attacker could not attack", why),
-            Self::Honest(why) => ("the honest caller could not begin", why),
-            Self::Failed(why) => ("the harness could not go on", why),
+            Self::Victim(why) => ("the victim failed", why),
+            Self::Attacker(why) => ("the attacker failed", why),
+            Self::Honest(why) => ("the honest caller could not start", why),
+            Self::Failed(why) => ("the harness failed", why),
         };
         write!(f, "{what}: {why}")
     }

@@ -1,4 +1,4 @@
-//! `hearthnet-adversarial`: runs the attacks and prints what held.
+//! `hearthnet-adversarial`: runs the attacks and prints the results.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -14,28 +14,28 @@ use hearthnet_adversarial::{
 use hearthnet_orchestrator::link::HostAddr;
 use tokio::runtime::Builder;
 
-/// Attacks a shard host in every way that the suite knows, and prints what held.
+/// Attacks a shard host with every attack of the suite and prints which claims held.
 ///
-/// Exit status: 0 all held, 1 something did not, 2 something could not be carried out.
+/// Exit status: 0 if all held, 1 if one did not hold, 2 if one could not be carried out.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Arguments {
-    /// Only these cases (can be repeated).
+    /// Run only these cases (can be repeated).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(1..))]
     only: Vec<u8>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
-    /// The victim's deadlines: those that a host has by default, or one second each.
+    /// Deadlines of the victim: the defaults of a host, or about one second each.
     #[arg(long, value_enum, default_value_t = Pace::Shipped)]
     pace: Pace,
     /// Steps of the honest caller to measure without and with each attack.
     #[arg(long, default_value_t = 1000)]
     steps: u64,
-    /// Seconds after which an attack is not repeated any more, however few steps were measured.
+    /// Seconds after which an attack is not repeated any more, even if fewer steps were measured.
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// Count it as a failure when the honest caller waits more than twice as long (p99).
+    /// Count it as a failure if the honest caller's p99 more than doubles.
     #[arg(long)]
     enforce_latency: bool,
     #[command(subcommand)]
@@ -44,22 +44,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// Is the real program with these arguments; started by the suite itself.
+    /// Runs the real program with these arguments; started by the suite itself.
     #[command(hide = true, disable_help_flag = true)]
     Program {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Is a daemon that somebody has broken into; started by the suite itself.
+    /// Runs a compromised daemon; started by the suite itself.
     #[command(hide = true)]
     Intruder {
         #[arg(value_parser = |plan: &str| serde_json::from_str::<Intrusion>(plan))]
         plan: Intrusion,
     },
-    /// Is a caller under attack; started by the suite itself.
+    /// Runs a caller under attack; started by the suite itself.
     #[command(hide = true)]
     Caller { key: PathBuf, host: HostAddr },
-    /// Is the host under attack; started by the suite itself.
+    /// Runs the host under attack; started by the suite itself.
     #[command(hide = true)]
     Victim {
         #[arg(value_parser = |settings: &str| serde_json::from_str::<VictimSettings>(settings))]
@@ -69,7 +69,7 @@ enum Role {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse() {
-        // Both want the process as it begins, with one thread.
+        // Both roles need a process with a single thread.
         Arguments {
             role: Some(Role::Program { arguments }),
             ..
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
             ..
         } => intrude(&plan).map(|()| ExitCode::SUCCESS),
         arguments => {
-            // Before there is any other thread.
+            // Must run before any other thread starts.
             let cores = match arguments.role {
                 None => Cores::divide(),
                 Some(_) => None,
@@ -123,7 +123,7 @@ async fn perform(arguments: Arguments, cores: Option<Cores>) -> Result<ExitCode,
                 at_most: Duration::from_secs(arguments.seconds),
                 cores,
             },
-            // Latencies would be those of the attacker's own work.
+            // With one core, latencies would measure the attacker's own work.
             None => Effort::Once,
         },
     };
@@ -132,7 +132,7 @@ async fn perform(arguments: Arguments, cores: Option<Cores>) -> Result<ExitCode,
     let mut report = Report::new(wanted, built);
     for entry in ATTACKS.iter().filter(|entry| wanted(entry.case)) {
         if !arguments.json {
-            // The whole takes a minute or two: say where it is.
+            // A full run takes a minute or two: show the progress.
             let _ = writeln!(
                 std::io::stderr(),
                 "{:>3}  {} ...",

@@ -1,43 +1,41 @@
-//! What the victim's memory may grow by, and what it grew by: seen from outside, by what the
-//! system says of the process.
+//! Memory budget of the victim and its measured growth, as the kernel reports it for the process.
 
 use serde::Serialize;
 
 const MIB: u64 = 1 << 20;
 
-/// What one session may hold with no tensor under way: one message of at most 1 MiB and 56 bytes
-/// twice (as it arrives, and as it is handed on), and 0.5 MiB for buffers of TLS and WebSocket
-/// (32 KiB read, 64 KiB written, 64 KiB TLS) and its tasks.
+/// Memory of one session without a tensor under way: one message of at most 1 MiB and 56 bytes
+/// twice (as received, and as handed on), and 0.5 MiB for its tasks and the buffers of TLS and
+/// WebSocket (32 KiB read, 64 KiB written, 64 KiB TLS).
 const SESSION_BYTES: u64 = 5 * MIB / 2;
 
-/// What a process grows by for no reason of the attack: an arena of the allocator per thread
-/// that was quiet until now, pages of code that are touched for the first time.
+/// Growth of a process that the attack does not cause: an allocator arena per thread that was idle
+/// until now, and code pages touched for the first time.
 const NOISE_BYTES: u64 = 8 * MIB;
 
-/// Most that the victim may grow by, from before the attack to its peak.
+/// Maximum growth of the victim, from before the attack to its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Budget {
-    /// In bytes.
     pub bytes: u64,
-    /// Where the number comes from.
+    /// Origin of the number.
     pub why: &'static str,
 }
 
 impl Budget {
-    /// For attacks by one session at a time that never get to send a tensor: the session itself,
-    /// and one before it that is still closing.
+    /// Budget for attacks by one session at a time that never send a tensor: the session itself,
+    /// and the previous one while it is closing.
     pub const SESSION: Budget = Budget {
         bytes: NOISE_BYTES + 2 * SESSION_BYTES,
         why: "two sessions without tensors, and 8 MiB of noise",
     };
 
-    /// For attacks by so many sessions at once.
+    /// Budget for attacks by `sessions` sessions at once.
     pub const fn sessions(sessions: u64, why: &'static str) -> Budget {
         let bytes = NOISE_BYTES + sessions * SESSION_BYTES;
         Budget { bytes, why }
     }
 
-    /// For attacks that get as far as a tensor: with so many bytes of what the limits allow.
+    /// Adds the bytes that the limits allow to attacks which send tensors.
     #[must_use]
     pub const fn and(self, bytes: u64, why: &'static str) -> Budget {
         Budget {
@@ -47,18 +45,18 @@ impl Budget {
     }
 }
 
-/// Memory of a process, as Linux says it in `/proc/PID/status`.
+/// Memory of a process in bytes, from Linux's `/proc/PID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Resident now.
     pub(crate) resident: u64,
-    /// Most that was ever resident, since it was last reset.
+    /// Highest resident size since the last reset.
     pub(crate) peak: u64,
-    /// Private memory that was asked for, touched or not.
+    /// Private memory that is allocated, touched or not.
     pub(crate) reserved: u64,
 }
 
-/// What a process takes now. `None` where there is no `/proc`.
+/// Current memory of a process. `None` without `/proc`.
 pub(crate) fn usage(pid: u32) -> Option<Usage> {
     parse(&std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?)
 }
@@ -76,8 +74,8 @@ fn parse(status: &str) -> Option<Usage> {
     })
 }
 
-/// Starts the peak anew, at what is resident now. Where that is not allowed the peak goes on from
-/// the start of the process, which can only make the verdict stricter.
+/// Resets the peak to the currently resident size. If that is not allowed, the peak counts from the
+/// start of the process, which only makes the verdict stricter.
 pub(crate) fn forget_peak(pid: u32) {
     let _ = std::fs::write(format!("/proc/{pid}/clear_refs"), "5");
 }

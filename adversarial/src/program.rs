@@ -1,5 +1,5 @@
-//! The real program, as its user starts it: in a process of its own, with a home of its own. The suite's
-//! program is what is started, and is the real one from its first line on.
+//! The real program, in a process and with a home directory of its own. The process runs the
+//! suite's program in the role `program`, which calls the real `main` at once.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,9 +13,9 @@ use tokio::time::timeout;
 
 use crate::HarnessError;
 
-/// How long a command, or the beginning or the end of a daemon, may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What every command is told: nothing of it leaves this machine.
+/// Time limit for a command, and for the start and the end of a daemon.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Arguments of every command that keep its traffic on this machine.
 const ALONE: [&str; 6] = [
     "--set",
     "policy.research.enable=true",
@@ -25,7 +25,7 @@ const ALONE: [&str; 6] = [
     "http.listen=127.0.0.1:0",
 ];
 
-/// A user's home, and the program.
+/// Home directory of a user, and the program.
 pub(crate) struct Program {
     program: PathBuf,
     home: PathBuf,
@@ -33,14 +33,14 @@ pub(crate) struct Program {
     level: &'static str,
 }
 
-/// What a command has said, byte by byte.
+/// Output of a command.
 pub(crate) struct Said {
     pub(crate) output: String,
     pub(crate) errors: String,
 }
 
 impl Program {
-    /// With its data in this folder.
+    /// Program with its data in this folder.
     pub(crate) fn new(program: &Path, home: &Path, data: &Path) -> Program {
         Program {
             program: program.to_owned(),
@@ -50,7 +50,7 @@ impl Program {
         }
     }
 
-    /// The same with a log of this level.
+    /// Sets the log level.
     pub(crate) fn logging(self, level: &'static str) -> Program {
         Program { level, ..self }
     }
@@ -60,7 +60,8 @@ impl Program {
         command
             .arg("program")
             .args(args)
-            // Behind the command: settings in front of it are lost where it has some of its own.
+            // Global settings go behind the command: a command with settings of its own ignores
+            // those in front of it.
             .args(ALONE)
             .env_clear()
             .env("HOME", &self.home)
@@ -73,19 +74,19 @@ impl Program {
         command
     }
 
-    /// What a command says until it ends, with a log of everything.
+    /// Runs a command to its end, with the most detailed log.
     pub(crate) async fn says(&self, args: &[&str]) -> Result<Said, HarnessError> {
         self.says_of(args, "").await
     }
 
-    /// The same with a text on its standard input.
+    /// Runs a command with a text on its standard input.
     pub(crate) async fn says_of(&self, args: &[&str], input: &str) -> Result<Said, HarnessError> {
         let mut child = self.command(args).stdin(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A command that reads nothing may have ended.
+            // A command that does not read its input may have ended.
             let _ = stdin.write_all(input.as_bytes()).await;
         }
-        let output = timeout(PATIENCE, child.wait_with_output()).await??;
+        let output = timeout(TIMEOUT, child.wait_with_output()).await??;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(Said {
             output: text(&output.stdout),
@@ -93,27 +94,27 @@ impl Program {
         })
     }
 
-    /// Starts a daemon, and waits until it is ready.
+    /// Starts a daemon and waits until it is ready.
     pub(crate) async fn serve(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
         self.start(&[&["serve"], args].concat()).await
     }
 
-    /// The same of any command that serves.
+    /// Starts any command that serves and waits until it is ready.
     pub(crate) async fn start(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
         let args = [args, &["--json", "--lifeline"]].concat();
         let mut child = self.command(&args).stdin(Stdio::piped()).spawn()?;
         let gone = || HarnessError::victim("the daemon ended at once");
         let output = child.stdout.take().ok_or_else(gone)?;
         let mut errors = child.stderr.take().ok_or_else(gone)?;
-        // All of it as it comes: a full pipe would stop the daemon.
+        // Read continuously: a full pipe would block the daemon.
         let errors = tokio::spawn(async move {
             let mut said = Vec::new();
             let read = errors.read_to_end(&mut said).await;
             read.map(|_| String::from_utf8_lossy(&said).into_owned())
         });
         let mut lines = BufReader::new(output).lines();
-        let Some(line) = timeout(PATIENCE, lines.next_line()).await?? else {
-            let said = timeout(PATIENCE, errors).await???;
+        let Some(line) = timeout(TIMEOUT, lines.next_line()).await?? else {
+            let said = timeout(TIMEOUT, errors).await???;
             return Err(HarnessError::victim(format!("no daemon: {said}")));
         };
         Ok(Daemon {
@@ -124,38 +125,37 @@ impl Program {
     }
 }
 
-/// A daemon that runs.
+/// Running daemon.
 pub(crate) struct Daemon {
-    /// What it said when it was ready.
+    /// Message of the daemon when it became ready.
     pub(crate) ready: Value,
     child: Child,
     errors: JoinHandle<std::io::Result<String>>,
 }
 
 impl Daemon {
-    /// Where its HTTP interface listens.
+    /// Address of its HTTP interface.
     pub(crate) fn http(&self) -> String {
         let url = self.ready["url"].as_str().unwrap_or_default();
         let address = url.trim_start_matches("http://");
         address.trim_end_matches("/v1").to_owned()
     }
 
-    /// Ends it in the ordinary way; all that it has said on standard error.
+    /// Stops it normally and returns its standard error.
     pub(crate) async fn stop(mut self) -> Result<String, HarnessError> {
         drop(self.child.stdin.take());
-        timeout(PATIENCE, self.child.wait()).await??;
-        Ok(timeout(PATIENCE, self.errors).await???)
+        timeout(TIMEOUT, self.child.wait()).await??;
+        Ok(timeout(TIMEOUT, self.errors).await???)
     }
 
-    /// Its process.
     #[cfg(target_os = "linux")]
     pub(crate) fn pid(&self) -> Result<u32, HarnessError> {
         let gone = || HarnessError::victim("the daemon has ended");
         self.child.id().ok_or_else(gone)
     }
 
-    /// Crashes it where a core dump of any size may be written. Whether there is one; and all that it has
-    /// said on standard error.
+    /// Crashes it with core dumps of any size allowed. Returns whether a core dump exists, and its
+    /// standard error.
     #[cfg(target_os = "linux")]
     pub(crate) async fn crash(mut self) -> Result<(bool, String), HarnessError> {
         use std::os::unix::process::ExitStatusExt as _;
@@ -168,10 +168,7 @@ impl Daemon {
         let current = maximum;
         prlimit(Some(pid), Resource::Core, Rlimit { current, maximum })?;
         kill_process(pid, Signal::ABORT)?;
-        let status = timeout(PATIENCE, self.child.wait()).await??;
-        Ok((
-            status.core_dumped(),
-            timeout(PATIENCE, self.errors).await???,
-        ))
+        let status = timeout(TIMEOUT, self.child.wait()).await??;
+        Ok((status.core_dumped(), timeout(TIMEOUT, self.errors).await???))
     }
 }

@@ -1,4 +1,4 @@
-//! A host that says what an attack has it say, over real sessions of the transport.
+//! Host that answers as the script of an attack says, over real sessions of the transport.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ use tokio_tungstenite::tungstenite::Message as WebSocketMessage;
 use crate::HarnessError;
 use crate::raw::{Arrived, Credentials, Frame, acceptor, cbor, dtype, kind, life};
 
-/// Returns what the host answers a message with.
+/// Returns the answers of the host to a message.
 pub(crate) type Script = Box<dyn FnMut(Message) -> Vec<Message> + Send>;
 
-/// A host that follows a script, the same one in all of its sessions. It ends when this is dropped.
+/// Scripted host, with one script for all of its sessions. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct Puppet {
     pub(crate) addr: HostAddr,
-    /// Streams that callers have asked for.
+    /// Streams that callers have opened.
     streams: Arc<AtomicU64>,
     _serving: JoinSet<()>,
 }
 
 impl Puppet {
-    /// Begins to listen, for anybody.
+    /// Starts listening; every caller is accepted.
     pub(crate) async fn start(key: &NodeKey, script: Script) -> Result<Puppet, HarnessError> {
         let identity = Identity::from_secret(&key.secret())?;
         let admission = Arc::new(Anybody);
@@ -62,14 +62,14 @@ impl Puppet {
         })
     }
 
-    /// Streams that callers have asked for so far.
+    /// Streams that callers have opened so far.
     pub(crate) fn streams(&self) -> u64 {
         self.streams.load(Ordering::Relaxed)
     }
 }
 
-/// The same with no rules but those of the bytes: it also sends what the transport's own session would
-/// drop, such as answers that nobody waits for.
+/// Starts a host that uses raw frames. It can also send messages which the transport's own session
+/// would drop, such as answers to no request.
 pub(crate) async fn start_raw(key: &NodeKey, script: Script) -> Result<RawPuppet, HarnessError> {
     let acceptor = acceptor(&Credentials::of(&key.secret()))?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -91,7 +91,7 @@ pub(crate) async fn start_raw(key: &NodeKey, script: Script) -> Result<RawPuppet
     })
 }
 
-/// A host without a session of the transport. It ends when this is dropped.
+/// Scripted host without a session of the transport. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct RawPuppet {
     pub(crate) addr: HostAddr,
@@ -132,7 +132,7 @@ async fn serve_raw(came: TcpStream, acceptor: TlsAcceptor, script: Arc<Mutex<Scr
     }
 }
 
-/// What a caller says, as far as scripts want to know.
+/// Message of a caller, if scripts need its kind.
 fn read(bytes: &[u8]) -> Option<Message> {
     let (kind, body) = (bytes.get(1).copied()?, bytes.get(16..)?);
     let frame = Arrived::Frame {
@@ -178,7 +178,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
     })
 }
 
-/// What such a host says.
+/// Raw frame of a host's message.
 fn frame(message: &Message) -> Option<Frame> {
     Some(match message {
         Message::Descriptor(bytes) => Frame::new(kind::DESCRIPTOR, bytes.to_vec()),
@@ -192,7 +192,7 @@ fn frame(message: &Message) -> Option<Frame> {
                 result.epoch,
                 result.position,
                 result.rows,
-                // A result without rows has any width.
+                // A result without rows may have any width.
                 result.width.max(1),
             ] {
                 body.extend_from_slice(&field.to_be_bytes());
@@ -216,7 +216,7 @@ async fn serve(mut connection: Connection, script: Arc<Mutex<Script>>, streams: 
         }
         let answers = (*script.lock())(message);
         for answer in answers {
-            // A caller that has gone hears nothing more.
+            // The caller may have disconnected.
             let _ = sender.send(answer).await;
         }
     }
@@ -234,17 +234,17 @@ impl Admission for Anybody {
     }
 }
 
-/// The layers of a whole model, computed as an honest host does: for scripts that lie about little.
+/// All layers of a model, computed as an honest host does, for scripts that change few answers.
 pub(crate) struct Layers {
     engine: Engine,
     boundary: BoundaryDtype,
     descriptor: Descriptor,
-    /// Sequences, by the caller's number of the stream.
+    /// Sequences by the caller's stream number.
     streams: HashMap<u32, SeqId>,
 }
 
 impl Layers {
-    /// Of a model, for a host that describes itself so.
+    /// Layers of a model, for a host with this descriptor.
     pub(crate) fn load(file: &ModelFile, descriptor: Descriptor) -> Result<Layers, HarnessError> {
         let options = EngineOptions {
             threads: 1,
@@ -259,7 +259,7 @@ impl Layers {
         })
     }
 
-    /// Answers as an honest host does; an error is one of the engine.
+    /// Answers as an honest host does. Errors are those of the engine.
     pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Message>, HarnessError> {
         Ok(match message {
             Message::Describe => Some(Message::Descriptor(self.descriptor.to_cbor()?.into())),
@@ -282,7 +282,7 @@ impl Layers {
     }
 
     fn compute(&mut self, step: &Step) -> Result<StepResult, HarnessError> {
-        let unknown = || HarnessError::attacker("a step of a stream that is not open");
+        let unknown = || HarnessError::attacker("a step on a stream that is not open");
         let seq = *self.streams.get(&step.stream).ok_or_else(unknown)?;
         self.engine.truncate(seq, step.position)?;
         let mut values = Vec::new();

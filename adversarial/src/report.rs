@@ -1,5 +1,5 @@
-//! The report: a table for people, an object for machines. Cases without an attack are in it, as
-//! what they are.
+//! Report: a table for people, an object for machines. It lists cases without an attack as not
+//! built.
 
 use std::fmt;
 
@@ -9,17 +9,17 @@ use crate::attack::Verdict;
 use crate::case::CASES;
 use crate::trial::Outcome;
 
-/// Width of the column with the claims: that of the longest one.
-const CLAIM: usize = 65;
-/// Width of the column with the codes.
+/// Width of the claim column: that of the longest claim.
+const CLAIM: usize = 63;
+/// Width of the code column.
 const CODE: usize = 24;
 
-/// What became of one attack.
+/// Outcome of one attack.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Line {
     Run(Box<Outcome>),
-    /// The harness could not do its work.
+    /// The harness failed.
     Failed {
         case: u8,
         claim: String,
@@ -27,7 +27,7 @@ enum Line {
     },
 }
 
-/// A case that no attack carries out yet.
+/// Case without an attack.
 #[derive(Debug, Serialize)]
 struct Missing {
     case: u8,
@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report of attacks on these cases; `built` says which there are attacks for.
+    /// Report of attacks on these cases; `built` tells which cases have an attack.
     pub fn new(cases: impl Fn(u8) -> bool, built: impl Fn(u8) -> bool) -> Report {
         let missing = CASES
             .iter()
@@ -82,7 +82,7 @@ impl Report {
         })
     }
 
-    /// Attacks that the host did not hold against.
+    /// Attacks against which the host did not hold.
     pub fn not_held(&self) -> usize {
         self.outcomes().filter(|outcome| !outcome.is_good()).count()
     }
@@ -92,7 +92,7 @@ impl Report {
         self.attacks.len() - self.outcomes().count()
     }
 
-    /// Attacks beside which the honest caller waited more than twice as long.
+    /// Attacks that more than doubled the honest caller's p99.
     pub fn slow(&self) -> usize {
         let slow = |outcome: &&Outcome| outcome.latency.is_some_and(|l| !l.is_within_bound());
         self.outcomes().filter(slow).count()
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_is_in_the_report_as_what_it_is() {
+    fn every_case_is_in_the_report_with_its_verdict() {
         let mut report = Report::new(|_| true, |case| case <= 3);
         report.add(outcome(1, true));
         report.add(outcome(2, false));

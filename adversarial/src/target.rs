@@ -1,4 +1,4 @@
-//! Where the victim is, and the keys to its door.
+//! Address, identity and session tokens of the victim.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,15 +13,13 @@ use crate::HarnessError;
 use crate::raw::event::now_ms;
 use crate::victim::MODEL_ID;
 
-/// How long a token of the harness holds, in seconds.
+/// Lifetime of the harness's tokens, in seconds.
 const TOKEN_SECONDS: u64 = 600;
 
-/// Where the victim is, and what it serves.
+/// Address of the victim, and the layers that it serves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    /// Where it listens.
     pub(crate) addr: SocketAddr,
-    /// Who it is.
     pub(crate) node: NodeId,
     /// Identity of its weights.
     pub(crate) weights: [u8; 32],
@@ -29,15 +27,15 @@ pub(crate) struct Target {
     pub(crate) layers: (u32, u32),
     /// Values per row.
     pub(crate) width: u32,
-    /// Whether it grants sessions itself, as hosts of a community do.
+    /// Whether the victim issues session tokens itself, as hosts of a community do.
     pub(crate) grants: bool,
 }
 
 impl Target {
-    /// A session token for the node with this key: from the host, or its own.
+    /// Session token for the node with this key: issued by the host, or signed by the node itself.
     ///
     /// # Errors
-    /// If the host does not grant one.
+    /// If the host does not issue one.
     pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
         if !self.grants {
             return token(key, self.node);
@@ -51,7 +49,7 @@ impl Target {
         granted.token().ok_or_else(no_token)
     }
 
-    /// A socket for calls of the node with this key.
+    /// Opens a call socket of the node with this key.
     pub(crate) async fn client(&self, key: &NodeKey) -> Result<Client, HarnessError> {
         let (identity, addr) = (key.identity()?, self.addr.to_string());
         let (rule, config) = (bus_rule(), Config::default());
@@ -61,12 +59,12 @@ impl Target {
     }
 }
 
-/// A session token: signed by its own bearer, for one node, good once.
+/// Session token signed by its own bearer, for one node and a single use.
 pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessError> {
     Ok(grant(key, audience)?.sign(key)?)
 }
 
-/// What such a token says.
+/// Content of such a token.
 pub(crate) fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
     let mut id = [0; 16];
     getrandom::fill(&mut id)?;

@@ -1,12 +1,12 @@
-//! The community of a victim that is in one.
+//! Community of a victim.
 //!
-//! | who | level | what for |
+//! | node | level | purpose |
 //! |---|---|---|
-//! | the root | | signs the beginning |
-//! | the anchor | anchor | a real node beside the victim: it hears what the victim passes on |
+//! | the root | | founds the community |
+//! | the anchor | anchor | a real node that receives the events which the victim passes on |
 //! | the victim | trusted | serves layers |
 //! | the attacker | trusted | attacks |
-//! | the honest caller, the guest | member | must not notice |
+//! | the honest caller, the guest | member | must not be affected |
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use crate::raw::{
 use crate::victim::{KEY_FILE, Victim};
 use crate::{Findings, HarnessError};
 
-/// How long gossip may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for gossip.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A community with a victim in it.
+/// Community with a victim in it.
 pub(crate) struct TestCommunity {
     pub(crate) community: [u8; 32],
     anchor: Home,
-    /// Until the victim is there, and the anchor's node can have a link to it.
+    /// Until the victim runs and the anchor's node can be linked with it.
     node: Option<Node>,
     folder: PathBuf,
-    /// The attacker, as it writes into the log.
+    /// The attacker as an author of the log.
     pub(crate) attacker: Author,
-    /// The guest, as it does.
+    /// The guest as an author of the log.
     pub(crate) guest: Author,
 }
 
@@ -51,8 +51,8 @@ impl std::fmt::Debug for TestCommunity {
 }
 
 impl TestCommunity {
-    /// Founds a community of these; nodes have their homes in `folder`. The first is the attacker, the
-    /// second the guest, both with the right to write; the others are members.
+    /// Founds a community of these nodes, with their homes in `folder`. The first two, attacker and
+    /// guest, get a log author; the others are plain members.
     pub(crate) fn found(
         folder: &Path,
         attacker: &NodeKey,
@@ -75,23 +75,23 @@ impl TestCommunity {
         })
     }
 
-    /// The anchor writes something.
+    /// Appends an event of the anchor.
     pub(crate) fn append(&self, body: Body) {
         self.anchor.append(body);
     }
 
-    /// The root key writes something.
+    /// Appends an event of the root key.
     pub(crate) fn append_as_root(&self, body: Body) -> Result<(), HarnessError> {
         self.anchor.log.append(&key(ROOT), body, now_ms())?;
         Ok(())
     }
 
-    /// An invite by the anchor.
+    /// Invite issued by the anchor.
     pub(crate) fn invite(&self, level: Level, uses: u32) -> Invite {
         self.anchor.invite(level, uses)
     }
 
-    /// The greatest Lamport time in the anchor's log.
+    /// Greatest Lamport time in the anchor's log.
     pub(crate) fn lamport(&self) -> Result<u64, HarnessError> {
         let mut latest = 0;
         self.anchor.log.records(|record| {
@@ -101,8 +101,8 @@ impl TestCommunity {
         Ok(latest)
     }
 
-    /// How far ahead of `now` the anchor's latest event is dated; and for how long what anybody says of
-    /// itself still holds, at the most. In ms.
+    /// Returns how far ahead of `now` the anchor's latest event is dated, and the longest remaining
+    /// lifetime of an ephemeral event, in ms.
     pub(crate) fn ahead(&self, now: u64) -> Result<(u64, u64), HarnessError> {
         let mut latest = 0;
         self.anchor.log.records(|record| {
@@ -119,22 +119,20 @@ impl TestCommunity {
         ))
     }
 
-    /// The hash of what the anchor's log says of the community.
+    /// Hash of the community state in the anchor's log.
     pub(crate) fn state(&self) -> String {
         hex::encode(self.anchor.log.state().state_hash())
     }
 
-    /// Which community it is.
     pub(crate) fn id(&self) -> CommunityId {
         self.anchor.log.community()
     }
 
-    /// Who the anchor is.
     pub(crate) fn anchor(&self) -> NodeId {
         self.anchor.key.id()
     }
 
-    /// What the anchor could write next: all that there is of it but its signature.
+    /// Unsigned next event of the anchor.
     pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event, HarnessError> {
         let mut last = None;
         self.anchor.log.records(|record| {
@@ -156,46 +154,46 @@ impl TestCommunity {
         })
     }
 
-    /// An event with the anchor's signature, over this domain: what only the anchor can make.
+    /// Event with the anchor's signature over this domain, which only the anchor can make.
     pub(crate) fn signed_by_anchor(&self, event: &Event, domain: &[u8]) -> Vec<u8> {
         event.signed_for(&self.anchor.key, domain)
     }
 
-    /// Authors of whom the anchor's log has anything.
+    /// Number of authors in the anchor's log.
     pub(crate) fn authors(&self) -> usize {
         self.anchor.log.heads().authors.len()
     }
 
-    /// Waits until the anchor has so many events of an author.
-    pub(crate) async fn hears(&self, author: &NodeId, events: u64) -> bool {
-        self.comes_to(|| self.events_of(author) >= events).await
+    /// Waits until the anchor has this many events of an author.
+    pub(crate) async fn wait_for_events(&self, author: &NodeId, events: u64) -> bool {
+        self.wait_until(|| self.events_of(author) >= events).await
     }
 
-    /// Waits until the anchor knows that an author's history parts.
-    pub(crate) async fn hears_of_fork(&self, author: &NodeId) -> bool {
+    /// Waits until the anchor has detected a fork of an author.
+    pub(crate) async fn wait_for_fork(&self, author: &NodeId) -> bool {
         let state = || self.anchor.log.state();
-        self.comes_to(|| state().is_frozen(author)).await
+        self.wait_until(|| state().is_frozen(author)).await
     }
 
-    /// Waits until something is so with the anchor's log.
-    async fn comes_to(&self, so: impl Fn() -> bool) -> bool {
+    /// Waits until the anchor's log satisfies a condition.
+    async fn wait_until(&self, so: impl Fn() -> bool) -> bool {
         let mut changes = self.anchor.log.changes();
         let heard = async {
             while !so() {
-                // It lives as long as the log.
+                // The sender lives as long as the log.
                 let _ = changes.changed().await;
             }
         };
-        timeout(PATIENCE, heard).await.is_ok()
+        timeout(TIMEOUT, heard).await.is_ok()
     }
 
-    /// What the anchor's log has of an author.
+    /// Number of events of an author in the anchor's log.
     pub(crate) fn events_of(&self, author: &NodeId) -> u64 {
         let heads = self.anchor.log.heads();
         heads.authors.get(author).map_or(0, |head| head.seq)
     }
 
-    /// The folder of a new trusted node, with its key and all that the community knows.
+    /// Folder of a new trusted node, with its key and a full copy of the log.
     pub(crate) fn home(&self, name: &str) -> Result<PathBuf, HarnessError> {
         let home = self.folder.join(name);
         std::fs::create_dir_all(&home)?;
@@ -205,7 +203,7 @@ impl TestCommunity {
         Ok(home)
     }
 
-    /// The log of a node that knows all of this and hears no more of it but what it is told.
+    /// Log of a node that knows all events so far and receives later ones only by hand.
     pub(crate) fn copy(&self, name: &str) -> Result<EventLog, HarnessError> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
@@ -214,7 +212,7 @@ impl TestCommunity {
         Ok(log)
     }
 
-    /// The log of a new node that is told all that the anchor knows, and takes of it what it does.
+    /// Log of a new node, fed with all events of the anchor; it keeps those that it accepts.
     pub(crate) fn reader(&self, name: &str) -> Result<EventLog, HarnessError> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
@@ -224,18 +222,18 @@ impl TestCommunity {
         Ok(log)
     }
 
-    /// Tells a log all that the anchor knows.
+    /// Feeds a log with all events of the anchor.
     pub(crate) fn tell(&self, log: &EventLog) {
         hear(log, &self.anchor.log);
     }
 
-    /// The key of a node whose folder [`home`](Self::home) made.
+    /// Key of a node whose folder [`home`](Self::home) made.
     pub(crate) fn key_of(&self, name: &str) -> Result<NodeKey, HarnessError> {
         NodeKey::load_or_create(&self.folder.join(name).join(KEY_FILE))
             .map_err(HarnessError::victim)
     }
 
-    /// Lets the anchor's node link with the victim.
+    /// Links the anchor's node with the victim.
     pub(crate) async fn link(&mut self, victim: &Victim) -> Result<(), HarnessError> {
         let mut settings = NodeSettings::new("anchor");
         settings.discovery.mdns = false;
@@ -252,9 +250,9 @@ impl TestCommunity {
         Ok(())
     }
 
-    /// The community goes on: what the anchor writes reaches the victim, and both then agree on
-    /// what all of it means.
-    pub(crate) async fn goes_on(
+    /// Checks that an event of the anchor reaches the victim, and that both then have the same
+    /// state.
+    pub(crate) async fn still_works(
         &self,
         victim: &mut Victim,
         found: &mut Findings,
@@ -267,11 +265,11 @@ impl TestCommunity {
             let gauges = victim.gauges().await?;
             let same = gauges.state() == own
                 && gauges.events_of(&self.anchor.key.id()) == self.events_of(&self.anchor.key.id());
-            if same || begin.elapsed() >= PATIENCE {
-                let what = "what an anchor writes reaches the host, and means the same there";
-                found.check_or(what, "it does", same, || "they disagree".to_owned());
+            if same || begin.elapsed() >= TIMEOUT {
+                let what = "an event of the anchor reaches the host, with the same state there";
+                found.check_or(what, "it does", same, || "the states differ".to_owned());
                 let healthy = gauges.log.is_some_and(|log| log.is_healthy);
-                found.holds("the host's log can be written", "true", healthy);
+                found.holds("the host's log is writable", "true", healthy);
                 return Ok(());
             }
         }

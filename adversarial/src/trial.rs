@@ -1,12 +1,12 @@
-//! One attack from beginning to end, and what is checked around every one of them:
+//! Run of an attack from start to end, and the checks around it:
 //!
 //! ```text
 //! start     victim and honest caller
-//! quiet     how long honest steps take; memory before
+//! quiet     latency of honest steps; memory baseline
 //! attack    once, or until enough honest steps were measured beside it
-//! after     memory at its peak within the budget; sessions and streams of the attacker gone;
+//! after     peak memory within the budget; the attacker's sessions and streams gone;
 //!           the honest caller served throughout, with the same answers; a new one served too;
-//!           every gauge back to zero; an ordinary end, and no panic in the log
+//!           every gauge back to zero; a normal exit, and no panic in the log
 //! ```
 
 use std::collections::BTreeMap;
@@ -24,50 +24,49 @@ use crate::honest::Honest;
 use crate::memory::Budget;
 use crate::victim::{Gauges, Model, Pace, Victim, until};
 
-/// Steps of the honest caller before the memory is looked at: it has to have its buffers.
+/// Steps of the honest caller before the memory baseline, so that its buffers are allocated.
 const WARM_UP_STEPS: u64 = 64;
 
-/// How an attack is run.
+/// Settings of a run.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The suite's own program: the victim is this program, started again.
+    /// The suite's own program, which also runs as the victim.
     pub program: PathBuf,
-    /// The victim's deadlines.
+    /// Deadlines of the victim.
     pub pace: Pace,
-    /// How much is measured.
     pub effort: Effort,
 }
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// The attack runs once: for tests, which assert no timings.
     Once,
-    /// The attack is repeated until the honest caller has made so many steps beside it, or the
-    /// time is up; and makes as many before.
+    /// The attack is repeated until the honest caller has made enough steps beside it, or the time
+    /// is up. The honest caller makes as many steps before the attack.
     Measured {
         /// Steps of the honest caller.
         steps: u64,
-        /// Time after which the attack is not begun again.
+        /// Time after which the attack is not repeated any more.
         at_most: Duration,
-        /// The attackers have one of their own.
+        /// Cores, one of them reserved for the attackers.
         cores: Cores,
     },
 }
 
-/// What an attack did to the honest caller's latency.
+/// Effect of an attack on the honest caller's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Latency {
     /// 99th percentile without the attack, in microseconds.
     pub quiet_p99_us: u64,
-    /// The same during the attack.
+    /// 99th percentile during the attack, in microseconds.
     pub attacked_p99_us: u64,
     /// Honest steps measured during the attack.
     pub steps: usize,
 }
 
 impl Latency {
-    /// Fewer steps say nothing about a 99th percentile.
+    /// Minimum number of steps for a meaningful 99th percentile.
     const LEAST_STEPS: usize = 500;
 
     fn of(quiet: Vec<Duration>, attacked: Vec<Duration>) -> Option<Latency> {
@@ -82,12 +81,12 @@ impl Latency {
         })
     }
 
-    /// How many times longer the slowest of a hundred steps took.
+    /// Factor by which the 99th percentile grew.
     pub fn ratio(&self) -> f64 {
         self.attacked_p99_us as f64 / self.quiet_p99_us.max(1) as f64
     }
 
-    /// Whether that is at most twice as long.
+    /// True if the 99th percentile at most doubled.
     pub fn is_within_bound(&self) -> bool {
         self.ratio() <= 2.0
     }
@@ -99,34 +98,32 @@ fn p99_us(mut samples: Vec<Duration>) -> Option<u64> {
     u64::try_from(samples.get(at)?.as_micros()).ok()
 }
 
-/// What an attack did to the victim's memory.
+/// Effect of an attack on the victim's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryGrowth {
-    /// From before the attack to its peak, in bytes.
+    /// Growth in bytes, from before the attack to the peak.
     pub bytes: u64,
-    /// What it may be.
     pub budget: Budget,
 }
 
-/// All that is known of an attack when it is over.
+/// Complete result of an attack.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// Number of the case.
     pub case: u8,
-    /// The claim that must hold.
+    /// Claim that must hold.
     pub claim: String,
-    /// The code that the case is about.
+    /// Code of the case.
     pub code: &'static str,
-    /// Held, or not.
     pub verdict: Verdict,
-    /// Everything that was observed, what held too.
+    /// All observations, including those that held.
     pub observations: Vec<Observation>,
-    /// How often the host counted each code that it had to raise.
+    /// Number of times the host counted each expected code.
     pub counted: BTreeMap<String, u64>,
-    /// `None` where the system does not tell.
+    /// `None` if the system does not report it.
     pub memory: Option<MemoryGrowth>,
-    /// `None` where too little was measured. Never part of the verdict: timings of a shared
-    /// machine are for people to judge.
+    /// `None` if too few steps were measured. Never part of the verdict: people must judge timings
+    /// of a shared machine.
     pub latency: Option<Latency>,
 }
 
@@ -136,7 +133,7 @@ impl Outcome {
         self.verdict == Verdict::Held
     }
 
-    /// What did not hold, one line each.
+    /// Observations that did not hold, one line each.
     pub fn failures(&self) -> Vec<String> {
         let missed = self.observations.iter().filter(|seen| !seen.held);
         let told = missed.map(|o| format!("{}: must be {}, was {}", o.what, o.expected, o.seen));
@@ -147,7 +144,7 @@ impl Outcome {
 /// Carries an attack out and judges it.
 ///
 /// # Errors
-/// [`HarnessError`] when the harness could not do its work.
+/// [`HarnessError`] if the harness failed.
 pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> {
     let which = match setup.effort {
         Effort::Measured { .. } => Model::Share,
@@ -215,8 +212,8 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
     })
 }
 
-/// The threads that attack. Where latency is measured they have a core of their own, because in
-/// truth the attacker's work is done on another machine.
+/// Threads of the attackers. Where latency is measured they have a core of their own, because a
+/// real attacker works on another machine.
 struct Attackers(Option<Runtime>);
 
 impl Attackers {
@@ -236,9 +233,7 @@ impl Attackers {
         mut found: Findings,
     ) -> Result<(Bench, Findings, Result<(), HarnessError>), HarnessError> {
         let Some(threads) = &self.0 else {
-            return Err(HarnessError::attacker(
-                "there are no threads to attack with",
-            ));
+            return Err(HarnessError::attacker("no threads for the attack"));
         };
         let run = entry.run;
         let attack = threads.spawn(async move {
@@ -257,7 +252,7 @@ impl Drop for Attackers {
     }
 }
 
-/// A victim that died explains most troubles.
+/// Appends the victim's log to the error: a crashed victim explains most failures.
 fn explained(trouble: HarnessError, bench: &Bench) -> HarnessError {
     match bench.victim.log() {
         log if log.is_empty() => trouble,
@@ -265,7 +260,7 @@ fn explained(trouble: HarnessError, bench: &Bench) -> HarnessError {
     }
 }
 
-/// Waits until nothing is left but so many honest callers, each with one stream.
+/// Waits until only `callers` honest callers are left, each with one stream.
 async fn settled(
     victim: &mut Victim,
     what: &str,
@@ -280,12 +275,12 @@ async fn settled(
 
 fn is_settled(gauges: &Gauges, callers: u32) -> bool {
     let idle = gauges.steps_waiting == 0 && gauges.kv_bytes == 0 && gauges.kv_pages_used == 0;
-    // Callers at work have steps and KV.
+    // Working callers have steps and KV.
     (gauges.sessions, gauges.streams) == (callers, callers) && (idle || callers > 0)
 }
 
-/// Every code that was raised must have been counted, at least as often. The host counts when a
-/// connection is gone, which is after the attacker has read the code.
+/// Checks that every raised code was counted at least as often. The host counts when the connection
+/// is gone, which is after the attacker has read the code.
 async fn counted(
     victim: &mut Victim,
     found: &mut Findings,
@@ -305,7 +300,7 @@ async fn counted(
     Ok(raised.into_keys().map(count).collect())
 }
 
-/// Is the host as if nothing had happened?
+/// Checks that the host is back in its initial state.
 async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let Bench {
         mut victim,
@@ -322,15 +317,20 @@ async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessErro
     served(found, "a new honest caller afterwards", another);
     honest.steps(1).await;
     served(found, "the honest caller throughout", honest.end().await);
-    settled(&mut victim, "every gauge, with nobody there", 0, found).await?;
+    settled(&mut victim, "every gauge, without callers", 0, found).await?;
 
     let (status, log) = victim.stop().await;
     let seen = match status {
-        None => "it hangs".to_owned(),
+        None => "it does not exit".to_owned(),
         Some(status) => status.to_string(),
     };
     let held = status.is_some_and(|status| status.success());
-    found.check("the host's end when told to", "exit status: 0", seen, held);
+    found.check(
+        "the host's exit after a request to stop",
+        "exit status: 0",
+        seen,
+        held,
+    );
     found.same("panics in the host", 0, log.matches("panicked").count());
     Ok(())
 }
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_host_has_nothing_left_at_all() {
+    fn a_host_without_callers_is_settled_only_when_idle() {
         let empty = Gauges::default();
         assert!(is_settled(&empty, 0) && !is_settled(&empty, 1));
         let left: [fn(&mut Gauges); 5] = [

@@ -1,5 +1,5 @@
-//! The host under attack: a real shard host with a tiny model, in a process of its own, so that
-//! its memory, its panics and its end can be seen from outside.
+//! Host under attack: a real shard host with a tiny model, in a process of its own, so that the
+//! harness can observe its memory, panics and exit status from outside.
 //!
 //! ```text
 //!  harness                                        victim
@@ -38,35 +38,35 @@ use tokio::time::{interval, timeout};
 use crate::HarnessError;
 use crate::memory::{self, Usage};
 
-/// How long the victim may take to start, to answer a question, or to end.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the victim to start, to answer a question, or to end.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the victim may take to let go of what an attack left behind.
+/// Time limit for the victim to release the resources of an attack.
 const SETTLE: Duration = Duration::from_secs(30);
 
-/// How often the victim is asked whether it has.
+/// Interval at which the victim's gauges are polled.
 const ASK_EVERY: Duration = Duration::from_millis(5);
 
-/// What is kept of the victim's error output: far more than it should ever write.
+/// Maximum bytes kept of the victim's standard error, far more than it should ever write.
 const LOG_BYTES: u64 = 1 << 20;
 
-/// How long the victim waits before it acts on a peer that does nothing.
+/// Deadlines after which the victim drops an inactive peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Pace {
-    /// The deadlines that a host has unless it is told otherwise.
+    /// Default deadlines of a host.
     Shipped,
-    /// A second or two each, for tests. The limits are the same.
+    /// Deadlines of one or two seconds, for tests. The limits are the same.
     Brief,
 }
 
 impl Pace {
-    /// The limits and deadlines of the victim's sessions.
+    /// Limits and deadlines of the victim's sessions.
     pub fn limits(self) -> Config {
         let mut config = Config::default();
         if self == Pace::Brief {
             config.deadlines.stall = Duration::from_secs(1);
             config.deadlines.credit = Duration::from_secs(1);
-            // Honest callers have to be done by then, on a machine that is busy.
+            // Long enough for honest callers on a busy machine.
             config.deadlines.tls = Duration::from_secs(2);
             config.deadlines.upgrade = Duration::from_secs(2);
             config.deadlines.hello = Duration::from_secs(2);
@@ -75,36 +75,36 @@ impl Pace {
     }
 }
 
-/// What a victim is, where an attack needs another one than the usual.
+/// Configuration of a victim that differs from the default.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scene {
-    /// Pages of KV that it has, of 32 positions each. `None`: as many as a host has by default.
+    /// Pages of KV, each of [`PAGE`] positions. `None`: the default of a host.
     pub(crate) kv_pages: Option<u32>,
-    /// Whether it is a node of a community: with a log, gossip and calls beside its layers.
+    /// Whether the victim is a node of a community, with a log, gossip and calls beside its layers.
     pub(crate) community: bool,
 }
 
 impl Scene {
-    /// A host outside of any community, with everything as it is by default.
+    /// Host outside of any community, with default settings.
     pub(crate) const ALONE: Scene = Scene {
         kv_pages: None,
         community: false,
     };
 
-    /// A trusted node of a community, of which the attacker is a trusted member as well.
+    /// Trusted node of a community in which the attacker is a trusted member too.
     pub(crate) const COMMUNITY: Scene = Scene {
         kv_pages: None,
         community: true,
     };
 }
 
-/// What the victim serves, all of it.
+/// Model that the victim serves in full.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Model {
-    /// One whose steps take next to nothing.
+    /// Model whose steps take almost no time.
     Tiny,
-    /// A home's share of a small model, a third of the blocks of SmolLM2-135M: a step takes what it
-    /// takes in a home.
+    /// A home's share of a small model, a third of the blocks of SmolLM2-135M: a step takes as long
+    /// as in a home.
     Share,
 }
 
@@ -128,30 +128,28 @@ impl Model {
 /// Positions of a page of KV (`specs/shard-host.md` section 8).
 pub(crate) const PAGE: u32 = 32;
 
-/// Bytes of a page: keys and values of all layers, in fp16.
+/// Bytes of a page: fp16 keys and values of all layers.
 fn page_bytes(model: &TinyLlama) -> u64 {
     let values = 2 * model.layers * model.kv_heads * model.head_dim;
     u64::from(PAGE) * u64::from(values) * 2
 }
 
-/// What a victim is started with, as JSON on its command line.
+/// Settings of a victim process, passed as JSON on its command line.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Settings {
-    /// The file of one of the suite's own models.
+    /// File of one of the suite's own models.
     pub model: PathBuf,
-    /// Which one.
     pub(crate) which: Model,
-    /// Who may connect, outside of a community.
+    /// Nodes that may connect, outside of a community.
     pub admitted: Vec<NodeId>,
-    /// The folder of a node of a community, with its key and its log.
+    /// Folder of a community node, with its key and its log.
     pub home: Option<PathBuf>,
-    /// Its deadlines.
     pub pace: Pace,
-    /// Pages of KV, if not as many as by default.
+    /// Pages of KV; `None`: the default.
     pub kv_pages: Option<u32>,
 }
 
-/// Is the victim: serves until the input ends.
+/// Runs the victim process: serves until its input ends.
 ///
 /// # Errors
 /// If the host cannot be started.
@@ -199,18 +197,18 @@ pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
     Ok(())
 }
 
-/// What the model is called.
+/// Id of the model.
 pub(crate) const MODEL_ID: &str = "tiny";
 
-/// The victim's key in its folder.
+/// File name of the victim's key in its folder.
 pub(crate) const KEY_FILE: &str = "node.key";
 
-/// A victim that is a node of a community.
+/// Victim that is a node of a community.
 struct Member {
     node: Node,
     served: Arc<Served>,
     numbers: Metrics,
-    /// What was found when the log was opened.
+    /// Code of the recovery at the opening of the log, if there was one.
     recovered: Option<Code>,
     problems: Vec<String>,
 }
@@ -266,7 +264,7 @@ impl Member {
     }
 }
 
-/// How often codes were raised, by the numbers that an operator sees.
+/// Number of times each code was raised, parsed from the metrics page.
 pub(crate) fn raised(numbers: &str) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for line in numbers.lines() {
@@ -281,7 +279,7 @@ pub(crate) fn raised(numbers: &str) -> BTreeMap<String, u64> {
             "hearthnet_transport_closed_total" => labels.contains("by=\"us\""),
             _ => false,
         };
-        // Tensor sessions are counted by the host itself.
+        // The host itself counts tensor sessions.
         let counted = by_us && !labels.contains("path=\"/tensor/v1\"");
         let code = labels.split("code=\"").nth(1);
         if let Some((code, _)) = code.filter(|_| counted).and_then(|l| l.split_once('"')) {
@@ -305,78 +303,78 @@ fn said(host: &RunningHost, member: Option<&Member>) -> serde_json::Result<Strin
     })
 }
 
-/// What a victim says of its community's log.
+/// State of the victim's community log.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct LogGauges {
-    /// Hash of what the log says.
+    /// Hash of the community state.
     pub(crate) state: String,
-    /// Durable events, by author.
+    /// Durable events by author.
     pub(crate) seqs: BTreeMap<String, u64>,
-    /// Shards that are offered now, with the queue that each says it has.
+    /// Queue length that each currently offered shard announces.
     pub(crate) shards: BTreeMap<String, u32>,
-    /// Authors whose history parts.
+    /// Authors frozen because of a fork.
     pub(crate) frozen: Vec<String>,
-    /// Nodes that were sent away.
+    /// Revoked nodes.
     pub(crate) revoked: Vec<String>,
-    /// Whether it can be written.
+    /// Whether the log is writable.
     pub(crate) is_healthy: bool,
-    /// The code of what was found at the start, if something was.
+    /// Code of the recovery at the start, if there was one.
     pub(crate) recovered: Option<Code>,
-    /// What a check of everything found at the start.
+    /// Problems that the full check at the start found.
     pub(crate) problems: Vec<String>,
-    /// Events that were folded again because others came late.
+    /// Events that were folded again because of late events.
     pub(crate) reworked: u64,
-    /// How often codes were raised outside of tensor sessions.
+    /// Number of times each code was raised outside of tensor sessions.
     pub(crate) raised: BTreeMap<String, u64>,
 }
 
-/// The victim's own numbers.
+/// Gauges and counters of the victim.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct Gauges {
-    /// Sessions connected now.
+    /// Connected sessions.
     pub(crate) sessions: u32,
-    /// Streams open now.
+    /// Open streams.
     pub(crate) streams: u32,
-    /// Steps that were computed.
+    /// Computed steps.
     pub(crate) steps: u64,
-    /// Steps that wait or are computed now.
+    /// Steps that are queued or running.
     pub(crate) steps_waiting: u32,
     /// Bytes of KV in use.
     pub(crate) kv_bytes: u64,
     /// Pages of KV in use.
     pub(crate) kv_pages_used: u64,
-    /// Pages of KV that nobody uses.
+    /// Free pages of KV.
     pub(crate) kv_pages_left: u64,
     /// Streams refused or ended by the host, by code.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// Sessions that the host ended, by code.
+    /// Sessions ended by the host, by code.
     pub(crate) closed: BTreeMap<String, u64>,
-    /// Its community's log, if it is in one.
+    /// Community log, if the victim is in a community.
     pub(crate) log: Option<LogGauges>,
 }
 
 impl Gauges {
-    /// How often the host raised a code.
+    /// Number of times the host raised a code.
     pub(crate) fn raised(&self, code: &str) -> u64 {
         let count = |counts: &BTreeMap<String, u64>| counts.get(code).copied().unwrap_or(0);
         let log = self.log.as_ref().map_or(0, |log| count(&log.raised));
         count(&self.closed) + count(&self.errors) + log
     }
 
-    /// Durable events of an author.
+    /// Number of durable events of an author.
     pub(crate) fn events_of(&self, author: &NodeId) -> u64 {
         let seqs = self.log.as_ref().map(|log| &log.seqs);
         seqs.and_then(|seqs| seqs.get(&author.to_string()).copied())
             .unwrap_or(0)
     }
 
-    /// What its log says, in a hash.
+    /// Hash of the community state.
     pub(crate) fn state(&self) -> &str {
         self.log.as_ref().map_or("", |log| &log.state)
     }
 }
 
-/// A running victim, as the harness sees it. Killed when dropped.
+/// Running victim process. Killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Victim {
     pub(crate) addr: SocketAddr,
@@ -390,7 +388,7 @@ pub(crate) struct Victim {
 }
 
 impl Victim {
-    /// Starts `program` as a victim, and waits until it serves.
+    /// Starts `program` as a victim and waits until it serves.
     pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, HarnessError> {
         let settings = serde_json::to_string(settings)?;
         let mut child = Command::new(program)
@@ -400,7 +398,7 @@ impl Victim {
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let gone = || HarnessError::victim("it ended at once");
+        let gone = || HarnessError::victim("it exited at once");
         let pid = child.id().ok_or_else(gone)?;
         let input = child.stdin.take().ok_or_else(gone)?;
         let output = child.stdout.take().ok_or_else(gone)?;
@@ -426,7 +424,7 @@ impl Victim {
             addr: descriptor
                 .endpoint
                 .parse()
-                .map_err(|_| HarnessError::victim("it describes itself badly"))?,
+                .map_err(|_| HarnessError::victim("its descriptor is invalid"))?,
             node: descriptor.host,
             descriptor,
             child,
@@ -437,13 +435,13 @@ impl Victim {
         })
     }
 
-    /// Its numbers as of now.
+    /// Current gauges.
     pub(crate) async fn gauges(&mut self) -> Result<Gauges, HarnessError> {
         self.input.write_all(b"\n").await?;
         answer(&mut self.output).await
     }
 
-    /// Its memory as of now, where the system tells.
+    /// Current memory, if the system reports it.
     pub(crate) fn usage(&self) -> Option<Usage> {
         memory::usage(self.pid)
     }
@@ -452,21 +450,20 @@ impl Victim {
         memory::forget_peak(self.pid);
     }
 
-    /// What it wrote to its error output: nothing, unless something is wrong.
+    /// Standard error of the victim, which is empty unless something failed.
     pub(crate) fn log(&self) -> String {
         text(&self.log)
     }
 
-    /// Kills it.
     pub(crate) async fn kill(mut self) -> Result<(), HarnessError> {
         self.child.kill().await?;
         Ok(())
     }
 
-    /// Ends it in the ordinary way. `None`: it did not end.
+    /// Ends the victim normally. `None`: it did not end.
     pub(crate) async fn stop(mut self) -> (Option<ExitStatus>, String) {
         drop(self.input);
-        let ended = timeout(PATIENCE, self.child.wait()).await;
+        let ended = timeout(TIMEOUT, self.child.wait()).await;
         (ended.ok().and_then(Result::ok), text(&self.log))
     }
 }
@@ -478,14 +475,14 @@ fn text(log: &Mutex<Vec<u8>>) -> String {
 async fn answer<T: for<'a> Deserialize<'a>>(
     output: &mut Lines<BufReader<ChildStdout>>,
 ) -> Result<T, HarnessError> {
-    let line = timeout(PATIENCE, output.next_line())
+    let line = timeout(TIMEOUT, output.next_line())
         .await
         .map_err(|_| HarnessError::victim("it does not answer"))??
         .ok_or_else(|| HarnessError::victim("it has ended"))?;
     serde_json::from_str(&line).map_err(|error| HarnessError::Victim(format!("{error} in {line}")))
 }
 
-/// Asks the victim until its numbers are as they should come to be, or should have come to be.
+/// Polls the victim until its gauges satisfy `reached` or [`SETTLE`] has passed.
 pub(crate) async fn until(
     victim: &mut Victim,
     reached: impl Fn(&Gauges) -> bool,

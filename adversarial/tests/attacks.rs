@@ -1,4 +1,4 @@
-//! Every attack of the registry as a test: it must hold, apart from timings, which are for the
+//! Every attack of the registry as a test: its claim must hold. Timings are judged only in the
 //! report.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
@@ -58,7 +58,7 @@ fn every_file_is_in_the_registry_and_every_entry_names_a_case() {
         .collect();
     let entries: BTreeSet<String> = ATTACKS.iter().map(|entry| entry.name.to_owned()).collect();
     assert_eq!(entries.len(), ATTACKS.len());
-    // What is not a file is a function of the table, or it would not compile.
+    // Entries without a file are functions of the table; otherwise the crate would not compile.
     assert!(files.is_subset(&entries));
     for entry in ATTACKS {
         assert!(Case::find(entry.case).is_some(), "{}", entry.name);

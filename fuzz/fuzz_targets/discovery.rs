@@ -1,4 +1,4 @@
-//! What anybody on the network may announce, and what a person may write as a static peer.
+//! Received announcements, and static peers as configured by a person.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_bus::discovery::fuzzing::announcement(data));

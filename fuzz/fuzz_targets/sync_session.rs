@@ -1,4 +1,4 @@
-//! A gossip session, driven by a script of messages, moves and results of work.
+//! A gossip session, driven by a script of messages, steps and results of work.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_bus::sync::fuzzing::session(data));

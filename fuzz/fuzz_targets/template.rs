@@ -1,4 +1,4 @@
 #![no_main]
-//! Messages, and whether they can change the structure of a prompt.
+//! Messages, checked not to change the structure of a prompt.
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_model::fuzzing::template(data));

@@ -1,4 +1,4 @@
-//! How large a log gets, and how fast two logs come together.
+//! Benchmarks of the event log: its size over time, and the speed of synchronisation.
 //!
 //! ```text
 //! cargo run --release -p hearthnet-bus --example log_bench -- month [DAYS [HOSTS]]
@@ -7,17 +7,21 @@
 //! cargo run --release -p hearthnet-bus --example log_bench -- join [EVENTS]
 //! ```
 //!
-//! `month` lets hosts (20) say every 30 seconds of virtual time, for some days (30), that they
-//! serve a shard, and every two minutes where they listen; every event is signed, verified and
-//! stored, each beat of all hosts is one transaction, and the log is compacted every ten
-//! minutes. It prints the size of the files as it goes. `sync` makes a log of some durable
-//! events (100,000) by twenty anchors, and times an empty log that takes all of them over
-//! through heads, missing and receive. `gossip` is the same with two nodes on this machine, over
-//! TLS on the loopback interface: counted is from the start of the second node to the moment when
-//! its log says the same of itself as the first one's (handshakes, reading, sending, verifying each
-//! signature, storing on disk, folding), while both share the machine's cores. `join` times how long a
-//! new node takes to be let in by another one over TLS, from connecting to the moment when it has the log
-//! (2,000 events, unless told otherwise). All work in `TMPDIR`.
+//! `month` simulates hosts (20) for some days (30): each advertises a shard every 30 seconds of
+//! virtual time, and its addresses every two minutes. Every event is signed, verified and stored;
+//! the events of one interval are one transaction, and the log is compacted every ten minutes. It
+//! prints the size of the files as it goes.
+//!
+//! `sync` makes a log of durable events (100,000) by twenty anchors, and times how long an empty
+//! log takes to receive all of them, by the functions heads, missing and receive.
+//!
+//! `gossip` does the same with two nodes on this machine, over TLS on the loopback interface. It
+//! measures from the start of the second node until both logs are equal (handshakes, reading,
+//! sending, verifying each signature, storing on disk, folding), while both share the machine's
+//! cores.
+//!
+//! `join` times how long a new node takes to join at another one over TLS, from the connection
+//! until it has the log (2,000 events by default). All use `TMPDIR`.
 
 #![allow(clippy::print_stdout)]
 
@@ -37,7 +41,7 @@ use hearthnet_bus::node::{Node, NodeError, NodeSettings, bus_rule};
 use hearthnet_bus::{CommunityId, Descriptor, NodeId, NodeKey, now_ms};
 use hearthnet_transport::{Config, connect_path};
 
-/// A day in November 2023, in Unix milliseconds: before every clock that runs this.
+/// A day in November 2023, in Unix milliseconds: earlier than the clock of any machine here.
 const START: u64 = 1_700_000_000_000;
 const BEAT_MS: u64 = 30_000;
 
@@ -55,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// The size of all files of a log, in KiB.
+/// Total size of a log's files, in KiB.
 fn size(dir: &Path) -> Result<u64, Box<dyn Error>> {
     let mut bytes = 0;
     for file in std::fs::read_dir(dir)? {
@@ -64,7 +68,7 @@ fn size(dir: &Path) -> Result<u64, Box<dyn Error>> {
     Ok(bytes / 1024)
 }
 
-/// Someone who signs events without having a log.
+/// An author that signs events without a log.
 struct Author {
     key: NodeKey,
     community: CommunityId,
@@ -122,7 +126,7 @@ impl Author {
     }
 }
 
-/// A community whose founder has admitted `count` others at `level`.
+/// A community whose founder has admitted `count` members at `level`.
 fn community(
     dir: &Path,
     count: u64,
@@ -161,7 +165,7 @@ fn community(
     Ok((log, members))
 }
 
-/// Every event must be taken.
+/// Receives events, all of which must be accepted.
 fn take(log: &EventLog, batch: &[Vec<u8>], from: NodeId, now: u64) -> Result<(), Box<dyn Error>> {
     let received = log.receive(batch, from, now)?;
     match received.accepted.len() == batch.len() {
@@ -212,10 +216,10 @@ fn month(dir: &Path, days: u64, hosts: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A log of so many durable events, and two nodes of its community that wrote none of them.
+/// A log of `count` durable events, and two nodes of its community that wrote none of them.
 fn filled(dir: &Path, count: u64) -> Result<(EventLog, [NodeKey; 2]), Box<dyn Error>> {
     let (log, mut anchors) = community(dir, 20, Level::Anchor)?;
-    // The others change the policy in turn, so that every event has an effect.
+    // The authors change the policy in turn, so that every event has an effect.
     let (node, other) = (anchors.pop(), anchors.pop());
     let (node, other) = node.zip(other).ok_or("too few anchors")?;
     let lamport = 1000;
@@ -350,7 +354,7 @@ async fn gossip(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Seconds of processor time that this process has taken.
+/// Processor time of this process, in seconds.
 fn processor_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,27 +1,27 @@
-//! Nodes, their community and what they can be asked to do.
+//! Node identity, the community's event log and gossip, and the running node.
 //!
-//! Three rooms; each imports only those above it, and `tests/rooms.rs` sees to that:
+//! Three modules. Each imports only modules above it in this table; `tests/layers.rs` checks that:
 //!
-//! | room | what | I/O |
+//! | module | contents | I/O |
 //! |---|---|---|
 //! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `regular_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
 //! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
 //! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
-//! What is not named there is pure: time and randomness come in as arguments.
+//! All other files are pure: time and randomness come in as arguments.
 //!
 //! | concept | where |
 //! |---|---|
-//! | who a node is | [`NodeId`], [`NodeKey`] |
+//! | node identity | [`NodeId`], [`NodeKey`] |
 //! | session tokens | [`Grant`], [`ReplayCache`] (`specs/session-grant.md`) |
-//! | which community, and what it agreed on | [`CommunityId`], [`log`] (`specs/event-log.md`) |
-//! | how logs become the same | [`sync`] (`specs/gossip.md`) |
+//! | community and its event log | [`CommunityId`], [`log`] (`specs/event-log.md`) |
+//! | synchronising logs | [`sync`] (`specs/gossip.md`) |
 //! | joining | [`invite`], [`joining`] |
 //! | what a shard host offers | [`Descriptor`] |
-//! | what a node can be asked to do | [`calls`] (`specs/capability-bus.md`) |
-//! | who may be where | [`discovery`] (`specs/discovery.md`) |
-//! | what happened of late | [`flight`] (`specs/flight-record.md`) |
-//! | all of it at work | [`node`] |
+//! | capabilities of a node, and calls | [`calls`] (`specs/capability-bus.md`) |
+//! | addresses of nodes | [`discovery`] (`specs/discovery.md`) |
+//! | recent events of this process | [`flight`] (`specs/flight-record.md`) |
+//! | the running node | [`node`] |
 //! | a community for tests | `testing` (feature of that name) |
 
 mod community;

@@ -1,5 +1,5 @@
-//! A community for tests of this crate and of those above it: keys by their numbers, logs in
-//! folders of their own, members. Everything here panics when it cannot deliver.
+//! A community for the tests of this crate and of the crates above it: keys by seed, members, logs
+//! in temporary folders. Every function panics if it fails.
 
 #![allow(clippy::unwrap_used, reason = "a test that needs it cannot go on")]
 
@@ -21,39 +21,36 @@ use crate::node::flight::Readers;
 use crate::node::joining::JoinHandler;
 use crate::{CommunityId, NodeId, NodeKey, now_ms};
 
-/// The number of the key that founds every community here, unless another one is named.
+/// Seed of the root key of every community here, unless the caller names another.
 pub const ROOT: u8 = 200;
 
-/// How long invites hold.
+/// Lifetime of invites.
 const HOUR_MS: u64 = 3_600_000;
 
-/// The key with a number.
+/// The key whose secret is `seed` repeated.
 pub fn key(seed: u8) -> NodeKey {
     NodeKey::from_secret(&[seed; 32])
 }
 
-/// Whose key that is.
 pub fn id(seed: u8) -> NodeId {
     key(seed).id()
 }
 
-/// A node's log, in a folder that goes with it.
+/// A node with its log in a temporary folder, which is removed with it.
 #[derive(Debug)]
 pub struct Home {
-    /// The log.
     pub log: EventLog,
-    /// Its node.
     pub key: Arc<NodeKey>,
     dir: TempDir,
 }
 
 impl Home {
-    /// The home of who has founded a community, with research on or off.
+    /// The home of the node that founds a community, with research on or off.
     pub fn founded(founder: NodeKey, research: bool) -> Self {
         Self::founded_as(ROOT, founder, research)
     }
 
-    /// The same of a community with another root.
+    /// [`Self::founded`], with the root key of seed `root`.
     pub fn founded_as(root: u8, founder: NodeKey, research: bool) -> Self {
         let policy = Policy {
             research,
@@ -68,7 +65,7 @@ impl Home {
         }
     }
 
-    /// The home of a node that knows which community it is in, and nothing else yet.
+    /// The home of a node that knows only the id of its community.
     pub fn joining(node: NodeKey) -> Self {
         let dir = TempDir::new().unwrap();
         let log = EventLog::prepare(dir.path(), CommunityId::from(id(ROOT))).unwrap();
@@ -79,7 +76,7 @@ impl Home {
         }
     }
 
-    /// A home that is there already, whatever became of its files.
+    /// Opens an existing home, even if its files were damaged.
     pub fn opened(dir: TempDir, node: NodeKey) -> Self {
         Self {
             log: EventLog::open(dir.path()).unwrap(),
@@ -88,17 +85,16 @@ impl Home {
         }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Its node writes something.
+    /// Appends an event signed by this home's node.
     pub fn append(&self, body: Body) {
         self.log.append(&self.key, body, now_ms()).unwrap();
     }
 
-    /// An invite by its node, which holds for an hour.
+    /// Writes an invite that is valid for an hour.
     pub fn invite(&self, level: Level, uses: u32) -> Invite {
         let expires_ms = now_ms() + HOUR_MS;
         let community = self.log.community();
@@ -112,31 +108,27 @@ impl Home {
         invite
     }
 
-    /// Its node makes somebody a member, with an invite of its own.
+    /// Admits `node` with a new invite.
     pub fn admit(&self, node: NodeId, level: Level) {
         let request = self.invite(level, 1).request(node, "neighbour").unwrap();
         self.append(Body::Admitted { request, level });
     }
 
-    /// Its node puts somebody out, with all that it has written.
+    /// Revokes `node` and all its events.
     pub fn revoke(&self, node: NodeId) {
         self.append(Body::Revoked { node, last_seq: 0 });
     }
 }
 
-/// A log hears all that another one has.
+/// Copies every event that `other` has and `log` lacks.
 pub fn hear(log: &EventLog, other: &EventLog) {
     let known = other.missing(&log.heads(), 1024, 1 << 20).unwrap().events;
     let from = key(ROOT).id();
     let taken = log.receive(&known, from, now_ms()).unwrap();
-    assert_eq!(
-        taken.accepted.len(),
-        known.len(),
-        "it takes all that there is"
-    );
+    assert_eq!(taken.accepted.len(), known.len(), "every event is accepted");
 }
 
-/// Everyone may connect, and call; nobody gets a session.
+/// Admits every peer and every call, and refuses every session.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::exhaustive_structs)] // A rule, which has no parts.
 pub struct Open;
@@ -165,16 +157,17 @@ impl Authority for Open {
     }
 }
 
-/// A host that answers whoever asks it what happened with these pages, or this error, whatever they say.
+/// A host that answers every `diagnose` call with fixed pages or a fixed error.
 #[derive(Debug)]
-pub struct Told {
-    /// Where it is, as a command line names it: `ADDR:PORT#NODEID`.
+pub struct DiagnoseHost {
+    /// Address in the form of the command line: `ADDR:PORT#NODEID`.
     pub at: String,
     task: JoinHandle<()>,
 }
 
-impl Told {
-    /// Starts it; without a rule for calls it is of a version that does not know the question.
+impl DiagnoseHost {
+    /// Starts the host. With empty `rules` it has no path for calls, as a node without the
+    /// capability.
     pub async fn start(pages: Result<Vec<Value>, CallError>, rules: &[PathRule]) -> Self {
         let key = NodeKey::generate().unwrap();
         let registry = Registry::new();
@@ -198,7 +191,7 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for DiagnoseHost {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -217,23 +210,22 @@ impl Handler for Pages {
     }
 }
 
-/// A member that lets joiners in, and gives them a log that ends where its own was kept: what others
-/// wrote since then it knows, and does not say. Its own word goes on to others, so that whom it lets
-/// in is a member to them.
-pub struct KeepsBack {
+/// A member that admits joiners and serves them an outdated log: it knows later events, but keeps
+/// them back. The events it writes itself go on to `others`, so that its joiners are members there.
+pub struct TruncatingMember {
     admits: JoinHandler,
     kept: EventLog,
     others: EventLog,
 }
 
-impl std::fmt::Debug for KeepsBack {
+impl std::fmt::Debug for TruncatingMember {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("KeepsBack").finish_non_exhaustive()
+        f.debug_struct("TruncatingMember").finish_non_exhaustive()
     }
 }
 
-impl KeepsBack {
-    /// Admits in the name of `key`, by the log that was `kept`; what it writes goes on into that of `others`.
+impl TruncatingMember {
+    /// Admits with `key`, from the outdated log `kept`; copies its new events to `others`.
     pub fn new(key: Arc<NodeKey>, kept: EventLog, others: EventLog) -> Self {
         Self {
             admits: JoinHandler::new(kept.clone(), key, now_ms),
@@ -243,7 +235,7 @@ impl KeepsBack {
     }
 }
 
-impl Handler for KeepsBack {
+impl Handler for TruncatingMember {
     fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_> {
         Box::pin(async move {
             let answer = self.admits.call(ctx, params, out).await?;
@@ -252,13 +244,17 @@ impl Handler for KeepsBack {
         })
     }
 
-    fn vouches(&self, caller: &NodeId, params: &Value) -> Result<Option<NodeId>, CallError> {
-        self.admits.vouches(caller, params)
+    fn authorize_stranger(
+        &self,
+        caller: &NodeId,
+        params: &Value,
+    ) -> Result<Option<NodeId>, CallError> {
+        self.admits.authorize_stranger(caller, params)
     }
 }
 
-/// A copy of what lasts in a log, in a folder of its own: without what says where anybody is.
-pub fn lasting(dir: &Path, log: &EventLog) -> EventLog {
+/// A copy of a log's durable events in its own folder, without the events that carry addresses.
+pub fn durable_copy(dir: &Path, log: &EventLog) -> EventLog {
     let copy = EventLog::prepare(dir, log.community()).unwrap();
     let all = log.missing(&Heads::empty(log.community()), 1024, 1 << 20);
     let mut all = all.unwrap().events;

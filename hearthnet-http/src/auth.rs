@@ -1,4 +1,4 @@
-//! Who may come in: with the key, or from this machine under one of its own names.
+//! Access control: the API key or, without one, requests from this machine that name it as host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -17,55 +17,55 @@ use subtle::ConstantTimeEq;
 use super::error::ApiError;
 use super::peer::User;
 
-/// The shortest key that is accepted: 16 characters of a random one are 80 bits or more.
+/// Shortest accepted key: 16 random characters have 80 bits or more.
 pub const MIN_KEY_BYTES: usize = 16;
 
-/// A secret that clients must send.
+/// Secret that clients must send.
 #[derive(Clone)]
 pub struct ApiKey([u8; 32]);
 
 impl ApiKey {
-    /// A key from its text; white space around it is not part of it. `None` if it is shorter than
-    /// [`MIN_KEY_BYTES`], or has characters that no header can carry.
+    /// A key from its text, without surrounding white space. `None` if it is shorter than
+    /// [`MIN_KEY_BYTES`] or has characters that a header cannot carry.
     pub fn new(text: &str) -> Option<Self> {
         let text = text.trim();
         let fits = text.len() >= MIN_KEY_BYTES && text.bytes().all(|b| b.is_ascii_graphic());
         fits.then(|| Self(Sha256::digest(text).into()))
     }
 
-    /// Takes the same time for every guess: what is compared are digests, all of their bytes.
+    /// Constant-time comparison: compares all bytes of the digests.
     fn is(&self, guess: &[u8]) -> bool {
         let guess: [u8; 32] = Sha256::digest(guess).into();
         self.0.ct_eq(&guess).into()
     }
 }
 
-/// Leaves the secret out.
+/// Omits the secret.
 impl std::fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ApiKey")
     }
 }
 
-/// Where a request came from.
+/// Origin of a request.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Client {
-    /// The address of whoever asks; of this machine's own ones always the same.
+    /// Address of the client; one fixed address for all of this machine's.
     pub ip: IpAddr,
-    /// Whom this address counts with: an IPv6 one with all of its network.
+    /// Quota key of the address: for IPv6, its network.
     pub subscriber: IpAddr,
-    /// Which user of this machine asks, where there is no key, the connection is from here and the
-    /// system tells.
+    /// User of this machine behind the connection, if there is no key, the connection is local and
+    /// the system names the user.
     pub user: Option<User>,
-    /// The connection's number, which no other one of this listener has.
+    /// Number of the connection, unique within this listener.
     pub number: u64,
-    /// The connection, for as long as it lasts.
+    /// Alive as long as the connection.
     pub connection: Arc<()>,
 }
 
 impl Client {
-    /// Whoever asks from this address, on a connection of this number.
+    /// A client at this address, on the connection of this number.
     pub fn new(ip: IpAddr, user: Option<User>, number: u64) -> Self {
         Self {
             ip,
@@ -77,20 +77,17 @@ impl Client {
     }
 }
 
-/// Whether whoever asks may come in. `/healthz` answers others as well, but tells only these how
-/// busy the server is.
+/// Whether the client is authorised. `/healthz` answers other clients too, but without the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admitted(pub(crate) bool);
 
 impl Admitted {
-    /// Whether it may.
     pub fn is(self) -> bool {
         self.0
     }
 }
 
-/// The paths of `inner` for those who may come in, and `/healthz` for everybody: whether it is
-/// well, a machine may be asked by anyone who reaches it.
+/// Router with the paths of `inner` for authorised clients, and `/healthz` for all.
 pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) -> Router {
     let health = health.layer(middleware::from_fn_with_state(key.clone(), mark));
     inner
@@ -103,8 +100,8 @@ pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) 
         .layer(middleware::map_response(is_no_page))
 }
 
-/// Says of every answer that it is what its type says, and no page: a browser that is led here shows words
-/// of others and runs none of them.
+/// Marks every response as data of its type and not a page, so that a browser that is led here
+/// shows untrusted text and runs no script in it.
 async fn is_no_page(mut response: Response<Body>) -> Response<Body> {
     let headers = response.headers_mut();
     let no_sniff = HeaderValue::from_static("nosniff");
@@ -125,7 +122,7 @@ async fn no_method() -> Response<Body> {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text).response()
 }
 
-/// Why whoever asks may not come in.
+/// Reason to refuse the request, if any.
 fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
     let (status, code, text) = match key {
         Some(key) if !bearer(request.headers()).is_some_and(|guess| key.is(guess)) => (
@@ -133,7 +130,8 @@ fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
             "invalid_api_key",
             "this server asks for its key: send it as `Authorization: Bearer KEY`",
         ),
-        // A web page whose own name leads to this machine must not pass for this machine.
+        // DNS rebinding: a web page's own host name that resolves to this machine must not be
+        // served.
         None if !names_this_machine(request) => (
             StatusCode::FORBIDDEN,
             "forbidden_host",
@@ -144,7 +142,7 @@ fn refusal(key: Option<&ApiKey>, request: &Request) -> Option<ApiError> {
     Some(ApiError::new(status, code, text))
 }
 
-/// Lets in who may come in.
+/// Refuses requests that are not authorised.
 async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) -> Response<Body> {
     match refusal(key.as_ref(), &request) {
         Some(error) => error.response(),
@@ -152,7 +150,7 @@ async fn guard(State(key): State<Option<ApiKey>>, request: Request, next: Next) 
     }
 }
 
-/// Lets everybody in, and says who may come in elsewhere.
+/// Passes every request on, with its [`Admitted`].
 async fn mark(
     State(key): State<Option<ApiKey>>,
     mut request: Request,
@@ -179,19 +177,19 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 fn names_this_machine(request: &Request) -> bool {
     let mut headers = request.headers().get_all(header::HOST).iter();
     let header = headers.next().and_then(|host| host.to_str().ok());
-    // A request line that names a host means that one (RFC 9112, section 3.2.2).
+    // The host in the request line takes precedence (RFC 9112, section 3.2.2).
     let named = request.uri().authority().map(Authority::as_str);
-    // Of two, who stands between may have read the other one.
+    // With two `Host` headers, a proxy may have used the other one.
     headers.next().is_none() && named.or(header).is_some_and(is_this_machine)
 }
 
-/// Whether a `Host` is `localhost` or a loopback address, with or without a port, and nothing more.
+/// True if a `Host` is `localhost` or a loopback address, with or without a port.
 fn is_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
     };
     let name = authority.host();
-    // Nothing before the name (another name, and this one its password), nothing but a port after it.
+    // Nothing before the name (as in `NAME:PASSWORD@HOST`), and only a port after it.
     let port = match authority.as_str().strip_prefix(name) {
         Some("") => true,
         Some(rest) => rest.strip_prefix(':').is_some_and(|port| {

@@ -1,10 +1,10 @@
-//! Which connections there may be: a budget for those that nothing is asked on.
+//! Connection limits, with eviction of idle connections.
 //!
-//! A connection is *attended* while a request on it is being answered, and *idle* otherwise: before
-//! the first request, between two, and while the head of one arrives. When there are as many as may
-//! be, one that is idle goes: of whoever has most, the one that has been for longest. One client has
-//! three quarters of them at most. So connections that ask nothing keep nobody out, and whoever opens
-//! many of them closes its own.
+//! A connection is *active* while a request on it is being answered, and *idle* otherwise: before
+//! the first request, between two requests, and while the head of one arrives. At the limit, a new
+//! connection evicts the longest idle one of the client with the most connections. One client has
+//! at most three quarters of all. So idle connections do not lock others out, and a client that
+//! opens many evicts its own.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,6 @@ use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// All connections of a server.
 pub(super) struct Connections {
     most: usize,
     state: Mutex<State>,
@@ -30,25 +29,24 @@ pub(super) struct Connections {
 
 #[derive(Default)]
 struct State {
-    /// Counts what happens: the order in which connections became idle, and their names.
+    /// Logical clock: orders the starts of idleness, and numbers the connections.
     clock: u64,
     all: BTreeMap<u64, Open>,
 }
 
-/// Who has a connection, as far as the system tells: an address, or the network of an IPv6 one, and which
-/// user of this machine.
+/// Quota key of a connection: the address (for IPv6, its network), and the local user if known.
 pub(super) type Who = (IpAddr, Option<u32>);
 
 struct Open {
     who: Who,
     closed: Arc<Notify>,
-    /// Requests that are being answered.
+    /// Requests in progress.
     requests: usize,
-    /// Since when it has been idle, if it is, and has not been told to go.
+    /// Start of idleness; `None` if active or evicted.
     idle: Option<u64>,
 }
 
-/// One connection. Dropping it gives its place back.
+/// A connection. Dropping it frees its slot.
 pub(super) struct Connection {
     connections: Arc<Connections>,
     id: u64,
@@ -56,8 +54,8 @@ pub(super) struct Connection {
 }
 
 impl Connections {
-    /// For as many requests at once, each on a connection of its own, and as many connections that
-    /// are idle.
+    /// Limits for `most` concurrent requests, each on its own connection, and as many idle
+    /// connections.
     pub(super) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most: most.max(1).saturating_mul(2),
@@ -65,8 +63,8 @@ impl Connections {
         })
     }
 
-    /// A place for a connection; an idle one makes room where there is none, or this client has as
-    /// many as it may. `None` if none is idle.
+    /// A slot for a connection. If all are in use, or this client has its maximum, an idle one is
+    /// evicted. `None` if none is idle.
     pub(super) fn admit(self: &Arc<Self>, who: Who) -> Option<Connection> {
         let mut state = self.state.lock();
         let mut of_each = HashMap::<Who, usize>::new();
@@ -77,11 +75,11 @@ impl Connections {
         let has_all = of(&who) >= self.most - self.most / 4;
         if has_all || state.all.len() >= self.most {
             let idle = state.all.values_mut().filter(|open| {
-                // Who has as many as it may takes nobody else's.
+                // At its maximum, a client only evicts its own.
                 open.idle.is_some() && (!has_all || open.who == who)
             });
             let longest = idle.max_by_key(|open| (of(&open.who), Reverse(open.idle)))?;
-            // Its place is counted until it has ended, which is soon.
+            // The slot stays in use until the connection has ended, which is soon.
             longest.idle = None;
             longest.closed.notify_one();
         }
@@ -109,12 +107,12 @@ impl State {
 }
 
 impl Connection {
-    /// Its number, which no other one has.
+    /// Number of the connection, unique within the listener.
     pub(super) fn number(&self) -> u64 {
         self.id
     }
 
-    /// Resolves when it has to go.
+    /// Resolves when the connection is evicted.
     pub(super) async fn closed(&self) {
         self.closed.notified().await;
     }
@@ -126,13 +124,13 @@ impl Drop for Connection {
     }
 }
 
-/// A request that is being answered on a connection, which may be gone before it is.
-struct Attended {
+/// Guard of a request in progress; the connection may end before it.
+struct ActiveRequest {
     connections: Arc<Connections>,
     id: u64,
 }
 
-impl Attended {
+impl ActiveRequest {
     fn new(connections: &Arc<Connections>, id: u64) -> Self {
         if let Some(open) = connections.state.lock().all.get_mut(&id) {
             open.requests += 1;
@@ -143,7 +141,7 @@ impl Attended {
     }
 }
 
-impl Drop for Attended {
+impl Drop for ActiveRequest {
     fn drop(&mut self) {
         let mut state = self.connections.state.lock();
         let now = state.tick();
@@ -154,17 +152,20 @@ impl Drop for Attended {
     }
 }
 
-/// Takes note of the requests of a connection.
-pub(super) fn attended(router: Router, connection: &Connection) -> Router {
+/// Counts the requests of a connection.
+pub(super) fn track_requests(router: Router, connection: &Connection) -> Router {
     let (connections, id) = (Arc::clone(&connection.connections), connection.id);
     router.layer(middleware::from_fn(move |request: Request, next: Next| {
-        let attended = Attended::new(&connections, id);
-        async move { held(next.run(request).await, attended) }
+        let active = ActiveRequest::new(&connections, id);
+        async move { hold_until_sent(next.run(request).await, active) }
     }))
 }
 
-/// A response that holds something until it has been sent, or given up.
-pub fn held<T: Send + Unpin + 'static>(response: Response<Body>, it: T) -> Response<Body> {
+/// A response that keeps `it` until it has been sent or dropped.
+pub fn hold_until_sent<T: Send + Unpin + 'static>(
+    response: Response<Body>,
+    it: T,
+) -> Response<Body> {
     response.map(|body| Body::new(Holding { body, _it: it }))
 }
 
@@ -202,17 +203,16 @@ mod tests {
 
     use super::*;
 
-    /// A user of this machine.
     fn user(id: u32) -> Who {
         (IpAddr::from([127, 0, 0, 1]), Some(id))
     }
 
-    fn ask(connection: &Connection) -> Attended {
-        Attended::new(&connection.connections, connection.id)
+    fn ask(connection: &Connection) -> ActiveRequest {
+        ActiveRequest::new(&connection.connections, connection.id)
     }
 
     #[test]
-    fn the_connection_that_has_been_idle_for_longest_makes_room_and_an_attended_one_never() {
+    fn the_longest_idle_connection_is_evicted_and_an_active_one_never() {
         let connections = Connections::new(1);
         let admit = || connections.admit(user(0));
         let a = admit().unwrap();
@@ -222,7 +222,7 @@ mod tests {
         assert!(b.closed().now_or_never().is_some());
         assert!(a.closed().now_or_never().is_none());
         drop(b);
-        // Now A has been idle for less long than C.
+        // A has now been idle for less time than C.
         drop(asked);
         let d = admit().unwrap();
         assert!(c.closed().now_or_never().is_some());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_opens_many_closes_its_own_and_has_a_quarter_less_than_all() {
+    fn a_client_evicts_its_own_and_has_at_most_three_quarters() {
         let connections = Connections::new(4);
         let guest = connections.admit(user(1)).unwrap();
         let crowd: Vec<Connection> = (0..100)
@@ -243,15 +243,15 @@ mod tests {
         let is_open = |one: &Connection| one.closed().now_or_never().is_none();
         assert!(is_open(&guest));
         assert_eq!(crowd.iter().filter(|one| is_open(one)).count(), 6);
-        // What it asks on all of them keeps nobody else out, nor lets it have more.
-        let asked: Vec<Attended> = crowd.iter().map(ask).collect();
+        // Its requests on all of them neither lock others out nor raise its limit.
+        let asked: Vec<ActiveRequest> = crowd.iter().map(ask).collect();
         assert!(connections.admit(user(2)).is_none());
         drop((crowd, asked));
         assert!(connections.admit(user(3)).is_some() && is_open(&guest));
     }
 
     #[test]
-    fn whoever_has_an_ipv6_network_has_the_connections_of_one_address() {
+    fn an_ipv6_network_counts_as_one_client() {
         let connections = Connections::new(4);
         let guest = connections.admit(user(1)).unwrap();
         let crowd: Vec<Connection> = (1..100)
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_not_idle() {
+    fn an_ended_connection_is_not_idle() {
         let connections = Connections::new(1);
         let a = connections.admit(user(0)).unwrap();
         let asked = ask(&a);

@@ -1,4 +1,4 @@
-//! `/metrics`, wherever it is served, and the server of a process that serves nothing else on HTTP.
+//! The `/metrics` route, and a server for processes that use HTTP for nothing else.
 
 use axum::Router;
 use axum::body::Body;
@@ -12,20 +12,18 @@ use crate::error::json_response;
 use crate::metrics::Metrics;
 use crate::server::{HttpError, HttpServer, HttpSettings};
 
-/// What `/healthz` of a host says.
+/// State of a host, served at `/healthz`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // Each has its status and its word.
+#[allow(clippy::exhaustive_enums)] // Each maps to a status code and a word.
 pub enum Health {
-    /// It does not serve yet: weights are loaded, say.
+    /// Not serving yet, for example while weights are loaded.
     Starting,
-    /// It serves.
     Serving,
-    /// It takes nothing new.
+    /// Shutting down; accepts no new work.
     Leaving,
 }
 
-/// Serves the numbers of this process, and how it is, and nothing else. Must be called within a Tokio
-/// runtime.
+/// Serves `/metrics` and `/healthz` of this process. Must be called within a Tokio runtime.
 ///
 /// # Errors
 /// [`HttpError`].
@@ -38,7 +36,7 @@ pub async fn serve_metrics(
     HttpServer::open(inner, get(well).with_state(health), settings).await
 }
 
-/// What answers at `/metrics`.
+/// Route for `/metrics`.
 pub fn metrics_route(metrics: Metrics) -> MethodRouter {
     get(numbers).with_state(metrics)
 }

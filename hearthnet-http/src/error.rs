@@ -1,14 +1,14 @@
-//! Errors as OpenAI's API shapes them: `{"error": {message, type, param, code}}` and a status.
+//! Errors in the format of OpenAI's API: `{"error": {message, type, param, code}}` and a status.
 
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
-/// What a client is told when it does not get what it asked for.
+/// Error response of the HTTP API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ApiError {
     status: StatusCode,
@@ -19,32 +19,33 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// A refusal with its stable code, and a sentence for people, who may see it on a terminal.
+    /// An error with its stable code and a message for people. The message is sanitised, since it
+    /// may be shown on a terminal.
     pub fn new(status: StatusCode, code: impl Into<Code>, message: impl Into<String>) -> Self {
         Self {
             status,
             code: code.into(),
             param: None,
-            message: tame(&message.into()).into_owned(),
+            message: sanitize(&message.into()).into_owned(),
             retry_after: None,
         }
     }
 
-    /// The field of the request that it is about.
+    /// Names the field of the request at fault.
     #[must_use]
     pub fn about(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(tame(&param.into()).into_owned());
+        self.param = Some(sanitize(&param.into()).into_owned());
         self
     }
 
-    /// When to ask again, told in whole seconds.
+    /// Sets `Retry-After`, in whole seconds.
     #[must_use]
     pub fn retry_after(mut self, after: Option<Duration>) -> Self {
         self.retry_after = after;
         self
     }
 
-    /// The kind of error, as OpenAI has it for the status.
+    /// OpenAI's error type for the status.
     fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -55,7 +56,6 @@ impl ApiError {
         }
     }
 
-    /// The body.
     pub fn body(&self) -> Value {
         json!({"error": {
             "message": self.message,
@@ -65,7 +65,6 @@ impl ApiError {
         }})
     }
 
-    /// The response.
     pub fn response(&self) -> Response<Body> {
         let mut response = json_response(self.status, &self.body());
         let headers = response.headers_mut();
@@ -80,7 +79,6 @@ impl ApiError {
     }
 }
 
-/// A response of one JSON value.
 pub fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
     let mut response = Response::new(Body::from(value.to_string()));
     *response.status_mut() = status;

@@ -1,5 +1,5 @@
-//! Whose a connection is that comes from this machine: Linux tells of each TCP socket which user opened
-//! it, of both ends. Elsewhere nobody does.
+//! Local user behind a connection: on Linux, the table of TCP sockets names the user of each end.
+//! Other systems do not tell.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use std::net::SocketAddr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct User {
-    /// The system's number for it.
+    /// User id.
     pub id: u32,
-    /// Whether this program runs in its name.
+    /// True if this program runs as the same user.
     pub is_owner: bool,
 }
 
-/// The user whose socket is at `peer`, connected to `own`, which is this program's; `None` beyond this
-/// machine, or where the system does not tell.
+/// User of the socket at `peer`, connected to this program's socket at `own`. `None` for other
+/// machines, or if the system does not tell.
 pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<User> {
     if !peer.ip().is_loopback() {
         return None;
@@ -30,20 +30,20 @@ pub(crate) fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<User> {
     Some(User { id, is_owner })
 }
 
-/// The same from the table of all sockets: `sl local remote st tx:rx tr:when retrnsmt uid ...`.
+/// Looks up a socket in the system's table: `sl local remote st tx:rx tr:when retrnsmt uid ...`.
 fn read(table: &str, peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     let ends = (name(peer), name(own));
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let these = (fields.next()?, fields.next()?);
-        // One that its process has let go of is said to be the first user's.
+        // A socket that its process has closed is listed with user 0, so only open ones count.
         let is_open = fields.next()? == "01";
         let is_it = is_open && these == (ends.0.as_str(), ends.1.as_str());
         is_it.then(|| fields.nth(3)?.parse().ok()).flatten()
     })
 }
 
-/// An address as the table has it: words of four bytes as this machine's numbers, in hexadecimal.
+/// Formats an address as the table does: words of four bytes in native byte order, in hexadecimal.
 fn name(address: SocketAddr) -> String {
     let word = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_ne_bytes);
     let words = |bytes: &[u8]| -> String {
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     #[cfg(target_endian = "little")]
-    fn the_table_says_whose_a_connection_is_and_a_socket_without_a_process_is_nobodys() {
+    fn the_socket_table_names_the_user_of_open_sockets_only() {
         let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
         assert_eq!(read(TABLE, at(50_000), at(7602)), Some(1001));
         assert_eq!(read(TABLE, at(50_000), at(7603)), None);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn this_systems_table_knows_who_runs_this() {
+    fn the_systems_table_names_this_user() {
         use std::os::unix::fs::MetadataExt as _;
         let own = fs::metadata("/proc/self").unwrap().uid();
         for address in ["127.0.0.1:0", "[::1]:0"] {

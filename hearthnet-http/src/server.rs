@@ -1,4 +1,4 @@
-//! Connections: how many, how long, and how they end.
+//! HTTP server: connection limits, deadlines and shutdown.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,28 +19,28 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio_io_timeout::TimeoutWriter;
 
 use crate::auth::{ApiKey, Client, guarded};
-use crate::connections::{Connection, Connections, attended};
+use crate::connections::{Connection, Connections, track_requests};
 use crate::peer::user_of;
 use crate::unread::{Lingering, Unread, read_or_close};
 
-/// Most bytes of a request's head, and of what is read ahead: more than any client sends.
+/// Upper bound of a request's head, and of bytes read ahead, in bytes: more than clients send.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How the interface is opened.
+/// Settings of the HTTP server.
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Built with `..HttpSettings::default()`.
 pub struct HttpSettings {
-    /// `ADDRESS:PORT`; port 0 takes a free one.
+    /// Listen address, `ADDRESS:PORT`; port 0 picks a free one.
     pub listen: String,
-    /// What clients must send; without one, only this machine is served.
+    /// Key that clients must send; without one, only this machine is served.
     pub api_key: Option<ApiKey>,
     /// Largest request body, in bytes.
     pub max_body_bytes: usize,
-    /// How long a request's head, and then its body, may take to arrive; how long a connection may
-    /// be idle, and how long a client may take nothing of what is sent to it.
+    /// Time limit for a request's head, for its body, for an idle connection, and for a client that
+    /// does not read its response.
     pub client_deadline: Duration,
-    /// Requests that are answered at once; one more is refused. As many connections may be idle: for
-    /// one more the one that has been idle for longest is closed.
+    /// Upper bound of concurrent requests; further ones are refused. As many connections may be
+    /// idle; one more evicts the longest idle one.
     pub max_connections: usize,
 }
 
@@ -56,19 +56,19 @@ impl Default for HttpSettings {
     }
 }
 
-/// Why the listener cannot be opened.
+/// Why the listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HttpError {
-    /// The address is none, or cannot be listened on.
+    /// The address is not valid or cannot be bound.
     #[error("cannot listen on {listen}: {source}")]
     Listen {
-        /// What was asked for.
+        /// Configured address.
         listen: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Other machines could reach it, and nothing would tell who may.
+    /// Other machines can reach the address, so a key is required.
     #[error("{0} can be reached by other machines, so a key is needed")]
     KeyNeeded(IpAddr),
 }
@@ -81,8 +81,8 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Serves the paths of `inner` to those who may come in, and `/healthz` to everybody. Must be
-    /// called within a Tokio runtime.
+    /// Serves the paths of `inner` to authorised clients, and `/healthz` to all. Must be called
+    /// within a Tokio runtime.
     ///
     /// # Errors
     /// [`HttpError`].
@@ -96,7 +96,7 @@ impl HttpServer {
             listen: settings.listen.clone(),
             source,
         };
-        // Looked up once: what is checked is what is listened on.
+        // Resolved once, so that the checked addresses are the bound ones.
         let addrs: Vec<SocketAddr> = tokio::net::lookup_host(&settings.listen)
             .await
             .map_err(failed)?
@@ -123,14 +123,13 @@ impl HttpServer {
         })
     }
 
-    /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Accepts no more connections, lets requests that are being answered end, and returns when
-    /// the last has, or at the deadline. Whoever answers them makes them end first; until then the
-    /// listener should stay open, so that whoever comes hears that the service stops.
+    /// Stops accepting, lets requests in progress finish, and returns when the last has ended or at
+    /// the deadline. The caller should end its requests first and keep the listener open until
+    /// then, so that new clients are told that the service is stopping.
     pub async fn shutdown(mut self, deadline: Duration) {
         self.stop.send_replace(true);
         if let Some(mut accepting) = self.accepting.take()
@@ -146,7 +145,7 @@ impl HttpServer {
 impl Drop for HttpServer {
     fn drop(&mut self) {
         if let Some(accepting) = &self.accepting {
-            // Its connections are tasks of its own, and end with it.
+            // The connections are tasks of the accept task and end with it.
             accepting.abort();
         }
     }
@@ -168,24 +167,25 @@ impl Accept {
                 () = told(&mut self.stopped) => break,
                 Some(_) = connections.join_next() => {}
                 (stream, peer) = accept(&listener) => {
-                    // Tokens are small, and wanted at once. A socket that cannot do it is slower, no more.
+                    // Send small tokens at once. A failure only costs speed.
                     let _ = stream.set_nodelay(true);
-                    // The system lists all sockets to tell: in vain where a key does.
+                    // The look-up reads all sockets of the system; it is not needed with a key.
                     let own = stream.local_addr().ok().filter(|_| !self.has_key);
                     let user = own.and_then(|own| user_of(peer, own));
-                    // This machine has as many addresses as anybody on it likes.
+                    // All loopback addresses count as one, since local programs can use any of
+                    // them.
                     let ip = match peer.ip().is_loopback() {
                         true => Ipv4Addr::LOCALHOST.into(),
                         false => peer.ip().to_canonical(),
                     };
                     let who = (subscriber(ip), user.map(|user| user.id));
                     let Some(connection) = self.connections.admit(who) else {
-                        // All others are being answered; this one hears so by its end.
+                        // All connections are active: close this one.
                         continue;
                     };
                     let client = Client::new(ip, user, connection.number());
                     let unread = Unread::default();
-                    let router = attended(self.router.clone(), &connection)
+                    let router = track_requests(self.router.clone(), &connection)
                         .layer(Extension(client));
                     let router = read_or_close(router, &unread);
                     let stream = Lingering::new(stream, unread);
@@ -201,7 +201,7 @@ impl Accept {
     }
 }
 
-/// A connection goes on until it ends, or is idle when another one needs its place.
+/// Serves a connection until it ends or is evicted.
 async fn until_closed(connection: Connection, served: impl Future<Output = ()>) {
     tokio::select! {
         () = served => {}
@@ -209,9 +209,9 @@ async fn until_closed(connection: Connection, served: impl Future<Output = ()>) 
     }
 }
 
-/// Waits until the listener is to close.
+/// Waits until the server is to stop.
 async fn told(stopped: &mut watch::Receiver<bool>) {
-    // Without a sender nobody holds the server any more.
+    // A dropped sender means that the server was dropped.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
@@ -226,7 +226,7 @@ async fn serve(
         .header_read_timeout(deadline)
         .max_buf_size(HEAD_BYTES)
         .serve_connection(
-            TokioIo::new(impatient(stream, deadline)),
+            TokioIo::new(with_write_timeout(stream, deadline)),
             TowerToHyperService::new(router),
         );
     let mut connection = std::pin::pin!(connection);
@@ -242,8 +242,8 @@ async fn serve(
     }
 }
 
-/// A stream that fails when its peer takes nothing for so long.
-fn impatient<S: AsyncRead + AsyncWrite>(
+/// A stream that fails if its peer reads nothing for `deadline`.
+fn with_write_timeout<S: AsyncRead + AsyncWrite>(
     stream: S,
     deadline: Duration,
 ) -> Pin<Box<TimeoutWriter<S>>> {
@@ -259,10 +259,10 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_peer_that_takes_nothing_ends_the_connection_and_a_slow_one_does_not() {
+    async fn only_a_peer_that_reads_nothing_ends_the_connection() {
         let (near, mut far) = duplex(16);
-        let mut near = impatient(near, Duration::from_millis(20));
-        // It takes a little now and then, and has as long again each time.
+        let mut near = with_write_timeout(near, Duration::from_millis(20));
+        // The slow peer reads a little at a time; each read restarts the deadline.
         let slow = tokio::spawn(async move {
             let mut some = [0; 8];
             for _ in 0..4 {

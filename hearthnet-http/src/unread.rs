@@ -1,9 +1,9 @@
-//! Requests that are answered before their bodies have been read, as refusals are.
+//! Handling of requests that are answered before their bodies are read, as refusals are.
 //!
-//! The rest of a body would be in front of the client's next request. A short rest is read and dropped,
-//! so that the connection goes on. With a long one the response says `Connection: close`, and the
-//! connection is closed in steps (RFC 9112, section 9.6): a socket that is closed while bytes come in
-//! is reset, and the client that still sends would lose the response.
+//! The unread rest would precede the client's next request. A short rest is read and dropped, so
+//! that the connection can continue. With a long one the response says `Connection: close`, and the
+//! connection is closed in steps (RFC 9112, section 9.6): closing a socket while bytes arrive
+//! resets it, and a client that is still sending would lose the response.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,21 +23,21 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// Most bytes of a body's rest that are read for the connection's sake: a new connection costs about as
+/// Longest rest that is read to keep the connection, in bytes: a new connection costs about as
 /// much.
 const SHORT_BYTES: u64 = 64 << 10;
 
-/// How long that may take: the client sends it without waiting for anything.
+/// Time limit for reading a short rest: the client sends it without waiting.
 const SHORT_TIME: Duration = Duration::from_secs(1);
 
-/// How much of a long rest is dropped, and for how long, before the socket is closed.
+/// Bounds of a long rest that is dropped before the socket is closed.
 const LINGER_BYTES: usize = 16 << 20;
 const LINGER_TIME: Duration = Duration::from_secs(2);
 
-/// Whether a connection ends with a body that was not read.
+/// True if the connection must end because of an unread body.
 pub(super) type Unread = Arc<AtomicBool>;
 
-/// Takes care of bodies that `router` leaves unread on one connection.
+/// Handles the bodies that `router` leaves unread on one connection.
 pub(super) fn read_or_close(router: Router, unread: &Unread) -> Router {
     let unread = Arc::clone(unread);
     router.layer(middleware::from_fn(move |request: Request, next: Next| {
@@ -46,7 +46,7 @@ pub(super) fn read_or_close(router: Router, unread: &Unread) -> Router {
             if request.body().is_end_stream() {
                 return next.run(request).await;
             }
-            // Reading it would ask for a body that the client holds back.
+            // Reading would ask for a body that the client holds back.
             let waits = request.headers().contains_key(header::EXPECT);
             let (head, body) = request.into_parts();
             let shared = Shared(Arc::new(Mutex::new(Inner { body, ended: false })));
@@ -62,13 +62,13 @@ pub(super) fn read_or_close(router: Router, unread: &Unread) -> Router {
     }))
 }
 
-/// A body of which the rest can be read when its reader has dropped it.
+/// A body whose rest can be read after its reader was dropped.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Inner>>);
 
 struct Inner {
     body: Body,
-    /// It has ended, so that nothing of it is in front of the next request.
+    /// The body was read to its end.
     ended: bool,
 }
 
@@ -78,7 +78,7 @@ impl Shared {
         inner.ended || inner.body.is_end_stream()
     }
 
-    /// Drops the rest, if it is short and comes soon. Whether the body has ended.
+    /// Reads and drops a short rest. Returns true if the body has ended.
     async fn read_short_rest(&self) -> bool {
         let mut left = SHORT_BYTES;
         if self.size_hint().lower() > left {
@@ -119,8 +119,8 @@ impl HttpBody for Shared {
     }
 }
 
-/// A stream that is closed in steps where a body was left unread: the response is ended, what still
-/// comes is dropped until the client closes, and then the socket is closed.
+/// A stream that closes in steps after an unread body: it ends the response, drops input until the
+/// client closes, and then closes the socket.
 pub(super) struct Lingering<S> {
     stream: S,
     unread: Unread,

@@ -1,4 +1,5 @@
-//! Times of the text side, on the real model: `cargo bench -p hearthnet-model --bench text`.
+//! Benchmarks of text processing with the real model:
+//! `cargo bench -p hearthnet-model --bench text`.
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use hearthnet_model::gguf::Gguf;
@@ -9,7 +10,7 @@ use hearthnet_model::{
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// The least time of several runs: what the work takes when nothing disturbs it.
+/// Minimum time of several runs: the least disturbed one.
 fn best<T>(runs: usize, mut work: impl FnMut() -> T) -> Duration {
     let time = || {
         let start = Instant::now();
@@ -75,7 +76,7 @@ fn main() {
     println!("template: prompt of one question    {prompt:>10.1?}");
 
     for vocab in [49_152_u32, 151_936] {
-        // Bell-shaped, as logits are: sums of a simple generator's output.
+        // Bell-shaped like logits: sums of a simple generator's output.
         let mut state = 1_u32;
         let mut uniform = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

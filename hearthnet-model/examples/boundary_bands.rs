@@ -1,17 +1,17 @@
-//! Measures how large the rows of the residual stream are at every boundary, and prints the bands
-//! that a model's catalogue entry carries (`boundary_magnitude` in `config/models.toml`):
+//! Measures the magnitudes of residual stream rows at every layer boundary, and prints the bands
+//! for a model's catalogue entry (`boundary_magnitude` in `config/models.toml`):
 //!
 //! `cargo run --release -p hearthnet-model --example boundary_bands -- FILE [MARGIN]`
 //!
-//! What counts is the median of the magnitudes of a row's values. Their root mean square would not
-//! do: models park attention on the first position, and on a few odd tokens, by making one or two
-//! values of the row huge (RMS 1000 where others have 10), and which rows these are cannot be told
-//! from outside. The median does not see such values, so that one band holds for all rows, and
-//! still moves with the row when a host returns zeros or a wrong scale.
+//! The measure is the median magnitude of a row's values. The root mean square is unsuitable:
+//! models park attention on the first position and a few unusual tokens by making one or two values
+//! of a row huge (RMS 1000 where others have 10), and these rows cannot be predicted. The median
+//! ignores such values, so one band holds for all rows. It still changes with the row when a host
+//! returns zeros or a wrong scale.
 //!
-//! Measured are texts of many kinds, chats with the model's own answers, random and repeated
-//! tokens, and as first rows every 16th token there is. A band is what was seen, widened by MARGIN
-//! (default 1.5) on both sides.
+//! The inputs are texts of many kinds, chats with the model's own answers, random and repeated
+//! tokens, and every 16th token as a first row. A band is the observed range, widened by the factor
+//! MARGIN (default 1.5) on both sides.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 use std::error::Error;
@@ -27,11 +27,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Longest sequence, in tokens.
 const LONGEST: usize = 1024;
-/// Tokens of an answer that the model gives in a chat.
+/// Tokens of the model's answer in a chat.
 const ANSWER: usize = 96;
-/// One token in so many is measured as the first row.
+/// Step between the tokens that are measured as first rows.
 const FIRST_STEP: usize = 16;
-/// Sequences of one row that run together.
+/// Sequences of one row per batch.
 const TOGETHER: usize = 64;
 
 const QUESTIONS: [&str; 12] = [
@@ -89,7 +89,8 @@ impl Model {
         })
     }
 
-    /// Magnitude of every row of `sequences` behind every layer: `[layer][row]`, all rows in a line.
+    /// Magnitude of every row of `sequences` after every layer: `[layer][row]`, all rows in
+    /// sequence.
     fn measure(&mut self, sequences: &[&[u32]]) -> Result<Vec<Vec<f32>>> {
         let mut x = Vec::new();
         self.whole.head().embed(&sequences.concat(), &mut x)?;
@@ -113,7 +114,7 @@ impl Model {
         Ok(measured)
     }
 
-    /// The likeliest continuation, up to the end of the model's answer.
+    /// Likeliest continuation, up to the end of the model's answer.
     fn answer(&mut self, tokenizer: &Tokenizer, mut ids: Vec<u32>) -> Result<Vec<u32>> {
         let seq = self.whole.engine_mut().open()?;
         let (mut new, mut logits) = (ids.clone(), Vec::new());
@@ -162,7 +163,7 @@ fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
         let prompt = template.prompt_ids(&tokenizer, &messages, true)?;
         add(model.answer(&tokenizer, prompt)?);
     }
-    // Openings that repeat, and what follows them.
+    // Repeated beginnings, each with a continuation.
     let vocab = file.spec().vocab;
     let mut random = ChaCha8Rng::seed_from_u64(1);
     let mut token = || random.next_u32() % vocab;
@@ -195,7 +196,7 @@ fn sequences(model: &mut Model, file: &ModelFile) -> Result<Vec<Vec<u32>>> {
     Ok(all)
 }
 
-/// Widens what was seen, and rounds it outward to three digits.
+/// Widens the observed range, and rounds it outward to three digits.
 fn widen(seen: &[f32], margin: f32) -> (f32, f32) {
     let unit = |v: f32| 10f32.powf(v.log10().floor() - 2.0);
     let (lo, hi) = (seen[0] / margin, seen[seen.len() - 1] * margin);
@@ -218,7 +219,7 @@ fn main() -> Result<()> {
     let file = ModelFile::open(Path::new(&path))?;
     let mut model = Model::open(&file)?;
 
-    // All magnitudes seen, by layer.
+    // All observed magnitudes, by layer.
     let mut seen: Vec<Vec<f32>> = vec![Vec::new(); model.layers];
     let mut add = |measured: Vec<Vec<f32>>| {
         for (seen, rows) in seen.iter_mut().zip(measured) {
@@ -238,8 +239,8 @@ fn main() -> Result<()> {
     }
     let bands: Vec<(f32, f32)> = seen.iter().map(|seen| widen(seen, margin)).collect();
 
-    // Of the rows seen, how many would be caught: a hundred times as large; and, returned unchanged
-    // by a host of so many layers, in percent.
+    // Detection rates in percent: of rows scaled by a factor, and of rows that a host of some
+    // layers returns unchanged.
     let caught = |from: usize, scale: f32, to: usize| {
         let (lo, hi) = bands[to];
         let rows = &seen[from];

@@ -1,7 +1,7 @@
-//! Speed of the matrix and attention kernels on one thread, for the shapes of a
-//! small model (TinyLlama-1.1B, whose rows fill blocks of all types): GB/s of weights for
-//! few rows (decoding), billions of multiply-adds per second for 24 (a piece of a prompt). Before
-//! them, how fast the matrices of a type are repacked, in GB/s of the file.
+//! Speed of the matrix and attention kernels on one thread, for the shapes of a small model
+//! (TinyLlama-1.1B, whose rows fill blocks of all types). The units are GB/s of weights for few
+//! rows (decoding), and billions of multiply-adds per second for 24 rows (a piece of a prompt). The
+//! first figure is the repacking speed of a type, in GB/s of the file.
 //!
 //! `cargo run --release -p hearthnet-model --example kernel_speed [-- avx2|avx512|portable [TYPE...]]`
 
@@ -14,7 +14,7 @@ use hearthnet_model::kernels::{
     Tile, TileMut, WeightType, page_len,
 };
 
-/// Name, outputs, inputs; of the output matrix a quarter.
+/// Name, outputs, inputs; a quarter of the output matrix.
 const SHAPES: [(&str, usize, usize); 5] = [
     ("qkv", 2560, 2048),
     ("attention output", 2048, 2048),
@@ -22,7 +22,7 @@ const SHAPES: [(&str, usize, usize); 5] = [
     ("down", 2048, 5632),
     ("head", 8192, 2048),
 ];
-/// Rows of a piece of a prompt; with fewer, weights come from memory.
+/// Rows of a piece of a prompt; with fewer rows, weights come from memory.
 const PREFILL: usize = 24;
 
 fn main() {
@@ -53,8 +53,8 @@ fn main() {
     }
 }
 
-/// Repeats `work` for a while, tells it how often it was called, and gives the time of the fastest
-/// call. Calls are short, so that some are not interrupted even on a machine with other work.
+/// Repeats `work` for a while, passing the call's number, and returns the time of the fastest call.
+/// Calls are short, so that some are not interrupted even on a busy machine.
 fn fastest(mut work: impl FnMut(usize)) -> Duration {
     let started = Instant::now();
     let mut best = Duration::MAX;
@@ -95,7 +95,7 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
         if !weight_type.quantised() && name == "head" {
             continue;
         }
-        // Enough copies that the weights of one pass do not stay in the cache.
+        // Enough copies that the weights of one pass do not fit into the cache.
         let one = Packed::bytes_for(weight_type, rows, cols).expect("a valid shape");
         let copies = (100_000_000 / one).max(1);
         let mut arena = Arena::with_capacity(one * copies).expect("memory");
@@ -121,7 +121,7 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
             let mut act = Act::default();
             kernels.prepare(&x, cols, ActForm::of(&packed), &mut act);
             let mut out = vec![0.0; tokens * rows];
-            // Few rows: one copy after the other, from memory. Many: the same again and again.
+            // Few rows: one copy after the other, from memory. Many rows: the same copy repeatedly.
             let pass = if tokens < PREFILL {
                 &packed[..]
             } else {

@@ -1,19 +1,20 @@
-//! What a host can read of a chat: words recovered from the rows that enter and leave its layers.
+//! Measures how much a host can read of a chat: words recovered from the rows that enter and leave
+//! its layers.
 //!
 //! ```text
 //! cargo run --release -p hearthnet-model --example leakage [-- --train TOKENS --guess TOKENS]
 //! ```
 //!
-//! With `--random TOKENS` what is to be recovered are as many random tokens in place of each text: what
-//! a secret beginning would be that a caller puts before its conversation.
+//! With `--random TOKENS`, each text is replaced by that many random tokens. This models a secret
+//! beginning that a caller puts before its conversation.
 //!
-//! The model is SmolLM2-135M-Instruct, exactly as hosts run it. What is to be recovered is
-//! `leakage.txt`: openings of public-domain texts (the Declaration of Independence, 1776; the
-//! Gettysburg Address, 1863; Alice's Adventures in Wonderland, 1865; Pride and Prejudice, 1813;
-//! A Tale of Two Cities, 1859; Moby-Dick, 1851). What an attacker trains with is text that the
-//! model itself writes, from a random first token: anybody who has the weights can make it.
+//! The model is SmolLM2-135M-Instruct, exactly as hosts run it. The targets are in `leakage.txt`:
+//! openings of public-domain texts (the Declaration of Independence, 1776; the Gettysburg Address,
+//! 1863; Alice's Adventures in Wonderland, 1865; Pride and Prejudice, 1813; A Tale of Two Cities,
+//! 1859; Moby-Dick, 1851). The attacker trains with text that the model itself writes from a random
+//! first token, which needs only the weights.
 //!
-//! For rows that enter layer `d`, so that `d` layers are private:
+//! For rows that enter layer `d`, so that the first `d` layers are private:
 //! - *lookup*: the row of the embedding table that is nearest, by angle or by distance, whichever
 //!   recovers more;
 //! - *probe*: the same after a linear map (ridge regression, row to embedding) that was learned
@@ -21,8 +22,8 @@
 //! - *guesses*: the attacker runs its guesses for the next word, the likeliest first, through the
 //!   private layers behind the words that it has found already, and compares bits.
 //!
-//! For rows that leave layer `n - 1 - m`, so that `m` last layers are private: how often the
-//! likeliest next token is the same as the model's own when the layers in between are left out.
+//! For rows that leave layer `n - 1 - m`, so that the last `m` layers are private: how often the
+//! likeliest next token is the model's own when the layers in between are left out.
 
 #![allow(
     clippy::print_stdout,
@@ -40,16 +41,16 @@ use hearthnet_model::{ModelFile, Special, Tokenizer};
 use rayon::prelude::*;
 
 const TEXT: &str = include_str!("leakage.txt");
-/// Private first layers to measure.
+/// Numbers of private first layers.
 const DEPTHS: [u32; 5] = [0, 1, 2, 4, 8];
-/// Private last layers to measure.
+/// Numbers of private last layers.
 const LAST: [u32; 5] = [0, 1, 2, 4, 8];
-/// Texts that the attacker has the model write at the same time.
+/// Texts that the model writes for the attacker in parallel.
 const TEXTS: usize = 64;
-/// Guesses that are run at the same time, at first and at most.
+/// Guesses per batch: initial and largest number.
 const GUESSES: (usize, usize) = (8, 512);
 
-/// The nearest tokens of every row, the nearest first.
+/// Nearest tokens of every row, the nearest first.
 type Nearest = Vec<Vec<u32>>;
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -99,7 +100,7 @@ fn main() -> Outcome<()> {
         let rows = &seen.rows[index];
         let lookup = lab.rank(rows).best(&seen.ids);
         let probe = Probe::learn(&learned.rows[index], &learned.ids, &lab.table);
-        // Its rows are not needed any more.
+        // Frees the memory of rows that are no longer needed.
         learned.rows[index] = Vec::new();
         let ranks = lab.rank(&probe.map(rows));
         let (first, five) = (ranks.best(&seen.ids), ranks.within(5, &seen.ids));
@@ -131,16 +132,16 @@ fn say(what: &str) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
-/// The model, cut where rows are looked at.
+/// The model, split where rows are observed.
 struct Lab {
     tokenizer: Tokenizer,
     head: Head,
-    /// One engine per piece between two cuts.
+    /// Engines of the pieces between splits.
     pieces: Vec<Engine>,
     width: usize,
-    /// The embeddings of all tokens, as rows enter layer 0.
+    /// Embeddings of all tokens, as they enter layer 0.
     table: Vec<f32>,
-    /// Their lengths.
+    /// Norms of the embeddings.
     norms: Vec<f32>,
 }
 
@@ -148,9 +149,9 @@ struct Lab {
 #[derive(Default)]
 struct Seen {
     ids: Vec<u32>,
-    /// What enters the layer, per entry of [`DEPTHS`].
+    /// Rows that enter the layer, per entry of [`DEPTHS`].
     rows: Vec<Vec<f32>>,
-    /// What leaves the layer, per entry of [`LAST`].
+    /// Rows that leave the layer, per entry of [`LAST`].
     leaving: Vec<Vec<f32>>,
 }
 
@@ -183,7 +184,7 @@ impl Lab {
         })
     }
 
-    /// Runs rows through all pieces and notes what is looked at.
+    /// Runs rows through all pieces, and records the observed ones.
     fn run(
         &mut self,
         spans: &[(Vec<SeqId>, u32, u32)],
@@ -218,7 +219,7 @@ impl Lab {
         Ok(pieces.map(Engine::open).collect::<Result<_, _>>()?)
     }
 
-    /// Text that the model writes itself, [`TEXTS`] times so many tokens, with temperature 1.
+    /// Text of the model's own: [`TEXTS`] texts of `tokens` tokens, at temperature 1.
     fn write(&mut self, tokens: usize) -> Outcome<Seen> {
         let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
         let vocab = self.norms.len() as u64;
@@ -230,7 +231,7 @@ impl Lab {
         for position in 0..tokens as u32 {
             self.head.embed(&now, &mut x)?;
             let spans: Vec<_> = sequences.iter().map(|s| (s.clone(), position, 1)).collect();
-            // The first position of a text has rows like no other.
+            // The first position of a text has unusual rows.
             let mut first = Seen::default();
             let into = if position == 0 { &mut first } else { &mut seen };
             into.ids.extend(&now);
@@ -248,7 +249,7 @@ impl Lab {
         Ok(seen)
     }
 
-    /// The rows of texts, without the first position of each.
+    /// Rows of texts, without the first position of each.
     fn read(&mut self, texts: &[Vec<u32>]) -> Outcome<Seen> {
         let mut all = Seen::default();
         for ids in texts {
@@ -278,15 +279,15 @@ impl Lab {
         Ok(out)
     }
 
-    /// How near every token is to each row.
+    /// Ranks all tokens by distance to each row.
     fn rank(&self, rows: &[f32]) -> Ranks {
-        // Some rows at a time, so that the table is read less often.
+        // Several rows at a time, so that the table is read less often.
         let rows = rows.par_chunks(16 * self.width);
         let (angle, distance): (Vec<_>, Vec<_>) = rows.map(|rows| self.nearest(rows, 5)).unzip();
         Ranks([angle.concat(), distance.concat()])
     }
 
-    /// The nearest tokens of rows, by angle and by distance.
+    /// Nearest tokens of rows, by angle and by distance.
     fn nearest(&self, rows: &[f32], most: usize) -> (Nearest, Nearest) {
         let mut scores = vec![(Vec::new(), Vec::new()); rows.len() / self.width];
         for (entry, norm) in self.table.chunks_exact(self.width).zip(&self.norms) {
@@ -302,8 +303,9 @@ impl Lab {
         ordered.unzip()
     }
 
-    /// Recovers the beginnings of the texts, `tokens` in all, word by word: the likeliest words of
-    /// the probe are run through the private layers, and compared with what the host was sent.
+    /// Recovers the beginnings of the texts, `tokens` in total, word by word. The likeliest words
+    /// of the probe are run through the private layers and compared with the rows that the host
+    /// received.
     fn guess(
         &mut self,
         probe: &Probe,
@@ -322,7 +324,7 @@ impl Lab {
         let width = self.width;
         for ids in texts {
             let ids = &ids[..ids.len().min(tokens.div_ceil(texts.len()))];
-            // What a host of the layers from `DEPTHS[index]` on is sent.
+            // Rows that the host of the layers from `DEPTHS[index]` on receives.
             let sent = self.run_text(ids)?.rows.swap_remove(index);
             let mut prefix: Vec<SeqId> = self.open_sequence()?;
             for (position, target) in (0u32..).zip(sent.chunks_exact(width)) {
@@ -348,7 +350,6 @@ impl Lab {
         Ok(guessed)
     }
 
-    /// The rows of a text.
     fn run_text(&mut self, ids: &[u32]) -> Outcome<Seen> {
         let (mut x, mut seen) = (Vec::new(), Seen::default());
         self.head.embed(ids, &mut x)?;
@@ -357,7 +358,7 @@ impl Lab {
         Ok(seen)
     }
 
-    /// The word, if it is among those given, that makes the row; the prefix then has it.
+    /// Returns the given word that produces the row, and appends it to the prefix.
     fn try_words(
         &mut self,
         words: &[u32],
@@ -407,7 +408,7 @@ impl Lab {
     }
 }
 
-/// What came of guessing.
+/// Result of guessing.
 #[derive(Default)]
 struct Guessed {
     words: u64,
@@ -431,7 +432,7 @@ impl std::fmt::Display for Guessed {
     }
 }
 
-/// The nearest tokens of every row, by angle and by distance.
+/// Nearest tokens of every row, by angle and by distance.
 struct Ranks([Nearest; 2]);
 
 impl Ranks {
@@ -449,7 +450,7 @@ impl Ranks {
     }
 }
 
-/// The `most` best of some scores, the best first.
+/// Indices of the `most` best scores, best first.
 fn order(scores: &[f32], most: usize) -> Vec<u32> {
     let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
     let better = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]);
@@ -471,11 +472,11 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// A linear map from rows to embeddings: ridge regression over standardised values.
+/// Linear map from rows to embeddings: ridge regression over standardised values.
 struct Probe {
     mean: Vec<f32>,
     scale: Vec<f32>,
-    /// By input value, then by output value; the last row is what is added.
+    /// By input value, then by output value; the last row is the bias.
     map: Vec<f32>,
     width: usize,
 }
@@ -523,7 +524,7 @@ impl Probe {
         probe
     }
 
-    /// A row as it was learned from, and a one.
+    /// Standardised row as in training, followed by a one.
     fn standard(&self, row: &[f32]) -> Vec<f32> {
         let each = row.iter().zip(&self.mean).zip(&self.scale);
         each.map(|((x, m), s)| (x - m) * s).chain([1.0]).collect()
@@ -548,7 +549,7 @@ impl Probe {
     }
 }
 
-/// Solves `a x = b` in place, for a symmetric positive `a` of which the lower half is given.
+/// Solves `a x = b` in place, for a symmetric positive `a` given by its lower half.
 fn solve(a: &mut [f64], b: &mut [f64], size: usize, columns: usize) {
     // Cholesky: a = l l'.
     for i in 0..size {
@@ -587,7 +588,7 @@ fn subtract(from: &mut [f64], factor: f64, what: &[f64]) {
     }
 }
 
-/// Numbers by chance, the same ones in every run.
+/// Random numbers, the same in every run.
 struct Chance(u64);
 
 impl Chance {
@@ -598,7 +599,7 @@ impl Chance {
         self.0
     }
 
-    /// A token, as likely as its logit says.
+    /// Draws a token by its logit.
     fn draw(&mut self, logits: &[f32]) -> u32 {
         let most = logits.iter().copied().fold(f32::MIN, f32::max);
         let sum: f64 = logits.iter().map(|l| f64::from((l - most).exp())).sum();

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, and folders that one process at a time writes to.
+//! Atomically written files, and a lock per folder.
 
 use std::ffi::OsString;
 use std::fs::{File, Permissions, TryLockError};
@@ -12,8 +12,8 @@ use tempfile::NamedTempFile;
 use crate::error::FileError;
 use crate::regular_file;
 
-/// Begins a file that will be called `target` once [`finish`] gives it that name. Until then it lies
-/// beside it as `.NAME.RANDOM.part`, and it is removed when it is dropped.
+/// Creates a temporary file `.NAME.RANDOM.part` beside `target`. [`finish`] renames it to `target`;
+/// dropping it removes it.
 pub(crate) fn create(target: &Path) -> io::Result<BufWriter<NamedTempFile>> {
     let mut prefix = OsString::from(".");
     prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
@@ -21,14 +21,13 @@ pub(crate) fn create(target: &Path) -> io::Result<BufWriter<NamedTempFile>> {
     let file = tempfile::Builder::new()
         .prefix(&prefix)
         .suffix(".part")
-        // As any new file: what the user's mask leaves of it.
+        // Default mode of new files, subject to the user's umask.
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(target.parent().unwrap_or(Path::new("")))?;
     Ok(BufWriter::with_capacity(1 << 20, file))
 }
 
-/// Gives a file its name, after its contents have reached the disk. An older file of that name is
-/// replaced.
+/// Renames the file to `target` after its contents have reached the disk. Replaces an older file.
 pub(crate) fn finish(file: BufWriter<NamedTempFile>, target: &Path) -> io::Result<()> {
     let file = file.into_inner().map_err(IntoInnerError::into_error)?;
     file.as_file().sync_all()?;
@@ -37,7 +36,7 @@ pub(crate) fn finish(file: BufWriter<NamedTempFile>, target: &Path) -> io::Resul
     Ok(())
 }
 
-/// Makes a rename in the file's directory durable, where the system offers that.
+/// Makes a rename in the file's directory durable, if the system supports that.
 pub(crate) fn sync_directory(path: &Path) {
     if let Some(directory) = path.parent()
         && let Ok(directory) = File::open(directory)
@@ -46,11 +45,11 @@ pub(crate) fn sync_directory(path: &Path) {
     }
 }
 
-/// How often a wait for a lock looks whether to go on.
+/// Polling interval while waiting for a lock.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Waits until no other process works in `folder`, as long as `wait`, asked before each look but
-/// the first, says so. The lock ends with the file.
+/// Locks `folder` against other processes until the returned file is dropped. While the lock is
+/// taken, `wait` is called before each further attempt; `Ok(None)` once it returns false.
 pub(crate) fn lock(
     folder: &Path,
     mut wait: impl FnMut() -> bool,
@@ -73,7 +72,7 @@ pub(crate) fn lock(
     }
 }
 
-/// Writes a whole file.
+/// Writes a whole file atomically.
 pub(crate) fn write(target: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = create(target)?;
     file.write_all(bytes)?;

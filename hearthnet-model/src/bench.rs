@@ -1,8 +1,8 @@
-//! How fast the engine is: the library side of `hearthnet bench engine`.
+//! Speed of the engine: the library part of `hearthnet bench engine`.
 //!
-//! The two figures are those of `llama-bench`: *prefill*, tokens per second of a prompt that is
-//! run in one go, and *decode*, tokens per second when each token is run by itself, logits
-//! included. What is timed is arithmetic only, not loading, tokenising or sampling.
+//! The two figures are those of `llama-bench`: *prefill*, tokens per second of a prompt in one
+//! batch, and *decode*, tokens per second when each token is a step of its own, including logits.
+//! Loading, tokenising and sampling are not timed.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -13,30 +13,29 @@ use serde::{Deserialize, Serialize};
 use crate::engine::{Engine, EngineOptions, Head, LoadError, SeqId, Span};
 use crate::inspect::type_uses;
 use crate::kernels::{Arena, Isa};
-use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 
-/// What to measure.
+/// Settings of a benchmark.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BenchOptions {
-    /// Numbers of threads, each measured by itself.
+    /// Thread counts, each measured separately.
     pub threads: Vec<usize>,
-    /// Tokens of the prompt, each number measured by itself.
+    /// Prompt lengths in tokens, each measured separately.
     pub prefill: Vec<u32>,
-    /// Tokens that are decoded; 0 leaves the measurement out.
+    /// Tokens to decode; 0 skips this measurement.
     pub decode: u32,
-    /// Positions that are in the sequence already when decoding begins, each measured by itself.
+    /// Sequence lengths at the start of decoding, each measured separately.
     pub depths: Vec<u32>,
-    /// Sequences that decode at once, a token of each after the other, each number measured by itself.
+    /// Numbers of sequences that decode together, each measured separately.
     pub batches: Vec<u32>,
-    /// How often each measurement is made, after one that does not count. The median is reported.
+    /// Runs per measurement, after a warm-up run. The median is reported.
     pub repetitions: u32,
-    /// Instruction set of the exact engine's kernels.
     pub isa: Isa,
 }
 
 impl Default for BenchOptions {
-    /// Prefill 512, decode 64 at depth 0 in one sequence, five times, with one thread and with one per core.
+    /// Prefill 512, decode 64 at depth 0 in one sequence, five times, with one thread and with one
+    /// per core.
     fn default() -> Self {
         let all = EngineOptions::default().threads;
         let mut threads = vec![1, all];
@@ -53,30 +52,29 @@ impl Default for BenchOptions {
     }
 }
 
-/// All layers of a model on some engine, to be measured.
+/// All layers of a model on an engine under test.
 pub trait BenchLayers {
-    /// Names a sequence.
+    /// Sequence id.
     type Seq: Copy;
 
-    /// Begins an empty sequence.
+    /// Opens an empty sequence.
     ///
     /// # Errors
-    /// What the engine says.
+    /// Errors of the engine.
     fn open(&mut self) -> Result<Self::Seq, Box<dyn Error>>;
 
-    /// Ends a sequence.
     fn close(&mut self, seq: Self::Seq);
 
-    /// Forgets the positions of a sequence from `len` on.
+    /// Drops the positions of a sequence from `len` on.
     ///
     /// # Errors
-    /// What the engine says.
+    /// Errors of the engine.
     fn truncate(&mut self, seq: Self::Seq, len: u32) -> Result<(), Box<dyn Error>>;
 
-    /// Runs rows through all layers, in place: `width` values each, those of the spans one after another.
+    /// Runs rows through all layers in place: `width` values each, the rows of the spans in order.
     ///
     /// # Errors
-    /// What the engine says.
+    /// Errors of the engine.
     fn forward(
         &mut self,
         spans: &[Span<Self::Seq>],
@@ -86,7 +84,7 @@ pub trait BenchLayers {
     /// Memory of the weights, in bytes.
     fn weight_bytes(&self) -> u64;
 
-    /// Bytes of weights that a token reads: of experts, those that it is sent to.
+    /// Bytes of weights read per token; of experts, only those that the token is routed to.
     fn token_bytes(&self) -> u64;
 }
 
@@ -118,72 +116,66 @@ impl BenchLayers for Engine {
     }
 }
 
-/// Everything that one run of the benchmark found out.
+/// Report of a benchmark.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct EngineBench {
-    /// Version of this program.
     pub version: String,
-    /// The processor, as the system names it; empty where it does not.
+    /// Name of the processor according to the system; empty if unknown.
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
-    /// What computed the layers: the arithmetic, as hosts' descriptors name it.
+    /// Arithmetic of the layers, named as in descriptors.
     pub engine: String,
-    /// Instruction set of the exact engine's kernels, which compute the logits in any case.
+    /// Instruction set of the exact engine's kernels, which always compute the logits.
     pub isa: String,
-    /// The model file.
     pub file: PathBuf,
-    /// Its architecture.
     pub architecture: String,
-    /// Types of the matrices in the blocks, most bytes first.
+    /// Types of the matrices in the blocks, sorted by bytes, largest first.
     pub weight_types: Vec<String>,
     /// Memory of the weights, in bytes.
     pub weight_bytes: u64,
-    /// Bytes of weights that a token reads when it is decoded by itself, those of the logits included.
+    /// Bytes of weights read per token when one sequence decodes, including the logits.
     pub token_bytes: u64,
-    /// Seconds that loading and repacking took, with the file in the system's cache or not.
+    /// Seconds for loading and repacking; depends on whether the file is in the system's cache.
     pub load_seconds: f64,
-    /// Bytes per second that this machine reads from memory, by number of threads, in the order
-    /// of the options: the median of five passes over more than its caches hold.
+    /// Memory bandwidth of this machine in bytes per second, by number of threads, in the order of
+    /// the options: the median of five passes over more than its caches hold.
     pub memory_bandwidth: Vec<f64>,
-    /// The measurements, in the order of the options.
+    /// In the order of the options.
     pub results: Vec<BenchResult>,
 }
 
-/// One measurement.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct BenchResult {
-    /// What was measured.
     pub test: BenchTest,
-    /// Threads that computed.
     pub threads: usize,
-    /// Tokens that were timed, of each sequence.
+    /// Timed tokens per sequence.
     pub tokens: u32,
-    /// Sequences at once.
+    /// Sequences in a batch.
     pub batch: u32,
-    /// Positions that were there before.
+    /// Positions before the first timed token.
     pub depth: u32,
     /// Median of `samples`.
     pub tokens_per_second: f64,
-    /// Tokens per second of each repetition, of all sequences together, in the order in which they were made.
+    /// Tokens per second of each repetition, over all sequences, in order.
     pub samples: Vec<f64>,
 }
 
-/// Kinds of measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BenchTest {
-    /// Many tokens at once.
+    /// Many tokens in one batch.
     Prefill,
-    /// One token after the other.
+    /// Single tokens, one after another.
     Decode,
 }
 
-/// Measures a model file on the exact engine. `progress` is told what is being done, in a few words.
+/// Measures a model file on the exact engine. `progress` receives short descriptions of the current
+/// step.
 ///
 /// # Errors
-/// If the file is no model that can be loaded, or the engine refuses a batch: the prompt does not fit
-/// the context, most likely.
+/// The file is not a loadable model, or the engine refuses a batch, most likely because the prompt
+/// exceeds the context.
 pub fn bench_engine(
     path: &Path,
     options: &BenchOptions,
@@ -202,8 +194,8 @@ pub fn bench_engine(
     )
 }
 
-/// Measures a model file on any engine, which is called `engine` in the report: `load` is given the
-/// options that the exact engine would have. It is told of everything as [`bench_engine`] is.
+/// Measures a model file on any engine; `engine` is its name in the report. `load` receives the
+/// options that the exact engine would have. `progress` is used as in [`bench_engine`].
 ///
 /// # Errors
 /// As [`bench_engine`].
@@ -232,8 +224,6 @@ pub fn bench_layers<L: BenchLayers>(
     };
     progress("reading memory");
     bench.memory_bandwidth = memory_bandwidth(&options.threads)?;
-    // The same for all engines, and for no snapshot: hashing is not what is measured.
-    let weights = Some(WeightsId([0; 32]));
     for &threads in &options.threads {
         progress(&format!("loading for {threads} threads"));
         let begin = Instant::now();
@@ -242,7 +232,6 @@ pub fn bench_layers<L: BenchLayers>(
             isa: options.isa,
             // As many as the longest measurement needs, whatever the budget.
             max_kv_bytes: u64::MAX,
-            weights,
             ..EngineOptions::default()
         };
         let (layers, head) = load(&file, &engine)?;
@@ -282,7 +271,6 @@ pub fn bench_layers<L: BenchLayers>(
     Ok(bench)
 }
 
-/// What is measured at a time.
 #[derive(Clone, Copy)]
 struct Test {
     kind: BenchTest,
@@ -291,7 +279,7 @@ struct Test {
     depth: u32,
 }
 
-/// Everything that the options ask for of one number of threads.
+/// All measurements for one number of threads.
 fn tests(options: &BenchOptions) -> impl Iterator<Item = Test> {
     let prefill = options.prefill.iter().map(|&tokens| Test {
         kind: BenchTest::Prefill,
@@ -311,7 +299,7 @@ fn tests(options: &BenchOptions) -> impl Iterator<Item = Test> {
     prefill.chain(decode).filter(|test| test.tokens > 0)
 }
 
-/// A whole model, and what a step leaves.
+/// Whole model, with the buffers of a step.
 struct Measured<L> {
     layers: L,
     head: Head,
@@ -320,7 +308,7 @@ struct Measured<L> {
 }
 
 impl<L: BenchLayers> Measured<L> {
-    /// Times of `repetitions` runs, after one that does not count unless it is the only one.
+    /// Times of `repetitions` runs, after a warm-up run unless there is only one.
     fn run(&mut self, test: Test, repetitions: u32) -> Result<Vec<Duration>, Box<dyn Error>> {
         let vocab = u64::from(self.head.spec().vocab);
         let length = u64::from(test.depth) + u64::from(test.tokens);
@@ -328,7 +316,7 @@ impl<L: BenchLayers> Measured<L> {
         let seqs: Vec<L::Seq> = (0..test.batch)
             .map(|_| open())
             .collect::<Result<_, Box<dyn Error>>>()?;
-        // Which tokens does not matter, but always the same one would be read from the cache.
+        // Any tokens will do, but a single repeated token would be read from the cache.
         let ids: Vec<Vec<u32>> = (0..u64::from(test.batch))
             .map(|seq| {
                 let ids = seq * length..(seq + 1) * length;
@@ -365,8 +353,8 @@ impl<L: BenchLayers> Measured<L> {
         Ok(times)
     }
 
-    /// Appends as many tokens to each sequence, at the same position, those of a sequence side by side;
-    /// and computes the logits of the last one of each.
+    /// Appends equally many tokens to each sequence at the same position, and computes the logits
+    /// of the last token of each. The tokens of a sequence are adjacent.
     fn append(
         &mut self,
         seqs: &[L::Seq],
@@ -390,7 +378,7 @@ impl<L: BenchLayers> Measured<L> {
             .collect();
         self.head.embed(ids, &mut self.rows)?;
         self.layers.forward(&spans, &mut self.rows)?;
-        // One after another, at the beginning.
+        // Moves the rows together at the beginning.
         for seq in 0..seqs.len() {
             let last = ((seq + 1) * each - 1) * width;
             self.rows.copy_within(last..last + width, seq * width);
@@ -400,17 +388,17 @@ impl<L: BenchLayers> Measured<L> {
     }
 }
 
-/// Bytes that are read per pass: more than caches hold.
+/// Bytes read per pass: more than caches hold.
 const STREAM: usize = 1 << 30;
-/// Passes; the median counts.
+/// Number of passes; the median is reported.
 const PASSES: usize = 5;
 
-/// Bytes per second that each number of threads reads from memory.
+/// Bytes per second read from memory, for each number of threads.
 fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
     // On huge pages, as weights are.
-    let memory = Arena::default().halves(STREAM / size_of::<u16>());
+    let memory = Arena::default().f16_buffer(STREAM / size_of::<u16>());
     let mut memory = memory.map_err(|_| LoadError::OutOfMemory(STREAM))?;
-    // Memory that was never written is one page of zeros.
+    // Memory that was never written maps to a single page of zeros.
     memory.fill(1);
     let words: &[u64] = bytemuck::cast_slice(&memory);
     let mut each = Vec::new();
@@ -432,7 +420,7 @@ fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
     Ok(each)
 }
 
-/// The middle of some samples, or the mean of the two in the middle; NaN of none.
+/// Median, or the mean of the two middle samples; NaN if there are none.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -444,14 +432,15 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// Types of the blocks' matrices, those with most bytes first.
+/// Types of the blocks' matrices, sorted by bytes, largest first.
 fn weight_types(file: &ModelFile) -> Vec<String> {
     let tensors = (0..file.spec().layers).flat_map(|layer| file.layer_tensors(layer));
     let uses = type_uses(tensors.filter(|info| info.dims.len() > 1));
     uses.iter().map(|used| used.dtype.to_string()).collect()
 }
 
-/// The processor's name: from the processor itself where it can be asked, else from the system.
+/// Name of the processor in `/proc/cpuinfo`: `model name` on x86, `Model` on ARM boards; empty if
+/// unknown.
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |key: &str| {
@@ -518,7 +507,7 @@ mod tests {
         );
         assert_eq!(bench.weight_types, ["Q4_1"]);
         assert_eq!(bench.engine, "canonical-1");
-        // Times that decimal digits can write.
+        // Times that decimal digits can represent.
         bench.load_seconds = 0.25;
         bench.memory_bandwidth = vec![17e9, 17.5e9];
         for result in &mut bench.results {

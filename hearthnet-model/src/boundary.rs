@@ -1,4 +1,4 @@
-//! The residual stream's number format between blocks and on the wire.
+//! Number format of the residual stream between blocks and on the wire.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,11 +8,11 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// Format to which the residual stream is rounded after every block, whether or not a network hop
-/// follows, so that where a model is cut can never change an answer. It belongs to the model: a
-/// family names it, and a file may override it.
+/// follows. So the split of a model over hosts never changes an answer. The format belongs to the
+/// model: the family sets a default, which a file may override.
 ///
-/// Encodings are little-endian; rounding is to nearest, ties to even. A value beyond the format's
-/// range becomes an infinity, which the engine reports as an overflow of the boundary.
+/// Encodings are little-endian; rounding is to nearest, ties to even. A value beyond the range
+/// becomes an infinity, which the engine reports as boundary overflow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BoundaryDtype {
@@ -24,24 +24,20 @@ pub enum BoundaryDtype {
     F32,
 }
 
-/// Values that are converted to or from binary16 at a time: processors do many at once.
+/// Values per conversion from or to binary16: processors convert many at once.
 const AT_ONCE: usize = 64;
 
-/// Bytes that do not hold whole values.
+/// The bytes are not a whole number of values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes are no whole number of {dtype} values")]
 pub struct BoundaryLengthError {
-    /// Number of bytes.
     pub len: usize,
-    /// Format of the values.
     pub dtype: BoundaryDtype,
 }
 
 impl BoundaryDtype {
-    /// Every format.
     pub const ALL: [Self; 3] = [Self::F16, Self::Bf16, Self::F32];
 
-    /// 2 or 4.
     pub fn bytes_per_value(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
@@ -49,7 +45,7 @@ impl BoundaryDtype {
         }
     }
 
-    /// The name in descriptors, as M26 spells it: `fp16`, `bf16` or `fp32`.
+    /// Name in descriptors: `fp16`, `bf16` or `fp32`.
     pub fn descriptor_name(self) -> &'static str {
         match self {
             Self::F16 => "fp16",
@@ -58,7 +54,7 @@ impl BoundaryDtype {
         }
     }
 
-    /// The name in files and messages: `f16`, `bf16` or `f32`.
+    /// Name in files and messages: `f16`, `bf16` or `f32`.
     pub fn name(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -91,10 +87,10 @@ impl BoundaryDtype {
         }
     }
 
-    /// Appends the values that `bytes` encode to `out`. Exact: no rounding takes place.
+    /// Appends the values encoded in `bytes` to `out`, without rounding.
     ///
     /// # Errors
-    /// When `bytes` is not a whole number of values; `out` is then unchanged.
+    /// `bytes` is not a whole number of values; `out` is then unchanged.
     pub fn decode(self, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), BoundaryLengthError> {
         if !bytes.len().is_multiple_of(self.bytes_per_value()) {
             return Err(BoundaryLengthError {
@@ -185,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_the_range_becomes_infinite() {
+    fn values_beyond_the_range_become_infinite() {
         let mut x = [65_519.9, 65_520.0, -1e9];
         BoundaryDtype::F16.round(&mut x);
         assert_eq!(x, [65_504.0, f32::INFINITY, f32::NEG_INFINITY]);

@@ -1,18 +1,18 @@
-//! Where models are kept: in the user's cache directory.
+//! Location of models: the user's cache directory.
 
 use std::path::PathBuf;
 
-/// Neither `XDG_CACHE_HOME` nor `HOME` names an absolute path.
+/// Neither `XDG_CACHE_HOME` nor `HOME` is an absolute path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("there is no place for models: set HOME or XDG_CACHE_HOME to an absolute path")]
+#[error("no directory for models: set HOME or XDG_CACHE_HOME to an absolute path")]
 pub struct NoCacheDirectory;
 
-/// This program's directory in the user's cache: `$XDG_CACHE_HOME/hearthnet`, or
-/// `$HOME/.cache/hearthnet` where that is not set (XDG Base Directory Specification, which has
-/// relative paths ignored). It need not exist yet.
+/// This program's directory in the user's cache: `$XDG_CACHE_HOME/hearthnet`, by default
+/// `$HOME/.cache/hearthnet`. Relative paths are ignored, as the XDG Base Directory Specification
+/// requires. The directory need not exist yet.
 ///
 /// # Errors
-/// When the environment names neither.
+/// Neither variable is usable.
 pub fn directory() -> Result<PathBuf, NoCacheDirectory> {
     let absolute = |name: &str| {
         std::env::var_os(name)
@@ -25,7 +25,7 @@ pub fn directory() -> Result<PathBuf, NoCacheDirectory> {
         .ok_or(NoCacheDirectory)
 }
 
-/// The directory that holds pulled models, each in a directory named by its id.
+/// Directory of pulled models, each in a directory named by its id.
 ///
 /// # Errors
 /// As [`directory`].

@@ -1,9 +1,9 @@
-//! The model catalogue: which models can be fetched, from where, and what must arrive.
+//! Model catalogue: models that can be fetched, their sources, and the expected contents.
 //!
 //! `config/models.toml`, built into the program, explains the format; [`Catalogue::load`] reads
-//! another file of the same format. What arrives is checked against the size and SHA-256 that the
-//! catalogue pins, so no source has to be trusted. What it does not pin, the first pull on a machine
-//! does: [`Catalogue::with_pins`] adds what earlier pulls have found out.
+//! another file in that format. Files are checked against the size and SHA-256 in the catalogue, so
+//! no source has to be trusted. Values that the catalogue leaves open are pinned by the first pull
+//! on a machine: [`Catalogue::with_pins`] adds them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,91 +19,87 @@ use crate::sampler::{SamplerConfig, SamplingChoice};
 pub use crate::source::Source;
 use crate::source::{Broken, plain};
 
-/// The catalogue that is built into the program.
+/// Catalogue built into the program.
 const BUILT_IN: &str = include_str!("../../config/models.toml");
 
-/// How many ids are offered for one that is unknown.
+/// Suggestions for an unknown id.
 const NEAREST: usize = 3;
-/// Longest catalogue that is read: many times the built-in one.
+/// Longest accepted catalogue: many times the built-in one.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Models by id.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalogue {
     models: BTreeMap<String, ModelEntry>,
 }
 
-/// A model that can be fetched.
+/// Model that can be fetched.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ModelEntry {
-    /// The key of the entry.
+    /// Key of the entry.
     #[serde(skip_deserializing)]
     pub id: String,
-    /// What people call it.
+    /// Display name.
     pub name: String,
-    /// The weights' licence: its SPDX identifier, or its name where it has none.
+    /// Licence of the weights: its SPDX identifier, or else its name.
     pub license: String,
-    /// Address of a licence with conditions of its own, which whoever uses the model accepts.
+    /// Address of a licence with special conditions, which users of the model accept.
     pub terms: Option<String>,
-    /// Name of the file in the cache, without directories.
+    /// File name in the cache, without directories.
     pub file: String,
     /// Size of the file in bytes.
     pub bytes: u64,
-    /// SHA-256 of the file, where it is known.
+    /// SHA-256 of the file, if known.
     pub sha256: Option<Digest>,
-    /// Identity of the weights in the file, where somebody has read it.
+    /// Identity of the weights in the file, if known.
     pub weights: Option<WeightsId>,
-    /// Who says what the file must be.
+    /// Origin of the pinned SHA-256.
     #[serde(skip_deserializing)]
     pub pinned: Pinned,
-    /// What the model is, as far as one can know without its file.
+    /// Properties that are known without the file.
     pub shape: Option<Shape>,
-    /// For each layer the range of the [`magnitude`] of a row of the residual stream after it.
+    /// Per layer, the range of the [`magnitude`] of residual stream rows after it.
     pub boundary_magnitude: Option<Vec<Band>>,
-    /// How its tokens are best chosen, where a caller does not say.
+    /// Recommended sampling settings, for callers that set none.
     #[serde(default)]
     pub sampling: SamplingChoice,
-    /// Where the file can be had, in the order of trying.
+    /// Sources of the file, in order of preference.
     pub sources: Vec<Source>,
 }
 
-/// Who says what the SHA-256 of a file must be.
+/// Origin of the SHA-256 of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Pinned {
-    /// The catalogue.
     Catalogue,
     /// The first pull on this machine: see [`crate::pins`].
     FirstPull,
-    /// Nobody yet.
+    /// The file is not pinned yet.
     #[default]
     Never,
 }
 
-/// What a model is, for people and for plans: the file itself decides.
+/// Properties for display and planning; the file itself is authoritative.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Shape {
-    /// The family, by its architecture: see [`crate::families`].
+    /// Family, by its architecture: see [`crate::families`].
     pub family: String,
-    /// How many parameters it has, about.
+    /// Approximate number of parameters.
     pub parameters: u64,
-    /// How many layers.
     pub layers: u32,
-    /// The longest context that it was made for, in tokens.
+    /// Longest supported context, in tokens.
     pub context: u32,
 }
 
-/// How large a row of the residual stream is: the median of the magnitudes of its values, the upper
-/// one of two; 0 for an empty row. A few huge values, which models use to park attention, do not
-/// move it. The row must be finite.
+/// Median magnitude of the values of a residual stream row, the upper one of two; 0 for an empty
+/// row. It ignores the few huge values that models use to park attention. The row must be finite.
 pub fn magnitude(row: &[f32]) -> f32 {
-    // Bits of numbers without a sign are ordered as the numbers are.
+    // The bits of non-negative floats are ordered as the floats are.
     let mut values: Vec<u32> = row.iter().map(|v| v.abs().to_bits()).collect();
     if values.is_empty() {
         return 0.0;
@@ -112,18 +108,16 @@ pub fn magnitude(row: &[f32]) -> f32 {
     f32::from_bits(*values.select_nth_unstable(middle).1)
 }
 
-/// A closed range of positive numbers.
+/// Closed range of positive numbers.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(from = "[f32; 2]")]
 pub struct Band {
-    /// Least value.
     pub lo: f32,
-    /// Greatest value.
     pub hi: f32,
 }
 
 impl Band {
-    /// Whether `x` lies in the band; not for NaN.
+    /// Whether `x` lies in the band; false for NaN.
     pub fn contains(self, x: f32) -> bool {
         self.lo <= x && x <= self.hi
     }
@@ -135,72 +129,68 @@ impl From<[f32; 2]> for Band {
     }
 }
 
-/// Why a text is no catalogue.
+/// Why a catalogue is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
-    /// The file cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Not TOML, an unknown key, or a value of the wrong type.
+    /// Invalid TOML, an unknown key, or a value of the wrong type.
     #[error("the model catalogue is wrong: {0}")]
     Syntax(#[from] toml::de::Error),
-    /// A value that cannot be.
+    /// A value is invalid.
     #[error("the model catalogue is wrong: models.{id}.{key} {reason}")]
     Value {
-        /// The entry.
         id: String,
-        /// The key in the entry.
+        /// Key in the entry.
         key: &'static str,
-        /// What it must be.
+        /// Requirement that the value violates.
         reason: &'static str,
     },
 }
 
-/// A model name that is neither in the catalogue nor a file.
+/// Why a model is not available on this machine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// Not in the catalogue.
+    /// The name is not in the catalogue.
     #[error("there is no model {name:?}: did you mean {nearest}, or the path of a .gguf file?")]
     Unknown {
-        /// What was asked for.
         name: String,
-        /// The ids in the catalogue that are most like it.
+        /// Most similar ids in the catalogue.
         nearest: String,
     },
-    /// The path of a file that is not there.
+    /// The path names no file.
     #[error("there is no file {}", .0.display())]
     NoFile(PathBuf),
-    /// It can be fetched, but is not here.
+    /// The model can be fetched, but has not been.
     #[error("model {model}{size} is not on this machine yet: run `hearthnet model pull {model}`", size = size(*bytes))]
     NotPulled {
-        /// The model, as it was named.
+        /// Model as the user named it.
         model: String,
-        /// How large the file is, where that is known.
+        /// Size of the file, if known.
         bytes: Option<u64>,
     },
 }
 
-/// A size behind a name.
+/// Size in parentheses, for messages.
 fn size(bytes: Option<u64>) -> String {
     bytes.map_or_else(String::new, |n| format!(" ({:.1} MB)", n as f64 / 1e6))
 }
 
-/// A model on this machine.
+/// Model on this machine.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Resolved {
-    /// Its file.
     pub path: PathBuf,
-    /// Its id if it was named by one, else the file's name without `.gguf`.
+    /// Id, if the model was named by id; else the file name without `.gguf`.
     pub id: String,
 }
 
 impl Catalogue {
-    /// The catalogue that is built into the program.
+    /// Catalogue built into the program.
     ///
     /// # Errors
-    /// None in a released program: a test reads the same text.
+    /// None in a released program: a test parses the same text.
     pub fn built_in() -> Result<Self, CatalogueError> {
         Self::parse(BUILT_IN)
     }
@@ -215,7 +205,7 @@ impl Catalogue {
         Self::parse(&text)
     }
 
-    /// Reads a catalogue.
+    /// Parses a catalogue.
     ///
     /// # Errors
     /// See [`CatalogueError`].
@@ -237,20 +227,20 @@ impl Catalogue {
         Ok(catalogue)
     }
 
-    /// The same, knowing what earlier pulls into `models` have found out of files that the catalogue
-    /// does not pin, or not their weights.
+    /// Adds the results of earlier pulls into `models` for files whose digest or weights the
+    /// catalogue leaves open.
     ///
     /// # Errors
-    /// When a pin is there and cannot be read: a file that nobody compares is not what it was.
+    /// A pin exists but cannot be read. Ignoring it would skip the comparison with the first pull.
     pub fn with_pins(mut self, models: &Path) -> Result<Self, PinError> {
         for entry in self.models.values_mut() {
-            // Weights without the file's own digest leave out tokenizer and template.
+            // The weights id alone does not cover tokenizer and template.
             let complete = entry.sha256.is_some() && entry.weights.is_some();
             let pin = match complete {
                 true => None,
                 false => Pin::read(models, &entry.id)?,
             };
-            // A pin of a file that the catalogue no longer means says nothing.
+            // A pin with another digest belongs to an older entry of the catalogue.
             if let Some(pin) = pin.filter(|pin| entry.sha256.is_none_or(|is| is == pin.sha256)) {
                 if entry.sha256.is_none() {
                     entry.pinned = Pinned::FirstPull;
@@ -262,25 +252,25 @@ impl Catalogue {
         Ok(self)
     }
 
-    /// All models, in the order of their ids.
+    /// All models, sorted by id.
     pub fn models(&self) -> impl Iterator<Item = &ModelEntry> {
         self.models.values()
     }
 
-    /// The model of that id, in whatever case it is written.
+    /// Looks up an id, ignoring case.
     pub fn get(&self, id: &str) -> Option<&ModelEntry> {
         self.models.get(&id.to_ascii_lowercase())
     }
 
-    /// The model with these weights, however its file is called.
+    /// Model with these weights, whatever its file name.
     pub fn by_weights(&self, weights: WeightsId) -> Option<&ModelEntry> {
         self.models
             .values()
             .find(|entry| entry.weights == Some(weights))
     }
 
-    /// The model whose file this is: it lies where the catalogue puts it, and must be what the
-    /// catalogue pins, however it was named.
+    /// Model whose file lies at this path: the path that the catalogue assigns. Its contents must
+    /// be as pinned, however the user named it.
     pub fn by_path(&self, path: &Path, models: &Path) -> Option<&ModelEntry> {
         let same =
             |place: &Path| place == path || place.canonicalize().ok() == path.canonicalize().ok();
@@ -289,13 +279,12 @@ impl Catalogue {
             .find(|entry| entry.path_in(models).is_file() && same(&entry.path_in(models)))
     }
 
-    /// The error for a name that is not in the catalogue.
+    /// Error for a name that is not in the catalogue.
     pub fn unknown(&self, name: &str) -> ResolveError {
         let asked = name.to_ascii_lowercase();
         let unlike = |id: &str| {
             let alike = strsim::jaro_winkler(id, &asked);
-            // What begins as the name does, or has it in the middle, is meant more often than what
-            // has a similar length.
+            // An id that contains the name is a better match than an id with similar letters.
             let part = !asked.is_empty() && id.contains(&asked);
             (!part, (1e6 * (1.0 - alike)) as u32)
         };
@@ -308,11 +297,11 @@ impl Catalogue {
         }
     }
 
-    /// Finds the file of a model on this machine. `models` is the directory that pulled models
-    /// lie in, [`crate::cache::models`] unless a test has its own.
+    /// Finds the file of a model on this machine. `models` is the directory of pulled models,
+    /// usually [`crate::cache::models`].
     ///
     /// # Errors
-    /// When there is no such id or file, or the model has not been pulled.
+    /// The id or file is unknown, or the model has not been pulled.
     pub fn resolve(&self, model: &ModelRef, models: &Path) -> Result<Resolved, ResolveError> {
         let stem = |path: &Path| {
             path.file_stem()
@@ -349,12 +338,12 @@ impl Catalogue {
 }
 
 impl ModelEntry {
-    /// Where the file lies once it was pulled into `models`.
+    /// Path of the file below `models`.
     pub fn path_in(&self, models: &Path) -> PathBuf {
         models.join(&self.id).join(&self.file)
     }
 
-    /// The key of the first value that cannot be, and what it must be.
+    /// Key of the first invalid value, and the requirement that it violates.
     fn check(&self) -> Result<(), Broken> {
         let lower = !self.id.bytes().any(|c| c.is_ascii_uppercase());
         let https = |url: &str| {
@@ -383,7 +372,7 @@ impl ModelEntry {
         let bands = self.boundary_magnitude.iter().flatten().all(band);
         let reason = "must be pairs [lo, hi] with 0 <= lo < hi";
         ensure(bands, "boundary_magnitude", reason)?;
-        let reason = "must lie in the ranges that `hearthnet chat --help` tells";
+        let reason = "must be within the ranges of `hearthnet chat --help`";
         ensure(sampling.validate().is_ok(), "sampling", reason)
     }
 }
@@ -426,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn every_built_in_model_says_all_that_the_list_shows_and_is_pinned_to_one_commit() {
+    fn every_built_in_model_has_all_listed_columns_and_one_pinned_commit() {
         let catalogue = Catalogue::built_in().unwrap();
         for entry in catalogue.models() {
             let id = &entry.id;
@@ -435,10 +424,10 @@ mod tests {
                 .iter()
                 .find(|family| family.architecture == shape.family);
             assert!(family.is_some(), "{id}: {}", shape.family);
-            // Between two bits and Q8_0 with its scales, and a vocabulary of larger types.
+            // At least 2 bits, at most Q8_0 (8.5 bits) with a vocabulary in a larger type.
             let bits = entry.bytes as f64 * 8.0 / shape.parameters as f64;
             assert!((2.0..9.0).contains(&bits), "{id}: {bits} bits a parameter");
-            // In the column that the list has for them.
+            // They must fit into the columns of the list.
             assert!(id.len() <= 21 && entry.license.len() <= 13, "{id}");
             let open = ["Apache-2.0", "MIT"].contains(&entry.license.as_str());
             assert_eq!(open, entry.terms.is_none(), "{id}");
@@ -458,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_is_found_in_any_case_and_an_unknown_one_is_told_its_neighbours() {
+    fn ids_ignore_case_and_unknown_ids_get_suggestions() {
         let catalogue = Catalogue::built_in().unwrap();
         let entry = catalogue.get("Qwen2.5-7B-Instruct").unwrap();
         assert_eq!(entry.id, "qwen2.5-7b-instruct");
@@ -481,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_catalogue_leaves_open_the_first_pull_has_pinned_and_nothing_else() {
+    fn the_first_pull_pins_only_values_that_the_catalogue_leaves_open() {
         let directory = tempfile::tempdir().unwrap();
         let models = directory.path();
         let pin = Pin {
@@ -505,7 +494,7 @@ mod tests {
             (pinned.sha256, pinned.weights),
             (Some(pin.sha256), Some(pin.weights))
         );
-        // The catalogue has the last word, and a pin of another file says nothing of this one's.
+        // The catalogue overrules the pin, and a pin of another file is ignored.
         let own = entry(ENTRY);
         assert_eq!(
             (own.pinned, own.sha256),
@@ -580,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_leave_its_place_is_refused() {
+    fn names_that_could_leave_their_directory_are_refused() {
         let hf = |repository, revision, file| {
             format!(
                 "kind = \"hf\", repository = \"{repository}\", revision = \"{revision}\", file = \"{file}\""

@@ -1,4 +1,4 @@
-//! Stores a model in another tensor type.
+//! Conversion of a model to another tensor type.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,54 +11,49 @@ use crate::gguf::{TensorInfo, TensorType, Value};
 use crate::model_file::ModelFile;
 use crate::quantize::{self, QuantizeError};
 
-/// Why a model could not be converted. Nothing is left behind.
+/// Why a model could not be converted. No file is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// A type that cannot be written.
+    /// The type has no encoder.
     #[error(
         "models can be stored as {known}, not as {0}",
         known = TensorType::names(TensorType::WRITABLE)
     )]
     Target(TensorType),
-    /// There is a file of that name.
+    /// The target exists.
     #[error("{} exists already: remove it, or choose another name", .0.display())]
     Exists(PathBuf),
-    /// A row length that the type cannot hold, a value that it cannot hold, or one that is not finite.
+    /// The type cannot hold the row length or a value, or a value is not finite.
     #[error("tensor {name:?} cannot be stored as {dtype}: {source}")]
     Tensor {
-        /// The tensor.
         name: String,
-        /// The type it should have had.
+        /// Target type.
         dtype: TensorType,
-        /// What is wrong.
         source: QuantizeError,
     },
-    /// Writing failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The new file's header could not be made.
+    /// The header of the new file is invalid.
     #[error(transparent)]
     Write(#[from] WriteError),
     /// The source is damaged.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// It was asked to stop.
     #[error("cancelled")]
     Cancelled,
 }
 
 /// Writes `model` to `target` with its matrices stored as `dtype`, one of [`TensorType::WRITABLE`].
 ///
-/// Norms, biases and the routers of experts stay as they are. The embedding and the output matrix are never
-/// stored in fewer than eight bits: the last matrix decides every word. Matrices whose rows do not
-/// fill blocks of 256 become Q8_0 in place of Q6_K, and Q4_1 in place of Q4_K. Tensors that already
-/// have their type are copied; the others are read as floats and stored by [`quantize`], so
-/// converting an already quantised model loses quality twice. All metadata is kept. The file
-/// appears under its name when it is complete and on disk.
+/// Norms, biases and the routers of experts keep their type. Embedding and output matrix get at
+/// least eight bits, because the output matrix decides every token. If rows do not fill blocks of
+/// 256, Q8_0 replaces Q6_K, and Q4_1 replaces Q4_K. Tensors that already have their type are
+/// copied. Others are decoded and encoded by [`quantize`], so converting a quantised model loses
+/// quality twice. All metadata is kept. The file gets its name when it is complete and on disk.
 ///
-/// `progress` gets the source bytes done and in all, every few milliseconds; setting `cancel`
-/// ends the work soon after.
+/// `progress` receives the source bytes done and the total, every few milliseconds. Setting
+/// `cancel` ends the work soon after.
 ///
 /// # Errors
 /// See [`ConvertError`]. An existing file is never replaced.
@@ -145,7 +140,7 @@ fn parts<'a>(info: &TensorInfo, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]
     data.chunks(row.saturating_mul(((1 << 20) / row).max(1)))
 }
 
-/// The type that a tensor gets when the model is converted to `dtype`.
+/// Type of a tensor after conversion of the model to `dtype`.
 pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     use TensorType as T;
     let narrow = matches!(dtype, T::Q6_K | T::Q4_1 | T::Q4_K | T::Q4_0);
@@ -156,9 +151,9 @@ pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     };
     match (info.name.as_str(), dtype) {
         _ if info.dims.len() == 1 => info.dtype,
-        // Those of all experts.
+        // The stacked biases of all experts.
         (name, _) if name.ends_with(".bias") => info.dtype,
-        // Small, and what it gets wrong sends a token through other experts.
+        // The router is small, and its errors send tokens to other experts.
         (name, _) if name.ends_with(ROUTER) => info.dtype,
         (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,
         (_, T::Q6_K) if !fits(dtype) => T::Q8_0,
@@ -167,8 +162,7 @@ pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
     }
 }
 
-/// Values of `general.file_type` (`enum llama_ftype` of llama.cpp) and what they are called in the
-/// names of files.
+/// Values of `general.file_type` (`enum llama_ftype` of llama.cpp), with their names in file names.
 const FILE_TYPES: [(u32, &str); 35] = [
     (0, "F32"),
     (1, "F16"),
@@ -220,7 +214,7 @@ pub(crate) fn file_type(dtype: TensorType) -> u32 {
     found.map_or(GUESSED, |(value, _)| *value)
 }
 
-/// What a `general.file_type` is called in the names of files.
+/// Name of a `general.file_type` in file names.
 pub(crate) fn file_type_name(value: u32) -> Option<&'static str> {
     let found = FILE_TYPES.iter().find(|(of, _)| *of == value);
     found.map(|(_, name)| *name)

@@ -1,17 +1,17 @@
-//! Token ids to text, one at a time, never half a character.
+//! Streaming conversion of token ids to text, in whole characters.
 
 use crate::tokenizer::{TokenKind, Tokenizer};
 use std::fmt;
 
-/// Turns a stream of tokens into a stream of text.
+/// Converts a stream of tokens to a stream of text.
 ///
-/// A token's bytes need not be whole characters: an emoji is often three or four tokens. What
-/// [`push`](Self::push) returns is always whole; an unfinished character is kept until it is
-/// finished, or known to be broken (then it becomes U+FFFD, as in
-/// [`String::from_utf8_lossy`]). The pieces in a row are exactly [`Tokenizer::decode`] of all
-/// tokens, and for a stream that [continues](Self::continuing) a text, the rest of it. The space
-/// that some vocabularies put before a text is taken off: see
-/// [there](crate::tokenizer#the-space-that-nobody-wrote).
+/// A token's bytes need not be whole characters: an emoji is often three or four tokens.
+/// [`push`](Self::push) returns whole characters only. It holds an unfinished character until it is
+/// complete or known to be invalid, and then returns U+FFFD, as [`String::from_utf8_lossy`] does.
+///
+/// The pieces together equal [`Tokenizer::decode`] of all tokens; for a stream that
+/// [continues](Self::continuing) a text, the rest of it. The space prefix that some vocabularies
+/// add is removed: see [there](crate::tokenizer#the-space-prefix).
 ///
 /// ```text
 /// push(" 👋")  first three bytes  ->  " "       (F0 9F 91 held)
@@ -22,13 +22,13 @@ use std::fmt;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: bool,
-    /// The next token begins with a space that nobody wrote.
+    /// The next token begins with the vocabulary's space prefix.
     space_prefix: bool,
-    /// The beginning of a character: at most three bytes between calls.
+    /// Beginning of a character: at most three bytes between calls.
     held: Vec<u8>,
 }
 
-/// Leaves the text out, so that no log can show it.
+/// Omits the text, so that it cannot enter a log.
 impl fmt::Debug for Detokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Detokenizer")
@@ -39,7 +39,7 @@ impl fmt::Debug for Detokenizer {
 }
 
 impl Detokenizer {
-    /// For a text from its beginning. Control tokens give no text.
+    /// Starts at the beginning of a text. Control tokens produce no text.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
             space_prefix: tokenizer.adds_space_prefix(),
@@ -47,7 +47,7 @@ impl Detokenizer {
         }
     }
 
-    /// For the rest of a text that others have the beginning of. Control tokens give no text.
+    /// Starts in the middle of a text. Control tokens produce no text.
     pub fn continuing(tokenizer: &Tokenizer) -> Self {
         Self {
             tokenizer: tokenizer.clone(),
@@ -57,7 +57,8 @@ impl Detokenizer {
         }
     }
 
-    /// Control tokens give their names.
+    /// Control tokens produce their names.
+    #[cfg(feature = "fuzzing")]
     pub fn with_special(tokenizer: &Tokenizer) -> Self {
         Self {
             special: true,
@@ -65,8 +66,8 @@ impl Detokenizer {
         }
     }
 
-    /// The text that `id` completes; often its own text, sometimes nothing yet. An id outside
-    /// the vocabulary reads as U+FFFD.
+    /// Returns the text that `id` completes: often the token's own text, sometimes none yet. An id
+    /// outside the vocabulary becomes U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
         let kind = self.tokenizer.token_kind(id);
         let structure = matches!(kind, Some(TokenKind::Control | TokenKind::Unknown));
@@ -82,7 +83,7 @@ impl Detokenizer {
         self.take_whole()
     }
 
-    /// What was held, now that nothing follows: a character that stayed unfinished is U+FFFD.
+    /// Returns the held bytes at the end of the stream: an unfinished character becomes U+FFFD.
     pub fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.held).into_owned();
         self.held.clear();
@@ -95,7 +96,7 @@ impl Detokenizer {
         text
     }
 
-    /// Takes all bytes but those of a character that more bytes could still finish.
+    /// Removes all bytes but an incomplete character at the end.
     fn take_whole(&mut self) -> String {
         let mut text = String::new();
         let mut rest = self.held.as_slice();
@@ -103,7 +104,7 @@ impl Detokenizer {
             let (valid, broken) = rest.split_at(error.valid_up_to());
             text.push_str(&String::from_utf8_lossy(valid));
             let Some(len) = error.error_len() else {
-                // The end of what there is, and so far the beginning of a character.
+                // The bytes end within a character that is valid so far.
                 self.held = broken.to_vec();
                 return text;
             };
@@ -117,13 +118,14 @@ impl Detokenizer {
 }
 
 impl Tokenizer {
-    /// The text of `ids`, control tokens left out. Bytes that are no UTF-8 become U+FFFD, and so
-    /// does an id outside the vocabulary.
+    /// Decodes `ids` without control tokens. Invalid UTF-8 and ids outside the vocabulary become
+    /// U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
         Detokenizer::new(self).whole(ids)
     }
 
-    /// The text of `ids`, control tokens included.
+    /// Decodes `ids` with the names of control tokens.
+    #[cfg(feature = "fuzzing")]
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
         Detokenizer::with_special(self).whole(ids)
     }

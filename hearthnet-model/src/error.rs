@@ -1,102 +1,87 @@
-//! Why a file is not a model that can be run.
+//! Errors of model files.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::gguf::{GgufError, MetadataError};
 
-/// Why a model file was refused. Strings that come from the file are quoted and escaped.
+/// Why a model file was refused. Strings from the file are quoted and escaped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
-    /// The file cannot be read, or is no sound GGUF file.
+    /// The file cannot be read, or is not a valid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A metadata key that the family needs is missing, or of the wrong type.
+    /// A metadata key of the family is missing, or has the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    /// `general.architecture` names a family that this program does not have.
+    /// `general.architecture` names an unsupported family.
     #[error("the model's architecture {architecture:?} is not supported; supported are: {known}")]
-    UnknownArchitecture {
-        /// The architecture in the file.
-        architecture: String,
-        /// The families there are.
-        known: String,
-    },
-    /// A part of a model that lies in so many files.
+    UnknownArchitecture { architecture: String, known: String },
+    /// The model is split into this many files.
     #[error(
         "the file is one of {0} parts of a model: join them first, with `llama-gguf-split --merge FIRST-PART JOINED.gguf` of llama.cpp"
     )]
     Split(u32),
-    /// A hyperparameter that is out of range or at odds with another.
+    /// A hyperparameter is out of range or contradicts another.
     #[error("metadata {key:?}: {reason}")]
     Hyperparameter {
-        /// The metadata key.
         key: String,
-        /// What it must be.
+        /// Requirement that the value violates.
         reason: &'static str,
     },
-    /// The file asks for something that the engine does not compute.
+    /// The file requires a feature that the engine does not have.
     #[error(
         "{what} is not supported for architecture {architecture}: ignoring it would give wrong answers"
     )]
     Unsupported {
-        /// What the file asks for.
         what: String,
-        /// The family.
         architecture: &'static str,
     },
-    /// A tensor that the family needs is not in the file.
+    /// A tensor of the family is missing.
     #[error(
         "tensor {name:?} is missing: the file is incomplete, or not of architecture {architecture}"
     )]
     MissingTensor {
-        /// The tensor.
         name: String,
-        /// The family.
         architecture: &'static str,
     },
-    /// A tensor has another shape than the hyperparameters say.
+    /// The shape of a tensor differs from the hyperparameters.
     #[error("tensor {name:?} has shape {found:?} where the metadata implies {expected:?}")]
     TensorShape {
-        /// The tensor.
         name: String,
         /// Shape from the hyperparameters, row length first.
         expected: Vec<u64>,
         /// Shape in the file, row length first.
         found: Vec<u64>,
     },
-    /// A tensor has a type that the engine does not compute with.
+    /// The engine does not support the type of a tensor.
     #[error(
         "tensor {name:?} is stored as {dtype}, which is not supported; supported here: {supported}"
     )]
     TensorType {
-        /// The tensor.
         name: String,
-        /// Its type.
         dtype: crate::gguf::TensorType,
-        /// The types that would do.
+        /// List of the accepted types.
         supported: String,
     },
 }
 
 impl ModelError {
-    /// Whether the system had no memory to map the file: the file may be sound.
+    /// Whether the system lacked memory to map the file; the file may be valid.
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Gguf(GgufError::Io { source, .. })
             if source.kind() == std::io::ErrorKind::OutOfMemory)
     }
 }
 
-/// Something that failed on a file, and what to do about it.
+/// Failed operation on a file, with a hint.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}: {source}{}", path.display(), remedy(source))]
 pub struct FileError {
-    /// What was tried, as in "cannot write".
+    /// Completes "cannot", as in "cannot write".
     pub action: &'static str,
-    /// The file or directory.
     pub path: PathBuf,
-    /// What the system said.
     pub source: io::Error,
 }
 

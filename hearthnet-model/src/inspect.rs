@@ -1,10 +1,10 @@
-//! What a model file is, for people and machines.
+//! Description of a model file.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use serde::Serialize;
 
 use crate::convert::file_type_name;
@@ -14,89 +14,77 @@ use crate::model_file::ModelFile;
 use crate::spec::{LatentSpec, ModelSpec, RopeScaling, YarnSpec};
 use crate::template::{ChatMessage, TemplateTime};
 
-/// Description of a model file. Its `Display` is a table for people; serialised it is for
-/// machines, with sizes in bytes.
+/// Description of a model file. `Display` prints a table for people; the serialised form is for
+/// programs, with sizes in bytes.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// What can be said of any GGUF file.
+    /// Properties of any GGUF file.
     #[serde(flatten)]
     pub container: Container,
-    /// Number of weights that one token is computed with: without the experts that it does not
-    /// ask.
+    /// Weights used per token, without the experts that the token is not routed to.
     pub parameters_per_token: u64,
-    /// Hyperparameters.
     pub spec: ModelSpec,
     /// Bytes of each layer's weights.
     pub layer_bytes: Vec<u64>,
     /// Bytes of the tensors outside the layers: embedding, last norm, output matrix.
     pub head_bytes: u64,
-    /// Bytes of keys and values that one position of a sequence takes in one layer.
+    /// Bytes of keys and values per position and layer.
     pub kv_bytes_per_position_and_layer: u64,
-    /// Identity of the weights.
     pub weights: WeightsId,
-    /// Why `chat` and `serve` refuse the file; `None` if they take it.
+    /// Reason for `chat` and `serve` to refuse the file; `None` if they accept it.
     pub chat_refused: Option<String>,
-    /// What is wrong with the file although they take it.
+    /// Defect of an accepted file.
     pub warning: Option<String>,
 }
 
-/// What can be said of a GGUF file whether or not its model can be run here.
+/// Properties of a GGUF file, whether or not the model can be run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Container {
-    /// Where the file is, if it was opened from one.
+    /// Path of the file, if it was opened from one.
     pub path: Option<String>,
-    /// Size of the file.
     pub file_bytes: u64,
-    /// Version of the GGUF format.
     pub gguf_version: u32,
-    /// What the file calls itself.
+    /// `general.name`.
     pub name: Option<String>,
-    /// SPDX identifier or other name of the licence that the file states.
+    /// SPDX identifier or other name of the licence, according to the file.
     pub license: Option<String>,
-    /// What it calls its architecture.
+    /// `general.architecture`.
     pub architecture: Option<String>,
-    /// How it says its weights are stored, for example `Q4_K_M`, a mixture.
+    /// Name of the quantisation according to the file, for example `Q4_K_M`, a mixture.
     pub file_type: Option<&'static str>,
-    /// Number of weights.
     pub parameters: u64,
-    /// Types of tensors, the one with most bytes first.
+    /// Types of tensors, sorted by bytes, largest first.
     pub tensor_types: Vec<TypeUse>,
     /// The tokenizer in the file, if there is one.
     pub tokenizer: Option<TokenizerInfo>,
     /// Whether the file has a default chat template.
     pub chat_template: bool,
-    /// Names of its other chat templates, which are for other uses and are not read.
+    /// Names of other chat templates, which are not used.
     pub named_chat_templates: Vec<String>,
-    /// Identity of tokenizer and template, of a tokenizer that is known here.
+    /// Identity of tokenizer and template, if the tokenizer is supported.
     pub text: Option<TextId>,
 }
 
-/// How often a tensor type is used.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TypeUse {
-    /// The type.
     pub dtype: TensorType,
-    /// Number of tensors.
     pub tensors: u64,
-    /// Their bytes.
     pub bytes: u64,
 }
 
-/// What the metadata says about the tokenizer.
+/// Tokenizer according to the metadata.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct TokenizerInfo {
-    /// Its algorithm, as `tokenizer.ggml.model` names it: `gpt2` is byte-level BPE, `llama`
-    /// SentencePiece.
+    /// Algorithm as in `tokenizer.ggml.model`: `gpt2` is byte-level BPE, `llama` SentencePiece.
     pub model: String,
-    /// How text is split before it, as `tokenizer.ggml.pre` names it.
+    /// Pre-tokeniser as in `tokenizer.ggml.pre`.
     pub pre: Option<String>,
-    /// Number of tokens.
     pub tokens: u64,
 }
 
-/// Describes a file. `weights` is its identity, from [`ModelFile::manifest`].
+/// Describes a model file. `weights` comes from [`ModelFile::manifest`].
 pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
     let gguf = model.gguf();
     let spec = model.spec();
@@ -129,10 +117,10 @@ pub fn inspect(model: &ModelFile, weights: WeightsId) -> Inspection {
     }
 }
 
-/// What `chat` says of the file's tokenizer and template: why it refuses them, or what it warns of.
+/// Checks tokenizer and template as `chat` does: a warning, or the reason for a refusal.
 fn check_text(model: &ModelFile) -> Result<Option<String>, String> {
     let mut text = model.text().map_err(|error| error.to_string())?;
-    // Whether a template can be rendered does not depend on the time.
+    // The time does not matter for whether a template can be rendered.
     let clock = || TemplateTime::from_unix(0);
     text.template = text.template.map(|template| template.with_clock(clock));
     if let Some(template) = &text.template {
@@ -143,10 +131,10 @@ fn check_text(model: &ModelFile) -> Result<Option<String>, String> {
     Ok(text.warning())
 }
 
-/// Prefix of the keys of chat templates for other uses.
+/// Prefix of the keys of named chat templates.
 const NAMED_TEMPLATE: &str = "tokenizer.chat_template.";
 
-/// Describes a file of which nothing is known but that it is sound GGUF.
+/// Describes a valid GGUF file, whatever its contents.
 pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
     let template = gguf.str("tokenizer.chat_template").ok().flatten();
     Container {
@@ -185,7 +173,7 @@ pub fn container(gguf: &Gguf, path: Option<&Path>) -> Container {
     }
 }
 
-/// The types of some tensors, the one with most bytes first.
+/// Types of some tensors, sorted by bytes, largest first.
 pub(crate) fn type_uses<'a>(tensors: impl Iterator<Item = &'a TensorInfo>) -> Vec<TypeUse> {
     let mut types: BTreeMap<TensorType, TypeUse> = BTreeMap::new();
     for info in tensors {
@@ -210,11 +198,11 @@ fn text(gguf: &Gguf, key: &str) -> Option<String> {
     gguf.str(key).ok().flatten().map(str::to_owned)
 }
 
-/// Longest text of a file that is shown, in characters.
+/// Longest text of a file that is displayed, in characters.
 const MAX_SHOWN: usize = 200;
 
 fn line(f: &mut fmt::Formatter<'_>, name: &str, value: &str) -> fmt::Result {
-    let mut shown = tame(value).into_owned();
+    let mut shown = sanitize(value).into_owned();
     if let Some((end, _)) = shown.char_indices().nth(MAX_SHOWN) {
         shown.truncate(end);
         shown.push_str("...");
@@ -223,10 +211,10 @@ fn line(f: &mut fmt::Formatter<'_>, name: &str, value: &str) -> fmt::Result {
 }
 
 impl Container {
-    /// The rows that come first.
+    /// First rows of the table.
     fn top(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            writeln!(f, "{:<14}{}", "file", tame(path))?;
+            writeln!(f, "{:<14}{}", "file", sanitize(path))?;
         }
         let bytes = format!("{} ({} bytes)", size(self.file_bytes), self.file_bytes);
         line(f, "size", &bytes)?;
@@ -242,7 +230,7 @@ impl Container {
         Ok(())
     }
 
-    /// How the weights are stored.
+    /// Rows about the types of the weights.
     fn types(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes: u64 = self.tensor_types.iter().map(|used| used.bytes).sum();
         let bits = bytes as f64 * 8.0 / self.parameters.max(1) as f64;
@@ -266,7 +254,7 @@ impl Container {
         Ok(())
     }
 
-    /// What turns text into tokens.
+    /// Rows about tokenizer and template.
     fn text(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tokenizer = match &self.tokenizer {
             Some(tokenizer) => {
@@ -332,7 +320,7 @@ impl fmt::Display for Inspection {
         let text = format!("{heads} query, {kv_heads} key/value, {head_dim} wide");
         row("heads", text)?;
         if let Some(LatentSpec { queries, keys, .. }) = spec.attention.latent {
-            let text = format!("queries by way of {queries}, keys and values of {keys}");
+            let text = format!("queries of rank {queries}, keys and values of rank {keys}");
             row("latent", text)?;
         }
         row("vocabulary", format!("{} tokens", spec.vocab))?;
@@ -340,14 +328,14 @@ impl fmt::Display for Inspection {
         let turned = format!("{:?}, {} wide, base {}", rope.kind, rope.dims, rope.theta);
         let scaling = match rope.scaling {
             None => String::new(),
-            Some(RopeScaling::Linear { factor }) => format!(", stretched {factor} times"),
+            Some(RopeScaling::Linear { factor }) => format!(", linear scaling by {factor}"),
             Some(RopeScaling::Yarn(YarnSpec {
                 factor, original, ..
-            })) => format!(", YaRN, stretched {factor} times from {original}"),
+            })) => format!(", YaRN scaling by {factor} from {original} positions"),
             Some(RopeScaling::Factors) => ", with factors".to_owned(),
             Some(RopeScaling::Long { long, .. }) => {
                 let which = if long { "long" } else { "short" };
-                format!(", with factors, the {which} ones")
+                format!(", with {which} factors")
             }
         };
         let local = rope.local_theta;
@@ -368,7 +356,7 @@ impl fmt::Display for Inspection {
         row("boundary", spec.boundary.to_string())?;
         let output = match spec.tied_embedding {
             true => "the embedding",
-            false => "a matrix of its own",
+            false => "a separate matrix",
         };
         row("output", output.to_owned())?;
         self.container.types(f)?;
@@ -398,7 +386,7 @@ impl fmt::Display for Inspection {
         self.container.text(f)?;
         writeln!(f, "{:<14}{}", "weights", self.weights)?;
         match (&self.chat_refused, self.container.chat_template) {
-            (Some(why), _) => writeln!(f, "{:<14}not with this file: {}", "chat", tame(why))?,
+            (Some(why), _) => writeln!(f, "{:<14}not with this file: {}", "chat", sanitize(why))?,
             (None, false) => line(
                 f,
                 "chat",
@@ -407,13 +395,13 @@ impl fmt::Display for Inspection {
             (None, true) => {}
         }
         match &self.warning {
-            Some(warning) => writeln!(f, "{:<14}{}", "warning", tame(warning)),
+            Some(warning) => writeln!(f, "{:<14}{}", "warning", sanitize(warning)),
             None => Ok(()),
         }
     }
 }
 
-/// Which layers those are that every n-th is.
+/// Ordinal phrase for "every n-th" layer.
 fn each(every: u32) -> String {
     let ending = match (every % 10, every % 100) {
         (1, tens) if tens != 11 => "st",
@@ -427,7 +415,7 @@ fn each(every: u32) -> String {
     }
 }
 
-/// A number of weights as models are named by.
+/// Number of weights in the style of model names.
 fn count(weights: u64) -> String {
     match weights {
         0..1_000_000 => weights.to_string(),

@@ -1,29 +1,29 @@
-//! Model files, text and the exact engine: everything that turns files into numbers.
+//! Model files, text processing and the exact engine.
 //!
-//! Knows nothing of networks between peers, of shards or of pipelines: those are built on it.
+//! This crate knows no networks, shards or pipelines; other crates build them on it.
 //!
 //! | concept | where |
 //! |---|---|
 //! | **Files** | |
-//! | a container of metadata and tensors, checked as hostile | [`gguf`], [`gguf::writer`] |
-//! | which metadata and tensors make a model, as data | [`families`] |
-//! | what a model computes | [`spec`], [`boundary`] |
-//! | a file that is a model | [`model_file`] |
-//! | what exactly it is, and the proof of a part of it | [`manifest`] |
-//! | what it is, for people | [`inspect`] |
-//! | weights in other types | [`convert`], [`quantize`] |
-//! | directories of Hugging Face as model files | [`hugging_face`] |
-//! | which models there are, how they are named, fetching them | [`catalogue`], [`reference`](mod@reference), [`pull`], [`pins`], [`cache`] |
+//! | GGUF container of metadata and tensors, treated as hostile | [`gguf`], [`gguf::writer`] |
+//! | required metadata and tensors of each model family, as data | [`families`] |
+//! | hyperparameters, activation format | [`spec`], [`boundary`] |
+//! | a checked model file | [`model_file`] |
+//! | identity of weights, and proof of a part of them | [`manifest`] |
+//! | description for users | [`inspect`] |
+//! | conversion to other weight types | [`convert`], [`quantize`] |
+//! | import of Hugging Face directories | [`hugging_face`] |
+//! | catalogue, naming and fetching of models | [`catalogue`], [`reference`](mod@reference), [`pull`], [`pins`], [`cache`] |
 //! | **Text** | |
 //! | text to tokens and back | [`tokenizer`], [`detokenize`] |
 //! | messages to a prompt | [`template`] |
-//! | both of a file, checked against its weights | [`text`] |
-//! | logits to a token, and when to stop | [`sampler`], [`stop`] |
+//! | tokenizer and template of a file, checked against its weights | [`text`] |
+//! | sampling, and when to stop | [`sampler`], [`stop`] |
 //! | **Numbers** | |
 //! | blocks of a model over rows of any sequences | [`engine`] |
-//! | the arithmetic, to the bit, for each instruction set | [`kernels`] |
+//! | bit-exact arithmetic for each instruction set | [`kernels`] |
 //!
-//! A file becomes numbers like this:
+//! Example: a file becomes numbers.
 //!
 //! ```
 //! # let directory = tempfile::tempdir().unwrap();
@@ -84,5 +84,5 @@ pub use stop::StopMatcher;
 pub use template::{ChatMessage, ChatTemplate, Role};
 pub use tokenizer::{Special, Tokenizer};
 
-/// The exact engine's arithmetic, as descriptors name it (`specs/canonical-arithmetic.md`).
+/// Name of the exact engine's arithmetic in descriptors (`specs/canonical-arithmetic.md`).
 pub const ARITHMETIC: &str = "canonical-1";

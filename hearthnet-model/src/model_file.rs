@@ -1,4 +1,4 @@
-//! A model file: container, family, hyperparameters and tensors, checked against one another.
+//! Model file: container, family, hyperparameters and tensors, checked against one another.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use crate::kernels::{WeightType, all_finite};
 use crate::manifest::{Stamp, stamp};
 use crate::spec::{LayerTensor, ModelSpec};
 
-/// Number of the files that a model lies in.
+/// Number of files of a split model.
 const SPLIT: &str = "split.count";
 
-/// A model that can be run: every tensor that its family names is present, with the shape that
-/// the hyperparameters imply and a type that the engine computes with, and nothing else is there.
+/// Model that can be run. The file has exactly the tensors of its family, in the shapes that the
+/// hyperparameters imply, and in types that the engine computes with.
 #[derive(Debug)]
 pub struct ModelFile {
     path: Option<PathBuf>,
@@ -26,44 +26,41 @@ pub struct ModelFile {
     gguf: Gguf,
     family: &'static Family,
     spec: ModelSpec,
-    /// What the file says; `spec` may have another one.
+    /// Boundary dtype of the file; `spec` may override it.
     boundary: BoundaryDtype,
 }
 
-/// A tensor's data, borrowed from the file.
+/// Data of a tensor, borrowed from the file.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
-    /// The tensor's name.
     pub name: &'a str,
-    /// How values are stored.
     pub dtype: TensorType,
-    /// One to three lengths of the whole tensor, row length first.
+    /// Lengths of the whole tensor, one to three, row length first.
     pub dims: &'a [u64],
-    /// The data: [`rows`](Self::rows) rows of [`cols`](Self::cols) values.
+    /// [`rows`](Self::rows) rows of [`cols`](Self::cols) values.
     pub bytes: &'a [u8],
     rows: usize,
 }
 
 impl<'a> TensorView<'a> {
-    /// Values per row (of a matrix: the length of its input).
+    /// Values per row (input length of a matrix).
     pub fn cols(&self) -> usize {
         // The data is in memory, so its lengths fit usize.
         self.dims.first().map_or(0, |&cols| cols as usize)
     }
 
-    /// Number of rows (of a matrix: the length of its output); 1 for a vector.
+    /// Number of rows (output length of a matrix); 1 for a vector.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Whether no weight is a NaN or an infinity, as far as the type is one that the engine computes
-    /// with.
+    /// Whether no weight is NaN or infinite. True for types that the engine does not compute with.
     pub fn is_finite(&self) -> bool {
         WeightType::of(self.dtype).is_none_or(|ty| all_finite(ty, self.bytes))
     }
 
-    /// The rows in `count` equal parts, in their order: the matrices that a tensor holds. Rows
-    /// that are left over are in none.
+    /// Splits the rows into `count` equal parts, in order, such as the matrices of experts.
+    /// Remaining rows belong to no part.
     pub fn parts(&self, count: usize) -> Vec<TensorView<'a>> {
         let count = count.clamp(1, self.rows.max(1));
         let bytes = self.bytes.len() / self.rows.max(1) * (self.rows / count);
@@ -83,7 +80,7 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        // Before the file is opened: if it is replaced meanwhile, that is noticed.
+        // Taken before the file is opened, so that a replacement in between is noticed.
         let stamp = stamp(path);
         let mut model = Self::from_gguf(Gguf::open(path)?)?;
         model.path = Some(path.to_owned());
@@ -96,7 +93,7 @@ impl ModelFile {
     /// # Errors
     /// See [`ModelError`].
     pub fn from_gguf(gguf: Gguf) -> Result<Self, ModelError> {
-        // All parts but the first have no other metadata.
+        // Parts after the first have no other metadata.
         if let Some(count) = gguf.u32(SPLIT)?.filter(|count| *count > 1) {
             return Err(ModelError::Split(count));
         }
@@ -113,15 +110,14 @@ impl ModelFile {
         })
     }
 
-    /// The same model with another type of rows between its layers, for debugging: to everybody it
-    /// is then another model, with another identity.
+    /// The same model with another boundary dtype, for debugging. Its weights id is another one.
     #[must_use]
     pub fn with_boundary(mut self, boundary: BoundaryDtype) -> Self {
         self.spec.boundary = boundary;
         self
     }
 
-    /// The hyperparameters as the file has them.
+    /// Hyperparameters as the file has them.
     pub(crate) fn stored_spec(&self) -> ModelSpec {
         ModelSpec {
             boundary: self.boundary,
@@ -129,29 +125,27 @@ impl ModelFile {
         }
     }
 
-    /// Where the file is, if it was opened from one.
+    /// Path of the file, if it was opened from one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Whether the file at [`Self::path`] is no longer the one that was opened: it was replaced, written
-    /// to, or removed. This value still has what it was.
+    /// Whether the file at [`Self::path`] was replaced, changed or removed since it was opened.
+    /// This value keeps the old contents if it was replaced.
     pub fn is_replaced(&self) -> bool {
         let path = self.path.as_deref();
         path.is_some_and(|path| self.stamp.is_none() || stamp(path) != self.stamp)
     }
 
-    /// The container, for metadata such as the tokenizer's.
+    /// Container, for metadata such as the tokenizer's.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
     }
 
-    /// The model's family.
     pub fn family(&self) -> &'static Family {
         self.family
     }
 
-    /// The model's hyperparameters.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
@@ -159,7 +153,7 @@ impl ModelFile {
     /// The tensor of that name.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`] when there is none.
+    /// [`ModelError::MissingTensor`] if there is none.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, ModelError> {
         let info = self.gguf.tensor(name).ok_or_else(|| self.missing(name))?;
         Ok(TensorView {
@@ -172,10 +166,10 @@ impl ModelFile {
         })
     }
 
-    /// A tensor of block `layer`, counted from 0.
+    /// Tensor of block `layer`, counted from 0.
     ///
     /// # Errors
-    /// [`ModelError::MissingTensor`] when there is no such block, or the family has no such tensor.
+    /// [`ModelError::MissingTensor`] if the block does not exist, or the family has no such tensor.
     pub fn layer_tensor(
         &self,
         layer: u32,
@@ -188,25 +182,25 @@ impl ModelFile {
         }
     }
 
-    /// The tensors of block `layer`, in the order of their use; none when there is no such block.
+    /// Tensors of block `layer` in order of use; empty if there is no such block.
     pub fn layer_tensors(&self, layer: u32) -> impl Iterator<Item = &TensorInfo> {
         self.family
             .rules(&self.spec)
             .filter_map(move |rule| self.gguf.tensor(&rule.full_name(layer)))
     }
 
-    /// Whether the family's blocks have such a tensor.
+    /// Whether the family's blocks have this tensor.
     pub fn has(&self, which: LayerTensor) -> bool {
         let mut rules = self.family.rules(&self.spec);
         rules.any(|rule| rule.tensor == which)
     }
 
-    /// The tensors that every block uses: RoPE's factors, for most models none.
+    /// Tensors shared by all blocks: the RoPE factors of some models.
     pub fn shared_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         Family::shared_tensors(&self.spec).filter_map(|name| self.gguf.tensor(name))
     }
 
-    /// The tensors outside the blocks: embedding, last norm, output matrix if it has its own.
+    /// Tensors outside the blocks: embedding, last norm, and the output matrix if it is separate.
     pub fn head_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
         [EMBEDDING, OUTPUT_NORM, OUTPUT]
             .into_iter()
@@ -223,12 +217,12 @@ impl ModelFile {
         self.head_tensors().map(|info| info.bytes).sum()
     }
 
-    /// Name of a tensor that holds a NaN or an infinity, if there is one. Reads the whole file, on all
-    /// processors. `progress` gets the tensors done and the tensors in all.
+    /// Name of a tensor that holds a NaN or an infinity, if there is one. Reads the whole file on
+    /// all processors. `progress` receives the tensors done and the total.
     pub fn not_finite(&self, progress: &mut dyn FnMut(u64, u64)) -> Option<&str> {
         let tensors = self.gguf.tensors();
         let mut done = 0;
-        // As many at a time as keep all processors busy between two reports.
+        // Enough tensors to keep all processors busy between two reports.
         for some in tensors.chunks(64) {
             progress(done, tensors.len() as u64);
             let broken = some.par_iter().find_first(|info| {
@@ -255,7 +249,7 @@ impl ModelFile {
 
 fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {
     let mut known = BTreeSet::new();
-    // A hostile layer count ends at the first block that is not there.
+    // A hostile layer count ends at the first missing block.
     for (name, dims) in family.tensors(spec) {
         let Some(info) = gguf.tensor(&name) else {
             return Err(ModelError::MissingTensor {
@@ -271,8 +265,8 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
                 found: info.dims.clone(),
             });
         }
-        // Vectors are small and used in full precision, as are the biases of all experts together;
-        // converters always store them so.
+        // Vectors are small and used in full precision, as are the stacked biases of experts.
+        // Converters store them as F32.
         let vector = dims.len() == 1 || name.ends_with(".bias");
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),

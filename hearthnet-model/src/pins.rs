@@ -1,8 +1,8 @@
-//! What the first pull of a model on this machine found out: a file that the catalogue does not pin
-//! must be the same at every later pull.
+//! Pins: results of the first pull of a model on this machine. A file that the catalogue does not
+//! pin must be the same in every later pull.
 //!
-//! A pin is a small file of its own in the directory of models, `pins/ID.toml`, so that two pulls
-//! at once never write the same one. It stays when the model is removed.
+//! Each pin is a file `pins/ID.toml` in the directory of models, so that parallel pulls never write
+//! the same file. It is kept when the model is removed.
 
 use std::fs;
 use std::io;
@@ -14,43 +14,35 @@ use crate::error::FileError;
 use crate::manifest::{Digest, WeightsId};
 use crate::{atomic_file, regular_file};
 
-/// Longest pin that is read: two keys with 64 digits each.
+/// Longest accepted pin: two keys with 64 digits each.
 const MAX_BYTES: u64 = 4096;
 
-/// What a model was when it was first pulled.
+/// State of a model at its first pull.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pin {
-    /// SHA-256 of the file.
     pub sha256: Digest,
-    /// Identity of the weights in it.
     pub weights: WeightsId,
 }
 
-/// Why a pin cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is there, and says nothing.
-    #[error("{} does not say what the model was: {reason}", path.display())]
-    Damaged {
-        /// The pin.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// The file is not a valid pin.
+    #[error("{} is not a valid pin: {reason}", path.display())]
+    Damaged { path: PathBuf, reason: String },
 }
 
 impl Pin {
-    /// Where the pin of a model lies.
+    /// Path of the pin of a model.
     pub fn path(models: &Path, id: &str) -> PathBuf {
         models.join("pins").join(format!("{id}.toml"))
     }
 
-    /// The pin of a model, if it was ever pulled.
+    /// Reads the pin of a model; `None` if the model was never pulled.
     ///
     /// # Errors
     /// See [`PinError`].
@@ -72,10 +64,10 @@ impl Pin {
         Ok(Some(pin))
     }
 
-    /// Keeps the pin of a model.
+    /// Stores the pin of a model.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, models: &Path, id: &str) -> Result<(), FileError> {
         let path = Self::path(models, id);
         let text = format!(

@@ -1,15 +1,15 @@
-//! How people name a model: an id of the catalogue, a file, a file on the hub, an address.
+//! Model references: an id of the catalogue, a file, a file on the hub, or an address.
 //!
-//! | written | means |
+//! | text | model |
 //! |---|---|
 //! | `smollm2-135m-instruct` | an id of the catalogue |
 //! | `m.gguf`, `dir/m.gguf`, `~/m.gguf` | a file of this machine |
 //! | `./dir`, `dir/`, `~/dir` | a Hugging Face directory of this machine |
-//! | `hf:owner/repo/file.gguf`, `hf:owner/repo@revision/dir/file.gguf` | a file on the Hugging Face hub |
+//! | `hf:owner/repo/file.gguf`, `hf:owner/repo@revision/dir/file.gguf` | a file on the hub |
 //! | `https://host/path/file.gguf` | a file elsewhere; `http://` on this machine only |
 //!
-//! The last two lie, once fetched, in the directory of models under a name that follows from the
-//! reference, so that the same reference finds them again.
+//! A fetched file of the last two kinds lies in the directory of models, under a name derived from
+//! the reference, so that the same reference finds it again.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,29 +19,29 @@ use sha2::{Digest as _, Sha256};
 
 use crate::source::{MAX_CHARS, Source, fetched_file};
 
-/// A model, as somebody named it.
+/// A model as the user named it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ModelRef {
-    /// An id of the catalogue.
+    /// Id in the catalogue.
     Id(String),
-    /// A file or a Hugging Face directory of this machine; a leading `~/` is the home directory's.
+    /// File or Hugging Face directory on this machine; a leading `~/` is the home directory.
     Path(PathBuf),
-    /// A file of that name on the hub ([`Source::Hf`]), or at an address ([`Source::Url`]).
+    /// File of that name on the hub ([`Source::Hf`]), or at an address ([`Source::Url`]).
     Remote(Source),
 }
 
-/// Why a text names no model.
+/// The text is no model reference.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?}: {reason}")]
 pub struct ParseModelRefError {
-    /// The beginning of the text.
+    /// Beginning of the text.
     text: String,
     reason: &'static str,
 }
 
 const HUB: &str =
-    "write hf:OWNER/REPOSITORY/FILE.gguf, with @REVISION behind the repository if need be";
+    "write hf:OWNER/REPOSITORY/FILE.gguf, optionally with @REVISION after the repository";
 const URL: &str = "write https://HOST/PATH/FILE.gguf; http:// is for this machine only (127.0.0.1)";
 
 impl FromStr for ModelRef {
@@ -95,7 +95,7 @@ fn hub(rest: &str) -> Option<ModelRef> {
     sound.then_some(ModelRef::Remote(source))
 }
 
-/// A leading `~/` as the home directory, where there is one.
+/// Expands a leading `~/`, if the home directory is known.
 pub fn expand_home(path: &Path) -> PathBuf {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
     match (path.strip_prefix("~"), home) {
@@ -105,8 +105,8 @@ pub fn expand_home(path: &Path) -> PathBuf {
 }
 
 impl ModelRef {
-    /// Where a fetched file of this reference lies below the directory of models; `None` for ids,
-    /// whose place the catalogue knows, and for paths.
+    /// Path of the fetched file below the directory of models. `None` for ids, whose path the
+    /// catalogue has, and for local paths.
     pub fn place(&self) -> Option<PathBuf> {
         match self {
             Self::Remote(Source::Hf {
@@ -122,7 +122,7 @@ impl ModelRef {
                 Some(Path::new("hf").join(repository).join(file))
             }
             Self::Remote(Source::Url { url }) => {
-                // The whole address counts: two queries are two files.
+                // The digest covers the whole address, because two queries are two files.
                 let mut short = hex::encode(Sha256::digest(url.as_bytes()));
                 short.truncate(16);
                 Some(Path::new("url").join(short).join(fetched_file(url)?))
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_is_found_again_by_the_same_reference_only() {
+    fn a_fetched_file_is_found_only_by_its_reference() {
         let place = |s: &str| s.parse::<ModelRef>().unwrap().place();
         assert_eq!(place("hf:o/r/d/f.gguf"), Some("hf/o/r/d/f.gguf".into()));
         assert_eq!(place("hf:o/r@v1/f.gguf"), Some("hf/o/r@v1/f.gguf".into()));

@@ -1,5 +1,5 @@
-//! Opening files that must be regular ones, as `regular_file.rs` of `hearthnet-bus`, which this
-//! crate does not import. Opening a named pipe waits for its other end, and a device may never end.
+//! Opens regular files only: opening a named pipe blocks until its other end opens, and a device
+//! may never end. `hearthnet-bus`, which this crate does not import, has the same code.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -8,12 +8,11 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Opens a regular file for reading.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     open_with(OpenOptions::new().read(true), path)
 }
 
-/// Opens a regular file; anything else is [`io::ErrorKind::InvalidInput`].
+/// Opens a regular file; any other file is [`io::ErrorKind::InvalidInput`].
 pub(crate) fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let other = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
     let opened = options
@@ -22,7 +21,7 @@ pub(crate) fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<Fi
     match opened {
         Ok(file) if file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(other()),
-        // A pipe that has no reader cannot be opened for writing, nor a socket at all.
+        // ENXIO: a pipe without a reader, opened for writing, or a socket.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
             Err(other())
         }
@@ -42,7 +41,7 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same of a file that holds UTF-8; anything else is [`io::ErrorKind::InvalidData`].
+/// Same as [`read`], for UTF-8; other contents are [`io::ErrorKind::InvalidData`].
 pub(crate) fn read_text(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }

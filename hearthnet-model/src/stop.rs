@@ -1,17 +1,17 @@
-//! Stop strings: a generation ends where one of them appears, however tokens cut it up.
+//! Stop strings end a generation, however tokens split them.
 
 use std::fmt;
 
-/// How many stop strings are accepted. OpenAI's API takes four.
+/// Limit of stop strings. OpenAI's API accepts four.
 pub const MAX_STOPS: usize = 64;
-/// How long a stop string may be, in bytes.
+/// Limit of a stop string's length, in bytes.
 pub const MAX_STOP_BYTES: usize = 1024;
 
-/// Stop strings that cannot be used.
+/// Why stop strings are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StopError {
-    /// An empty string would stop before anything was said.
+    /// A string is empty, and would end the generation before the first token.
     #[error("stop string {0} is empty; leave it out")]
     Empty(usize),
 
@@ -19,35 +19,35 @@ pub enum StopError {
     #[error("there are {0} stop strings; at most {MAX_STOPS} are accepted")]
     TooMany(usize),
 
-    /// One is longer than [`MAX_STOP_BYTES`].
+    /// A string is longer than [`MAX_STOP_BYTES`].
     #[error("stop string {index} is {bytes} bytes long; at most {MAX_STOP_BYTES} are accepted")]
     TooLong {
-        /// Its position in the list, from 0.
+        /// Position in the list, from 0.
         index: usize,
-        /// Its length.
+        /// Length of the string.
         bytes: usize,
     },
 }
 
-/// What a piece of text leads to.
+/// Result of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct StopStep {
-    /// Text that is certain to come before any stop string.
+    /// Text that certainly precedes any stop string.
     pub emit: String,
-    /// Whether a stop string is complete: the generation is over.
+    /// A stop string is complete: the generation is over.
     pub stopped: bool,
 }
 
-/// Watches a stream of text for stop strings.
+/// Searches a stream of text for stop strings.
 ///
-/// Gives on text as soon as it can no longer be the beginning of a stop string; the stop string
-/// itself is never given on. The outcome depends on the text only, not on how it is cut into
-/// pieces: the stop string that *ends* first wins, so that nothing is generated in vain, and
-/// among those that end at the same place the one that begins first.
+/// Releases text as soon as it cannot begin a stop string; the stop string itself is never
+/// released. The result depends only on the text, not on its division into pieces. The stop string
+/// that *ends* first wins, so that no further tokens are generated. Among strings that end at the
+/// same position, the one that begins first wins.
 ///
-/// Every piece is compared with every stop string, from each place at which one may begin: what is
-/// held is shorter than the longest of them, so that is little beside a token's computation.
+/// Every piece is compared with every stop string at each possible start. The held text is shorter
+/// than the longest stop string, so the cost is small compared to computing a token.
 #[derive(Clone)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -56,7 +56,7 @@ pub struct StopMatcher {
     matched: Option<usize>,
 }
 
-/// Leaves the text out, so that no log can show it.
+/// Omits the text, so that it cannot enter a log.
 impl fmt::Debug for StopMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StopMatcher")
@@ -67,7 +67,7 @@ impl fmt::Debug for StopMatcher {
 }
 
 impl StopMatcher {
-    /// A matcher for `stops`; none at all gives everything on at once.
+    /// Matcher for `stops`; with an empty list it releases all text at once.
     ///
     /// # Errors
     /// [`StopError`] for empty, too many or too long strings.
@@ -91,7 +91,7 @@ impl StopMatcher {
         })
     }
 
-    /// Takes the next piece. After a stop string everything is swallowed.
+    /// Adds the next piece. After a stop string, all text is dropped.
     pub fn push(&mut self, piece: &str) -> StopStep {
         if self.matched.is_some() {
             return StopStep {
@@ -103,7 +103,7 @@ impl StopMatcher {
             self.held.push(c);
             let ends = |(_, stop): &(usize, &String)| self.held.ends_with(stop.as_str());
             let complete = self.stops.iter().enumerate().filter(ends);
-            // The longest began first; of equal ones the first in the list counts.
+            // The longest began first; among equal strings, the first in the list counts.
             if let Some((index, stop)) = complete.rev().max_by_key(|(_, stop)| stop.len()) {
                 self.matched = Some(index);
                 let mut emit = std::mem::take(&mut self.held);
@@ -126,12 +126,13 @@ impl StopMatcher {
         }
     }
 
-    /// What was held, now that nothing follows: it begins a stop string but does not end it.
+    /// Returns the held text at the end of the stream: it begins a stop string but does not
+    /// complete it.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// The stop string that ended the generation.
+    /// Stop string that ended the generation.
     pub fn matched(&self) -> Option<&str> {
         self.stops.get(self.matched?).map(String::as_str)
     }
@@ -146,7 +147,7 @@ mod tests {
         StopMatcher::new(stops.iter().map(|stop| (*stop).to_owned()).collect()).unwrap()
     }
 
-    /// Pushes the pieces; the text given on, and the stop string that was met.
+    /// Pushes the pieces; returns the released text and the stop string that was found.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<String>) {
         let mut matcher = matcher(stops);
         let mut text = String::new();
@@ -157,7 +158,7 @@ mod tests {
         (text, matcher.matched().map(str::to_owned))
     }
 
-    /// The same by looking at the whole text.
+    /// Reference implementation on the whole text.
     fn naive(stops: &[&str], text: &str) -> (String, Option<String>) {
         for end in 0..=text.len() {
             let ending = stops
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_begin_a_stop_string_is_held() {
+    fn only_text_that_may_begin_a_stop_string_is_held() {
         let mut matcher = matcher(&["<end>", "###"]);
         assert_eq!(matcher.push("abc").emit, "abc");
         assert_eq!(matcher.push("d<e").emit, "d");
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_stop_nothing_more_is_given_on() {
+    fn no_text_is_released_after_the_stop() {
         let mut matcher = matcher(&["."]);
         assert_eq!(
             matcher.push("One. Two."),
@@ -254,7 +255,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_of_a_text_gives_what_a_look_at_the_whole_gives(
+        fn the_result_does_not_depend_on_how_the_text_is_cut(
             stops in stops(),
             pieces in prop::collection::vec("[abéê🙂😀]{0,4}", 0..12),
         ) {
@@ -264,7 +265,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_is_held_that_could_be_given_on(
+        fn held_text_could_begin_a_stop_string(
             stops in stops(),
             pieces in prop::collection::vec("[abéê🙂😀]{0,4}", 0..12),
         ) {

@@ -1,6 +1,6 @@
-//! Tokenizer and chat template of a model file, checked together and against the weights: what a
-//! chat needs beside the layers. `chat` and `serve` refuse what [`ModelFile::text`] refuses, and
-//! [`inspect`](crate::inspect) says so beforehand.
+//! Tokenizer and chat template of a model file, checked against each other and the weights. `chat`
+//! and `serve` refuse the files that [`ModelFile::text`] refuses, and [`inspect`](crate::inspect)
+//! reports the reason beforehand.
 
 use crate::model_file::ModelFile;
 use crate::template::{ChatTemplate, TemplateError};
@@ -10,23 +10,21 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ModelText {
-    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// The template; `None` where the file has none. Text can be continued without one.
+    /// `None` if the file has no template. Text can be continued without one.
     pub template: Option<ChatTemplate>,
 }
 
-/// Why a model file cannot be chatted with.
+/// Why a model file is unfit for chat.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
     /// The tokenizer is missing, broken or not supported.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The chat template is broken.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// A token without an embedding: the engine could not compute it.
+    /// There are tokens without an embedding, which the engine could not compute.
     #[error(
         "the tokenizer has {tokens} tokens, but the embedding and the output matrix have only {rows} rows: \
          the two are from different models"
@@ -40,14 +38,14 @@ pub enum TextError {
 }
 
 impl ModelFile {
-    /// Tokenizer and chat template of the file.
+    /// Reads tokenizer and chat template of the file.
     ///
     /// # Errors
     /// See [`TextError`].
     pub fn text(&self) -> Result<ModelText, TextError> {
         let tokenizer = Tokenizer::from_gguf(self.gguf())?;
         let (tokens, rows) = (tokenizer.vocab_size(), self.spec().vocab);
-        // More rows than tokens are padding, which many models have.
+        // Rows beyond the tokens are padding, which many models have.
         if u32::try_from(tokens).map_or(true, |tokens| tokens > rows) {
             return Err(TextError::Vocabulary { tokens, rows });
         }
@@ -64,7 +62,7 @@ impl ModelFile {
 }
 
 impl ModelText {
-    /// What is wrong with the file although it can be used: a sentence for people.
+    /// Warning for users about a defect of the file that does not prevent its use.
     pub fn warning(&self) -> Option<String> {
         let marks = self
             .template

@@ -1,4 +1,4 @@
-//! Converting models to other tensor types.
+//! Conversion of models to other tensor types.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
 use std::fs;
@@ -149,7 +149,7 @@ fn an_alignment_is_kept() {
 }
 
 #[test]
-fn nothing_is_left_behind_by_what_does_not_finish() {
+fn an_unfinished_conversion_leaves_no_files() {
     let directory = tempfile::tempdir().unwrap();
     let model = ModelFile::open(&TinyLlama::default().write(directory.path())).unwrap();
     let target = directory.path().join("new.gguf");
@@ -187,7 +187,7 @@ fn nothing_is_left_behind_by_what_does_not_finish() {
 }
 
 #[test]
-fn a_full_disk_says_so() {
+fn a_full_disk_is_reported() {
     // Every write to this device fails with "no space left".
     let full = Path::new("/dev/full");
     if !full.exists() {
@@ -222,13 +222,13 @@ fn progress_ends_at_the_size_of_the_source() {
 }
 
 #[test]
-fn a_nan_is_refused_by_its_tensor_in_what_is_copied_and_in_what_is_stored_anew() {
+fn a_nan_is_refused_in_copied_and_in_converted_tensors() {
     let directory = tempfile::tempdir().unwrap();
     let whole = TinyLlama::default().bytes();
     for tensor in [
-        "token_embd.weight",     // Q8_0, which stays
-        "blk.1.attn_k.weight",   // Q4_1, which becomes Q8_0
-        "blk.0.ffn_norm.weight", // F32, which stays
+        "token_embd.weight",     // Q8_0, copied
+        "blk.1.attn_k.weight",   // Q4_1, converted to Q8_0
+        "blk.0.ffn_norm.weight", // F32, copied
     ] {
         let source = directory.path().join("source.gguf");
         fs::write(&source, with_nan(&whole, tensor)).unwrap();
@@ -260,7 +260,7 @@ fn values_that_a_type_cannot_hold_are_refused_and_nothing_is_stored() {
             assert_eq!(refused, Err(QuantizeError::NotFinite), "{value} as {dtype}");
         }
     }
-    // Beyond binary16, which is also what scales are stored in.
+    // Beyond binary16, which is also the format of scales.
     let huge = vec![3e38; 256];
     for dtype in TensorType::WRITABLE {
         let expected = match dtype {

@@ -1,13 +1,13 @@
-//! The engine's promise on the real model: a row's result depends on nothing but the weights and
-//! the rows before it.
+//! The engine on the real model: a row's result depends only on the weights and the rows before it.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod engine_common;
-
-use engine_common::{append, assert_same_bits, differing, embed, ids, logits, options, run, whole};
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{EngineError, FullModel, Span};
 use hearthnet_model::kernels::Isa;
+
+use crate::engine_common::{
+    append, assert_same_bits, differing, embed, ids, logits, options, run, whole,
+};
 
 fn model() -> ModelFile {
     ModelFile::open(&hearthnet_testkit::smollm2()).unwrap()
@@ -150,7 +150,7 @@ fn truncating_and_replaying_gives_the_same_rows() {
     let (seq, expected) = run(&mut whole, &prompt);
     let other = ids(&file, 50, 5);
     for keep in [99, 64, 33, 32, 31, 1, 0] {
-        // Something else in between, so that old cells cannot help.
+        // Other rows in between, so that old cache cells cannot help.
         whole.engine_mut().truncate(seq, keep).unwrap();
         append(&mut whole, seq, &other, 50);
         whole.engine_mut().truncate(seq, keep).unwrap();
@@ -161,7 +161,7 @@ fn truncating_and_replaying_gives_the_same_rows() {
 }
 
 #[test]
-fn a_fork_goes_its_own_way_and_leaves_the_original_alone() {
+fn a_fork_does_not_change_the_original() {
     let file = model();
     let width = file.spec().width as usize;
     let mut whole = whole(&file, &options(2, Isa::detect()));
@@ -203,7 +203,7 @@ fn a_fork_goes_its_own_way_and_leaves_the_original_alone() {
         }
         done += count;
     }
-    // Closing one leaves the others whole.
+    // Closing one leaves the others intact.
     whole.engine_mut().close(seqs[0]);
     whole
         .engine_mut()
@@ -219,37 +219,6 @@ fn a_fork_goes_its_own_way_and_leaves_the_original_alone() {
 }
 
 #[test]
-fn a_snapshot_goes_on_in_another_engine() {
-    let file = model();
-    let width = file.spec().width as usize;
-    let prompt = ids(&file, 90, 10);
-    let mut here = whole(&file, &options(2, Isa::detect()));
-    let (seq, expected) = run(&mut here, &prompt);
-    let mut there = whole(&file, &options(1, Isa::detect()));
-    for len in [90, 64, 50, 1] {
-        let snapshot = here.engine().export(seq, len).unwrap();
-        assert_eq!(
-            snapshot.as_bytes().len() as u64,
-            64 + u64::from(len) * here.engine().kv_bytes_per_position()
-        );
-        let copy = there.engine_mut().import(&snapshot).unwrap();
-        assert_eq!(there.engine().len(copy), Ok(len));
-        assert_eq!(there.engine().export(copy, len).unwrap(), snapshot);
-        let rest = &prompt[len as usize..];
-        if !rest.is_empty() {
-            let rows = append(&mut there, copy, rest, 16);
-            let expected = &expected[len as usize * width..];
-            assert_same_bits(&rows, expected, width, &format!("from {len}"));
-        }
-    }
-    // And in the same engine, beside the original.
-    let snapshot = here.engine().export(seq, 45).unwrap();
-    let copy = here.engine_mut().import(&snapshot).unwrap();
-    let rows = append(&mut here, copy, &prompt[45..], 45);
-    assert_same_bits(&rows, &expected[45 * width..], width, "beside the original");
-}
-
-#[test]
 fn the_comparison_notices_the_smallest_change() {
     let file = model();
     let width = file.spec().width as usize;
@@ -257,7 +226,7 @@ fn the_comparison_notices_the_smallest_change() {
     let prompt = ids(&file, 40, 11);
     let mut rows = embed(whole.head(), &prompt);
     let (_, expected) = run(&mut whole, &prompt);
-    // One value of row 20, by one unit in the last place of the boundary dtype (f16).
+    // A value of row 20, by one unit in the last place of the boundary dtype (f16).
     let value = &mut rows[20 * width + 100];
     *value = f32::from_bits(value.to_bits() + (1 << 13));
     let seq = whole.engine_mut().open().unwrap();
@@ -296,7 +265,7 @@ fn memory_is_reported_as_it_is() {
     let layers: u64 = (0..file.spec().layers)
         .map(|layer| file.layer_bytes(layer))
         .sum();
-    // Packing keeps every weight once; shapes of this model need no padding.
+    // Packing keeps every weight once; the shapes of this model need no padding.
     assert_eq!(whole.engine().weight_bytes(), layers);
     assert_eq!(whole.head().weight_bytes(), file.head_bytes());
     assert_eq!(whole.engine().kv_bytes_per_position(), 30 * 3 * 64 * 2 * 2);

@@ -1,21 +1,22 @@
-//! The engine on small synthetic models: every weight type and odd shape, errors, and random
+//! The engine on small synthetic models: every weight type and odd shapes, errors, and random
 //! sequences of operations.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod engine_common;
-
 use std::collections::BTreeMap;
 
-use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, run, whole};
 use hearthnet_model::engine::{
-    Engine, EngineError, EngineOptions, FullModel, ImportError, KvSnapshot, LoadError, SeqId, Span,
+    Engine, EngineError, EngineOptions, FullModel, LoadError, SeqId, Span,
 };
 use hearthnet_model::gguf::writer::{WriteError, Writer};
 use hearthnet_model::gguf::{TensorInfo, TensorType};
 use hearthnet_model::kernels::{Isa, f16_to_f32, f32_to_f16};
-use hearthnet_model::{Gguf, ModelFile, WeightsId, quantize};
+use hearthnet_model::{Gguf, ModelFile, quantize};
 use hearthnet_testkit::{TinyLlama, with_nan};
 use proptest::prelude::*;
+
+use crate::engine_common::{
+    append, assert_same_bits, embed, engine, ids, logits, options, run, whole,
+};
 
 fn open(bytes: Vec<u8>) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
@@ -25,8 +26,8 @@ fn tiny() -> ModelFile {
     open(TinyLlama::default().bytes())
 }
 
-/// The same model with other values or types: `change` gets each tensor's values and says how
-/// they are to be stored.
+/// The same model with other values or types: `change` gets each tensor's values, and returns the
+/// type to store them in.
 fn rewrite(
     model: &TinyLlama,
     mut change: impl FnMut(&TensorInfo, &mut Vec<f32>) -> TensorType,
@@ -74,8 +75,8 @@ fn a_nan_in_any_tensor_is_refused_at_load_by_its_name() {
     }
 }
 
-/// Shapes and types that go through different code: partial panels, partial vectors, groups of
-/// query heads of several sizes, all weight types, all boundary dtypes, an output matrix.
+/// Shapes and types with different code paths: partial panels, partial vectors, several sizes of
+/// query head groups, all weight types, all boundary dtypes, a separate output matrix.
 fn models() -> Vec<(String, ModelFile)> {
     let base = TinyLlama::default();
     let shaped = [
@@ -151,7 +152,7 @@ fn models() -> Vec<(String, ModelFile)> {
         };
         models.push((weights.to_owned(), open(model.bytes())));
     }
-    // Every matrix of a block in another type, so that nothing can be packed together.
+    // Every matrix of a block in another type, so that none can be packed together.
     use TensorType as T;
     let types = [T::F32, T::F16, T::Q8_0, T::Q4_1, T::Q4_0];
     let mut next = 0;
@@ -198,13 +199,13 @@ fn all_shapes_and_types_are_exact() {
     }
 }
 
-/// A key's or value's number as the cache keeps it.
+/// Key or value as the cache stores it.
 fn kept(x: f64) -> f64 {
     f64::from(f16_to_f32(f32_to_f16(x as f32)))
 }
 
-/// The model as the credentials write it, in f64, with weights taken from the file, and keys and values
-/// in f16.
+/// The model according to its published formulas, in f64, with weights taken from the file, and
+/// keys and values in f16.
 fn plain_rows(file: &ModelFile, ids: &[u32]) -> Vec<f64> {
     let spec = file.spec();
     let tensor = |name: &str| {
@@ -295,8 +296,8 @@ fn plain_rows(file: &ModelFile, ids: &[u32]) -> Vec<f64> {
 
 #[test]
 fn floating_point_weights_agree_with_the_formulas_in_f64() {
-    // Without activation quantisation, and with a residual stream in f32, what is left are f32
-    // rounding errors, which now and then tip a key or a value over to the next f16.
+    // Without activation quantisation, and with a residual stream in f32, only f32 rounding errors
+    // remain. Some of them move a key or a value to the next f16.
     for (heads, kv_heads) in [(4, 2), (6, 6), (5, 1)] {
         let model = TinyLlama {
             heads,
@@ -347,7 +348,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
             position: 0,
             rows: count as u32,
         };
-        // Rows of zeros stay what they are, whatever the weights.
+        // Rows of zeros stay zero, whatever the weights.
         whole.engine_mut().forward(&[span], &mut rows).unwrap();
         let used = whole.engine().kv_bytes_in_use();
 
@@ -373,7 +374,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         let lengths = [quiet, loud].map(|seq| whole.engine().len(seq).unwrap());
         assert_eq!(lengths, [count as u32, 0], "nothing was appended");
         assert_eq!(whole.engine().kv_bytes_in_use(), used);
-        // A part of the model that does not overflow still runs.
+        // A part of the model without overflow still runs.
         let mut rows = embed(whole.head(), &[7]);
         let span = Span {
             seq: loud,
@@ -501,7 +502,7 @@ fn options_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_shorter_context_can_be_asked_for_but_no_longer_one() {
+fn max_context_can_shorten_but_not_extend_the_context() {
     let file = tiny();
     for (asked, limit) in [(None, 256), (Some(10), 10), (Some(1000), 256)] {
         let options = EngineOptions {
@@ -585,42 +586,10 @@ fn logits_of_many_rows_are_those_of_each() {
 }
 
 #[test]
-fn a_snapshot_is_bound_to_its_weights() {
-    let model = TinyLlama::default();
-    let (file, other) = (
-        open(model.bytes()),
-        open(TinyLlama { seed: 2, ..model }.bytes()),
-    );
-    let options = options(1, Isa::detect());
-    let snapshot = {
-        let mut whole = whole(&file, &options);
-        let (seq, _) = run(&mut whole, &[1, 2, 3]);
-        whole.engine().export(seq, 3).unwrap()
-    };
-    let import = |file, layers, options: &EngineOptions| {
-        engine(file, layers, options).import(&snapshot).map(|_| ())
-    };
-    assert_eq!(import(&file, 0..2, &options), Ok(()));
-    assert_eq!(import(&other, 0..2, &options), Err(ImportError::Weights));
-    assert_eq!(
-        import(&file, 0..1, &options),
-        Err(ImportError::Weights),
-        "another range"
-    );
-    let named = EngineOptions {
-        weights: Some(WeightsId([1; 32])),
-        ..options
-    };
-    assert_eq!(import(&file, 0..2, &named), Err(ImportError::Weights));
-}
-
-#[test]
-fn nothing_of_a_conversation_shows_in_debug_output() {
+fn debug_output_contains_no_conversation_text() {
     let file = tiny();
     let mut whole = whole(&file, &options(1, Isa::detect()));
-    let (seq, _) = run(&mut whole, &[1, 2, 3]);
-    let snapshot = whole.engine().export(seq, 3).unwrap();
-    assert!(format!("{snapshot:?}").len() < 60);
+    run(&mut whole, &[1, 2, 3]);
     assert!(format!("{whole:?}").len() < 600, "{whole:?}");
 }
 
@@ -632,10 +601,6 @@ enum Op {
     Truncate(usize, usize),
     Fork(usize),
     Close(usize),
-    /// Export, import, go on with the import.
-    Carry(usize, usize),
-    /// Into the other engine.
-    Move(usize),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -647,12 +612,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (which(), 0..100usize).prop_map(|(seq, len)| Op::Truncate(seq, len)),
         1 => which().prop_map(Op::Fork),
         1 => which().prop_map(Op::Close),
-        1 => (which(), 0..100usize).prop_map(|(seq, len)| Op::Carry(seq, len)),
-        1 => which().prop_map(Op::Move),
     ]
 }
 
-/// Rows of a token sequence, computed one by one by a portable engine with one thread; kept.
+/// Rows of a token sequence, computed one by one by a portable engine with one thread, and cached.
 struct Oracle {
     whole: FullModel,
     known: BTreeMap<Vec<u32>, Vec<f32>>,
@@ -686,7 +649,7 @@ proptest! {
             whole: whole(&file, &options(1, Isa::Portable)),
             known: BTreeMap::new(),
         };
-        // Two engines that hand sequences to each other; one is short of memory.
+        // Two engines; one has little memory.
         let small = EngineOptions { max_kv_bytes: 12 * 32 * 256, ..options(threads, isa) };
         let mut engines = [engine(&file, 0..2, &options(threads, isa)), engine(&file, 0..2, &small)];
         let mut model: Vec<(usize, SeqId, Vec<u32>)> = Vec::new();
@@ -752,30 +715,12 @@ proptest! {
                     let (which, seq, _) = model.swap_remove(pick(index));
                     prop_assert!(engines[which].close(seq));
                 }
-                Op::Carry(index, len) => {
-                    let (which, seq, tokens) = model[pick(index)].clone();
-                    let len = len.min(tokens.len());
-                    let snapshot = engines[which].export(seq, len as u32).unwrap();
-                    let bytes = KvSnapshot::from_bytes(snapshot.into_bytes());
-                    if let Ok(copy) = engines[which].import(&bytes) {
-                        model.push((which, copy, tokens[..len].to_vec()));
-                    }
-                }
-                Op::Move(index) => {
-                    let index = pick(index);
-                    let (which, seq, tokens) = model[index].clone();
-                    let snapshot = engines[which].export(seq, tokens.len() as u32).unwrap();
-                    if let Ok(copy) = engines[1 - which].import(&snapshot) {
-                        engines[which].close(seq);
-                        model[index] = (1 - which, copy, tokens);
-                    }
-                }
             }
             for (which, seq, tokens) in &model {
                 prop_assert_eq!(engines[*which].len(*seq), Ok(tokens.len() as u32));
             }
         }
-        // All that is left goes one row further.
+        // Every remaining sequence runs one row further.
         for (which, seq, mut tokens) in model {
             let mut rows = embed(oracle.whole.head(), &[42]);
             let span = Span { seq, position: tokens.len() as u32, rows: 1 };

@@ -1,22 +1,25 @@
-//! Wherever the real model's 30 layers are cut, the answer is the same to the bit.
+//! Splits of the real model's 30 layers at any position give bit-identical answers.
 //!
-//! A cut is what happens between two hosts: rows leave one engine as bytes of the boundary dtype
-//! and enter another, which has keys and values of its own. [`every_cut_in_two_or_three`] goes
-//! through all 29 cuts in two and all 406 in three with three engines that know nothing of each
-//! other: part 1 always runs on the first, part 2 on the second, part 3 on the third, each as a
-//! sub-range of its layers with a sequence of its own. (Loading 435 combinations of engines would
-//! say no more: that an engine which has *loaded* only a range computes what a sub-range computes
-//! is what the other tests here show, down to 30 engines of one layer.)
+//! A split works as between two hosts: rows leave one engine as bytes of the boundary dtype and
+//! enter another with its own keys and values. [`every_cut_in_two_or_three`] tests all 29 splits in
+//! two and all 406 in three with three independent engines. Part 1 always runs on the first, part 2
+//! on the second, part 3 on the third, each as a sub-range of its layers with a sequence of its
+//! own.
+//!
+//! (Loading 435 combinations of engines would add no information: other tests here show, down to 30
+//! engines of one layer, that an engine which has *loaded* only a range computes the same as a
+//! sub-range.)
 #![allow(clippy::unwrap_used, clippy::panic)]
-
-mod engine_common;
 
 use std::ops::Range;
 
-use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, whole};
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, Head, SeqId, Span};
 use hearthnet_model::kernels::Isa;
+
+use crate::engine_common::{
+    self, append, assert_same_bits, embed, engine, ids, logits, options, whole,
+};
 
 /// Rows of each batch: a prefill, then decoding.
 const BATCHES: [u32; 3] = [3, 1, 1];
@@ -30,7 +33,7 @@ struct Reference {
     logits: Vec<f32>,
 }
 
-/// The uncut model.
+/// The unsplit model.
 fn reference() -> Reference {
     let file = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
     let options = options(2, Isa::detect());
@@ -58,7 +61,7 @@ impl Reference {
         options(2, Isa::detect())
     }
 
-    /// What a hop does to rows: bytes, and back.
+    /// Converts rows to bytes and back, as a hop does.
     fn hop(&self, rows: &[f32]) -> Vec<f32> {
         let dtype = self.file.spec().boundary;
         let (mut bytes, mut back) = (Vec::new(), Vec::new());
@@ -67,7 +70,7 @@ impl Reference {
         back
     }
 
-    /// All batches of a fresh sequence through some layers of an engine.
+    /// Runs all batches of a new sequence through some layers of an engine.
     fn part(&self, engine: &mut Engine, layers: Range<u32>, rows: &[f32]) -> Vec<f32> {
         let seq = engine.open().unwrap();
         let mut rows = self.hop(rows);
@@ -122,7 +125,7 @@ fn every_cut_in_two_or_three() {
         for j in i + 1..layers {
             let middle = reference.part(&mut second, i..j, &head);
             let rows = reference.part(&mut third, j..layers, &middle);
-            // Equal rows have equal logits: that the head is a function is checked above.
+            // Equal rows have equal logits: the head is checked above.
             reference.check(&rows, &format!("cut at {i} and {j}"));
             in_three += 1;
         }
@@ -170,30 +173,6 @@ fn engines_that_load_only_their_range_agree_with_sub_ranges() {
         reference.check(&rows, &format!("{cut:?}"));
         reference.check_logits(&rows, &format!("{cut:?}"));
     }
-}
-
-#[test]
-fn a_snapshot_of_a_range_fits_every_engine_that_has_the_range() {
-    let reference = reference();
-    let width = reference.width();
-    let weights = Some(hearthnet_model::WeightsId([9; 32]));
-    let options = hearthnet_model::engine::EngineOptions {
-        weights,
-        ..reference.options()
-    };
-    let mut narrow = engine(&reference.file, 8..12, &options);
-    let mut wide = engine(&reference.file, 5..20, &options);
-    let inputs = {
-        let mut front = engine(&reference.file, 0..8, &options);
-        reference.part(&mut front, 0..8, &reference.inputs)
-    };
-    let expected = reference.part(&mut narrow, 8..12, &inputs);
-    let seq = narrow.open().unwrap();
-    step(&mut narrow, 8..12, seq, 0, &mut inputs.clone()[..3 * width]);
-    let copy = wide.import(&narrow.export(seq, 3).unwrap()).unwrap();
-    let mut rows = inputs[3 * width..].to_vec();
-    step(&mut wide, 8..12, copy, 3, &mut rows);
-    assert_same_bits(&rows, &expected[3 * width..], width, "behind the snapshot");
 }
 
 #[test]

@@ -1,9 +1,6 @@
-//! The engine with every weight type, alone and mixed as published files mix them.
+//! The engine with every weight type, alone and mixed as in published files.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod engine_common;
-
-use engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, run, whole};
 use hearthnet_model::engine::{Head, Span};
 use hearthnet_model::gguf::TensorType;
 use hearthnet_model::inspect::inspect;
@@ -11,7 +8,11 @@ use hearthnet_model::kernels::Isa;
 use hearthnet_model::{Gguf, Manifest, ModelFile};
 use hearthnet_testkit::{TinyLlama, every_weight_as};
 
-/// Rows of whole blocks of 256, panels that are full and (the vocabulary) one that is not.
+use crate::engine_common::{
+    append, assert_same_bits, embed, engine, ids, logits, options, run, whole,
+};
+
+/// Rows fill whole blocks of 256; panels are full except for one of the vocabulary.
 fn shape() -> TinyLlama {
     TinyLlama {
         width: 256,
@@ -26,7 +27,7 @@ fn shape() -> TinyLlama {
     }
 }
 
-/// As files called Q4_K_M have it: six bits where an error costs most.
+/// As in Q4_K_M files: six bits where errors cost most.
 fn mixed(name: &str) -> TensorType {
     match name {
         "token_embd.weight" => TensorType::Q6_K,
@@ -36,8 +37,8 @@ fn mixed(name: &str) -> TensorType {
     }
 }
 
-/// Rows and logits are the same to the bit on all paths, and close to those of the same weights
-/// in F32, where only the rounding of activations is missing.
+/// Rows and logits are bit-identical on all paths. They are close to those of the same weights in
+/// F32, which differ only by the rounding of activations.
 fn check(what: &str, [file, plain]: &[ModelFile; 2]) {
     let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
     let prompt = ids(file, 30, 3);
@@ -92,7 +93,7 @@ fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
     let (_, expected) = run(&mut whole(&file, &options), &prompt);
     let mut rows = embed(&Head::load(&file, &options).unwrap(), &prompt);
     for layer in 0..file.spec().layers {
-        // What a hop does: rows travel as bytes of the boundary dtype.
+        // As in a hop: rows travel as bytes of the boundary dtype.
         let (mut bytes, boundary) = (Vec::new(), file.spec().boundary);
         boundary.encode(&rows, &mut bytes);
         rows.clear();
@@ -137,7 +138,7 @@ fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
     assert_eq!(layers + inspection.head_bytes, q4_k + q6_k + f32);
     assert!(inspection.layer_bytes[0] > inspection.layer_bytes[1]);
 
-    // Names of any length stand in one column.
+    // Names of any length are aligned in one column.
     let [file, _] = every_weight_as(&shape(), |name| match name.contains("attn") {
         true => TensorType::IQ4_XS,
         false => TensorType::Q8_0,
@@ -154,7 +155,7 @@ fn an_inspection_names_the_types_of_a_mixed_file_and_their_bytes() {
 }
 
 #[test]
-fn a_row_that_is_no_whole_blocks_is_refused_whatever_its_type() {
+fn a_row_that_does_not_fill_whole_blocks_is_refused_for_every_type() {
     let sound = TinyLlama::default().bytes();
     let name = b"blk.0.attn_q.weight";
     let at = sound.windows(name.len()).position(|w| w == name).unwrap();
@@ -170,7 +171,7 @@ fn a_row_that_is_no_whole_blocks_is_refused_whatever_its_type() {
                 let error = opened.unwrap_err().to_string();
                 assert!(error.contains("dimensions"), "{dtype}: {error}");
             }
-            // Smaller ones leave a gap in the file, larger ones run into the next tensor.
+            // Smaller types leave a gap in the file, larger ones overlap the next tensor.
             Some(dtype) if dtype.is_supported() => {}
             _ => assert!(!matches!(opened, Ok(Ok(_))), "{id}"),
         }

@@ -1,8 +1,8 @@
-//! Hugging Face directories against what llama.cpp's converter makes of them.
+//! Import of Hugging Face directories against llama.cpp's converter.
 //!
-//! `data/hugging_face` has the tiny models of `data/families` as directories, and some for weight
-//! types and tokenizers (see the README there). What the converter gives is stored as files or as
-//! SHA-256 of each tensor.
+//! `data/hugging_face` has the tiny models of `data/families` as directories, and more for weight
+//! types and tokenizers (see its README). The converter's results are stored as files or as SHA-256
+//! of each tensor.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::collections::BTreeMap;
@@ -79,7 +79,7 @@ fn assert_same_tensors(a: &Gguf, b: &Gguf, what: &str) {
     }
 }
 
-/// A copy of a directory that may be changed.
+/// Copy of a directory, for changes.
 fn copy(name: &str) -> TempDir {
     let made = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(data(name)).unwrap() {
@@ -168,7 +168,7 @@ fn shard(index: usize) -> String {
 }
 
 #[test]
-fn every_family_becomes_what_the_converter_makes_of_it() {
+fn every_family_converts_as_by_llama_cpp() {
     for name in FAMILIES {
         let ours = write(&data(name), None).unwrap();
         let theirs = ModelFile::open(&converted(name)).unwrap();
@@ -185,7 +185,7 @@ fn every_family_becomes_what_the_converter_makes_of_it() {
 }
 
 #[test]
-fn every_type_becomes_what_the_converter_makes_of_it() {
+fn every_type_converts_as_by_llama_cpp() {
     let text = fs::read_to_string(data("types.json")).unwrap();
     let known: BTreeMap<String, BTreeMap<String, (String, String)>> =
         serde_json::from_str(&text).unwrap();
@@ -221,7 +221,7 @@ fn matrices_of_two_types_become_f32_which_holds_both() {
 }
 
 #[test]
-fn tokenizers_become_what_the_converter_makes_of_them() {
+fn tokenizers_convert_as_by_llama_cpp() {
     let text = fs::read_to_string(data("text.json")).unwrap();
     let known: BTreeMap<String, BTreeMap<String, Json>> = serde_json::from_str(&text).unwrap();
     assert_eq!(known.len(), 4);
@@ -264,7 +264,7 @@ fn shards_are_one_model() {
 }
 
 #[test]
-fn quantised_on_the_way_is_quantised_afterwards() {
+fn quantising_during_and_after_the_import_is_the_same() {
     let made = tempfile::tempdir().unwrap();
     for name in [
         "llama31",
@@ -314,7 +314,7 @@ fn a_directory_is_read_once_until_it_changes() {
     let (quantised, told) = go(Some(TensorType::Q8_0));
     assert!(quantised != first && told > 0);
     assert!(quantised.to_string_lossy().ends_with("-Q8_0.gguf"));
-    // What was cut off is made again.
+    // A truncated result is made again.
     fs::write(&first, "GGUF").unwrap();
     assert!(go(None).1 > 0);
     edit(directory.path(), "config.json", |config| {
@@ -322,7 +322,7 @@ fn a_directory_is_read_once_until_it_changes() {
     });
     let (second, told) = go(None);
     assert!(second != first && told > 0);
-    // Nothing but whole files is left, also of a process that was killed.
+    // Only whole files are left, even after a process was killed.
     let folder = second.parent().unwrap();
     fs::remove_file(&second).unwrap();
     fs::write(folder.join(".old.gguf.1-0.part"), "GGUF").unwrap();
@@ -336,7 +336,7 @@ fn a_directory_is_read_once_until_it_changes() {
 }
 
 #[test]
-fn a_directory_that_is_put_back_with_its_old_times_is_read_again() {
+fn a_directory_restored_with_its_old_times_is_read_again() {
     let (cache, directory) = (tempfile::tempdir().unwrap(), copy("llama31"));
     let go = || {
         let path = directory.path();
@@ -355,7 +355,7 @@ fn a_directory_that_is_put_back_with_its_old_times_is_read_again() {
 
 #[cfg(unix)]
 #[test]
-fn two_who_read_a_directory_at_once_give_the_same_file() {
+fn parallel_imports_of_a_directory_give_the_same_file() {
     let (cache, directory) = (tempfile::tempdir().unwrap(), copy("mixtral"));
     let go = || {
         let mut told = 0;
@@ -373,7 +373,7 @@ fn two_who_read_a_directory_at_once_give_the_same_file() {
 }
 
 #[test]
-fn what_waits_for_another_can_be_stopped() {
+fn waiting_for_another_import_can_be_cancelled() {
     let (cache, directory) = (tempfile::tempdir().unwrap(), copy("llama31"));
     let target = place(directory.path(), None, cache.path()).unwrap();
     let folder = target.parent().unwrap();
@@ -423,7 +423,7 @@ fn the_hubs_own_cache_is_read_and_links_to_anywhere_else_are_not() {
             "{file}: {refused:?}"
         );
     }
-    // A pipe in which nobody writes is not waited for.
+    // A pipe without a writer does not block.
     let directory = copy("llama31");
     let path = directory.path().join("model.safetensors");
     fs::remove_file(&path).unwrap();
@@ -434,7 +434,7 @@ fn the_hubs_own_cache_is_read_and_links_to_anywhere_else_are_not() {
 }
 
 #[test]
-fn nothing_is_left_of_what_was_stopped() {
+fn a_cancelled_import_leaves_no_files() {
     let made = tempfile::tempdir().unwrap();
     let target = made.path().join("model.gguf");
     let directory = Directory::open(&data("llama31")).unwrap();
@@ -445,8 +445,8 @@ fn nothing_is_left_of_what_was_stopped() {
 }
 
 #[test]
-fn older_configurations_say_the_same() {
-    // As transformers 4 wrote them: RoPE's base beside what scales it.
+fn older_configurations_give_the_same_model() {
+    // As written by transformers 4: RoPE's base is outside the scaling.
     let directory = copy("llama31");
     edit(directory.path(), "config.json", |config| {
         let mut rope = config["rope_parameters"].take();
@@ -472,7 +472,7 @@ fn older_configurations_say_the_same() {
     let old = write(directory.path(), None).unwrap();
     assert_eq!(old.spec(), write(&data("phi3long"), None).unwrap().spec());
 
-    // With a vision tower, whose tensors are left out, and sizes that go without saying.
+    // With a vision tower, whose tensors are left out, and default sizes.
     let directory = copy("gemma3");
     edit(directory.path(), "config.json", |config| {
         let mut text = config.take();
@@ -553,7 +553,7 @@ fn experts_whose_codes_and_scales_do_not_fit_are_refused() {
 }
 
 #[test]
-fn what_could_change_the_arithmetic_is_refused_by_name() {
+fn keys_that_could_change_the_arithmetic_are_refused_by_name() {
     let rope = |kind: &str| json!({"rope_type": kind, "rope_theta": 1e4, "factor": 2.0});
     let yarn = |truncate: Json| {
         json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0,
@@ -627,7 +627,7 @@ fn what_could_change_the_arithmetic_is_refused_by_name() {
             json!({"quantization_config": {"quant_method": "awq"}}),
             "awq",
         ),
-        // Of others than gpt-oss it would be something else.
+        // For models other than gpt-oss it would have another meaning.
         (
             "mixtral",
             "quantization_config",
@@ -652,7 +652,7 @@ fn what_could_change_the_arithmetic_is_refused_by_name() {
             "mistralyarn",
             "rope_parameters",
             grown("llama_4_scaling_beta", json!(0.1)),
-            "not known of RoPE of the kind \"yarn\"",
+            "this key is unknown for RoPE of the kind \"yarn\"",
         ),
         (
             "qwen3yarn",
@@ -771,7 +771,7 @@ fn hyperparameters_and_tensors_at_odds_are_refused() {
         shape("num_hidden_layers", json!(1)),
         ImportError::ForeignTensor { .. }
     ));
-    // Nothing is reserved for numbers like these.
+    // Such numbers reserve no memory.
     for (key, value) in [
         ("num_hidden_layers", json!(1 << 24)),
         ("vocab_size", json!(u32::MAX)),
@@ -785,7 +785,7 @@ fn hyperparameters_and_tensors_at_odds_are_refused() {
     assert!(experts.unwrap_err().to_string().contains("expert"));
     let missing = configured("llama31", "hidden_size", Json::Null).unwrap_err();
     assert!(matches!(missing, ImportError::MissingKey(key) if key == "hidden_size"));
-    // An output matrix of its own, or none.
+    // With and without a separate output matrix.
     let none = configured("llama31", "tie_word_embeddings", json!(false)).unwrap_err();
     assert!(matches!(none, ImportError::MissingTensor(tensor) if tensor == "lm_head.weight"));
     let own = configured("qwen2", "tie_word_embeddings", json!(true)).unwrap_err();
@@ -793,7 +793,7 @@ fn hyperparameters_and_tensors_at_odds_are_refused() {
 }
 
 #[test]
-fn tensors_that_are_not_what_they_should_be_are_refused() {
+fn tensors_with_wrong_shapes_or_types_are_refused() {
     let changed = |change: &dyn Fn(&mut Parts)| {
         let directory = copy("llama31");
         let path = directory.path().join("model.safetensors");
@@ -818,7 +818,7 @@ fn tensors_that_are_not_what_they_should_be_are_refused() {
 }
 
 #[test]
-fn damaged_weights_are_refused_each_in_its_own_words() {
+fn damaged_weights_are_refused_with_specific_messages() {
     let directory = copy("llama31");
     let path = directory.path().join("model.safetensors");
     let good = fs::read(&path).unwrap();
@@ -831,7 +831,7 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
     let cut = refused(&good[..5]);
     assert!(cut.to_string().contains("is cut off: it should"), "{cut}");
     let longer = refused(&[&good[..], b"x"].concat());
-    let says = "something lies behind its tensors";
+    let says = "there are unexpected bytes after its tensors";
     assert!(longer.to_string().contains(says), "{longer}");
     for length in [good.len() as u64, u64::MAX, 1 << 60, 1 << 30] {
         let lying = refused(&[&length.to_le_bytes()[..], &good[8..]].concat());
@@ -848,14 +848,14 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
     for error in [
         refused(&safetensors(&json!([1]), &[])),
         refused(&[&3u64.to_le_bytes()[..], b"\xff{}"].concat()),
-        // Overlapping, with a gap, backwards, of another size, beyond counting.
+        // Overlapping, with a gap, backwards, of another size, overflowing.
         two([0, 4], [2, 6], json!([2])),
         two([0, 4], [6, 10], json!([2])),
         two([4, 0], [4, 8], json!([2])),
         two([0, 4], [4, 8], json!([3])),
         two([0, 4], [4, 8], json!([1u64 << 40, 1u64 << 40])),
     ] {
-        let says = "is no sound safetensors file";
+        let says = "is not a valid safetensors file";
         assert!(error.to_string().contains(says), "{error}");
     }
     fs::remove_file(&path).unwrap();
@@ -864,7 +864,7 @@ fn damaged_weights_are_refused_each_in_its_own_words() {
 }
 
 #[test]
-fn what_git_left_in_place_of_a_file_is_named() {
+fn a_git_lfs_pointer_is_recognised() {
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         let directory = copy("text-qwen2");
@@ -878,7 +878,7 @@ fn what_git_left_in_place_of_a_file_is_named() {
 }
 
 #[test]
-fn rope_that_is_said_twice_must_be_the_same() {
+fn duplicate_rope_settings_must_agree() {
     let rope = &configured("llama31", "x", Json::Null).unwrap();
     let rope = rope.spec().rope;
     let config = fs::read(data("llama31").join("config.json")).unwrap();
@@ -886,7 +886,7 @@ fn rope_that_is_said_twice_must_be_the_same() {
     let mut old = config["rope_parameters"].clone();
     let same = configured("llama31", "rope_scaling", old.clone()).unwrap();
     assert_eq!(same.spec().rope, rope);
-    // As older files have it.
+    // As in older files.
     let map = old.as_object_mut().unwrap();
     map.remove("rope_theta");
     let kind = map.remove("rope_type").unwrap();
@@ -944,7 +944,7 @@ fn an_index_at_odds_with_its_shards_is_refused() {
         });
     });
     assert!(matches!(outside, ImportError::Index(_)));
-    // Each would be looked for.
+    // Every file of the index would be opened.
     let many = with(&|d| {
         let map: BTreeMap<String, String> = (0..5000)
             .map(|i| (format!("x{i}"), format!("{i}.safetensors")))

@@ -1,18 +1,17 @@
-//! A Hugging Face directory is the same model as the GGUF file of llama.cpp's converter: the same
-//! identity, the same logits to the bit. (That the tensors are the same, `hugging_face.rs` says.)
+//! A Hugging Face directory is the same model as the GGUF file of llama.cpp's converter: it has the
+//! same identity and bit-identical logits. (`hugging_face.rs` compares the tensors.)
 #![allow(clippy::unwrap_used, clippy::panic)]
-
-mod engine_common;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use engine_common::{options, whole};
 use hearthnet_model::fuzzing;
 use hearthnet_model::hugging_face::import;
 use hearthnet_model::kernels::Isa;
 use hearthnet_model::{Manifest, ModelFile, Special, TensorType, Tokenizer};
 use proptest::prelude::*;
+
+use crate::engine_common::{options, whole};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 

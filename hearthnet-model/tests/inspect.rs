@@ -1,4 +1,4 @@
-//! What `model inspect` says.
+//! Output of `model inspect`.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -69,7 +69,7 @@ fn described(name: &str) -> (String, serde_json::Value) {
 }
 
 #[test]
-fn what_a_family_has_of_its_own_is_said() {
+fn special_features_of_families_are_shown() {
     for (name, line) in [
         (
             "gemma2",
@@ -81,7 +81,7 @@ fn what_a_family_has_of_its_own_is_said() {
         ),
         (
             "gemma3",
-            "rope          halves, 16 wide, base 1000000, stretched 8 times; base 10000 in layers with a window",
+            "rope          halves, 16 wide, base 1000000, linear scaling by 8; base 10000 in layers with a window",
         ),
         ("mistral", "window        7 positions, in all layers"),
         (
@@ -90,17 +90,17 @@ fn what_a_family_has_of_its_own_is_said() {
         ),
         (
             "phi3long",
-            "rope          halves, 8 wide, base 10000, with factors, the long ones",
+            "rope          halves, 8 wide, base 10000, with long factors",
         ),
         (
             "mistralyarn",
-            "rope          interleaved, 16 wide, base 10000, YaRN, stretched 4 times from 64",
+            "rope          interleaved, 16 wide, base 10000, YaRN scaling by 4 from 64 positions",
         ),
         ("qwen3moe", "experts       5 per layer, 3 per token"),
         ("qwen3moe", "parameters    47648, 35360 per token"),
         (
             "minicpm3",
-            "latent        queries by way of 32, keys and values of 32",
+            "latent        queries of rank 32, keys and values of rank 32",
         ),
         ("llama31", "parameters    26792"),
     ] {
@@ -111,7 +111,7 @@ fn what_a_family_has_of_its_own_is_said() {
     assert_eq!(json["file_type"], "F16");
     assert_eq!(json["spec"]["experts"]["used"], 3);
     let (all, token) = (&json["parameters"], &json["parameters_per_token"]);
-    // Two of five experts of three matrices each in two layers are not asked.
+    // Two of five experts, of three matrices each, are unused per token in two layers.
     let rest = 2 * 2 * 3 * 32 * 32;
     assert_eq!(all.as_u64().unwrap() - token.as_u64().unwrap(), rest);
     let (_, json) = described("llama31");
@@ -150,7 +150,7 @@ fn a_hostile_name_cannot_write_on_the_terminal() {
 }
 
 #[test]
-fn a_file_that_cannot_be_run_is_described_all_the_same() {
+fn a_file_that_cannot_be_run_is_still_described() {
     let mut writer = Writer::new();
     for (key, value) in [
         ("general.architecture", Value::String("of tomorrow")),
@@ -174,7 +174,7 @@ fn a_file_that_cannot_be_run_is_described_all_the_same() {
         "stored as     IQ2_XXS, 2.06 bits per weight",
         "tensors       IQ2_XXS    1 x, 198 bytes",
         "tokenizer     none",
-        // White space is none.
+        // A template of white space counts as none.
         "chat template no",
     ] {
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");

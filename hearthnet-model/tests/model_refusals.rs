@@ -1,4 +1,4 @@
-//! Sound GGUF files that are no model this program can run: each is refused, and says why.
+//! Valid GGUF files that are no runnable models: each is refused with a reason.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
 use hearthnet_model::gguf::writer::{WriteError, Writer};
@@ -6,10 +6,10 @@ use hearthnet_model::gguf::{Gguf, MetadataError, TensorType, Value};
 use hearthnet_model::{BoundaryDtype, ModelError, ModelFile, ModelSpec};
 use hearthnet_testkit::TinyLlama;
 
-/// A tensor as a file describes it.
+/// Tensor as a file describes it.
 type Tensor = (String, Vec<u64>, TensorType);
 
-/// The tiny model with other metadata (`None` leaves a key out) and other tensors.
+/// The tiny model with other metadata (`None` omits a key) and other tensors.
 fn open(
     metadata: &[(&str, Option<Value<'_>>)],
     tensors: &dyn Fn(Tensor) -> Vec<Tensor>,
@@ -81,7 +81,7 @@ fn an_unknown_architecture_is_named_with_those_that_are_known() {
 #[test]
 fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
     for count in [Value::U16(2), Value::U32(3)] {
-        // Parts behind the first say nothing else.
+        // Parts after the first have no other metadata.
         for architecture in [Some(Value::String("llama")), None] {
             let keys = [
                 ("split.count", Some(count)),
@@ -96,7 +96,7 @@ fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
 }
 
 #[test]
-fn what_is_downloaded_in_place_of_a_file_is_named() {
+fn web_pages_and_git_lfs_pointers_are_recognised() {
     for (bytes, said) in [
         (
             "version https://git-lfs.github.com/spec/v1\n",
@@ -147,7 +147,7 @@ fn hyperparameters_that_may_be_missing_have_their_defaults() {
     }
     assert_eq!(spec(without("llama.rope.dimension_count")), whole);
     assert_eq!(spec(without("llama.rope.freq_base")).rope.theta, 10_000.0);
-    // Without its own count, each query head has its own keys: here that contradicts the tensors.
+    // Without its own count, each query head has its own keys, which contradicts the tensors here.
     let error = without("llama.attention.head_count_kv").unwrap_err();
     assert!(matches!(error, ModelError::TensorShape { .. }), "{error}");
 }
@@ -213,7 +213,7 @@ fn more_layers_than_the_file_has_are_missed() {
         matches!(&error, ModelError::MissingTensor { name, .. } if name == expected),
         "{error}"
     );
-    // Fewer would leave weights out that the model was trained with.
+    // Fewer layers would leave out weights that the model was trained with.
     let error = with("llama.block_count", Value::U32(1)).unwrap_err();
     assert!(matches!(error, ModelError::Unsupported { .. }), "{error}");
 }
@@ -242,7 +242,7 @@ fn features_that_the_engine_does_not_have_are_refused() {
 }
 
 #[test]
-fn features_that_are_switched_off_are_none() {
+fn disabled_features_are_accepted() {
     let plain = spec(with("llama.rope.scaling.type", Value::String("none")));
     for (key, value) in [
         ("llama.rope.scaling.factor", Value::F32(1.0)),
@@ -253,7 +253,7 @@ fn features_that_are_switched_off_are_none() {
             "llama.tensor_data_layout",
             Value::String("Meta AI original pth"),
         ),
-        // Not of the architecture's own keys: of no concern.
+        // Keys outside the architecture's prefix are ignored.
         ("llama2.something", Value::U32(1)),
         ("general.something", Value::U32(1)),
     ] {
@@ -346,7 +346,7 @@ fn every_tensor_must_be_there_with_its_shape_and_a_type_that_is_computed_with() 
 }
 
 #[test]
-fn tensors_that_nothing_would_use_are_refused() {
+fn unused_tensors_are_refused() {
     for extra in [
         "rope_factors_long.weight",
         "blk.0.attn_q.bias",

@@ -1,4 +1,4 @@
-//! Tokenizer and template of a file, checked together: what `chat` refuses, `inspect` says.
+//! Tokenizer and template of a file, checked together: `inspect` reports the refusals of `chat`.
 #![allow(clippy::unwrap_used)]
 
 use hearthnet_model::gguf::Value;
@@ -21,11 +21,11 @@ fn inspected(model: &ModelFile) -> Inspection {
     inspect(model, Manifest::of(model, &mut |_, _| {}).weights_id())
 }
 
-/// A template whose marks no id of the metadata names.
+/// Template with marks that no id of the metadata names.
 const OTHER_MARKS: &str =
     "{% for m in messages %}<|start|>{{ m.role }}<|sep|>{{ m.content }}<|im_end|>{% endfor %}";
 
-/// The tiny model with [`OTHER_MARKS`], which its vocabulary has as tokens of this type.
+/// The tiny model with [`OTHER_MARKS`], and their tokens of this type in its vocabulary.
 fn other_marks(kind: i32) -> ModelFile {
     const KEYS: [&str; 3] = [
         "tokenizer.chat_template",
@@ -117,16 +117,16 @@ fn a_vocabulary_larger_than_the_embedding_is_refused_with_both_sizes() {
 }
 
 #[test]
-fn what_a_file_lacks_is_named_and_nothing_else() {
+fn only_the_missing_part_is_named() {
     let no_pre = tiny(&["tokenizer.ggml.pre"], |_| ());
     let said = no_pre.text().unwrap_err().to_string();
     assert!(said.contains("`tokenizer.ggml.pre`"), "{said}");
-    assert!(!said.contains("carries no tokenizer"), "{said}");
+    assert!(!said.contains("it has no tokenizer"), "{said}");
     let none = tiny(&["tokenizer.ggml.model"], |_| ());
     let said = none.text().unwrap_err().to_string();
-    assert!(said.contains("carries no tokenizer"), "{said}");
+    assert!(said.contains("it has no tokenizer"), "{said}");
 
-    // Only templates for other uses: `chat --raw` is left.
+    // Only named templates: `chat --raw` still works.
     let named = tiny(&["tokenizer.chat_template"], |writer| {
         let text = Value::String("{{ 1 }}");
         writer

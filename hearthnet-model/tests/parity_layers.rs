@@ -1,20 +1,20 @@
-//! The engine against a float64 model: every layer and the logits of a short prompt.
+//! The engine against a float64 model: every layer, and the logits of a short prompt.
 //!
-//! With F32 or F16 weights no activation is quantised, so what is left between the engine and
-//! `data/parity/reference.py` is binary32 arithmetic and the roundings to half precision that the
-//! engine makes on purpose: of the residual stream after every block, and of keys and values. The
-//! reference comes in flavours (see `data/parity/README.md`) that make some of the same roundings.
+//! With F32 or F16 weights no activation is quantised. The engine then differs from
+//! `data/parity/reference.py` only by binary32 arithmetic and by deliberate roundings to half
+//! precision: of the residual stream after every block, and of keys and values. The reference has
+//! flavours (see `data/parity/README.md`) with some of the same roundings.
 //!
-//! What limits the comparison is not the sums of binary32 but that a value which they put on the
-//! other side of a rounding border is off by a whole unit of half precision (2^-11), and that the
-//! model amplifies such differences from layer to layer. So the sharpest comparisons are of the
-//! first block, and of a model whose boundary dtype is F32 (flavour *cache*), where only keys and
-//! values are rounded. numpy in binary32 with the same roundings is just as far from the float64
-//! model: 2.1e-4 (*cache*) and 1.1e-3 (*rounded*) for the median row of the worst boundary.
+//! Binary32 sums alone do not limit the comparison. But a value that they move across a rounding
+//! border is off by a whole unit of half precision (2^-11), and the model amplifies such
+//! differences from layer to layer. So the sharpest comparisons are of the first block, and of a
+//! model with boundary dtype F32 (flavour *cache*), where only keys and values are rounded. numpy
+//! in binary32 with the same roundings deviates equally from the float64 model: 2.1e-4 (*cache*)
+//! and 1.1e-3 (*rounded*) for the median row of the worst boundary.
 //!
-//! Each bound is 2 to 4 times what was observed, which is named beside it. Observations do not
-//! vary from one machine to the next, as the engine is exact; the room is for deliberate changes of
-//! its arithmetic. A mistake (eps, a RoPE angle, a scale) shows as an error of 0.01 to 1.
+//! Each bound is 2 to 4 times the observed value beside it. Observations are equal on all machines,
+//! because the engine is exact; the margin is for deliberate changes of its arithmetic. A mistake
+//! (eps, a RoPE angle, a scale) shows as an error of 0.01 to 1.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -59,7 +59,7 @@ fn reference() -> Reference {
     serde_json::from_str(include_str!("data/parity/layers.json")).unwrap()
 }
 
-/// The generator that `reference.py` draws its signs from.
+/// Generator of `reference.py` for the signs.
 fn splitmix64(mut state: u64) -> impl FnMut() -> u64 {
     move || {
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -70,7 +70,7 @@ fn splitmix64(mut state: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// What the engine computes, in the form of the reference.
+/// Results of the engine, in the form of the reference.
 struct Computed {
     /// Residual stream per boundary: `[rows, width]`.
     boundaries: Vec<Vec<f32>>,
@@ -80,7 +80,7 @@ struct Computed {
     vocab: usize,
 }
 
-/// The real model in another weight type, with a residual stream that is never rounded.
+/// The real model in another weight type, with an unrounded residual stream.
 fn unrounded(dtype: &str, directory: &Path) -> ModelFile {
     let gguf = Gguf::open(&hearthnet_testkit::variant(dtype)).unwrap();
     let mut writer = Writer::new();
@@ -111,7 +111,7 @@ fn compute(file: &ModelFile, ids: &[u32]) -> Computed {
     head.embed(ids, &mut x).unwrap();
     let mut boundaries = vec![x.clone()];
     for layer in 0..layers {
-        // A sequence belongs to the layers that it began with, so each layer gets its own.
+        // A sequence belongs to the layers of its first rows, so each layer gets its own.
         let span = Span {
             seq: engine.open().unwrap(),
             position: 0,
@@ -132,10 +132,10 @@ fn compute(file: &ModelFile, ids: &[u32]) -> Computed {
     }
 }
 
-/// Every row's distance from the reference as a part of its norm, per boundary.
+/// Relative distance of every row from the reference, per boundary.
 ///
-/// A projection on random signs of an error vector has the error's squared length as its mean
-/// square, so the root mean square of a few is an estimate of it over all of the row.
+/// The mean square of a projection of the error on random signs is the error's squared length. So
+/// the root mean square of a few projections estimates its length.
 fn boundary_errors(computed: &Computed, flavour: &Flavour, reference: &Reference) -> Vec<Vec<f64>> {
     let mut next = splitmix64(reference.sign_seed);
     let signs: Vec<f64> = (0..reference.projections * computed.width)
@@ -170,12 +170,12 @@ fn boundary_errors(computed: &Computed, flavour: &Flavour, reference: &Reference
 /// Worst errors of the logits over all rows.
 #[derive(Debug, Default)]
 struct LogitErrors {
-    /// Of the likeliest tokens' logits and of the sampled ones, as a part of the root mean square
-    /// of the row.
+    /// Error of the likeliest and the sampled tokens' logits, relative to the row's root mean
+    /// square.
     value: f64,
-    /// Of the norm, relative.
+    /// Relative error of the norm.
     norm: f64,
-    /// Of the log-sum-exp: an absolute error of log-probabilities.
+    /// Absolute error of the log-sum-exp, and so of log-probabilities.
     log_sum_exp: f64,
 }
 
@@ -211,7 +211,7 @@ fn logit_errors(computed: &Computed, flavour: &Flavour, sampled: &[usize]) -> Lo
     worst
 }
 
-/// What a comparison must stay below, as parts of a row's norm or (logits) of its RMS.
+/// Bounds of a comparison, relative to a row's norm or (logits) its RMS.
 struct Bounds {
     /// Worst row after the first block, before any amplification.
     first_block: f64,
@@ -245,7 +245,7 @@ fn check(file: &ModelFile, flavour: &str, bounds: &Bounds) {
     assert!(logits.value <= bounds.logits, "{logits:?}");
     assert!(logits.norm <= bounds.logits, "{logits:?}");
     assert!(logits.log_sum_exp <= bounds.log_sum_exp, "{logits:?}");
-    // What greedy decoding sees, but for rows whose two likeliest tokens are about even.
+    // The greedy choice, except in rows whose two likeliest tokens are nearly equal.
     let mut decided = 0;
     let rows = computed.logits.chunks_exact(computed.vocab);
     for (row, expected) in rows.zip(&flavour.logits) {

@@ -1,8 +1,8 @@
-//! Quantised files over a text, next to llama.cpp on the same files.
+//! Quantised files over a text, compared with llama.cpp on the same files.
 //!
-//! Perplexity is computed as llama.cpp's `llama-perplexity` does by default: windows of 512 tokens
-//! that do not overlap (what is left over is dropped), each with an empty cache; the first half is
-//! context, and rows 256 to 510 of a window predict the token behind them. SmolLM2 wants no BOS.
+//! Perplexity is computed as in llama.cpp's `llama-perplexity` with defaults: windows of 512 tokens
+//! without overlap (the remainder is dropped), each with an empty cache. The first half is context,
+//! and rows 256 to 510 of a window predict the next token. SmolLM2 uses no BOS.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 struct Perplexity {
     context: usize,
     ids: Vec<Vec<u32>>,
-    /// By the SHA-256 of the file.
+    /// Keyed by the SHA-256 of the file.
     files: HashMap<String, Measured>,
 }
 
@@ -37,7 +37,7 @@ fn sha256(path: &Path) -> String {
     hex::encode(digest)
 }
 
-/// Runs the windows, and hands out the log-probabilities of every scored row:
+/// Runs the windows, and passes the log-probabilities of every scored row to `each`:
 /// `(window, position, log-probabilities of the next token)`.
 fn score(file: &ModelFile, data: &Perplexity, mut each: impl FnMut(usize, usize, &[f64])) {
     let options = EngineOptions::default();
@@ -68,7 +68,7 @@ fn score(file: &ModelFile, data: &Perplexity, mut each: impl FnMut(usize, usize,
     }
 }
 
-/// Our perplexity of the text, and what llama.cpp's is on the very same file.
+/// Our perplexity of the text, and llama.cpp's on the same file.
 fn perplexities(dtype: &str) -> (f64, f64) {
     let data = perplexity_data();
     let path = hearthnet_testkit::variant(dtype);
@@ -125,13 +125,13 @@ fn perplexity_of_q4_0_is_within_a_percent_of_llama_cpp() {
     within_a_percent("q4_0");
 }
 
-/// Quantising activations loses something on top of what quantised weights lost. This is that
-/// loss: the KL divergence from a float64 model with the dequantised weights of the same file.
+/// Loss by quantised activations, in addition to that by quantised weights: the KL divergence from
+/// a float64 model with the dequantised weights of the same file.
 ///
-/// Both engines quantise activations to eight bits in blocks of 32, so their losses are of one
-/// size but fall on different tokens. Whether ours is larger is decided as for any two such
-/// samples: by the mean of the differences, position by position, against its standard error.
-/// Twice that error is 12% of llama.cpp's loss here; one bit less would quadruple the loss.
+/// Both engines quantise activations to eight bits in blocks of 32, so their losses have the same
+/// size but fall on different tokens. Ours is larger if the mean of the differences by position
+/// exceeds twice its standard error. Twice that error is 12% of llama.cpp's loss here; one bit less
+/// would quadruple the loss.
 #[test]
 fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
     let data = Predictions::stored();
@@ -163,11 +163,11 @@ fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
         difference <= 2.0 * error,
         "{ours} against {theirs} +- {error}"
     );
-    // The comparison means something only while it can tell such losses apart.
+    // The comparison is meaningful only if it can distinguish such losses.
     assert!(error <= 0.1 * theirs, "{error} of {theirs}");
 }
 
-/// Of a sample: its mean, and the standard error of that.
+/// Mean of a sample, and its standard error.
 fn mean_and_error(sample: &[f64]) -> (f64, f64) {
     let n = sample.len() as f64;
     let mean = sample.iter().sum::<f64>() / n;

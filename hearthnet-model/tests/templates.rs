@@ -1,5 +1,5 @@
-//! llama.cpp's collection of chat templates against Jinja2 as transformers sets it up
-//! (`data/templates/expected.json`), and the text that people type in each of them.
+//! llama.cpp's collection of chat templates against Jinja2 as transformers configures it
+//! (`data/templates/expected.json`), and typed control tokens in each of them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_model::fuzzing;
@@ -15,12 +15,12 @@ struct Reference {
     now: u64,
     /// Templates that are not in the collection.
     shapes: BTreeMap<String, String>,
-    /// The variables of each, in the order in which they were written.
+    /// Variables of each conversation, in their original order.
     conversations: BTreeMap<String, BTreeMap<String, Value>>,
     cases: BTreeMap<String, BTreeMap<String, Expected>>,
 }
 
-/// What Jinja2 makes of a template and a conversation.
+/// Result of Jinja2 for a template and a conversation.
 #[derive(serde::Deserialize)]
 #[serde(untagged)]
 enum Expected {
@@ -32,7 +32,7 @@ enum Expected {
     Refused {
         refused: String,
     },
-    /// The template errs.
+    /// The template fails.
     Failed {
         #[serde(rename = "failed")]
         _why: String,
@@ -42,8 +42,8 @@ enum Expected {
 static REFERENCE: LazyLock<Reference> =
     LazyLock::new(|| serde_json::from_str(include_str!("data/templates/expected.json")).unwrap());
 
-/// Jinja2 has a type for text that is "safe", and escapes what is added to it for HTML. Here a
-/// prompt is never HTML.
+/// Jinja2 has a type for "safe" text, and escapes text added to it for HTML. In HearthNet a prompt
+/// is never HTML.
 const ESCAPED: &str = "meetkai-functionary-medium-v3.1";
 
 fn source(name: &str) -> String {
@@ -58,10 +58,10 @@ fn template(name: &str) -> ChatTemplate {
         .with_clock(|| TemplateTime::from_unix(REFERENCE.now))
 }
 
-/// The variables of a conversation, as a template gets them.
+/// Variables of a conversation, as a template gets them.
 fn variables(conversation: &BTreeMap<String, Value>) -> Value {
     let messages = conversation["messages"].try_iter().unwrap();
-    // transformers gives what the model thought two names.
+    // transformers defines the reasoning under two names.
     let messages = messages.map(|message| {
         let thought = message.get_attr("reasoning_content").unwrap();
         let fields = message.try_iter().unwrap().map(|key| {
@@ -108,7 +108,7 @@ fn every_template_gives_the_text_of_jinja2() {
                 (Ok(text), Expected::Text(expected)) => text == expected,
                 (Ok(text), Expected::Hash { sha256: hash }) => sha256(text) == *hash,
                 (Err(TemplateError::Refused(why)), Expected::Refused { refused }) => why == refused,
-                // What fails in Python may work here, but must come to an end.
+                // Templates that fail in Python may work here, but must terminate.
                 (_, Expected::Failed { .. }) => continue,
                 _ => false,
             };

@@ -1,4 +1,4 @@
-//! Replays the corpus of the text fuzz targets, and feeds them what chance makes of its pieces.
+//! Replays the corpus of the text fuzz targets, and runs them on random combinations of its pieces.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn the_corpus_of_every_target_passes() {
     replay("stop", fuzzing::stop);
 }
 
-/// Texts put together from `pieces` and any other character.
+/// Texts made of `pieces` and arbitrary characters.
 fn from(pieces: &'static [&'static str]) -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         6 => prop::sample::select(pieces).prop_map(str::to_owned),

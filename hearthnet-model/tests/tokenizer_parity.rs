@@ -1,5 +1,5 @@
-//! Token ids against llama.cpp's own, on the corpus of `data/tokenizer/ids.json`, with the real
-//! model's vocabulary and SentencePiece ones (`data/tokenizer/more_ids.json`).
+//! Token ids against llama.cpp's, on the corpus of `data/tokenizer/ids.json`, with the real model's
+//! vocabulary and with SentencePiece ones (`data/tokenizer/more_ids.json`).
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_model::gguf::Gguf;
@@ -30,7 +30,7 @@ impl Reference {
             .collect()
     }
 
-    /// The ids of each text; `None` where the file leaves them out.
+    /// Ids of each text; `None` if the file omits them.
     fn ids(&self, key: &str) -> Vec<Option<Vec<u32>>> {
         let ids = |row: &Value| {
             let ids = row
@@ -43,14 +43,14 @@ impl Reference {
     }
 }
 
-/// The real model's own ids.
+/// Key of the real model's own ids.
 const OWN: &str = "smollm_plain";
 
 fn model() -> Gguf {
     Gguf::open(&hearthnet_testkit::smollm2()).unwrap()
 }
 
-/// Compares all texts and shows the first few that differ.
+/// Compares all texts, and shows the first few that differ.
 fn assert_same_ids(tokenizer: &Tokenizer, special: Special, key: &str, fallback: &str) {
     let reference = Reference::read();
     let expected = reference.ids(key);
@@ -141,7 +141,7 @@ fn every_text_of_the_corpus_comes_back_from_its_ids() {
     let tokenizer = Tokenizer::from_gguf(&model()).unwrap();
     for text in Reference::read().texts() {
         let ids = tokenizer.encode(text, Special::Plain).unwrap();
-        // SmolLM2 has no token for some bytes; llama.cpp leaves them out, and so do we.
+        // SmolLM2 has no token for some bytes; llama.cpp drops them, and so does HearthNet.
         let whole = |byte: &u8| tokenizer.encodes_byte(*byte);
         let expected: Vec<u8> = text.bytes().filter(whole).collect();
         let bytes = ids

@@ -1,4 +1,4 @@
-//! Weights identity: what it depends on, what it does not, and what a manifest proves.
+//! Weights identity: its inputs, and the proofs of a manifest.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
@@ -23,7 +23,7 @@ fn manifest(tiny: &TinyLlama) -> Manifest {
     Manifest::of(&model(tiny), &mut |_, _| {})
 }
 
-/// A tiny model in which the last bit of a tensor is changed.
+/// Tiny model with the last bit of a tensor changed.
 fn damaged(tiny: &TinyLlama, tensor: &str) -> ModelFile {
     let mut bytes = tiny.bytes();
     let info = Gguf::from_bytes(bytes.clone())
@@ -235,7 +235,7 @@ fn progress_reaches_the_total_exactly_once() {
     assert_eq!(seen.iter().filter(|(done, _)| *done == bytes).count(), 1);
 }
 
-/// Opens the file and says whether its manifest had to be computed.
+/// Opens the file, and tells whether its manifest had to be computed.
 fn hashed(path: &Path) -> (WeightsId, bool) {
     let mut hashed = false;
     let manifest = ModelFile::open(path)
@@ -265,7 +265,7 @@ fn a_manifest_is_kept_beside_the_model_and_not_replaced_by_that_of_another_file(
         .unwrap();
     let id = manifest(&other).weights_id();
     assert_eq!(hashed(&path), (id, true));
-    // Nobody has said that this may be another model now.
+    // The other model was not accepted, so it is not recorded.
     assert_eq!(hashed(&path), (id, true));
     let open = ModelFile::open(&path).unwrap();
     let refused = open.check(None, &mut |_, _| {}).unwrap_err();
@@ -276,7 +276,7 @@ fn a_manifest_is_kept_beside_the_model_and_not_replaced_by_that_of_another_file(
     assert_eq!(names, 2, "the model and its manifest, nothing half-written");
 }
 
-/// Changes one byte and puts the time of modification back.
+/// Changes one byte and restores the modification time.
 fn change(path: &Path, at: usize) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = fs::read(path).unwrap();
@@ -305,7 +305,7 @@ fn a_byte_that_changed_under_the_same_time_is_seen_wherever_it_lies() {
         assert_eq!(file_state(&path), FileState::Changed);
         let error = check().unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
-        // It is not what it was until it is what it was.
+        // The file is refused until the byte is restored.
         assert!(check().is_err());
         change(&path, at);
         assert_eq!(check().unwrap(), good);
@@ -340,7 +340,7 @@ fn another_boundary_is_another_model_of_the_same_file() {
 }
 
 #[test]
-fn what_is_kept_for_another_model_or_damaged_is_not_believed() {
+fn a_record_of_another_model_or_a_damaged_record_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let tiny = TinyLlama::default();
     let path = tiny.write(directory.path());
@@ -353,7 +353,7 @@ fn what_is_kept_for_another_model_or_damaged_is_not_believed() {
         fs::write(&kept, damage).unwrap();
         assert_eq!(hashed(&path), (id, true));
     }
-    // A model of the same size and time whose tensors are others.
+    // A model of the same size and time with other tensors.
     let other = TinyLlama {
         heads: 2,
         kv_heads: 1,
@@ -372,7 +372,7 @@ fn what_is_kept_for_another_model_or_damaged_is_not_believed() {
 }
 
 #[test]
-fn a_record_that_somebody_else_wrote_is_not_believed() {
+fn a_record_without_this_users_seal_is_ignored() {
     let directory = tempfile::tempdir().unwrap();
     let tiny = TinyLlama::default();
     let path = tiny.write(directory.path());
@@ -380,7 +380,7 @@ fn a_record_that_somebody_else_wrote_is_not_believed() {
     let kept = record_path(&path);
     let record = fs::read(&kept).unwrap();
 
-    // The same in its form, without the proof and with another one.
+    // A record without a seal, and one with a wrong seal.
     fs::write(&kept, &record[32..]).unwrap();
     assert_eq!(file_state(&path), FileState::Unverified);
     let mut other = record.clone();
@@ -407,7 +407,7 @@ fn tokenizer_and_template_have_an_identity_of_their_own() {
         let found = bytes.windows(key.len()).position(|w| w == key.as_bytes());
         found.unwrap() + key.len()
     };
-    // Behind the key its type and its length.
+    // Its type and length follow the key.
     for (at, same) in [
         (place("tokenizer.chat_template") + 12, false),
         (place("tokenizer.ggml.bos_token_id") + 4, false),
@@ -429,7 +429,7 @@ fn a_place_that_cannot_be_written_is_no_error() {
     let directory = tempfile::tempdir().unwrap();
     let tiny = TinyLlama::default();
     let path = tiny.write(directory.path());
-    // A directory in the way stops even a user who may write everywhere.
+    // A directory of the same name stops even root.
     let kept = path.with_file_name(format!("{}.hearthnet", path.file_name().unwrap().display()));
     fs::create_dir(&kept).unwrap();
     fs::write(kept.join("occupied"), "").unwrap();
@@ -534,7 +534,7 @@ fn a_truncated_manifest_is_refused_at_every_length() {
     }
 }
 
-/// Set `HEARTHNET_WRITE_CORPUS=1` to write the first file after changing the format.
+/// `HEARTHNET_WRITE_CORPUS=1` writes the first file after a change of the format.
 #[test]
 fn every_file_of_the_fuzzers_corpus_is_survived() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/manifest");

@@ -1,11 +1,10 @@
 //! Where the layers run: on this machine, or on hosts.
 //!
-//! A [`Backend`] takes rows of one sequence and gives back the last one, having
-//! been through every block. The chat above it cannot tell one from another, and
-//! neither can the answer: the arithmetic is the same to the bit.
+//! A [`Backend`] runs rows of one sequence through all of its blocks and returns the last row.
+//! Local and remote backends compute the same result, to the bit.
 //!
-//! Backends nest: one that runs some of the layers hands its rows to one that runs the next ones
-//! ([`private_layers`](crate::private_layers)). One that does not have the last layer gives back all rows.
+//! Backends nest: one that runs some of the layers passes its rows to one that runs the next
+//! ([`private_layers`](crate::private_layers)). A backend without the last layer returns all rows.
 
 use std::time::Duration;
 
@@ -17,32 +16,30 @@ use crate::error::ChatError;
 use crate::frames::Frame;
 pub use crate::frames::{HopTimes, RouteHop};
 
-/// What a run needs of its caller.
+/// Cancellation and notifications of a run.
 pub struct Run<'a> {
-    /// Set when the caller gives up.
     pub cancel: &'a Cancel,
-    /// Hears what becomes of the sequence and of its hosts: how much of a prompt is through, after
-    /// every piece (whoever listens passes on what it has use for); which host has failed, or is
-    /// waited for; who took over.
+    /// Receives frames about the sequence and its hosts: prompt progress after every chunk (the
+    /// receiver may thin it out), hosts that failed or are waited for, failovers.
     pub notify: &'a mut dyn FnMut(Frame),
 }
 
-/// Rows that are handed in.
+/// Rows submitted to a backend.
 #[derive(Clone, Copy)]
 #[allow(clippy::exhaustive_structs)] // Built by every caller, read by every backend.
 pub struct Rows<'a> {
-    /// Of the first of them, in the sequence. What it held from there on is forgotten first, so that
-    /// a caller can go back and continue differently.
+    /// Position of the first row. The backend first truncates the sequence to it, so that a caller
+    /// can go back and continue differently.
     pub position: u32,
     /// `[n, width]`, boundary-representable, `n >= 1`.
     pub values: &'a [f32],
-    /// So many follow behind these, in further calls, before the output is asked for: hosts begin
-    /// with what is there.
+    /// Number of rows that further calls submit before the output is requested; hosts start with
+    /// the first ones.
     pub more: u32,
 }
 
 impl<'a> Rows<'a> {
-    /// All rows of a call, from `position` on.
+    /// All rows of a call, starting at `position`.
     pub fn at(position: u32, values: &'a [f32]) -> Self {
         Self {
             position,
@@ -52,44 +49,44 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Rows that have been through every block, on their way.
+/// Future of the rows that have passed every block.
 pub type Output<'a> = LocalBoxFuture<'a, Result<Vec<f32>, ChatError>>;
 
-/// Runs the blocks of a model over one sequence, on the loop (`steps.rs`) of its chat. One that wraps
-/// another does what [`Backend::inner`] does wherever it does not say otherwise.
+/// Runs the blocks of a model over one sequence, on its chat's step loop (`chat_loop.rs`). The
+/// default methods of a wrapper forward to [`Backend::inner`].
 pub trait Backend: Send {
-    /// Hands in rows. What can be sent to hosts is on its way at the next boundary (`steps.rs`) after
-    /// this, so that they work while the caller does something else; what goes wrong is told by
-    /// [`Backend::output`], which must follow.
+    /// Submits rows. They are sent to hosts by the next boundary (`chat_loop.rs`), so that the
+    /// hosts compute while the caller does other work. Errors are reported by [`Backend::output`],
+    /// which must follow.
     fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()>;
 
-    /// Waits until the rows handed in have been through every block; the last one, as it leaves the
-    /// last block (`[width]`). Where the last block is not the model's, all rows handed in since the
-    /// last output, and those before them may precede them.
+    /// Waits until the submitted rows have passed every block, and returns the last row
+    /// (`[width]`). A backend without the model's last block returns all rows submitted since the
+    /// last output, possibly preceded by earlier ones.
     ///
     /// # Errors
-    /// Any [`ChatError`]; the backend is then fit for nothing but being dropped.
+    /// Any [`ChatError`]; the backend must then be dropped.
     fn output<'a>(&'a mut self, run: &'a mut Run<'_>) -> Output<'a>;
 
-    /// The backend that this one wraps, if it wraps one.
+    /// The wrapped backend, if there is one.
     fn inner(&self) -> Option<&dyn Backend> {
         None
     }
 
-    /// The same, to be told something.
+    /// The wrapped backend, mutable.
     fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
         None
     }
 
-    /// What a row takes a layer that this machine runs itself: hosts are measured by it where they
-    /// have nobody else beside them.
-    fn beside(&mut self, per_layer: Duration) {
+    /// Sets this machine's own time per row and layer. It is the reference for hosts that have no
+    /// other host to be compared with.
+    fn set_reference_speed(&mut self, per_layer: Duration) {
         if let Some(inner) = self.inner_mut() {
-            inner.beside(per_layer);
+            inner.set_reference_speed(per_layer);
         }
     }
 
-    /// The hosts in order of layers.
+    /// Hops in layer order.
     fn route(&self) -> Vec<RouteHop> {
         self.inner().map_or_else(Vec::new, Backend::route)
     }
@@ -99,29 +96,28 @@ pub trait Backend: Send {
         self.inner().map_or_else(Vec::new, Backend::times)
     }
 
-    /// A new call begins: times and failures are counted from here on. It may come to so many
-    /// positions: hosts are asked whether they could hold them, before the first row is sent. More
-    /// may be submitted all the same.
+    /// Starts a call: resets its times and failures. Before the first row, hosts are asked for room
+    /// for `positions`; more may be submitted.
     fn begin_call(&mut self, positions: u32) {
         if let Some(inner) = self.inner_mut() {
             inner.begin_call(positions);
         }
     }
 
-    /// The call has ended, and nothing is asked until the next one begins: hosts that want to
-    /// leave need not wait for this sequence.
+    /// Ends the call: the sequence is idle until the next one, so hosts that leave need not wait
+    /// for it.
     fn end_call(&mut self) {
         if let Some(inner) = self.inner_mut() {
             inner.end_call();
         }
     }
 
-    /// Its name in the flight record, if it is kept there.
+    /// Id of the pipeline in the flight record, if it is recorded there.
     fn pipeline(&self) -> Option<PipelineId> {
         self.inner().and_then(Backend::pipeline)
     }
 
-    /// Whether it could take another call, as far as is known here without asking anyone.
+    /// Returns true if the backend could take another call, judged by local state only.
     fn is_alive(&self) -> bool {
         self.inner().is_none_or(Backend::is_alive)
     }
@@ -130,9 +126,9 @@ pub trait Backend: Send {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::steps::block_on;
+    use crate::chat_loop::block_on;
 
-    /// [`Backend::submit`], then [`Backend::output`], on a loop of its own.
+    /// Runs [`Backend::submit`] and [`Backend::output`] on their own loop.
     pub(crate) fn run_rows(
         backend: &mut dyn Backend,
         position: u32,

@@ -1,10 +1,9 @@
-//! Batches that form by themselves: chats that want the same kind of work done at the same time
-//! have it done at once.
+//! Batches of jobs that several chats submit at the same time.
 //!
-//! Weights are read from memory once per batch, whatever its size, and reading them is most of
-//! what a row costs. The first chat that comes while nothing is computed *leads*: it waits for a
-//! [boundary](crate::steps), by which everybody who was ready has come as well, and has computed
-//! for all. Jobs that come meanwhile wait; then the first of them leads.
+//! Weights are read from memory once per batch, whatever its size, and reading them is most of the
+//! cost of a row. While no batch runs, the first chat to submit a job becomes the *leader*. It
+//! waits for a [boundary](crate::chat_loop), by which all ready chats have submitted theirs, and
+//! runs the batch for all. Jobs submitted meanwhile wait; the first of them leads the next batch.
 //!
 //! ```text
 //! A: boundary, runs a, b ──────────┐ result to B, "lead" to C
@@ -13,12 +12,12 @@
 //! D:                 waits .....................................└►
 //! ```
 //!
-//! A batch has the jobs of half the chats at most: these are then with one host while the others
-//! are with another. Chats that no host computes for have nobody to alternate with, and are taken
-//! all at once. The results of a batch come at once, so that those who were in it stay together.
+//! A batch takes the jobs of at most half of the hosted chats, so that hosts compute for one half
+//! while this machine computes for the other. Chats without hosts do not alternate, and are all
+//! taken. The results of a batch are delivered together, so that its chats stay in step.
 //!
-//! A lone chat computes on its own thread; among others a batch is computed on another one, for
-//! meanwhile the loop passes their rows on from host to host.
+//! A lone chat computes on its own thread. A batch of several chats runs on a blocking thread, so
+//! that the loop can forward rows between hosts meanwhile.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,82 +27,83 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::steps;
+use crate::chat_loop;
 
-/// Where jobs `J` become results `R`, in batches.
+/// Runs jobs `J` in batches, with results `R`.
 pub(crate) struct Batcher<J, R> {
     queue: Mutex<Queue<J, R>>,
-    /// Twice the most jobs that a batch has, as far as it follows from who is there.
-    halves: Arc<AtomicUsize>,
-    /// Most jobs of a batch.
+    /// Sum of attendance weights (1 per hosted chat, 2 per local one); a batch takes half of it,
+    /// rounded up.
+    attendance: Arc<AtomicUsize>,
+    /// Maximum number of jobs per batch.
     most: usize,
 }
 
-/// A chat's presence, for as long as it answers.
+/// Attendance of a chat during a call.
 #[derive(Debug)]
-pub struct Present {
-    halves: Arc<AtomicUsize>,
+pub struct AttendanceGuard {
+    attendance: Arc<AtomicUsize>,
     own: usize,
 }
 
-impl Drop for Present {
+impl Drop for AttendanceGuard {
     fn drop(&mut self) {
-        self.halves.fetch_sub(self.own, Ordering::Relaxed);
+        self.attendance.fetch_sub(self.own, Ordering::Relaxed);
     }
 }
 
 struct Queue<J, R> {
-    /// Whether somebody leads, or has been told to.
-    taken: bool,
-    /// Jobs of the batch that is computed.
+    /// True while there is a leader.
+    has_leader: bool,
+    /// Jobs of the running batch.
     computed: usize,
-    /// In order of arrival. Whoever leads is the first.
+    /// Waiting jobs in order of arrival; the leader's is the first.
     waiting: VecDeque<Waiting<J, R>>,
 }
 
 struct Waiting<J, R> {
     job: J,
-    /// `None` for whoever leads.
+    /// `None` for the leader.
     answer: Option<oneshot::Sender<Turn<R>>>,
 }
 
-/// What becomes of a job that waits.
+/// Outcome for a waiting job.
 enum Turn<R> {
-    /// Its chat leads.
+    /// The chat of the job becomes the leader.
     Lead,
-    /// Somebody has computed it.
+    /// Another leader has computed it.
     Done(R),
 }
 
 impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
-    /// For batches of `most` jobs (at least 1).
+    /// Creates a batcher for batches of at most `most` jobs (at least 1).
     pub(crate) fn new(most: usize) -> Self {
         Self {
             queue: Mutex::new(Queue {
-                taken: false,
+                has_leader: false,
                 computed: 0,
                 waiting: VecDeque::new(),
             }),
-            halves: Arc::default(),
+            attendance: Arc::default(),
             most: most.max(1),
         }
     }
 
-    /// Says that a chat will have jobs: how many a batch has follows from who is there. `hosted`:
-    /// whether it is with hosts in between.
-    pub(crate) fn attend(&self, hosted: bool) -> Present {
+    /// Registers a chat that will submit jobs, which determines the batch size. `hosted`: hosts
+    /// compute between its jobs.
+    pub(crate) fn attend(&self, hosted: bool) -> AttendanceGuard {
         let own = if hosted { 1 } else { 2 };
-        self.halves.fetch_add(own, Ordering::Relaxed);
-        Present {
-            halves: Arc::clone(&self.halves),
+        self.attendance.fetch_add(own, Ordering::Relaxed);
+        AttendanceGuard {
+            attendance: Arc::clone(&self.attendance),
             own,
         }
     }
 
-    /// Has a job done, together with those of other chats. `work` makes as many results of a
-    /// batch, in the same order; it may be that of another chat that runs.
+    /// Runs a job together with those of other chats. `work` returns one result per job of a batch,
+    /// in the same order; the `work` of another chat may run instead.
     ///
-    /// Returns the result; `None` if whoever computed has panicked. Takes as many batches as there
+    /// Returns `None` if the leader has panicked. A job waits for at most as many batches as there
     /// are chats before this one.
     pub(crate) async fn run(
         &self,
@@ -117,9 +117,9 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
             return Some(result);
         }
         let next = WhenDone(self);
-        steps::boundary().await;
+        chat_loop::boundary().await;
         let (jobs, answers) = self.take();
-        let results = if steps::is_alone() {
+        let results = if chat_loop::is_alone() {
             work(jobs)
         } else {
             let work = tokio::task::spawn_blocking(move || work(jobs));
@@ -129,16 +129,16 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
         let mut results = results.into_iter();
         let own = results.next()?;
         for (answer, result) in answers.into_iter().zip(results) {
-            // A chat waits until it is answered.
+            // The chat may have been cancelled.
             let _ = answer.send(Turn::Done(result));
         }
         Some(own)
     }
 
-    /// What a job's chat waits for, or nothing if it leads.
+    /// Queues a job. Returns its receiver, or `None` if its chat leads.
     fn wait_for_turn(&self, job: J) -> Option<oneshot::Receiver<Turn<R>>> {
         let mut queue = self.queue.lock();
-        let (answer, turn) = match std::mem::replace(&mut queue.taken, true) {
+        let (answer, turn) = match std::mem::replace(&mut queue.has_leader, true) {
             true => Some(oneshot::channel()).unzip(),
             false => (None, None),
         };
@@ -146,9 +146,9 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
         turn
     }
 
-    /// The jobs of the next batch, the leader's first, and who waits for the others.
+    /// Takes the next batch: its jobs, the leader's first, and the senders of the others.
     fn take(&self) -> (Vec<J>, Vec<oneshot::Sender<Turn<R>>>) {
-        let enough = self.halves.load(Ordering::Relaxed).div_ceil(2);
+        let enough = self.attendance.load(Ordering::Relaxed).div_ceil(2);
         let mut queue = self.queue.lock();
         let count = enough.clamp(1, self.most).min(queue.waiting.len());
         queue.computed = count;
@@ -160,7 +160,7 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
         (jobs, answers)
     }
 
-    /// Jobs that wait or are computed.
+    /// Jobs that wait or run.
     pub(crate) fn asking(&self) -> usize {
         let queue = self.queue.lock();
         queue.computed + queue.waiting.len()
@@ -168,16 +168,16 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
 }
 
 impl<J, R> fmt::Debug for Batcher<J, R> {
-    /// Without jobs and results: they are activations.
+    /// Omits jobs and results, which are activations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Batcher")
-            .field("halves", &self.halves)
+            .field("attendance", &self.attendance)
             .field("most", &self.most)
             .finish_non_exhaustive()
     }
 }
 
-/// Lets the next one lead when it goes, whatever became of the work.
+/// Makes the next waiting job the leader when dropped, even after a panic.
 struct WhenDone<'a, J, R>(&'a Batcher<J, R>);
 
 impl<J, R> Drop for WhenDone<'_, J, R> {
@@ -192,21 +192,21 @@ impl<J, R> Drop for WhenDone<'_, J, R> {
             // Its chat is gone.
             queue.waiting.pop_front();
         }
-        queue.taken = false;
+        queue.has_leader = false;
     }
 }
 
 #[cfg(test)]
 impl<J, R> Batcher<J, R> {
-    /// Makes all jobs wait until what is returned is dropped.
+    /// Blocks all jobs until the returned guard is dropped.
     pub(crate) fn keep_busy(&self) -> impl Drop + use<'_, J, R> {
-        self.queue.lock().taken = true;
+        self.queue.lock().has_leader = true;
         WhenDone(self)
     }
 
-    /// Whether nobody computes and nobody waits.
+    /// Returns true if no job runs or waits.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.queue.lock();
-        !queue.taken && queue.waiting.is_empty()
+        !queue.has_leader && queue.waiting.is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! Which layers of which models the community serves: advertisements, gathered by model.
+//! Coverage of models by the community: advertisements grouped by model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,26 +7,26 @@ use hearthnet_bus::log::Advert;
 
 use crate::placement::{Held, missing};
 
-/// A model, and who serves what of it.
+/// Model, and the hosts that serve its layers.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Coverage<'a> {
-    /// Catalogue ids or file stems, the one that most hosts use first: the same weights may lie in
-    /// files of several names.
+    /// Catalogue ids or file stems, most frequent first: the same weights may be stored under
+    /// several names.
     pub names: Vec<&'a str>,
-    /// Identity of the weights.
     pub weights: &'a str,
-    /// Layers of the whole model.
+    /// Number of layers of the whole model.
     pub total: u32,
-    /// The advertisements, by first layer.
+    /// Advertisements, by first layer.
     pub shards: Vec<&'a Advert>,
-    /// Layers that nobody serves who answers.
+    /// Layers that no reachable host serves.
     pub missing: Vec<(u32, u32)>,
 }
 
 impl<'a> Coverage<'a> {
-    /// Hosts by the identity of the tokenizer and the chat template in their files (`specs/weights-identity.md`),
-    /// those that say it. More than one: somebody's file makes something else of the same words.
+    /// Hosts by the identity of the tokenizer and chat template in their files
+    /// (`specs/weights-identity.md`), if they advertise it. If there is more than one, some files
+    /// turn the same text into other tokens.
     pub fn by_text(&self) -> BTreeMap<&'a str, BTreeSet<NodeId>> {
         let mut texts: BTreeMap<&str, BTreeSet<NodeId>> = BTreeMap::new();
         for advert in &self.shards {
@@ -38,8 +38,8 @@ impl<'a> Coverage<'a> {
     }
 }
 
-/// Gathers advertisements by weights: two files of one name are two models, and one model under two
-/// names is one. `answers`: whether a host can be reached, as far as is known.
+/// Groups advertisements by weights: two files with the same name are two models, and one model
+/// under two names is one. `answers` tells whether a host is reachable, as far as known.
 pub fn by_model<'a>(
     adverts: impl Iterator<Item = &'a Advert>,
     answers: impl Fn(&NodeId) -> bool,
@@ -75,7 +75,7 @@ pub fn by_model<'a>(
         .collect()
 }
 
-/// What others than `own` serve of the model that `mine` describes.
+/// Layers of a model that hosts other than `own` serve.
 pub fn held_by_others<'a>(
     adverts: impl Iterator<Item = &'a Advert>,
     own: NodeId,
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_model_lists_its_shards_in_order_and_what_is_missing() {
+    fn each_model_lists_its_shards_in_order_and_its_missing_layers() {
         let all = [
             advert(1, "m", "a", 20, 29),
             advert(2, "m", "a", 0, 9),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_fills_no_gap() {
+    fn unreachable_hosts_do_not_cover_layers() {
         let all = [advert(1, "m", "a", 0, 14), advert(2, "m", "a", 15, 29)];
         let models = by_model(all.iter(), |host| *host != all[1].author);
         assert_eq!(models[0].missing, [(15, 29)]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_whose_files_make_something_else_of_text_are_told_apart() {
+    fn hosts_with_different_tokenizers_are_told_apart() {
         let says = |seed, text: &str| {
             let mut one = advert(seed, "m", "a", 0, 29);
             one.descriptor.software = format!("hearthnet/0.1.0{text}");

@@ -1,20 +1,20 @@
-//! What can go wrong in a chat, with the stable codes of M26 section 6.
+//! Errors of a chat, with their stable codes.
 
 use crate::router::RouteError;
 use hearthnet_transport::Code;
 
-/// Who caused a failure.
+/// Party that caused a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
     /// This program or this machine.
     Us,
-    /// A host that takes part.
+    /// A participating host.
     Peer,
     /// The caller's request.
     User,
 }
 
-/// Why a chat ended without an answer.
+/// Reason that a chat ended without an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
@@ -24,23 +24,23 @@ pub enum ChatError {
     /// No set of hosts covers the model, or a host refused or was lost.
     #[error("{0}")]
     ShardUnavailable(String),
-    /// A host made no progress within the health timeout, or returned numbers that cannot be right.
+    /// A host made no progress within the health timeout, or returned implausible rows.
     #[error("{0}")]
     PipelineStalled(String),
     /// A host holds other weights than this chat needs.
     #[error("{0}")]
     WeightsMismatch(String),
-    /// The hosts that have the layers compute with another arithmetic than this chat may have.
+    /// The available hosts compute with an arithmetic that this chat does not allow.
     #[error("{0}")]
     ArithmeticMismatch(String),
-    /// The request makes no sense for this model.
+    /// The request is invalid for this model.
     #[error("{0}")]
     BadRequest(String),
-    /// What a block of the model computes from this text leaves the range of the boundary dtype. No host is
-    /// at fault: every exact engine says the same.
+    /// An activation leaves the range of the boundary dtype. No host is at fault: every exact
+    /// engine reports it for this text.
     #[error("{0}")]
     BoundaryOverflow(String),
-    /// The prompt alone does not fit into what the model reads.
+    /// The prompt alone exceeds the model's context.
     #[error("the prompt has {tokens} tokens, this model reads at most {context}")]
     TooLong {
         /// Tokens of the prompt.
@@ -48,16 +48,16 @@ pub enum ChatError {
         /// Longest sequence of the model.
         context: u32,
     },
-    /// The caller gave up.
+    /// The caller cancelled.
     #[error("cancelled")]
     Cancelled,
-    /// As many chats run and wait as this node allows, or its memory is taken by them.
+    /// The queue of this node is full, or its chats use all of its memory.
     #[error("{0}")]
     Busy(String),
-    /// The hosts have the layers, and no room: as many chats run there as may.
+    /// The hosts have the layers, but no free stream or memory.
     #[error("{0}")]
     HostsFull(String),
-    /// This node is about to stop and takes no more chats.
+    /// This node is shutting down and accepts no more chats.
     #[error("this node is shutting down")]
     ShuttingDown,
     /// The engine on this machine failed.
@@ -66,8 +66,7 @@ pub enum ChatError {
 }
 
 impl ChatError {
-    /// What everybody says alike of a failure: its stable code (as M26 section 6 names it), HTTP's
-    /// status for it, who caused it, and what the user can do.
+    /// Stable code, HTTP status, blame and hint for the user.
     fn facts(&self) -> (&'static str, u16, Blame, &'static str) {
         use Blame::{Peer, Us, User};
         match self {
@@ -89,7 +88,7 @@ impl ChatError {
                 "pipeline_stalled",
                 503,
                 Peer,
-                "look at the named host, then ask again; --local answers on this machine alone",
+                "check the named host, then ask again; --local answers on this machine alone",
             ),
             Self::WeightsMismatch(_) => (
                 "weights_mismatch",
@@ -102,29 +101,29 @@ impl ChatError {
                 "arithmetic_mismatch",
                 503,
                 Peer,
-                "hosts with the exact engine answer exactly (`hearthnet shard serve` without \
-                 --backend); exact = \"any\" takes others as well",
+                "start hosts with the exact engine (`hearthnet shard serve` without --backend), \
+                 or set exact = \"any\" to accept other hosts as well",
             ),
             Self::BadRequest(_) | Self::TooLong { .. } => {
                 ("bad_request", 400, User, "change the request and ask again")
             }
-            // A host may claim it, so this machine computes it again if it can.
+            // A host can report it falsely, so this machine computes the step again if it can.
             Self::BoundaryOverflow(_) => (
                 "boundary_overflow",
                 400,
                 Peer,
-                "ask in other words, or set research.distributed_inference.activation_dtype = \"fp32\" \
-                 here and on the hosts",
+                "rephrase the prompt, or set \
+                 research.distributed_inference.activation_dtype = \"fp32\" here and on the hosts",
             ),
-            // Whoever gave the chat up was not the client, which is still listening.
+            // The client is still listening, so another component has cancelled the chat.
             Self::Cancelled => ("cancelled", 503, User, "ask again"),
             Self::Busy(_) => ("busy", 429, Us, "wait a little and ask again"),
             Self::HostsFull(_) => (
                 "busy",
                 429,
                 Peer,
-                "wait a little and ask again; another host for these layers, or \
-                 max_concurrent_streams and kv_budget_mb on the hosts, make more room",
+                "wait a little and ask again; for more room, add a host for these layers, or raise \
+                 max_concurrent_streams and kv_budget_mb on the hosts",
             ),
             Self::ShuttingDown => {
                 let hint = "ask another node, or this one when it is back";
@@ -137,22 +136,19 @@ impl ChatError {
         }
     }
 
-    /// Stable code.
     pub fn code(&self) -> Code {
         Code::new(self.facts().0)
     }
 
-    /// HTTP's status for it.
     pub fn http_status(&self) -> u16 {
         self.facts().1
     }
 
-    /// Who caused it.
     pub fn blame(&self) -> Blame {
         self.facts().2
     }
 
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> &'static str {
         self.facts().3
     }

@@ -1,7 +1,7 @@
-//! What becomes of pipelines and their hosts, told once: an event of the flight record is counted as
-//! well where there is a number for it, and whoever reads the answer hears of a failover.
+//! Events of pipelines and their hosts, reported in one place: written to the flight record,
+//! counted in the metrics, and sent to the reader of the answer (failovers).
 //!
-//! Nothing that is told carries anything of what was asked or answered.
+//! No event contains any text of a prompt or an answer.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -18,8 +18,8 @@ use crate::exact::Arithmetics;
 use crate::frames::Frame;
 use crate::times::whole_ms;
 
-/// Something has happened.
-pub(crate) fn tell(event: Event) {
+/// Writes an event to the flight record and increments its metric, if there is one.
+pub(crate) fn report_event(event: Event) {
     let counter = match &event {
         Event::HostPreempted { .. } => counter!("distributed_inference_preemptions_total"),
         Event::StaleAnswer { .. } => counter!("distributed_inference_stale_answers_total"),
@@ -31,37 +31,36 @@ pub(crate) fn tell(event: Event) {
             true => counter!("distributed_inference_moves_total"),
             false => counter!("distributed_inference_failovers_total"),
         },
-        // The flight record only.
+        // No metric for this event.
         _ => Counter::noop(),
     };
     counter.increment(1);
     record(event);
 }
 
-/// Layers run elsewhere now, and the answer goes on.
+/// Move of layers to other hosts, or to this machine, while the answer continues.
 pub(crate) struct Failover {
     pub(crate) pipeline: PipelineId,
     /// `<model_id>:<lo>-<hi>` of the layers.
     pub(crate) shard_id: String,
-    /// Who had them; `None` when this machine took over all layers.
+    /// Host that ran the layers; `None` if this machine took over all layers.
     pub(crate) from: Option<NodeId>,
-    /// Node ids of who has them now, in order of layers; none when this machine has.
+    /// Node ids of the new hosts, in layer order; empty if this machine took over.
     pub(crate) to: Vec<String>,
-    /// What went wrong; `leaving` when nothing did.
+    /// Code of the failure; `leaving` if the host did not fail.
     pub(crate) code: Code,
-    /// Positions that were computed again.
     pub(crate) replayed: u32,
-    /// What they were computed with, and are now.
+    /// Arithmetics before the move, and after it.
     pub(crate) before: Arithmetics,
     pub(crate) now: Arithmetics,
-    /// When it was noticed.
+    /// Moment at which the failure was noticed.
     pub(crate) since: Instant,
 }
 
 impl Failover {
-    pub(crate) fn tell(self, run: &mut Run<'_>) {
+    pub(crate) fn report(self, run: &mut Run<'_>) {
         let took = self.since.elapsed();
-        tell(Event::FailedOver {
+        report_event(Event::FailedOver {
             pipeline: self.pipeline,
             host: self.from,
             shard: self.shard_id.as_str().into(),
@@ -82,22 +81,21 @@ impl Failover {
     }
 }
 
-/// This machine answers instead of hosts, or goes on where they stopped.
+/// Reports that this machine answers instead of the hosts, or continues their answer.
 pub(crate) fn fell_back(error: &ChatError, what: &str) {
     tracing::warn!(code = %error.code(), "{what} without hosts, on this machine: {error}");
     counter!("distributed_inference_fallback_to_local_total").increment(1);
 }
 
-/// How the round trips of a shard's decode steps are counted. It has a name of its own, unless too
-/// many have: then it is one of the `other`.
+/// Histogram of a shard's decode round trips. Shards beyond `MOST_SHARDS` share the label `other`.
 pub(crate) fn shard_latency(shard_id: String) -> Histogram {
     static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let name = bounded(&mut NAMES.lock(), shard_id);
     histogram!("distributed_inference_shard_latency_ms", "shard_id" => name)
 }
 
-/// Most shards with a name of their own. Each costs a histogram; more ranges than these in one
-/// process are an experiment, or a host that advertises another one every minute.
+/// Maximum number of shards with their own label. Each costs a histogram; only an experiment or a
+/// host that keeps advertising new ranges exceeds it.
 const MOST_SHARDS: usize = 64;
 
 fn bounded(names: &mut BTreeSet<String>, name: String) -> String {
@@ -115,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_cannot_make_more_numbers_than_there_is_room_for() {
+    fn the_number_of_shard_metrics_is_bounded() {
         let mut names = BTreeSet::new();
         let counted: BTreeSet<String> = (0..1000)
             .map(|n| bounded(&mut names, format!("model:0-{n}")))

@@ -1,8 +1,8 @@
-//! Which arithmetics an answer may be made with. Pure.
+//! Rules for the arithmetics that an answer may be computed with. Pure.
 //!
-//! Hosts that compute with the exact engine ([`ARITHMETIC`]) give the same bytes, however a model is
-//! split and whoever takes over; others (`specs/torch-arithmetic.md`) give nearly the same. A descriptor
-//! says which one its host computes with.
+//! Hosts with the exact engine ([`ARITHMETIC`]) produce identical bytes, however a model is split
+//! and whichever host takes over. Others (`specs/torch-arithmetic.md`) produce nearly the same. A
+//! descriptor names the arithmetic of its host.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,27 +13,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::frames::{Frame, RouteHop};
 
-/// What a caller wants of the arithmetics of its hosts.
+/// Rule for the arithmetics of a caller's hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::exhaustive_enums)] // Each caller decides for all of them.
 pub enum Exact {
     /// Exact hosts only.
     Require,
-    /// Exact hosts where they have all layers, else others beside them. A sequence that has begun goes on
-    /// with the arithmetic that it began with, or not at all.
+    /// Exact hosts if they have all layers; otherwise others as well. A running sequence continues
+    /// with its own arithmetic, or not at all.
     #[default]
     Prefer,
-    /// Whoever is best, also in the middle of an answer.
+    /// The best hosts, also in the middle of an answer.
     Any,
 }
 
 impl Exact {
-    /// Its names, in the order of [`Exact`].
+    /// Names, in the order of [`Exact`].
     pub const NAMES: [&str; 3] = ["require", "prefer", "any"];
 
-    /// Which arithmetics a route may have: for a sequence that goes on behind a host with the arithmetic
-    /// `before`, or for one that begins.
+    /// Arithmetics that a route may have. `before`: arithmetic of the replaced host of a running
+    /// sequence; `None` for a new one.
     pub fn allows(self, before: Option<&str>) -> Allowed<'_> {
         match (self, before) {
             (Self::Require, _) => Allowed::Only(ARITHMETIC),
@@ -56,20 +56,19 @@ impl FromStr for Exact {
     }
 }
 
-/// Which arithmetics a route may have.
+/// Arithmetics that a route may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // The router decides for all of them.
 pub enum Allowed<'a> {
-    /// This one.
     Only(&'a str),
-    /// Any, and no other than the exact one where that will do.
+    /// Any; the exact one is preferred.
     ExactFirst,
-    /// Any, none before another.
+    /// Any, without preference.
     All,
 }
 
 impl Allowed<'_> {
-    /// Whether a host that computes with `arithmetic` may take part.
+    /// Returns true if a host with `arithmetic` may take part.
     pub fn admits(self, arithmetic: &str) -> bool {
         match self {
             Self::Only(one) => one == arithmetic,
@@ -78,29 +77,28 @@ impl Allowed<'_> {
     }
 }
 
-/// Whether an arithmetic is the exact one.
 pub fn is_exact(arithmetic: &str) -> bool {
     arithmetic == ARITHMETIC
 }
 
-/// The arithmetics that made an answer, by the names that descriptors give them.
+/// Arithmetics that computed an answer, as named by descriptors.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Arithmetics(BTreeSet<String>);
 
 impl Arithmetics {
-    /// Those of a route.
+    /// Arithmetics of a route.
     pub fn of(route: &[RouteHop]) -> Self {
         route.iter().map(|hop| hop.arithmetic.clone()).collect()
     }
 
-    /// Whether all of it is known, and was exact: then the same request always has the same answer.
+    /// Returns true if all are known and exact: the same request then always has the same answer.
     pub fn is_exact(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|name| is_exact(name))
     }
 
-    /// Takes in what a frame says of who computes.
-    pub fn hear(&mut self, frame: &Frame) {
+    /// Adds the arithmetics that a frame names.
+    pub fn on_frame(&mut self, frame: &Frame) {
         match frame {
             Frame::ShardStatus {
                 arithmetic: Some(name),
@@ -119,7 +117,6 @@ impl Arithmetics {
         }
     }
 
-    /// These as well.
     pub fn extend(&mut self, others: Self) {
         self.0.extend(others.0);
     }
@@ -131,7 +128,7 @@ impl FromIterator<String> for Arithmetics {
     }
 }
 
-/// Their names, with `+` between.
+/// Names, joined with `+`.
 impl fmt::Display for Arithmetics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.0.iter().map(String::as_str).collect();
@@ -144,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_the_configuration() {
+    fn names_match_the_configuration() {
         for name in Exact::NAMES {
             let exact: Exact = name.parse().unwrap();
             assert_eq!(serde_json::to_value(exact).unwrap(), name);

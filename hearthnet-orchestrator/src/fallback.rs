@@ -1,9 +1,9 @@
-//! From hosts to this machine in the middle of an answer.
+//! Fallback from hosts to this machine in the middle of an answer.
 //!
-//! The rows that were handed to the hosts are kept (boundary 0: the embeddings, or what the
-//! caller's own first layers made of them). The layers that hosts ran run them once here, and
-//! the answer goes on with the next token: what was said stays said, since the arithmetic is
-//! the same. Where it was not, an answer that has begun goes on here only if the caller takes any.
+//! The rows sent to the hosts are kept (the embeddings, or the output of the caller's private
+//! layers). The local layers process them once, and the answer continues with the next token. The
+//! text stays valid, since the arithmetic is the same. If it differs, a running answer only
+//! continues here if the caller accepts any arithmetic.
 
 use std::future::ready;
 use std::time::Instant;
@@ -19,42 +19,41 @@ use crate::error::{Blame, ChatError};
 use crate::events::{Failover, fell_back};
 use crate::exact::{Arithmetics, Exact};
 use crate::sharded::ShardedBackend;
-use crate::{Cancel, steps};
+use crate::{Cancel, chat_loop};
 
-/// Makes the backend that holds the layers that hosts were asked for. It may take seconds.
+/// Loads a backend with the layers that hosts were to run. It may take seconds.
 pub type LoadLocal = Box<dyn FnOnce() -> Result<Box<dyn Backend>, ChatError> + Send>;
 
-/// Hosts first; this machine when they cannot go on.
+/// Hosts first; this machine if they fail.
 pub struct WithFallback {
     runs: Runs,
-    /// Why there were no hosts from the beginning, and since when, until it has been told.
+    /// Error of the hosts if there were none from the start, and the time of the request, until
+    /// reported.
     alone: Option<(ChatError, Instant)>,
-    /// What the flight record calls it, wherever it runs.
+    /// Id in the flight record, for hosts and for this machine.
     pipeline: PipelineId,
     exact: Exact,
-    /// Whether a row of the answer has come.
+    /// True once a row of the answer has arrived.
     answering: bool,
 }
 
-/// Positions that were computed again, and what with before.
+/// Number of recomputed positions, and the arithmetics before.
 type Left = (u32, Arithmetics);
 
-/// Where the layers run.
 enum Runs {
     Hosts(Box<ShardedBackend>, LoadLocal),
     Here(Box<dyn Backend>),
-    /// Hosts have failed, and this machine has not taken over.
+    /// The hosts have failed, and this machine has not taken over.
     Nowhere,
 }
 
 impl WithFallback {
-    /// Begins with the hosts, or here when none could be had: a new question falls back as a
-    /// running answer does. `since` is when the hosts were asked, `exact` what they were chosen by. `load` is called once at most, and
-    /// when it is needed; this blocks meanwhile.
+    /// Starts with the hosts, or here if there are none. `since` is the time of the request to the
+    /// hosts, `exact` the rule by which they were selected. `load` is called at most once, when
+    /// needed; the call blocks meanwhile.
     ///
     /// # Errors
-    /// The hosts' own, when it is not theirs to answer for; [`ChatError::Cancelled`]; and what
-    /// loading fails with.
+    /// The hosts' error, if it is not the hosts' fault; [`ChatError::Cancelled`]; errors of `load`.
     pub fn begin(
         hosts: Result<ShardedBackend, ChatError>,
         since: Instant,
@@ -79,7 +78,7 @@ impl WithFallback {
         fell_back(&error, "answering");
         Ok(Self {
             pipeline: PipelineId::draw(),
-            runs: Runs::Here(steps::block_on(loaded(runtime, load, cancel))?),
+            runs: Runs::Here(chat_loop::block_on(loaded(runtime, load, cancel))?),
             alone: Some((error, since)),
             exact,
             answering: false,
@@ -95,7 +94,7 @@ impl WithFallback {
                 let (out, left, since) = self.take_over(&error, run).await?;
                 (out, Some(left), Some((error, since)))
             }
-            // That hosts could not be had from the beginning is said once.
+            // Missing hosts at the start are reported once.
             output => (output?, None, self.alone.take()),
         };
         self.answering = true;
@@ -116,13 +115,13 @@ impl WithFallback {
                 now,
                 since,
             };
-            failover.tell(run);
+            failover.report(run);
         }
         Ok(out)
     }
 
-    /// Runs here what the hosts were given: what comes out, what they have left, and when the failure
-    /// was noticed: others may have been waited for since.
+    /// Recomputes the submitted rows here. Returns the output, the recomputed part, and the time at
+    /// which the failure was noticed; a search for other hosts may have followed it.
     async fn take_over(
         &mut self,
         error: &ChatError,
@@ -135,20 +134,21 @@ impl WithFallback {
         let mut before = Arithmetics::of(&hosts.route());
         if self.answering && self.exact != Exact::Any && !before.is_exact() {
             return Err(ChatError::ArithmeticMismatch(format!(
-                "{error}; the answer was begun with {before}, and this machine computes with {ARITHMETIC}"
+                "{error}; the answer began with {before}, but this machine computes with \
+                 {ARITHMETIC}"
             )));
         }
         fell_back(error, "going on");
         let runtime = hosts.runtime().clone();
         let (replayed, held) = (hosts.length(), hosts.submitted()?);
-        // Those that still work have nothing more to do for this sequence.
+        // Hosts that still work are not needed any more.
         drop(hosts);
         let mut local = loaded(&runtime, load, run.cancel).await?;
         local.begin_call(0);
         local.submit(Rows::at(0, &held), run.cancel).await;
         let out = local.output(run).await?;
         if !self.answering {
-            // All rows of the answer are made here.
+            // No row of the answer came from the hosts.
             before = Arithmetics::of(&local.route());
         }
         self.runs = Runs::Here(local);
@@ -156,7 +156,8 @@ impl WithFallback {
     }
 }
 
-/// Loading cannot be interrupted, but nobody who has given up need wait for it.
+/// Runs `load` on a blocking thread. Loading cannot be interrupted, but a cancelled chat does not
+/// wait for it.
 async fn loaded(
     runtime: &Handle,
     load: LoadLocal,
@@ -208,7 +209,7 @@ impl Backend for WithFallback {
         Some(self.pipeline)
     }
 
-    /// Not once it runs here: the next question is for the hosts again.
+    /// False once it runs here, so that the next request tries the hosts again.
     fn is_alive(&self) -> bool {
         matches!(&self.runs, Runs::Hosts(hosts, _) if hosts.is_alive())
     }

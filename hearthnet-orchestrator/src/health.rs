@@ -1,25 +1,25 @@
-//! What this node has seen of hosts, over all its calls: M26's `ShardHealthTracker`.
+//! Failures and speed of hosts, as seen by this node over all its calls.
 //!
-//! A host's own words (idle, fast, all layers) cost it nothing; what it did is remembered here, by
-//! one tracker for all chats of a process. [`ShardHealthTracker`] is pure: it is told the time.
-//! [`SharedHealth`] has the clock, and is what chats share.
+//! A host may advertise anything (idle, fast, all layers). This tracker remembers how the host
+//! behaved, for all chats of a process. [`ShardHealthTracker`] is pure: callers pass the time.
+//! [`SharedHealth`] adds the clock and is shared by the chats.
 //!
-//! - **Failures** count by kind, and fade: each is worth half after [`HALF_LIFE_MS`]. A host with a
-//!   fresh one is *failing*, and is asked after all others. [`FORGIVING`] answered steps in a row
-//!   halve what it has to live down.
-//! - **Numbers that cannot be right** put a host into *quarantine*: nobody asks it while anybody
-//!   else has its layers. The first time for ten minutes, and twice as long each further time; the
-//!   count fades with a half-life of a day.
-//! - **Speed** is the round trip of decode steps divided by the layers that were run, of the last
-//!   [`WINDOW`] steps. What was not measured for [`STALE_MS`] is not known any more: a slow host
-//!   gets its chance again.
+//! - **Failures** are counted by kind and decay: the weight of each halves every [`HALF_LIFE_MS`].
+//!   A host with a recent failure is *failing* and is used only if no good host has the layers.
+//!   Every [`STEPS_PER_RECOVERY`] answered steps without a failure halve the weight.
+//! - **Implausible rows** put a host into *quarantine*: it is used only if no other host has its
+//!   layers. The first quarantine lasts ten minutes and each further one twice as long; this count
+//!   has a half-life of a day.
+//! - **Speed** is the round trip of decode steps divided by the number of layers, over the last
+//!   [`WINDOW`] steps. Measurements older than [`STALE_MS`] are dropped, so that a slow host gets
+//!   another chance.
 //!
-//! Example: a host returns NaN. It is in quarantine for 10 minutes, and `hearthnet status` says how
-//! long it still is. After that it is asked again, by one chat; if it lies once more, it is left
-//! alone for 20 minutes.
+//! Example: a host returns NaN. It is quarantined for 10 minutes; `hearthnet status` shows the time
+//! left. Then it is used again. If it returns NaN again, it is quarantined for 20 minutes.
 //!
-//! What is no fault of the host counts nothing: it is full, it leaves, it lost its right, or an
-//! input drives the model's activations out of the boundary dtype (`boundary_overflow`).
+//! Causes that are no fault of the host are not counted: it is full, it leaves, it lost its
+//! authorisation, or an input drives the model's activations out of the boundary dtype
+//! (`boundary_overflow`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::RandomState;
@@ -35,52 +35,52 @@ use serde::{Deserialize, Serialize};
 use crate::checks::SeenRows;
 use crate::times::{median, percentile, whole_ms};
 
-/// Most hosts that are remembered; the one not heard of for longest goes. A community has tens.
+/// Maximum number of hosts; the one updated least recently is evicted. A community has tens.
 const MAX_HOSTS: usize = 512;
-/// Most shards of one host whose speed is remembered. A host serves one, and moves now and then.
+/// Maximum number of measured shards per host. A host serves one and rarely changes it.
 const MAX_SHARDS: usize = 4;
-/// Decode steps that a host's speed is read from.
+/// Decode steps that the speed is computed from.
 pub const WINDOW: usize = 64;
-/// Steps before a speed is known.
+/// Steps needed before the speed is known.
 const LEARNING: usize = 8;
-/// How long measurements hold.
+/// Age after which measurements are dropped.
 pub const STALE_MS: u64 = 10 * 60_000;
-/// In what time a failure is worth half.
+/// Half-life of a failure's weight.
 pub const HALF_LIFE_MS: u64 = 5 * 60_000;
-/// Answered steps after which what a host has to live down is halved.
-pub const FORGIVING: u32 = 256;
-/// A host with failures worth this much is failing: one, in the last half-life.
+/// Answered steps in a row after which the weight of all failures but corruption is halved.
+pub const STEPS_PER_RECOVERY: u32 = 256;
+/// Total weight from which a host is failing: one failure in the last half-life.
 const FAILING: f64 = 0.5;
-/// The first quarantine, and the longest.
+/// First and longest quarantine.
 const QUARANTINE_MS: (u64, u64) = (10 * 60_000, 24 * 3_600_000);
-/// In what time a wrong number is worth half, for how long the next quarantine is.
-const GRUDGE_MS: u64 = 24 * 3_600_000;
-/// What is worth less is forgotten.
-const NOTHING: f64 = 0.01;
-/// Streams of which a host's share is counted: some days of one person's chats, an hour of a service's.
+/// Half-life of the count that the length of the next quarantine is computed from.
+const CORRUPTION_HALF_LIFE_MS: u64 = 24 * 3_600_000;
+/// Failures of less weight are not reported.
+const MIN_WEIGHT: f64 = 0.01;
+/// Number of recent streams that a host's share is computed from: days of one user's chats, an hour
+/// of a service's.
 const STREAMS: usize = 64;
 
-/// What went wrong with a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FailureKind {
-    /// It returned numbers that cannot be right.
+    /// The host returned implausible rows.
     Corruption,
-    /// It answered nothing in its time.
+    /// It made no progress within the timeout.
     Stalled,
-    /// It was much slower than before.
+    /// It was much slower than other hosts, or than before.
     Slow,
     /// The session with it ended unexpectedly.
     Lost,
     /// It could not be reached, or granted no session.
     Unreachable,
-    /// It refused or gave up a stream without a good reason.
+    /// It refused or closed a stream without a good reason.
     Refused,
 }
 
 impl FailureKind {
-    /// The stable name, for labels and people.
+    /// Stable name, for labels and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Corruption => "corruption",
@@ -92,7 +92,7 @@ impl FailureKind {
         }
     }
 
-    /// What the code of a failed hop says about its host; `None`: nothing bad.
+    /// Failure kind for the code of a failed hop; `None` if the host is not to blame.
     pub fn of_code(code: &Code) -> Option<Self> {
         let said = [
             (Code::PIPELINE_STALLED, Self::Stalled),
@@ -107,9 +107,9 @@ impl FailureKind {
     }
 }
 
-/// Codes that say nothing bad about a host.
+/// Codes that do not count as a failure of the host.
 const BLAMELESS: [Code; 16] = [
-    // It has no room, takes its memory back, or leaves: that is how it is meant to be.
+    // Regular behaviour of a full, preempting or leaving host.
     Code::STREAM_LIMIT,
     Code::STREAM_QUOTA,
     Code::STREAM_CHURN,
@@ -122,29 +122,28 @@ const BLAMELESS: [Code; 16] = [
     Code::SHUTTING_DOWN,
     Code::LEAVING,
     Code::IDLE_TIMEOUT,
-    // Whose right has ended, the log says.
+    // The event log decides about authorisation.
     Code::REVOKED,
     Code::UNAUTHORIZED,
-    // The text is too long for it, or the model's numbers are for its dtype.
+    // The text is too long for the host, or an activation leaves the range of its dtype.
     Code::CONTEXT_FULL,
     Code::BOUNDARY_OVERFLOW,
 ];
 
-/// What is thought of a host, the best first.
+/// Rating of a host, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Standing {
-    /// Nothing speaks against it.
     Good,
-    /// It failed of late: others are asked first.
+    /// It failed recently: good hosts are preferred.
     Failing,
-    /// It returned numbers that cannot be right: it is asked when nobody else has its layers.
+    /// It returned implausible rows: it is used only if no other host has its layers.
     Quarantined,
 }
 
 impl Standing {
-    /// The stable name, for labels and people.
+    /// Stable name, for labels and messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Good => "good",
@@ -154,73 +153,71 @@ impl Standing {
     }
 }
 
-/// A host's shard, as this node has seen it (M26 section 4.1).
+/// State of one host, as seen by this node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ShardHealth {
-    /// The host's node id.
     pub host: NodeId,
-    /// Whether it answered since it last failed.
+    /// True if it answered since it last failed.
     pub online: bool,
-    /// How long ago it last answered, in milliseconds; `None`: it never did.
+    /// Time since its last answer, in milliseconds; `None` if it never answered.
     pub last_seen_ms: Option<u64>,
-    /// What is thought of it.
     pub standing: Standing,
-    /// How long it is still in quarantine, in milliseconds; 0 if it is not.
+    /// Remaining quarantine in milliseconds; 0 if there is none.
     pub quarantine_ms: u64,
-    /// What its failures are still worth, by kind: 1 is one of this moment.
+    /// Weight of its failures by kind; a failure of this moment weighs 1.
     pub failures: BTreeMap<FailureKind, f64>,
-    /// Its shards that were measured of late.
+    /// Shards with recent measurements.
     pub shards: Vec<ShardSpeed>,
 }
 
-/// How fast a host runs a shard.
+/// Measured speed of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ShardSpeed {
-    /// The shard, `<model_id>:<lo>-<hi>`, as its host calls it.
+    /// The shard, `<model_id>:<lo>-<hi>`, as the host advertises it.
     pub shard_id: String,
     /// Median round trip of a decode step through one layer, in milliseconds.
     pub p50_ms: f64,
-    /// What 95 of 100 do not exceed.
+    /// 95th percentile, in milliseconds.
     pub p95_ms: f64,
 }
 
-/// A count that fades.
+/// Count that decays exponentially.
 #[derive(Debug, Clone, Copy, Default)]
-struct Fading {
-    worth: f64,
+struct DecayingCount {
+    weight: f64,
     at_ms: u64,
 }
 
-impl Fading {
-    fn worth(self, now_ms: u64, half_life_ms: u64) -> f64 {
+impl DecayingCount {
+    fn weight(self, now_ms: u64, half_life_ms: u64) -> f64 {
         let halves = now_ms.saturating_sub(self.at_ms) as f64 / half_life_ms as f64;
-        self.worth * (-halves).exp2()
+        self.weight * (-halves).exp2()
     }
 
     fn add(&mut self, now_ms: u64, half_life_ms: u64) {
         *self = Self {
-            worth: self.worth(now_ms, half_life_ms) + 1.0,
+            weight: self.weight(now_ms, half_life_ms) + 1.0,
             at_ms: now_ms,
         };
     }
 }
 
-/// The recent decode steps of one shard: what a layer took.
+/// Recent decode steps of one shard: time per layer.
 #[derive(Debug, Clone)]
-struct Steps {
+struct StepTimes {
     weights: WeightsId,
     recent: VecDeque<Duration>,
     at_ms: u64,
 }
 
-impl Steps {
+impl StepTimes {
     fn is_known(&self, now_ms: u64) -> bool {
         self.recent.len() >= LEARNING && now_ms.saturating_sub(self.at_ms) < STALE_MS
     }
 
-    /// What `percent` of all do not exceed, in milliseconds.
+    /// Percentile of the times per layer, in milliseconds.
     fn quantile(&self, percent: usize) -> f64 {
         percentile(self.recent.iter().copied(), percent).as_secs_f64() * 1e3
     }
@@ -228,24 +225,24 @@ impl Steps {
 
 #[derive(Debug, Clone, Default)]
 struct Host {
-    /// When it last answered.
+    /// Time of its last answer.
     seen_ms: Option<u64>,
-    /// When anything was last heard of it.
+    /// Time of its last update, used for eviction.
     touched_ms: u64,
     online: bool,
-    failures: BTreeMap<FailureKind, Fading>,
-    /// Steps answered since it was last forgiven something.
+    failures: BTreeMap<FailureKind, DecayingCount>,
+    /// Steps answered since the last recovery or failure.
     answered: u32,
     quarantined_until_ms: u64,
-    shards: BTreeMap<String, Steps>,
+    shards: BTreeMap<String, StepTimes>,
 }
 
 impl Host {
     fn failures(&self, now_ms: u64) -> impl Iterator<Item = (FailureKind, f64)> + '_ {
-        let worth = move |(kind, fading): (&FailureKind, &Fading)| {
-            (*kind, fading.worth(now_ms, half_life(*kind)))
+        let weight = move |(kind, decaying): (&FailureKind, &DecayingCount)| {
+            (*kind, decaying.weight(now_ms, half_life(*kind)))
         };
-        self.failures.iter().map(worth)
+        self.failures.iter().map(weight)
     }
 
     fn standing(&self, now_ms: u64) -> Standing {
@@ -253,11 +250,11 @@ impl Host {
             return Standing::Quarantined;
         }
         let others = self.failures(now_ms);
-        let worth: f64 = others
+        let weight: f64 = others
             .filter(|(kind, _)| *kind != FailureKind::Corruption)
-            .map(|(_, worth)| worth)
+            .map(|(_, weight)| weight)
             .sum();
-        match worth >= FAILING {
+        match weight >= FAILING {
             true => Standing::Failing,
             false => Standing::Good,
         }
@@ -266,16 +263,16 @@ impl Host {
 
 fn half_life(kind: FailureKind) -> u64 {
     match kind {
-        FailureKind::Corruption => GRUDGE_MS,
+        FailureKind::Corruption => CORRUPTION_HALF_LIFE_MS,
         _ => HALF_LIFE_MS,
     }
 }
 
-/// What has been seen of hosts. Times are in milliseconds of any clock that does not go back.
+/// Records of all hosts. Times are milliseconds of any monotonic clock.
 #[derive(Debug, Clone, Default)]
 pub struct ShardHealthTracker {
     hosts: BTreeMap<NodeId, Host>,
-    /// Whom the last streams were given to.
+    /// Hosts of the most recent streams.
     streams: VecDeque<NodeId>,
 }
 
@@ -292,8 +289,7 @@ impl ShardHealthTracker {
         one
     }
 
-    /// A host has answered a decode step of one row through `layers` layers of a shard of a model with
-    /// these weights.
+    /// Records an answered decode step of one row through `layers` layers of a shard.
     pub fn answered(
         &mut self,
         host: &NodeId,
@@ -306,11 +302,11 @@ impl ShardHealthTracker {
         one.seen_ms = Some(now_ms);
         one.online = true;
         one.answered += 1;
-        if one.answered >= FORGIVING {
+        if one.answered >= STEPS_PER_RECOVERY {
             one.answered = 0;
-            for (kind, fading) in &mut one.failures {
+            for (kind, decaying) in &mut one.failures {
                 if *kind != FailureKind::Corruption {
-                    fading.worth /= 2.0;
+                    decaying.weight /= 2.0;
                 }
             }
         }
@@ -320,13 +316,13 @@ impl ShardHealthTracker {
                 one.shards.remove(&name);
             }
         }
-        let fresh = || Steps {
+        let fresh = || StepTimes {
             weights,
             recent: VecDeque::new(),
             at_ms: now_ms,
         };
         let steps = one.shards.entry(shard_id.to_owned()).or_insert_with(fresh);
-        // A host may call anything by the same name.
+        // The name of a shard is chosen by the host, so check the weights.
         if now_ms.saturating_sub(steps.at_ms) >= STALE_MS || steps.weights != weights {
             *steps = fresh();
         }
@@ -337,16 +333,16 @@ impl ShardHealthTracker {
         steps.recent.push_back(took / layers.max(1));
     }
 
-    /// A host can be talked to.
+    /// Records that a session with the host was opened.
     pub fn reached(&mut self, host: &NodeId, now_ms: u64) {
         let one = self.host(host, now_ms);
         one.seen_ms = Some(now_ms);
         one.online = true;
-        // It is there: how often it was not says nothing any more.
+        // Its past unreachability does not matter any more.
         one.failures.remove(&FailureKind::Unreachable);
     }
 
-    /// A host has opened a stream for this node.
+    /// Records that the host has opened a stream.
     pub fn opened(&mut self, host: &NodeId, now_ms: u64) {
         self.reached(host, now_ms);
         if self.streams.len() == STREAMS {
@@ -355,13 +351,13 @@ impl ShardHealthTracker {
         self.streams.push_back(*host);
     }
 
-    /// How many of the last 64 streams a host was given.
+    /// Number of the last 64 streams that the host got.
     pub fn streams(&self, host: &NodeId) -> u32 {
         let own = self.streams.iter().filter(|one| *one == host);
         u32::try_from(own.count()).unwrap_or(u32::MAX)
     }
 
-    /// A host has failed.
+    /// Records a failure.
     pub fn failed(&mut self, host: &NodeId, kind: FailureKind, now_ms: u64) {
         let one = self.host(host, now_ms);
         one.online = !matches!(
@@ -369,28 +365,27 @@ impl ShardHealthTracker {
             FailureKind::Lost | FailureKind::Unreachable | FailureKind::Stalled
         );
         one.answered = 0;
-        let fading = one.failures.entry(kind).or_default();
-        fading.add(now_ms, half_life(kind));
+        let decaying = one.failures.entry(kind).or_default();
+        decaying.add(now_ms, half_life(kind));
         if kind == FailureKind::Corruption {
-            // 1, 2, 4, ... times the first one; what has faded counts for less.
-            let times = (fading.worth - 1.0).max(0.0).exp2();
+            // 1, 2, 4, ... times the first quarantine, by the decayed count.
+            let times = (decaying.weight - 1.0).max(0.0).exp2();
             let (first, longest) = QUARANTINE_MS;
             let for_ms = ((first as f64 * times) as u64).min(longest);
             one.quarantined_until_ms = one.quarantined_until_ms.max(now_ms + for_ms);
         }
     }
 
-    /// What is thought of a host now.
     pub fn standing(&self, host: &NodeId, now_ms: u64) -> Standing {
         let one = self.hosts.get(host);
         one.map_or(Standing::Good, |one| one.standing(now_ms))
     }
 
-    /// How long a host takes for a decode step through one layer of a shard, as measured: the
-    /// median in milliseconds. Of a shard that was not measured, what its other shards take.
+    /// Median time of a decode step through one layer of a shard, in milliseconds. If the shard was
+    /// not measured, that of the host's latest measured shard.
     pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str, now_ms: u64) -> Option<f64> {
         let one = self.hosts.get(host)?;
-        let known = |steps: &&Steps| steps.is_known(now_ms);
+        let known = |steps: &&StepTimes| steps.is_known(now_ms);
         let own = one.shards.get(shard_id).filter(known);
         let any = || {
             let all = one.shards.values().filter(known);
@@ -399,9 +394,8 @@ impl ShardHealthTracker {
         Some(own.or_else(any)?.quantile(50))
     }
 
-    /// What a row takes a layer with these weights, as far as others than `host` were measured: the
-    /// median of theirs.
-    pub(crate) fn beside(
+    /// Median time per row and layer of the other hosts with these weights.
+    pub(crate) fn reference_per_layer(
         &self,
         host: &NodeId,
         weights: WeightsId,
@@ -416,7 +410,7 @@ impl ShardHealthTracker {
         }))
     }
 
-    /// All hosts, by node id.
+    /// Reports all hosts, ordered by node id.
     pub fn all(&self, now_ms: u64) -> Vec<ShardHealth> {
         let hosts = self.hosts.iter();
         hosts
@@ -428,7 +422,7 @@ impl ShardHealthTracker {
                 quarantine_ms: one.quarantined_until_ms.saturating_sub(now_ms),
                 failures: one
                     .failures(now_ms)
-                    .filter(|(_, worth)| *worth >= NOTHING)
+                    .filter(|(_, weight)| *weight >= MIN_WEIGHT)
                     .collect(),
                 shards: one
                     .shards
@@ -445,7 +439,7 @@ impl ShardHealthTracker {
     }
 }
 
-/// A tracker that all chats of a process share. Clones are the same one.
+/// Tracker that all chats of a process share. Clones share its state.
 #[derive(Debug, Clone)]
 pub struct SharedHealth(Arc<Shared>);
 
@@ -453,7 +447,7 @@ pub struct SharedHealth(Arc<Shared>);
 struct Shared {
     begin: Instant,
     tracker: Mutex<ShardHealthTracker>,
-    /// What hosts returned.
+    /// Rows that hosts returned recently.
     seen: Arc<Mutex<SeenRows>>,
     key: RandomState,
 }
@@ -470,22 +464,23 @@ impl Default for SharedHealth {
 }
 
 impl SharedHealth {
-    /// The tracker, and the time by its clock. Never held while anything is waited for.
+    /// Runs `look` with the tracker and the current time. The lock is not held across waits.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
         look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
     }
 
-    /// The lots of this process ([`RouteRequest::lots`](crate::router::RouteRequest::lots)).
-    pub(crate) fn lots(&self) -> &RandomState {
+    /// Key of this process for tie-breaks
+    /// ([`RouteRequest::tie_breaker`](crate::router::RouteRequest::tie_breaker)).
+    pub(crate) fn tie_breaker(&self) -> &RandomState {
         &self.0.key
     }
 
-    /// What hosts returned, in all calls of late.
+    /// Rows that hosts returned recently, over all calls.
     pub(crate) fn seen(&self) -> Arc<Mutex<SeenRows>> {
         Arc::clone(&self.0.seen)
     }
 
-    /// As [`ShardHealthTracker::failed`], now; it is counted.
+    /// [`ShardHealthTracker::failed`] at the current time; also increments the metric.
     pub fn failed(&self, host: &NodeId, kind: FailureKind) {
         self.look(|all, now| all.failed(host, kind, now));
         metrics::counter!(
@@ -496,12 +491,12 @@ impl SharedHealth {
         self.count();
     }
 
-    /// As [`ShardHealthTracker::all`], now.
+    /// [`ShardHealthTracker::all`] at the current time.
     pub fn all(&self) -> Vec<ShardHealth> {
         self.look(|all, now| all.all(now))
     }
 
-    /// Says how many hosts are in which standing.
+    /// Updates the metric of hosts per standing.
     pub(crate) fn count(&self) {
         let all = self.all();
         for standing in [Standing::Good, Standing::Failing, Standing::Quarantined] {
@@ -536,26 +531,33 @@ mod tests {
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), None);
         steps(&mut all, &node("a"), 1, 20, 0);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), Some(2.0));
-        // Nothing was measured of its other shard: the same machine is as fast.
+        // The other shard is unmeasured: the host's speed is used.
         assert_eq!(all.ms_per_layer(&node("a"), "m:10-19", 0), Some(2.0));
         assert_eq!(all.ms_per_layer(&node("b"), "m:0-9", 0), None);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
-        // And one step later it is still not known again.
+        // A single step is not enough after the measurements expired.
         steps(&mut all, &node("a"), 1, 10, STALE_MS);
         assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
     }
 
     #[test]
-    fn what_others_take_is_known_by_the_same_weights_only_and_never_by_the_host_itself() {
+    fn the_reference_comes_from_other_hosts_with_the_same_weights() {
         let mut all = ShardHealthTracker::default();
         for (host, ms) in [("a", 20), ("b", 30), ("c", 400)] {
             steps(&mut all, &node(host), LEARNING, ms, 0);
         }
-        let beside = |host: &str, weights| all.beside(&node(host), weights, 0);
-        assert_eq!(beside("c", WEIGHTS), Some(Duration::from_millis(3)));
-        assert_eq!(beside("nobody", WEIGHTS), Some(Duration::from_millis(3)));
-        assert_eq!(beside("c", WeightsId([8; 32])), None);
-        assert_eq!(all.beside(&node("c"), WEIGHTS, STALE_MS), None);
+        let reference_per_layer =
+            |host: &str, weights| all.reference_per_layer(&node(host), weights, 0);
+        assert_eq!(
+            reference_per_layer("c", WEIGHTS),
+            Some(Duration::from_millis(3))
+        );
+        assert_eq!(
+            reference_per_layer("nobody", WEIGHTS),
+            Some(Duration::from_millis(3))
+        );
+        assert_eq!(reference_per_layer("c", WeightsId([8; 32])), None);
+        assert_eq!(all.reference_per_layer(&node("c"), WEIGHTS, STALE_MS), None);
     }
 
     #[test]
@@ -582,19 +584,25 @@ mod tests {
             );
             assert_eq!(all.standing(&node("a"), HALF_LIFE_MS + 1), Standing::Good);
             assert_eq!(all.standing(&node("b"), 0), Standing::Good);
-            // Twice in a row takes twice as long to live down.
+            // Two failures in a row take twice as long to decay.
             all.failed(&node("a"), kind, 0);
             assert_eq!(
                 all.standing(&node("a"), 2 * HALF_LIFE_MS - 1),
                 Standing::Failing
             );
-            steps(&mut all, &node("a"), 2 * FORGIVING as usize + 2, 1, 1);
+            steps(
+                &mut all,
+                &node("a"),
+                2 * STEPS_PER_RECOVERY as usize + 2,
+                1,
+                1,
+            );
             assert_eq!(all.standing(&node("a"), 1000), Standing::Good);
         }
     }
 
     #[test]
-    fn whoever_is_reached_again_was_only_away() {
+    fn reaching_a_host_clears_its_unreachability() {
         let mut all = ShardHealthTracker::default();
         all.failed(&node("a"), FailureKind::Unreachable, 0);
         all.failed(&node("a"), FailureKind::Unreachable, 0);
@@ -608,15 +616,21 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_cannot_be_right_are_a_quarantine_that_doubles_and_ends() {
+    fn implausible_rows_cause_a_quarantine_that_doubles_and_ends() {
         let mut all = ShardHealthTracker::default();
         let (first, longest) = QUARANTINE_MS;
         all.failed(&node("a"), FailureKind::Corruption, 0);
         assert_eq!(all.standing(&node("a"), first - 1), Standing::Quarantined);
         assert_eq!(all.all(MINUTE)[0].quarantine_ms, first - MINUTE);
         assert_eq!(all.standing(&node("a"), first), Standing::Good);
-        // Good work in between does not make a liar honest.
-        steps(&mut all, &node("a"), 10 * FORGIVING as usize, 1, first);
+        // Good work does not shorten the memory of corruption.
+        steps(
+            &mut all,
+            &node("a"),
+            10 * STEPS_PER_RECOVERY as usize,
+            1,
+            first,
+        );
         all.failed(&node("a"), FailureKind::Corruption, first);
         let second = all.all(first)[0].quarantine_ms;
         assert!(
@@ -627,7 +641,7 @@ mod tests {
             all.failed(&node("a"), FailureKind::Corruption, first);
         }
         assert_eq!(all.all(first)[0].quarantine_ms, longest);
-        // After a month it is as if it had been the first time.
+        // After a month, the count has decayed to nothing.
         let month = 30 * 24 * 60 * MINUTE;
         let mut all = ShardHealthTracker::default();
         all.failed(&node("a"), FailureKind::Corruption, 0);
@@ -636,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_of_a_host_counts_nothing() {
+    fn blameless_codes_are_not_counted() {
         for code in [
             "boundary_overflow",
             "stream_limit",
@@ -659,7 +673,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_many_hosts_and_shards_there_are_what_is_remembered_is_bounded(
+        fn the_memory_for_hosts_and_shards_is_bounded(
             events in proptest::collection::vec((0u32..2000, 0u8..20, 0u8..8, 0u64..1000), 0..3000)
         ) {
             let mut all = ShardHealthTracker::default();
@@ -679,7 +693,7 @@ mod tests {
             for one in &told {
                 prop_assert!(one.quarantine_ms <= QUARANTINE_MS.1);
                 prop_assert!(one.shards.len() <= MAX_SHARDS);
-                prop_assert!(one.failures.values().all(|worth| worth.is_finite()));
+                prop_assert!(one.failures.values().all(|weight| weight.is_finite()));
             }
             prop_assert!(all.hosts.values().all(|one| one.shards.len() <= MAX_SHARDS));
         }

@@ -1,72 +1,69 @@
-//! How long a host may take: learnt from the host itself, or from those beside it.
+//! Time limits of a host, learnt from the host itself or from others.
 //!
-//! A fixed bound fits no two machines. A decode step is measured against the median of the same
-//! host's recent ones; a piece of a prompt against what a row took it before; and where nothing is
-//! known of the host yet, against what the same work takes the other hosts of the sequence, layer
-//! for layer and row for row (the *reference*). The less a bound rests on, the wider it is. Pure:
-//! durations go in, verdicts come out.
+//! A fixed limit fits no two machines. A decode step is compared with the median of the host's
+//! recent ones, a prefill chunk with the host's longest time per row so far. If the host has no
+//! history, the limit is derived from the time of other hosts for the same work, per layer and row
+//! (the *reference*). The less evidence, the wider the limit. Pure: durations in, verdicts out.
 //!
-//! Example: a host that answers in 2 ms is *slow* above 100 ms (the floor is
-//! higher than 8 x 2 ms), and *persistently* slow after three such answers in a
-//! row. If an answer does not come at all, it is overdue after 2 s (the floor is
-//! higher than 16 x 2 ms). A host that always needs 400 ms is slow above 3.2 s,
-//! and overdue after 6.4 s. One whose first piece of 24 rows took 10 s may take 320 s for the
-//! next. One that has answered nothing yet, beside hosts that would need 50 ms for it, is overdue
-//! after 4 s; without any beside it nothing is known, and it has until the health timeout.
+//! Example: a host that answers in 2 ms is *slow* above 100 ms (the floor is higher than 8 x 2 ms),
+//! and *persistently* slow after three such answers in a row. If an answer does not arrive, it is
+//! overdue after 2 s (the floor is higher than 16 x 2 ms). A host that always needs 400 ms is slow
+//! above 3.2 s and overdue after 6.4 s. If its first chunk of 24 rows took 10 s, the next may take
+//! 320 s. If it has answered nothing yet and other hosts would need 50 ms, it is overdue after 4 s.
+//! Without other hosts, only the health timeout applies.
 //!
-//! [`Silence`] is about the other question: not how long the work takes, but whether the host is
-//! there at all.
+//! [`Silence`] covers another question: whether the host is online at all.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::times::median;
 
-/// Steps that make up the history: long enough to be calm, short enough to follow a
-/// machine that got busy for good.
+/// Steps in the history: enough for a stable median, few enough to follow a machine that became
+/// busy.
 const WINDOW: usize = 64;
-/// Decode steps before a median is trusted.
+/// Decode steps before the median is used.
 const LEARNING: usize = 16;
-/// A step is slow beyond this many medians, or this many times what it takes others.
+/// A step is slow beyond this multiple of the median, or of the reference.
 const SLOW: u32 = 8;
-/// And never below this: a scheduler's hiccup is no failure.
+/// Minimum limit for slow steps: scheduling delays are no failure.
 const SLOW_FLOOR: Duration = Duration::from_millis(100);
-/// The same beside others, whose layers, machines and neighbours are not the same.
+/// Minimum limit relative to other hosts, whose layers, machines and load differ.
 const SLOW_FLOOR_BESIDE_OTHERS: Duration = Duration::from_millis(500);
-/// A decode step, and a piece of a prompt, that are slow where nothing tells what they take others:
-/// nobody converses at that pace who has another host to try.
+/// Limits for a decode step and a prefill chunk without a reference. No user would accept a slower
+/// pace if there were another host.
 const SLOW_ALONE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
-/// An answer is overdue beyond this many medians.
+/// An answer is overdue beyond this multiple of the median.
 const OVERDUE: u32 = 16;
-/// The same times the longest of a few steps, or what others take.
+/// Multiple of the longest of a few steps, or of the reference.
 const OVERDUE_GUESSED: u32 = 32;
-/// And never below this.
+/// Minimum limit for overdue answers.
 const OVERDUE_FLOOR: Duration = Duration::from_secs(2);
-/// Where nothing is known but what others take: the first step finds caches and memory cold.
+/// Minimum limit based on the reference only: the first step finds caches and memory cold.
 const OVERDUE_FLOOR_BESIDE_OTHERS: Duration = Duration::from_secs(4);
-/// Slow steps, or pieces, in a row that make a host degraded.
+/// Slow steps or chunks in a row after which a host is degraded.
 const PERSISTENT: u32 = 3;
 
-/// The recent steps of one host.
+/// Recent steps of one host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct HopTimeout {
     /// Decode steps.
     recent: VecDeque<Duration>,
-    /// Of `recent`, once there are enough.
+    /// Median of `recent`, once there are enough.
     median: Option<Duration>,
-    /// Most that a row of a prompt's piece took, and that a whole piece did.
+    /// Longest time per row of a prefill chunk, and longest time of a whole chunk.
     row: Option<Duration>,
     piece: Option<Duration>,
     slow_in_a_row: u32,
-    /// What a row took, of the last answer that was slow or that is overdue.
+    /// Time per row of the last slow or overdue answer.
     late: Option<Duration>,
 }
 
 impl HopTimeout {
-    /// Notes the round trip of a decode step, which takes others `reference`, if that is known;
-    /// says whether the host is persistently slow.
+    /// Records the round trip of a decode step; `reference` is the time of other hosts. Returns
+    /// true if the host is persistently slow.
     ///
-    /// Slow steps are not learnt from: a host cannot slowly get its caller used to it.
+    /// Slow steps do not enter the history, so that a host cannot raise its own limit gradually.
     pub(crate) fn record(&mut self, took: Duration, reference: Option<Duration>) -> bool {
         let own = self.median.map(|median| (median * SLOW).max(SLOW_FLOOR));
         let beside = reference.map(|others| (others * SLOW).max(SLOW_FLOOR_BESIDE_OTHERS));
@@ -83,7 +80,7 @@ impl HopTimeout {
         self.slow(took, 1, reference.is_none() && took > SLOW_ALONE.0)
     }
 
-    /// Whether a host is persistently slow, whose last answer was `slow`, or not.
+    /// Records whether the last answer was slow. Returns true if the host is persistently slow.
     fn slow(&mut self, took: Duration, rows: u32, slow: bool) -> bool {
         self.slow_in_a_row = if slow { self.slow_in_a_row + 1 } else { 0 };
         if slow {
@@ -92,18 +89,18 @@ impl HopTimeout {
         self.slow_in_a_row >= PERSISTENT
     }
 
-    /// An answer of so many rows has not come for so long.
+    /// Records that an answer of `rows` rows has been missing for `waited`.
     pub(crate) fn overdue(&mut self, waited: Duration, rows: u32) {
         self.late = Some(waited / rows.max(1));
     }
 
-    /// What a row takes a host that is late, at least.
+    /// Minimum time per row of a late host.
     pub(crate) fn late(&self) -> Option<Duration> {
         self.late
     }
 
-    /// Notes a piece of a prompt: `rows`, 2 or more, that the host was at for `took`, and that take
-    /// others `reference`; says whether the host is persistently slow.
+    /// Records a prefill chunk of `rows` rows, 2 or more, that took `took`; `reference` is the time
+    /// of other hosts. Returns true if the host is persistently slow.
     pub(crate) fn record_piece(
         &mut self,
         took: Duration,
@@ -118,13 +115,13 @@ impl HopTimeout {
         self.slow(took, rows, took > beside.unwrap_or(SLOW_ALONE.1))
     }
 
-    /// How long a decode step usually takes; `None` while too little is known.
+    /// Median time of a decode step; `None` without enough history.
     pub(crate) fn usual(&self) -> Option<Duration> {
         self.median
     }
 
-    /// About how long a step of so many rows takes the host, as far as it has shown; `None` while
-    /// it has answered none of its kind.
+    /// Estimated time of a step of `rows` rows, from the host's own history; `None` without
+    /// history.
     pub(crate) fn typical(&self, rows: u32) -> Option<Duration> {
         match rows {
             0 | 1 => self.median.or_else(|| median(self.recent.iter().copied())),
@@ -132,14 +129,14 @@ impl HopTimeout {
         }
     }
 
-    /// How long to wait for a step of `rows` before looking for another host; `None` while too
-    /// little is known. `reference` is what such a step takes others.
+    /// Time to wait for a step of `rows` before looking for another host. `None` if nothing is
+    /// known. `reference` is the time of other hosts.
     pub(crate) fn overdue_after(&self, rows: u32, reference: Option<Duration>) -> Option<Duration> {
         if let (0 | 1, Some(median)) = (rows, self.median) {
             return Some((median * OVERDUE).max(OVERDUE_FLOOR));
         }
-        // A row alone takes no longer than a piece with others in it, nor several of them longer
-        // than one after the other.
+        // A single row takes no longer than a chunk, and several rows no longer than one after the
+        // other.
         let longest = self.recent.iter().copied().max();
         let own = match rows {
             0 | 1 => longest.or(self.piece),
@@ -154,18 +151,18 @@ impl HopTimeout {
     }
 }
 
-/// Silence of a host that owes something after which it is asked whether it is there.
-pub(crate) const ASK_AFTER: Duration = Duration::from_secs(1);
-/// Silence after which it is not: it was asked, and had twice as long again.
-pub(crate) const GONE_AFTER: Duration = Duration::from_secs(3);
-/// How often a host is looked after that is silent.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Silence of a host with pending steps after which it is probed.
+pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
+/// Silence after which it counts as offline: it was probed, and had twice as long to answer.
+pub(crate) const OFFLINE_AFTER: Duration = Duration::from_secs(3);
+/// Interval between checks of a silent host.
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// For how long a host has been silent while this side listened.
+/// How long a host has been silent while this side was listening.
 ///
-/// A caller that was stopped itself, or had no core, comes back to a link that seems silent for
-/// just as long, with the answers still unread. So what passes between two looks counts for no
-/// more than twice what should.
+/// A caller that was suspended, or had no core, returns to a link that seems silent for as long,
+/// with the answers still unread. So the time between two checks counts as at most twice the
+/// interval.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Silence {
     looked: Option<Instant>,
@@ -173,12 +170,14 @@ pub(crate) struct Silence {
 }
 
 impl Silence {
-    /// Looks at a host from which nothing has come for `silent`; for how long it has been silent
-    /// for certain.
+    /// Checks a host that has been silent for `silent`. Returns the part of it during which this
+    /// side was listening.
     pub(crate) fn look(&mut self, now: Instant, silent: Duration) -> Duration {
         let since = match self.looked.replace(now) {
-            Some(before) => now.saturating_duration_since(before).min(2 * LOOK_EVERY),
-            None => ASK_AFTER,
+            Some(before) => now
+                .saturating_duration_since(before)
+                .min(2 * CHECK_INTERVAL),
+            None => PROBE_AFTER,
         };
         self.heard_out = (self.heard_out + since).min(silent);
         self.heard_out
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_host_alone_that_has_answered_nothing_nothing_is_concluded() {
+    fn without_history_and_reference_there_is_no_limit() {
         let hop_timeout = HopTimeout::default();
         assert_eq!(hop_timeout.overdue_after(1, None), None);
         assert_eq!(hop_timeout.overdue_after(24, None), None);
@@ -238,13 +237,13 @@ mod tests {
             hop_timeout.overdue_after(1, None).unwrap() > ms(300_000),
             "its first token too"
         );
-        // Whatever others do: what it has shown itself counts more.
+        // Its own history outweighs the reference.
         let bound = hop_timeout.overdue_after(24, Some(ms(50)));
         assert_eq!(bound, hop_timeout.overdue_after(24, None));
     }
 
     #[test]
-    fn the_first_token_is_bounded_by_what_the_prompt_took_and_a_piece_by_its_rows() {
+    fn the_limits_of_first_token_and_chunks_follow_the_prefill_times() {
         let mut hop_timeout = HopTimeout::default();
         hop_timeout.record_piece(ms(240), 24, None);
         hop_timeout.record_piece(ms(80), 8, None);
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_answered_nothing_is_measured_by_those_beside_it() {
+    fn a_host_without_history_is_measured_by_the_reference() {
         let hop_timeout = HopTimeout::default();
         assert_eq!(hop_timeout.overdue_after(24, Some(ms(50))), Some(ms(4000)));
         assert_eq!(
@@ -264,13 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_is_slow_from_its_first_token_is_told_by_those_beside_it() {
+    fn a_host_slow_from_its_first_token_is_detected_by_the_reference() {
         let mut hop_timeout = HopTimeout::default();
         let others = Some(ms(20));
         assert!(!hop_timeout.record(ms(1000), others));
         assert!(!hop_timeout.record(ms(1000), others));
         assert!(hop_timeout.record(ms(1000), others));
-        // Where all are that slow nobody is.
+        // If all hosts are that slow, none counts as slow.
         let mut hop_timeout = HopTimeout::default();
         for _ in 0..100 {
             assert!(!hop_timeout.record(ms(1000), Some(ms(800))));
@@ -278,9 +277,9 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_nobody_tells_anything_of_is_slow_at_a_pace_that_nobody_converses_at() {
+    fn without_a_reference_an_unusable_pace_counts_as_slow() {
         let (mut hop_timeout, mut late) = (HopTimeout::default(), 0);
-        // Just under any timeout, for ever: its own median gets nobody used to it.
+        // Just below every timeout, permanently: slow steps must not raise the median.
         for _ in 0..40 {
             late += u32::from(hop_timeout.record(ms(3900), None));
         }
@@ -288,7 +287,7 @@ mod tests {
         let mut pieces = HopTimeout::default();
         let late = [(); 4].map(|()| pieces.record_piece(ms(29_000), 24, None));
         assert_eq!(late, [false, false, true, true]);
-        // An old laptop, and a large model: slow, and not that slow.
+        // An old laptop with a large model is slow, but below the limit.
         let mut honest = HopTimeout::default();
         for _ in 0..40 {
             assert!(!honest.record(ms(1900), None));
@@ -297,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_a_prompt_are_measured_by_what_they_take_others() {
+    fn prefill_chunks_are_measured_by_the_reference() {
         let mut hop_timeout = HopTimeout::default();
         let others = Some(ms(100));
         let late = [(); 3].map(|()| hop_timeout.record_piece(ms(3900), 24, others));
         assert_eq!(late, [false, false, true]);
         assert_eq!(hop_timeout.late(), Some(ms(3900) / 24));
         for _ in 0..10 {
-            // Honest, and a tenth as fast on an old machine for a row at a time.
+            // An old machine may be ten times slower per row.
             assert!(!hop_timeout.record_piece(ms(790), 24, others));
             assert!(!hop_timeout.record(ms(400), Some(ms(40))));
         }
@@ -332,39 +331,39 @@ mod tests {
         assert_eq!(hop_timeout.overdue_after(1, None), Some(ms(2000)));
     }
 
-    /// Looks as often as it should until the host is gone; how long that took.
+    /// Checks at the regular interval until the host counts as offline; returns the time that took.
     fn gone_after(silence: &mut Silence, mut now: Instant, mut silent: Duration) -> Duration {
         let mut waited = Duration::ZERO;
-        while silence.look(now, silent) < GONE_AFTER {
-            now += LOOK_EVERY;
-            silent += LOOK_EVERY;
-            waited += LOOK_EVERY;
+        while silence.look(now, silent) < OFFLINE_AFTER {
+            now += CHECK_INTERVAL;
+            silent += CHECK_INTERVAL;
+            waited += CHECK_INTERVAL;
         }
         waited
     }
 
     #[test]
     fn a_silent_host_is_gone_after_three_seconds() {
-        let waited = gone_after(&mut Silence::default(), Instant::now(), ASK_AFTER);
-        assert_eq!(ASK_AFTER + waited, GONE_AFTER);
+        let waited = gone_after(&mut Silence::default(), Instant::now(), PROBE_AFTER);
+        assert_eq!(PROBE_AFTER + waited, OFFLINE_AFTER);
     }
 
     #[test]
-    fn whatever_it_says_brings_a_host_back() {
+    fn any_message_ends_the_silence_of_a_host() {
         let (mut silence, now) = (Silence::default(), Instant::now());
-        gone_after(&mut silence, now, ASK_AFTER);
+        gone_after(&mut silence, now, PROBE_AFTER);
         assert_eq!(silence.look(now + ms(3250), ms(20)), ms(20));
         assert!(gone_after(&mut silence, now + ms(3500), ms(270)) > ms(2500));
     }
 
     #[test]
-    fn a_caller_that_was_stopped_itself_blames_nobody_for_what_it_did_not_hear() {
+    fn a_suspended_caller_does_not_take_its_own_pause_for_silence() {
         let (mut silence, now) = (Silence::default(), Instant::now());
-        silence.look(now, ASK_AFTER);
+        silence.look(now, PROBE_AFTER);
         let hour = Duration::from_secs(3600);
-        assert!(silence.look(now + hour, hour + ASK_AFTER) < GONE_AFTER);
-        // But the host is not there for all that: it takes a few looks more.
-        let waited = gone_after(&mut silence, now + hour, hour + ASK_AFTER);
-        assert!(waited <= GONE_AFTER);
+        assert!(silence.look(now + hour, hour + PROBE_AFTER) < OFFLINE_AFTER);
+        // The host is still detected as offline, after a few more checks.
+        let waited = gone_after(&mut silence, now + hour, hour + PROBE_AFTER);
+        assert!(waited <= OFFLINE_AFTER);
     }
 }

@@ -1,35 +1,36 @@
-//! Covers a model's layers with shards, drives the pipeline, samples, and checks
-//! what comes back.
+//! Chats over a model whose layers run on hosts: routes, pipelines, sampling, and checks of the
+//! rows that hosts return.
 //!
 //! | concept | where |
 //! |---|---|
 //! | which hosts run which layers | [`router`] (pure) |
-//! | what is in flight where, what is replayed after a failure | `pipeline` (pure) |
-//! | how slow is too slow | `hop_timeout` (pure) |
-//! | what hosts did in all calls before | [`health`] (pure) |
-//! | is what a host returned possible | `checks` (pure) |
-//! | which layers a host takes, which the community has | [`placement`], [`coverage`] (pure) |
-//! | a session with a host; hosts by address, or of a community | [`link`], [`hosts`] |
-//! | all running chats taken forward together | `steps` |
-//! | the layers here, the layers there | [`local`], [`sharded`], behind [`Backend`] |
-//! | layers that nobody else is to see the input of | [`private_layers`] |
-//! | from there to here in the middle of an answer | [`fallback`] |
+//! | steps in flight, replay after a failure | `pipeline` (pure) |
+//! | detection of slow hosts | `hop_timeout` (pure) |
+//! | failures and speed of hosts over all calls | [`health`] (pure) |
+//! | plausibility of returned rows | `checks` (pure) |
+//! | layers for a new host, layers of the community | [`placement`], [`coverage`] (pure) |
+//! | a session with a host; hosts by address or of a community | [`link`], [`hosts`] |
+//! | event loop of all running chats | `chat_loop` |
+//! | layers on this machine, layers on hosts | [`local`], [`sharded`], behind [`Backend`] |
+//! | layers whose input no host may see | [`private_layers`] |
+//! | switch from hosts to this machine in the middle of an answer | [`fallback`] |
 //! | text in, tokens out | [`chat`] |
-//! | logits for many chats at once | `logits_batcher` |
-//! | how batches of many chats form | `batcher` |
+//! | logits of several chats in one matrix product | `logits_batcher` |
+//! | formation of batches | `batcher` |
 //! | chat as a capability of the bus | [`bus`] |
-//! | many callers: turns, kept conversations, giving up | [`service`] |
+//! | several callers: queueing, prefix cache, cancellation | [`service`] |
 //! | the OpenAI-compatible HTTP interface | [`http`] |
-//! | what a caller hears of its answer | `frames` |
-//! | times that were measured | `times` (pure) |
-//! | what flight record, numbers and readers hear of hosts | `events` |
-//! | which arithmetics an answer may be made with | [`exact`] (pure) |
-//! | codes, hints, blame | [`error`] |
+//! | frames of an answer | `frames` |
+//! | measured times | `times` (pure) |
+//! | host events for flight record, metrics and readers | `events` |
+//! | arithmetics that an answer may be computed with | [`exact`] (pure) |
+//! | error codes, hints, blame | [`error`] |
 
 pub mod backend;
 mod batcher;
 pub mod bus;
 pub mod chat;
+mod chat_loop;
 mod checks;
 pub mod coverage;
 pub mod error;
@@ -50,10 +51,9 @@ pub mod private_layers;
 pub mod router;
 pub mod service;
 pub mod sharded;
-mod steps;
 mod times;
 
-/// A host of the tests, by a short name.
+/// Node id of a test host with a short name.
 #[cfg(test)]
 fn node(name: &str) -> hearthnet_bus::NodeId {
     let mut bytes = [0; 32];

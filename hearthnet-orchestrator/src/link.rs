@@ -1,8 +1,8 @@
-//! A session with one host, shared by every chat that uses it.
+//! Session with one host, shared by all chats that use it.
 //!
-//! The transport's task that reads the session hands each message to the chat that
-//! owns the stream; chats send through the session's own sender. A chat waits on
-//! one queue for all its hosts, so that whichever answers first is served first.
+//! The transport's reader passes each message to the chat that owns the stream; chats send through
+//! the session's sender. A chat waits on one queue for all of its hosts, so that the first answer
+//! is processed first.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey, now_ms};
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use hearthnet_transport::{
     CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
     SessionClosed, StepResult, StreamClose,
@@ -20,12 +20,12 @@ use tokio::sync::mpsc;
 
 use crate::error::ChatError;
 
-/// A host as a person writes it: `ADDR:PORT#ed25519:KEY`.
+/// Address of a host as users write it: `ADDR:PORT#ed25519:KEY`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostAddr {
     /// `ADDR:PORT` or `NAME:PORT`.
     pub endpoint: String,
-    /// Who must answer there.
+    /// Node id that the host must prove.
     pub node: NodeId,
 }
 
@@ -60,52 +60,46 @@ impl std::fmt::Display for HostAddr {
     }
 }
 
-/// What arrives for a chat. The number is the chat's name for the stream.
+/// Message for a chat. It is queued together with the id of the chat's hop.
 #[derive(Debug)]
 pub(crate) enum Inbound {
-    /// The host opened the stream.
     Opened,
-    /// A step's answer.
     Result {
-        /// The rows.
         result: StepResult,
-        /// When it came.
+        /// Time of arrival.
         at: Instant,
     },
-    /// The host ended the stream.
     Error {
-        /// The cause.
         code: Code,
-        /// The host's words.
+        /// Message from the host, sanitised.
         message: String,
     },
-    /// The host is about to leave; the stream goes on for a while.
+    /// The host is leaving; the stream continues for a while.
     Leaving,
-    /// The host is about to leave, and the stream, on which nothing was asked, has been closed.
+    /// The host is leaving, and the idle stream was closed.
     Closed,
-    /// The session is gone.
+    /// The session has ended.
     Lost(Ended),
 }
 
-/// How a session ended.
+/// End of a session.
 #[derive(Debug, Clone)]
 pub(crate) struct Ended {
-    /// Why, in words.
+    /// Reason, for messages.
     pub(crate) why: String,
-    /// What that says of the host.
     pub(crate) cause: EndCause,
 }
 
-/// What the end of a session says of its host.
+/// Cause of the end of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndCause {
-    /// The connection is gone, or one side went away.
+    /// The connection was lost, or closed without fault.
     Lost,
-    /// The host broke the protocol, in the way that the code names.
+    /// The host violated the protocol; the code names the violation.
     Broken(Code),
-    /// This node ended it with this code, because the host's right has ended.
-    Barred(Code),
-    /// The host ended it with this code, because this node's right has ended.
+    /// This node closed the session, because the host lost its authorisation.
+    Unauthorized(Code),
+    /// The host closed the session, because this node lost its authorisation.
     Refused(Code),
 }
 
@@ -113,40 +107,39 @@ impl Ended {
     pub(crate) fn of(closed: &SessionClosed) -> Self {
         let code = closed.code.into();
         let cause = match (closed.code, closed.by_us) {
-            (CloseCode::Revoked | CloseCode::Unauthorized, true) => EndCause::Barred(code),
+            (CloseCode::Revoked | CloseCode::Unauthorized, true) => EndCause::Unauthorized(code),
             (CloseCode::Revoked | CloseCode::Unauthorized, false) => EndCause::Refused(code),
             (broken, true) if broken.is_violation() => EndCause::Broken(code),
             _ => EndCause::Lost,
         };
         Self {
-            why: tame(&closed.to_string()).into_owned(),
+            why: sanitize(&closed.to_string()).into_owned(),
             cause,
         }
     }
 }
 
-/// A chat's queue.
+/// Queue of a chat.
 pub(crate) type Inbox = mpsc::UnboundedSender<(u64, Inbound)>;
 
-/// Where the messages of a stream go.
+/// Destination of a stream's messages.
 #[derive(Debug)]
 struct Route {
-    /// The chat's name for the stream, and its queue.
+    /// The chat's id for the hop, and its queue.
     hop: u64,
     inbox: Inbox,
     epoch: u32,
-    /// Nothing is asked of the stream: it does not hold its host back.
+    /// True while the stream is idle; it then does not delay the host's shutdown.
     resting: bool,
 }
 
 #[derive(Debug, Default)]
 struct Routes {
     by_stream: HashMap<u32, Route>,
-    /// Last stream number that a chat was given, from 1; 0: none.
+    /// Last stream number given out, from 1; 0 if none was.
     last: u32,
-    /// Whether the host is about to leave.
     leaving: bool,
-    /// Why the session ended, once it has.
+    /// End of the session, once it has ended.
     ended: Option<Ended>,
 }
 
@@ -155,34 +148,33 @@ type Streams = Arc<Mutex<Routes>>;
 /// An authenticated session with one host.
 #[derive(Debug)]
 pub struct HostLink {
-    /// Where and who the host is.
     pub(crate) addr: HostAddr,
-    /// What the host said about itself when the session began.
+    /// Descriptor that the host sent when the session began.
     pub(crate) descriptor: Descriptor,
-    /// The session's name in the flight records of both sides.
+    /// Id of the session in the flight records of both sides.
     pub(crate) session: SessionId,
     pub(crate) sender: Sender,
     streams: Streams,
-    /// Closed with this.
+    /// Closes the session when dropped.
     connection: Connection,
-    /// When a successor should be opened.
+    /// Time after which new calls should use a new session.
     stale_at: Instant,
 }
 
-/// A host that was heard within this time is there.
+/// A host heard within this time counts as online.
 const JUST_NOW: Duration = Duration::from_millis(300);
 
-/// How long a host may take to describe itself after the session stands.
+/// Time limit for the host's descriptor after the session is open.
 const DESCRIBE_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a session for running rows through layers says it is for.
+/// Purpose of a session in its HELLO.
 pub(crate) const PIPELINE: &str = "pipeline";
 
-/// How long a session grant that this node signs for itself holds, in seconds: it is used at once.
+/// Validity of a self-signed session grant, in seconds: it is used at once.
 const GRANT_SECONDS: u64 = 60;
 
-/// A token for one session with a host, signed by this node for itself: a host that serves
-/// outside of a community lets the nodes that it admits grant themselves what it serves.
+/// Signs a token for one session with a host outside of a community: such a host lets admitted
+/// nodes sign their own grants.
 fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
     let fail = |why: String| ChatError::Engine(format!("cannot sign a session token: {why}"));
     let now = Duration::from_millis(now_ms());
@@ -201,11 +193,11 @@ fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
 }
 
 impl HostLink {
-    /// Connects with a token that this node grants itself (`session_token`), proves who
-    /// both sides are, and asks the host what it serves.
+    /// Connects with a self-signed token (`session_token`), authenticates both sides and requests
+    /// the host's descriptor.
     ///
     /// # Errors
-    /// [`ChatError::ShardUnavailable`] naming the host and the reason.
+    /// [`ChatError::ShardUnavailable`], which names the host and the reason.
     pub async fn connect(
         addr: &HostAddr,
         key: &NodeKey,
@@ -215,8 +207,7 @@ impl HostLink {
         Self::connect_with(addr, key, token, config).await
     }
 
-    /// The same with a token that the host granted for this session. A token is good for one
-    /// session.
+    /// Connects with a token that the host granted. A token is valid for one session.
     pub(crate) async fn connect_with(
         addr: &HostAddr,
         key: &NodeKey,
@@ -239,13 +230,16 @@ impl HostLink {
                         Some(CloseCode::TokenExpired) => CLOCKS,
                         _ => "",
                     };
-                    unavailable(addr, &format!("{}{error}{clocks}", name.unwrap_or_default()))
+                    unavailable(
+                        addr,
+                        &format!("{}{error}{clocks}", name.unwrap_or_default()),
+                    )
                 })?;
         Self::over(addr, &token, connection, lifetime).await
     }
 
-    /// The same over a connection that stands, opened with `token` and the purpose [`PIPELINE`]: to
-    /// layers that this very process serves.
+    /// Starts a session over an open connection, which was opened with `token` and the purpose
+    /// [`PIPELINE`]. The host may be this process.
     pub(crate) async fn over(
         addr: &HostAddr,
         token: &[u8],
@@ -253,7 +247,7 @@ impl HostLink {
         lifetime: Duration,
     ) -> Result<Self, ChatError> {
         let session = SessionId::of_token(token);
-        // What begins in the last quarter of a session might not end with it.
+        // A call that starts in the last quarter of the lifetime might outlast the session.
         let stale_at = Instant::now() + lifetime * 3 / 4;
         let unavailable = |why: String| unavailable(addr, &why);
         let sender = connection.sender();
@@ -291,46 +285,45 @@ impl HostLink {
         })
     }
 
-    /// Whether this process itself is the host.
+    /// Returns true if this process is the host.
     pub(crate) fn is_here(&self) -> bool {
         self.connection.is_here()
     }
 
-    /// Ends the session from outside, when the right to it has ended: chats that run over it hear
-    /// why, and go on elsewhere.
+    /// Handle that closes the session when its authorisation ends. Chats on it are notified and
+    /// continue elsewhere.
     pub(crate) fn closer(&self) -> Closer {
         self.connection.closer()
     }
 
-    /// Whether the session still goes on.
     pub(crate) fn is_open(&self) -> bool {
         self.sender.closed().is_none() && self.streams.lock().ended.is_none()
     }
 
-    /// Whether the host is about to leave: it takes nothing new.
+    /// Returns true if the host is leaving and accepts no new streams.
     pub(crate) fn is_leaving(&self) -> bool {
         self.streams.lock().leaving
     }
 
-    /// Whether something new may begin on it: it is open, and its host stays.
+    /// Returns true if the session is open and its host is not leaving.
     pub(crate) fn takes_streams(&self) -> bool {
         self.is_open() && !self.is_leaving()
     }
 
-    /// Whether another call should begin on it: as [`Self::takes_streams`], and it is far from the
+    /// Returns true if a new call should use the session: [`Self::takes_streams`], and not near the
     /// end of its lifetime.
     pub(crate) fn is_fresh(&self) -> bool {
         self.takes_streams() && Instant::now() < self.stale_at
     }
 
-    /// Whether it was heard so recently that there is no use in asking. Whoever asks when it was
-    /// not asks less than 4 times a second, which is what a host answers.
+    /// Returns true if the host was heard within 300 ms, so that a probe is needless. Probes are
+    /// thus sent less than 4 times a second, which is the rate that hosts answer.
     pub(crate) fn was_heard_just_now(&self) -> bool {
         self.sender.silent_for() < JUST_NOW
     }
 
-    /// Whether the host is there: it was heard a moment ago, or is within `limit`. One that has
-    /// been asked for longer already is not waited for again.
+    /// Returns true if the host was heard just now or answers a probe within `limit`. Time since an
+    /// earlier unanswered probe counts towards the limit.
     pub async fn answers(&self, limit: Duration) -> bool {
         if self.was_heard_just_now() {
             return self.is_open();
@@ -343,13 +336,13 @@ impl HostLink {
         answers.unwrap_or(false)
     }
 
-    /// Reserves a stream number whose messages go to `inbox`.
+    /// Reserves a stream number. Its messages go to `inbox`.
     pub(crate) fn register(&self, hop: u64, epoch: u32, inbox: Inbox) -> u32 {
         let mut routes = self.streams.lock();
         routes.last += 1;
         let stream = routes.last;
         if let Some(ended) = &routes.ended {
-            // The session ended before the chat came: tell it, nobody else will.
+            // The session has already ended: no other message will tell the chat.
             let _ = inbox.send((hop, Inbound::Lost(ended.clone())));
             return stream;
         }
@@ -366,19 +359,19 @@ impl HostLink {
         stream
     }
 
-    /// Says whether something is asked of a stream. One that rests is closed when its host
-    /// leaves, and its chat hears [`Inbound::Closed`].
+    /// Marks a stream as idle or active. An idle stream is closed when its host leaves; its chat
+    /// gets [`Inbound::Closed`].
     pub(crate) fn rest(&self, stream: u32, resting: bool) {
         let mut routes = self.streams.lock();
         if let Some(route) = routes.by_stream.get_mut(&stream) {
             route.resting = resting;
         }
         if routes.leaving {
-            routes.let_go(&self.sender);
+            routes.close_idle(&self.sender);
         }
     }
 
-    /// Ends a stream: both sides free what belongs to it at once.
+    /// Closes a stream, so that both sides free its memory at once.
     pub(crate) fn release(&self, stream: u32) {
         if let Some(route) = self.streams.lock().by_stream.remove(&stream) {
             close(&self.sender, stream, route.epoch);
@@ -387,8 +380,8 @@ impl HostLink {
 }
 
 impl Routes {
-    /// Closes the streams of a leaving host that rest.
-    fn let_go(&mut self, sender: &Sender) {
+    /// Closes the idle streams of a leaving host.
+    fn close_idle(&mut self, sender: &Sender) {
         for (stream, route) in self.by_stream.extract_if(|_, route| route.resting) {
             close(sender, stream, route.epoch);
             let _ = route.inbox.send((route.hop, Inbound::Closed));
@@ -396,32 +389,32 @@ impl Routes {
     }
 }
 
-/// Tells the host that a stream has ended. This never waits.
+/// Sends STREAM_CLOSE. Never blocks.
 fn close(sender: &Sender, stream: u32, epoch: u32) {
-    // A session that is gone has freed the stream already.
+    // If the session has ended, the host has already freed the stream.
     let _ = sender.try_send(Message::StreamClose(StreamClose { stream, epoch }));
 }
 
-/// Waits for the host's descriptor; nothing else may come first.
+/// Waits for the host's descriptor, which must be the first message.
 async fn describe(connection: &mut Connection) -> Result<bytes::Bytes, String> {
     match connection.recv().await {
         Ok(Message::Descriptor(bytes)) => Ok(bytes),
         Ok(Message::Leaving { .. }) => Err("shutting_down: it is about to stop".into()),
-        Ok(_) => Err("protocol_state: it sent something else than its descriptor".into()),
+        Ok(_) => Err("protocol_state: it sent another message instead of its descriptor".into()),
         Err(closed) => Err(closed.to_string()),
     }
 }
 
-/// Most messages that are looked at together.
+/// Maximum number of messages that are processed together.
 const AT_ONCE: usize = 64;
 
-/// Hands every message to the chat that owns its stream, until the session ends.
+/// Passes every message to the chat that owns its stream, until the session ends.
 struct Reader {
     host: NodeId,
     sender: Sender,
     closer: Closer,
     streams: Streams,
-    /// What has come together so far: a batch's results arrive in one piece.
+    /// Messages not processed yet: the results of a batch arrive together.
     arrived: Vec<Message>,
 }
 
@@ -442,7 +435,7 @@ impl Handler for Reader {
 
     fn ended(mut self: Box<Self>, closed: &SessionClosed) {
         if !closed.by_us {
-            // What the host said before its end still counts.
+            // Messages that arrived before the end still count.
             self.drained();
         }
         let ended = Ended::of(closed);
@@ -456,10 +449,10 @@ impl Handler for Reader {
 }
 
 impl Reader {
-    /// Hands one message to the chat that owns its stream.
+    /// Passes one message to the chat that owns its stream.
     ///
-    /// A message about a stream or an epoch that no chat has asked for ends the session: the chat
-    /// whose answer it takes the place of would wait for a host that seems busy.
+    /// A message for a stream or an epoch that was never opened closes the session. It may have
+    /// replaced the answer to a chat, which would otherwise wait for a host that seems busy.
     fn hand_out(&self, message: Message) {
         let (life, inbound) = match message {
             Message::StreamOpened(m) => ((m.stream, m.epoch), Inbound::Opened),
@@ -472,8 +465,8 @@ impl Reader {
                 (m.stream, m.epoch),
                 Inbound::Error {
                     code: m.code,
-                    // A host's own words: they reach logs, terminals and answers.
-                    message: tame(&m.message).into_owned(),
+                    // Untrusted text: it reaches logs, terminals and answers.
+                    message: sanitize(&m.message).into_owned(),
                 },
             ),
             Message::Leaving { within_ms } => {
@@ -485,20 +478,20 @@ impl Reader {
                     });
                 }
                 routes.leaving = true;
-                routes.let_go(&self.sender);
+                routes.close_idle(&self.sender);
                 for route in routes.by_stream.values() {
                     let _ = route.inbox.send((route.hop, Inbound::Leaving));
                 }
                 return;
             }
-            // A host has nothing else to say; what it says for nobody is dropped below.
+            // No other message is addressed to a stream.
             _ => return,
         };
         let (stream, epoch) = life;
         let routes = self.streams.lock();
         let is_wrong = match routes.by_stream.get(&stream) {
             Some(route) if route.epoch == epoch => {
-                // A chat that has gone away no longer listens; its stream is being closed.
+                // If the chat is gone, its stream is being closed.
                 let _ = route.inbox.send((route.hop, inbound));
                 false
             }
@@ -519,5 +512,5 @@ const CLOCKS: &str = "; the clock of this machine or of that host is wrong: comp
 
 fn unavailable(addr: &HostAddr, why: &str) -> ChatError {
     let said = format!("{} ({}): {why}", addr.endpoint, addr.node.short());
-    ChatError::ShardUnavailable(tame(&said).into_owned())
+    ChatError::ShardUnavailable(sanitize(&said).into_owned())
 }

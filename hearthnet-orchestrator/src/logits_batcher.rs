@@ -1,9 +1,8 @@
-//! One head for many chats: rows that want logits at the same time run as one batch.
+//! Output head shared by several chats: rows that need logits at the same time run as one batch.
 //!
-//! The output matrix is read from memory once per batch, whatever its size, and reading it is
-//! what a row costs. Who computes for whom: [`batcher`](crate::batcher).
-//!
-//! A row's logits do not depend on its batch, so no chat can tell.
+//! The output matrix is read from memory once per batch, whatever its size, and this read is the
+//! cost of a row. Leaders are chosen by [`batcher`](crate::batcher). The logits of a row do not
+//! depend on its batch.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,38 +10,38 @@ use std::sync::Arc;
 use hearthnet_model::ModelSpec;
 use hearthnet_model::engine::{EngineError, Head};
 
-use crate::batcher::{Batcher, Present};
+use crate::batcher::{AttendanceGuard, Batcher};
 
-/// Most rows of one batch: their logits are in memory at once, and beyond this many the
-/// arithmetic of a row costs more than its share of reading the matrix.
+/// Maximum rows per batch. Their logits are in memory at once, and above this number the arithmetic
+/// of a row costs more than its share of reading the matrix.
 const BATCH: usize = 32;
 
-/// Embedding, last norm and output matrix of a model, for several chats.
+/// Embedding, final norm and output matrix of a model, for several chats.
 #[derive(Debug)]
 pub struct LogitsBatcher {
     head: Arc<Head>,
-    batcher: Batcher<Wish, Result<Logits, EngineError>>,
+    batcher: Batcher<LogitsRequest, Result<Logits, EngineError>>,
 }
 
-/// A row that wants logits, and memory that they may use.
-struct Wish {
+/// Row that needs logits, and a buffer for them.
+struct LogitsRequest {
     row: Vec<f32>,
     memory: Vec<f32>,
 }
 
-/// The logits of one row: of a batch, those that are meant.
+/// Logits of one row, as a range of its batch's logits.
 pub struct Logits {
     all: Arc<Vec<f32>>,
     own: Range<usize>,
 }
 
 impl Logits {
-    /// One value for each token of the vocabulary.
+    /// Logits by token id.
     pub fn values(&self) -> &[f32] {
         self.all.get(self.own.clone()).unwrap_or_default()
     }
 
-    /// The memory, where nobody else of the batch needs it any more.
+    /// The buffer, if no other row of the batch still uses it; else an empty one.
     pub fn into_memory(self) -> Vec<f32> {
         Arc::try_unwrap(self.all).unwrap_or_default()
     }
@@ -58,40 +57,39 @@ impl From<Head> for LogitsBatcher {
 }
 
 impl LogitsBatcher {
-    /// Hyperparameters of the model.
     pub fn spec(&self) -> &ModelSpec {
         self.head.spec()
     }
 
-    /// The embeddings of some tokens: [`Head::embed`].
+    /// Embeddings of tokens.
     ///
     /// # Errors
-    /// Those of [`Head::embed`].
+    /// As for [`Head::embed`].
     pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         self.head.embed(ids, out)
     }
 
-    /// Says that a chat will want logits. `hosted`: whether its rows are with hosts in between.
-    pub fn attend(&self, hosted: bool) -> Present {
+    /// Registers a chat that will need logits. `hosted`: hosts compute its rows in between.
+    pub fn attend(&self, hosted: bool) -> AttendanceGuard {
         self.batcher.attend(hosted)
     }
 
-    /// The logits of one row of `width` values: [`Head::logits`], together with the rows of other
-    /// chats that want theirs now. `memory` is used if it can be. Takes as many batches as there
-    /// are chats before this one.
+    /// Logits of one row of `width` values, computed together with concurrent requests of other
+    /// chats. `memory` is reused if possible. Waits for at most as many batches as there are chats
+    /// before this one.
     ///
     /// # Errors
-    /// Those of [`Head::logits`], for this row alone.
+    /// As for [`Head::logits`], for this row alone.
     pub async fn logits(&self, row: Vec<f32>, memory: Vec<f32>) -> Result<Logits, EngineError> {
         if row.len() != self.head.spec().width as usize {
-            // It would shift the rows behind it.
+            // In a batch, it would shift the rows behind it.
             return compute_one(&self.head, row, memory);
         }
         let (head, copy) = (Arc::clone(&self.head), row.clone());
-        let work = move |wishes| compute(&head, wishes);
-        match self.batcher.run(Wish { row, memory }, work).await {
+        let work = move |requests| compute(&head, requests);
+        match self.batcher.run(LogitsRequest { row, memory }, work).await {
             Some(logits) => logits,
-            // Whoever computed has panicked.
+            // The leader has panicked.
             None => compute_one(&self.head, copy, Vec::new()),
         }
     }
@@ -105,21 +103,21 @@ fn compute_one(head: &Head, row: Vec<f32>, mut memory: Vec<f32>) -> Result<Logit
     })
 }
 
-fn compute(head: &Head, mut wishes: Vec<Wish>) -> Vec<Result<Logits, EngineError>> {
-    let count = wishes.len();
-    let memory = wishes
+fn compute(head: &Head, mut requests: Vec<LogitsRequest>) -> Vec<Result<Logits, EngineError>> {
+    let count = requests.len();
+    let memory = requests
         .first_mut()
         .map(|first| std::mem::take(&mut first.memory));
     let mut out = memory.unwrap_or_default();
-    let rows: Vec<f32> = wishes
+    let rows: Vec<f32> = requests
         .iter()
-        .flat_map(|wish| wish.row.iter().copied())
+        .flat_map(|request| request.row.iter().copied())
         .collect();
     if head.logits(&rows, &mut out).is_err() {
-        // A row that cannot be computed is the failure of its own chat only.
-        let each = wishes
+        // An invalid row must fail its own chat only.
+        let each = requests
             .into_iter()
-            .map(|wish| compute_one(head, wish.row, wish.memory));
+            .map(|request| compute_one(head, request.row, request.memory));
         return each.collect();
     }
     let (vocab, all) = (out.len() / count.max(1), Arc::new(out));
@@ -141,7 +139,7 @@ mod tests {
     use hearthnet_testkit::TinyLlama;
 
     use super::*;
-    use crate::steps::block_on;
+    use crate::chat_loop::block_on;
 
     fn tiny() -> ModelFile {
         let bytes = TinyLlama::default().bytes();
@@ -160,7 +158,7 @@ mod tests {
         logits.iter().map(|value| value.to_bits()).collect()
     }
 
-    /// Many threads at once, many times, against a head of one's own.
+    /// Compares many concurrent threads with a head of their own, in several rounds.
     fn in_company_as_alone(file: &ModelFile, rounds: u32) {
         const CHATS: u32 = 8;
         let (alone, shared) = (head(file), LogitsBatcher::from(head(file)));
@@ -198,7 +196,7 @@ mod tests {
         in_company_as_alone(&ModelFile::open(&hearthnet_testkit::smollm2()).unwrap(), 3);
     }
 
-    /// Rows that are ready at the same time, and how large their batches are.
+    /// Results of rows that are ready at the same time.
     fn batches(shared: &LogitsBatcher, rows: &[&Vec<f32>]) -> Vec<Result<Vec<u32>, EngineError>> {
         let asks = rows.iter().map(|row| async {
             let logits = shared.logits((*row).clone(), Vec::new()).await?;
@@ -216,7 +214,7 @@ mod tests {
         bad[3] = f32::NAN;
         let alone = block_on(shared.logits(good.clone(), Vec::new())).unwrap();
 
-        // A batch of three out of six.
+        // Six attending hosted chats allow a batch of three.
         let _present = [(); 6].map(|()| shared.attend(true));
         let results = batches(&shared, &[&good, &bad, &good]);
         assert_eq!(results[0].as_ref().unwrap(), &bits(alone.values()));
@@ -234,7 +232,7 @@ mod tests {
             let ask = || shared.logits(row.clone(), Vec::new());
             let logits = block_on(join_all([ask(), ask(), ask(), ask()]));
             let logits = logits.into_iter().map(Result::unwrap).collect::<Vec<_>>();
-            // Those of a batch share its memory.
+            // Logits of one batch share its buffer.
             let sizes: Vec<usize> = logits
                 .iter()
                 .map(|own| Arc::strong_count(&own.all))

@@ -1,32 +1,30 @@
-//! Which layers a host takes when its owner says `--layers auto`.
+//! Selection of layers for a host with `--layers auto`.
 //!
-//! Pure: what the community serves, what this machine has room for, and the model's size
-//! come in, a range comes out. The rule, also in `specs/distributed-inference.md`:
+//! Pure: computes a range from the advertised ranges, the memory of this machine and the model's
+//! size. The rules, also in `specs/distributed-inference.md`:
 //!
-//! 1. *How many.* A fair share is the model divided by the hosts, this one included, and
-//!    at least by two: nobody takes a whole model by himself. Where layers are missing and
-//!    others already serve, it is the longest missing run if that is more: a conversation
-//!    needs all of them. Never more than the machine has room for.
-//! 2. *Which.* Of all ranges of that length, the one with the most missing layers; among
-//!    these the one whose layers are served least; among these the first.
-//! 3. *Two at once.* Hosts that start together cannot see each other's choice. So each looks
-//!    again after it has advertised, and whenever the advertisements change: if layers are
-//!    missing, and each of its own is also served by a host that comes before it (the longer
-//!    range first, then the smaller node id), it chooses again.
+//! 1. *Number.* The fair share is the model divided by the number of hosts, this one included, and
+//!    by at least two, so that no host takes a whole model. If other hosts serve and layers are
+//!    missing, it is the longest missing run if that is more, since a conversation needs all
+//!    layers. The memory of the machine is the upper limit.
+//! 2. *Range.* Of all ranges of that length, the one with the most missing layers; on a tie, the
+//!    one whose layers are served least; then the first.
+//! 3. *Concurrent starts.* Hosts that start together cannot see each other's choice. So each
+//!    checks again after it has advertised, and when advertisements change. If layers are missing,
+//!    and each of its own is also served by a host that ranks before it (longer range, then smaller
+//!    node id), it chooses again.
 //!
-//! By rule 3 of all hosts of a layer the first one stays, so that moving never uncovers a
-//! layer, even when several move at once; and who moves takes missing layers, so that it
-//! ends.
+//! By rule 3, the first-ranked host of a layer stays. Moves thus never uncover a layer, even when
+//! several hosts move at once. A host that moves takes missing layers, so the moves end.
 
 use hearthnet_bus::NodeId;
 
-/// What one host serves: an inclusive range of layers.
+/// Layers that one host serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // Built by whoever reads advertisements.
+#[allow(clippy::exhaustive_structs)] // Built by readers of advertisements.
 pub struct Held {
-    /// Node id of the host.
     pub node: NodeId,
-    /// First and last layer.
+    /// First and last layer, inclusive.
     pub range: (u32, u32),
 }
 
@@ -35,7 +33,7 @@ impl Held {
         self.range.0 <= layer && layer <= self.range.1
     }
 
-    /// Whoever sorts first keeps its layers.
+    /// Sort key: the first host in this order keeps its layers.
     fn rank(&self) -> (std::cmp::Reverse<u32>, NodeId) {
         (
             std::cmp::Reverse(self.range.1.saturating_sub(self.range.0)),
@@ -44,7 +42,7 @@ impl Held {
     }
 }
 
-/// The runs of layers of a model with `total` that nobody holds, in order.
+/// Runs of layers that no host holds, in order, for a model with `total` layers.
 pub fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let mut held = held.to_vec();
     held.sort_unstable();
@@ -62,7 +60,7 @@ pub fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
     runs
 }
 
-/// Runs of layers as people read them: `0-14, 20`.
+/// Runs of layers as text: `0-14, 20`.
 pub fn runs_text(runs: &[(u32, u32)]) -> String {
     let texts: Vec<String> = runs
         .iter()
@@ -77,8 +75,8 @@ pub fn runs_text(runs: &[(u32, u32)]) -> String {
     texts.join(", ")
 }
 
-/// The inclusive range that a host takes: of a model with `total` layers (at least 1), with
-/// room for `room` of them, next to `others`. `None` if there is room for none.
+/// Selects the inclusive range for a host with memory for `room` layers of a model with `total`
+/// layers (at least 1), next to `others`. `None` if there is no room or no layer.
 pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     if total == 0 || room == 0 {
         return None;
@@ -97,7 +95,7 @@ pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     let wanted = if hosts == 0 { share } else { share.max(gap) };
     let size = wanted.min(room).min(total);
 
-    // How many hold each layer, and its sums from the left: a window's sum is a difference.
+    // Number of hosts per layer.
     let served: Vec<u64> = (0..total)
         .map(|layer| others.iter().filter(|h| h.holds(layer)).count() as u64)
         .collect();
@@ -110,7 +108,7 @@ pub fn choose(total: u32, room: u32, others: &[Held]) -> Option<(u32, u32)> {
     Some((lo, lo + size - 1))
 }
 
-/// Whether the host `mine` should move, and where to (rule 3).
+/// Returns the range to which the host `mine` should move, if it should (rule 3).
 pub fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32, u32)> {
     let ranges: Vec<(u32, u32)> = others.iter().chain([&mine]).map(|h| h.range).collect();
     if missing(total, &ranges).is_empty() {
@@ -124,14 +122,14 @@ pub fn settle(total: u32, room: u32, mine: Held, others: &[Held]) -> Option<(u32
     choose(total, room, others).filter(|&range| range != mine.range)
 }
 
-/// How long after an advertisement hosts that started together may not have seen each other.
+/// Time after an advertisement in which hosts that started together may not have seen each other.
 const TOGETHER_MS: u64 = 15_000;
-/// How long a wish to move has to hold in that time: others' advertisements are on their way.
+/// How long a proposed move must hold within that time: other advertisements may be on their way.
 const SOON_MS: u64 = 1_500;
-/// How long it has to hold later: a host that restarts is back by then.
+/// How long it must hold later: a restarting host is back by then.
 const LATER_MS: u64 = 20_000;
 
-/// When a host that could move does. Pure: the time comes with each look.
+/// Debounces moving a host to other layers. Pure.
 #[derive(Debug)]
 pub struct WaitLimits {
     advertised_ms: u64,
@@ -139,7 +137,7 @@ pub struct WaitLimits {
 }
 
 impl WaitLimits {
-    /// For a host that advertised at `now_ms`.
+    /// Creates the debouncer of a host that advertised at `now_ms`.
     pub fn new(now_ms: u64) -> Self {
         Self {
             advertised_ms: now_ms,
@@ -147,8 +145,8 @@ impl WaitLimits {
         }
     }
 
-    /// Takes note of where [`settle`] says that the host should move, and says when the time
-    /// has come: the wish has held long enough, wherever it led in between.
+    /// Takes the current proposal of [`settle`]. Returns the range once a move has been proposed
+    /// for long enough; the range may have changed meanwhile.
     pub fn look(&mut self, now_ms: u64, wish: Option<(u32, u32)>) -> Option<(u32, u32)> {
         let Some(range) = wish else {
             self.wished = None;
@@ -162,7 +160,7 @@ impl WaitLimits {
     }
 }
 
-/// How many layers fit into `budget` bytes, the largest taken as the size of each.
+/// Number of layers that fit into `budget` bytes, each counted as large as the largest.
 pub fn room(budget: u64, layer_bytes: &[u64]) -> u32 {
     let largest = layer_bytes.iter().copied().max().unwrap_or(0).max(1);
     let fit = (budget / largest).min(layer_bytes.len() as u64);
@@ -176,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// Node ids that sort as their numbers do.
+    /// Node ids in the order of their numbers.
     fn node(n: usize) -> NodeId {
         let mut ids: Vec<NodeId> = (1..=16)
             .map(|seed| NodeKey::from_secret(&[seed; 32]).id())
@@ -235,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_started_at_once_the_smaller_id_stays_and_the_other_moves() {
+    fn of_two_equal_concurrent_starts_the_smaller_id_stays() {
         let (a, b) = (held(0, 0, 14), held(1, 0, 14));
         assert_eq!(settle(30, 99, a, &[b]), None);
         assert_eq!(settle(30, 99, b, &[a]), Some((15, 29)));
     }
 
     #[test]
-    fn of_two_that_started_at_once_the_longer_range_stays_whatever_the_ids() {
+    fn of_two_concurrent_starts_the_longer_range_stays() {
         let (small, large) = (held(0, 0, 4), held(1, 0, 14));
         assert_eq!(settle(30, 5, small, &[large]), Some((15, 19)));
         assert_eq!(settle(30, 99, large, &[small]), None);
@@ -253,7 +251,7 @@ mod tests {
         let (a, b, replica) = (held(0, 0, 14), held(1, 15, 29), held(2, 0, 9));
         assert_eq!(settle(30, 99, replica, &[a, b]), None);
         assert_eq!(settle(30, 99, replica, &[a]), Some((15, 29)));
-        // The only host of its layers never leaves them.
+        // The only host of a layer never leaves it.
         assert_eq!(settle(30, 99, replica, &[b]), None);
     }
 
@@ -303,7 +301,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_choice_fits_the_model_and_the_machine_and_starts_on_what_is_missing(
+        fn a_choice_fits_model_and_memory_and_prefers_missing_layers(
             (total, hosts) in any_hosts(), room in 1u32..50,
         ) {
             let others: Vec<Held> = hosts.iter().map(|(h, _)| *h).collect();
@@ -320,7 +318,7 @@ mod tests {
         fn moving_all_at_once_never_uncovers_a_layer_and_comes_to_an_end(
             (total, mut hosts) in any_hosts(),
         ) {
-            // Each round with a move covers at least one layer more.
+            // Each round with a move covers at least one more layer.
             for _ in 0..=total {
                 let before = covered(total, &hosts);
                 let all: Vec<Held> = hosts.iter().map(|(h, _)| *h).collect();

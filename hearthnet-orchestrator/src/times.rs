@@ -1,10 +1,10 @@
-//! Times that were measured, made fit to be told. Pure.
+//! Statistics of measured times. Pure.
 
 use std::time::Duration;
 
 use crate::frames::HopTimes;
 
-/// The times of one hop's decode steps, in microseconds.
+/// Times of one hop's decode steps, in microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct HopClock {
     compute: Vec<u32>,
@@ -42,12 +42,12 @@ pub(crate) fn percentile<T: Copy + Default + Ord>(
     sorted.get(rank - 1).copied().unwrap_or_default()
 }
 
-/// Whole milliseconds of a time, as the flight record counts.
+/// Whole milliseconds, the unit of the flight record.
 pub(crate) fn whole_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The middle one; of two, the longer.
+/// The median; of an even number, the longer of the two middle values.
 pub(crate) fn median(durations: impl Iterator<Item = Duration>) -> Option<Duration> {
     let mut sorted: Vec<Duration> = durations.collect();
     sorted.sort_unstable();

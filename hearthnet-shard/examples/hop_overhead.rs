@@ -1,6 +1,6 @@
-//! Measures what a host adds to a decode step beyond the engine's compute: the round trip of
-//! one row over loopback TLS, through admission, queue, scheduler and back, with an engine that
-//! does nothing.
+//! Measures what a host adds to a decode step beyond the engine's compute: the round trip of one
+//! row over loopback TLS, through admission, queue and scheduler, with an engine that computes
+//! nothing.
 //!
 //! ```text
 //! cargo run --release -p hearthnet-shard --example hop_overhead [WIDTH] [STEPS]
@@ -27,7 +27,7 @@ use hearthnet_transport::{
     Config, Connection, DType, Hello, Message, Step, StreamOpen, Want, connect,
 };
 
-/// Counts positions and leaves the rows as they are.
+/// Engine that counts positions and leaves the rows unchanged.
 #[derive(Default)]
 struct Nothing(Vec<u32>);
 
@@ -165,7 +165,7 @@ fn main() {
         numbers.next().unwrap_or(576),
         numbers.next().unwrap_or(20_000),
     );
-    // The host has a runtime of its own, as if it were a process of its own.
+    // The host has its own runtime, as in a process of its own.
     let runtime = || {
         tokio::runtime::Builder::new_multi_thread()
             .enable_all()
@@ -205,6 +205,6 @@ fn main() {
             print("echo", &measure(&mut bench, width, steps).await);
         }
     };
-    // Sockets are driven from a worker: from the body of `block_on` each step costs more.
+    // On a worker thread: in the body of `block_on` each step costs more.
     client.block_on(async { tokio::spawn(work).await }).unwrap();
 }

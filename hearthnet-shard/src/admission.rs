@@ -1,9 +1,8 @@
-//! Who may connect, and with which session token.
+//! Admission of peers, and check of session tokens.
 //!
-//! Alone, a host admits the keys that its operator named, and these may issue tokens and ask for
-//! the part of its flight record that concerns them. In a
-//! community the node's listener admits members and watches them (`hearthnet_bus::node`), and the
-//! host accepts the tokens that it has issued itself.
+//! A standalone host admits the keys that its operator named. These keys may issue tokens and ask
+//! for their part of the flight record. In a community, the node's listener admits members and
+//! watches them (`hearthnet_bus::node`), and the host accepts the tokens that it has issued itself.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,19 +17,19 @@ use parking_lot::Mutex;
 use crate::events::HostEvents;
 use crate::stream_table::Parties;
 
-/// Sessions for running rows through the layers.
+/// Purpose of sessions that run rows through the layers.
 pub const PIPELINE: &str = "pipeline";
-/// Sessions that get back what they send, for measuring the transport.
+/// Purpose of sessions that echo what they receive, to benchmark the transport.
 pub const BENCH: &str = "bench";
 
-/// Common places for session tokens remembered against replay: for the 90 s for which those of a community
-/// count by default, 22 sessions a second for one party alone, and nine for each of four.
+/// Shared capacity for remembered session tokens (replay check). Community tokens are valid for 90
+/// s by default, so it lasts for 22 sessions a second of one party, or nine of each of four.
 const REMEMBERED_TOKENS: usize = 4096;
 
-/// Lets admitted nodes in, each session with a grant of its own for this node.
+/// Admits nodes, and checks that each session has its own grant for this host.
 pub(crate) struct SessionAuthorizer {
     host: NodeId,
-    /// Who may issue tokens and, where there is no community, connect.
+    /// Keys that may issue tokens and, on a standalone host, connect.
     admitted: HashSet<NodeId>,
     scope: Capability,
     skew: u64,
@@ -58,7 +57,7 @@ impl SessionAuthorizer {
         }
     }
 
-    /// Whether this peer, who may connect, may have a session.
+    /// Checks the purpose and the token of a session for an admitted peer.
     fn check(&self, peer: NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         if hello.purpose != PIPELINE && hello.purpose != BENCH {
             return Err(CloseCode::PurposeUnknown);
@@ -87,10 +86,10 @@ impl SessionAuthorizer {
         }
     }
 
-    /// What answers calls to a host that is alone: it tells its flight record, and nothing else.
+    /// Call server of a standalone host: it serves the flight record only.
     pub(crate) fn answers(self: &Arc<Self>) -> CallServer {
         let registry = Registry::new();
-        // Alone in a new registry, it has a place.
+        // Cannot fail: the registry is new, so it has room.
         let _ = Readers::Callers(self.host).register(&registry);
         CallServer::new(self.host, Arc::new(registry), Arc::clone(self) as _)
     }
@@ -133,7 +132,7 @@ impl Admission for SessionAuthorizer {
     }
 }
 
-/// Alone, there are no levels: whoever is admitted may ask, and hears what is for him.
+/// A standalone host has no trust levels: admitted keys may ask, and see only their own events.
 impl Authority for SessionAuthorizer {
     fn trust(&self, node: &NodeId) -> Trust {
         match self.admitted.contains(node) {
@@ -143,12 +142,12 @@ impl Authority for SessionAuthorizer {
     }
 
     fn research(&self) -> Research {
-        // Whoever serves layers has decided that.
+        // Serving layers implies this consent.
         Research::On
     }
 }
 
-/// In a community: whether the peer is a member has been asked before.
+/// In a community, the node has already checked that the peer is a member.
 impl TensorAcceptor for SessionAuthorizer {
     fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode> {
         self.check(*peer, hello, now_unix)
@@ -175,8 +174,8 @@ mod tests {
         key(seed).id()
     }
 
-    /// Host 1 admits 2.
-    fn keeper() -> SessionAuthorizer {
+    /// Host 1 admits node 2.
+    fn authorizer() -> SessionAuthorizer {
         let parties = Arc::new(|peer: &NodeId| *peer);
         SessionAuthorizer::new(key(1).id(), &[key(2).id()], 30, parties, Arc::default())
     }
@@ -203,14 +202,14 @@ mod tests {
 
     /// In a community the host itself issues all tokens.
     #[test]
-    fn who_opens_sessions_without_end_and_whom_it_let_in_keep_nobody_out() {
+    fn a_partys_many_sessions_keep_no_other_party_out() {
         // 3 has let in 4.
         let parties = |peer: &NodeId| match *peer == key(4).id() {
             true => key(3).id(),
             false => *peer,
         };
         let events = Arc::default();
-        let keeper = SessionAuthorizer::new(key(1).id(), &[], 30, Arc::new(parties), events);
+        let authorizer = SessionAuthorizer::new(key(1).id(), &[], 30, Arc::new(parties), events);
         let check = |peer: u8, number: u32| {
             let mut id = [peer; 16];
             id[..4].copy_from_slice(&number.to_be_bytes());
@@ -220,29 +219,29 @@ mod tests {
                 ..grant(1)
             };
             let hello = hello(PIPELINE, grant.sign(&key(1)).unwrap());
-            keeper.check(key(peer).id(), &hello, NOW)
+            authorizer.check(key(peer).id(), &hello, NOW)
         };
         let until_refused = |peer| (0..).find_map(|number| check(peer, number).err());
         assert_eq!(until_refused(3), Some(CloseCode::SessionLimit));
         assert_eq!(check(4, 0), Err(CloseCode::SessionLimit));
         assert_eq!(check(5, 0), Ok(()));
-        // Nor do as many parties as there may be members that let others in.
+        // Nor do as many parties as a community may have inviting members.
         (6..40).for_each(|peer| assert!(until_refused(peer).is_some()));
         (100..110).for_each(|peer| assert_eq!(check(peer, 0), Ok(())));
     }
 
     #[test]
     fn only_admitted_keys_and_the_hosts_own_may_connect() {
-        let keeper = keeper();
-        assert!(keeper.admit_peer(&peer(1)));
-        assert!(keeper.admit_peer(&peer(2)));
-        assert!(!keeper.admit_peer(&peer(3)));
-        assert!(!keeper.admit_peer(&NodeId::from_checked([0; 32])));
+        let authorizer = authorizer();
+        assert!(authorizer.admit_peer(&peer(1)));
+        assert!(authorizer.admit_peer(&peer(2)));
+        assert!(!authorizer.admit_peer(&peer(3)));
+        assert!(!authorizer.admit_peer(&NodeId::from_checked([0; 32])));
     }
 
     #[test]
     fn every_session_needs_a_token_of_its_own() {
-        let keeper = keeper();
+        let authorizer = authorizer();
         let token = grant(2).sign(&key(2)).unwrap();
         for purpose in [PIPELINE, BENCH] {
             let grant = Grant {
@@ -251,15 +250,15 @@ mod tests {
             };
             let token = grant.sign(&key(2)).unwrap();
             assert_eq!(
-                Admission::admit_hello(&keeper, &peer(2), &hello(purpose, token), NOW),
+                Admission::admit_hello(&authorizer, &peer(2), &hello(purpose, token), NOW),
                 Ok(())
             );
         }
         assert_eq!(
-            Admission::admit_hello(&keeper, &peer(2), &hello(PIPELINE, token.clone()), NOW),
+            Admission::admit_hello(&authorizer, &peer(2), &hello(PIPELINE, token.clone()), NOW),
             Ok(())
         );
-        let again = Admission::admit_hello(&keeper, &peer(2), &hello(PIPELINE, token), NOW);
+        let again = Admission::admit_hello(&authorizer, &peer(2), &hello(PIPELINE, token), NOW);
         assert_eq!(again, Err(CloseCode::TokenReplayed));
     }
 
@@ -298,7 +297,7 @@ mod tests {
                 with(&|g| (g.not_before, g.expires) = (NOW - 90, NOW - 30), 2),
                 CloseCode::TokenExpired,
             ),
-            // A stranger may not hand out rights, not even to an admitted node.
+            // A stranger's key issues no valid grants, not even for an admitted node.
             (
                 2,
                 PIPELINE,
@@ -308,7 +307,7 @@ mod tests {
         ];
         for (from, purpose, token, code) in cases {
             let answer =
-                Admission::admit_hello(&keeper(), &peer(from), &hello(purpose, token), NOW);
+                Admission::admit_hello(&authorizer(), &peer(from), &hello(purpose, token), NOW);
             assert_eq!(answer, Err(code));
         }
     }
@@ -322,7 +321,7 @@ mod tests {
         .sign(&key(1))
         .unwrap();
         assert_eq!(
-            Admission::admit_hello(&keeper(), &peer(2), &hello(PIPELINE, token), NOW),
+            Admission::admit_hello(&authorizer(), &peer(2), &hello(PIPELINE, token), NOW),
             Ok(())
         );
     }

@@ -7,26 +7,25 @@ use zeroize::Zeroize as _;
 use crate::engine::{LayerEngine, Span};
 use crate::fault::StreamFault;
 
-/// One stream's rows in a turn.
+/// Rows of one stream in a batch.
 pub(crate) struct Part<Q> {
     pub(crate) stream: u64,
-    /// First and last layer that they run through.
+    /// First and last layer to run, both inclusive.
     pub(crate) layers: (u32, u32),
     pub(crate) span: Span<Q>,
-    /// The rows, as they came over the wire.
+    /// Rows in wire encoding.
     pub(crate) data: Bytes,
 }
 
-/// Rows of all parts.
 pub(crate) fn rows_of<Q>(parts: &[Part<Q>]) -> u32 {
     parts.iter().map(|part| part.span.rows).sum()
 }
 
-/// Runs the parts of a turn, which are sorted by their layers: those with the same layers in
-/// one batch. Their rows are left in `x`, in order; those of a failed part mean nothing.
+/// Runs the parts, which are sorted by their layers: all with the same layers in one engine batch.
+/// Leaves their rows in `x`, in order; rows of a failed part are undefined.
 ///
-/// If a batch fails as a whole, each of its parts is run by itself: results do not depend on
-/// what else is in a batch, so that only the part at fault is lost.
+/// If an engine batch fails, each of its parts is run again by itself. Results do not depend on the
+/// rest of a batch, so only the part at fault is lost.
 pub(crate) fn compute<E: LayerEngine>(
     engine: &mut E,
     parts: &[Part<E::Seq>],
@@ -60,8 +59,7 @@ pub(crate) fn compute<E: LayerEngine>(
     results
 }
 
-/// Runs one part again, after a failed attempt that may have left its marks in the sequence
-/// and in the rows.
+/// Runs one part again, after a failed attempt that may have changed the sequence and the rows.
 fn alone<E: LayerEngine>(
     engine: &mut E,
     part: &Part<E::Seq>,
@@ -83,17 +81,18 @@ fn alone<E: LayerEngine>(
 /// Decodes the rows of every part into `x`, `width` values each.
 fn decode<Q>(parts: &[Part<Q>], x: &mut Vec<f32>, boundary: BoundaryDtype, width: usize) {
     x.clear();
-    // All at once, while it is empty: growing would leave copies of rows behind.
+    // Reserved at once while empty: a reallocation would leave unwiped copies of rows behind.
     x.reserve(rows_of(parts) as usize * width);
     for part in parts {
         let wanted = x.len() + part.span.rows as usize * width;
-        // The length was checked when the step came in: nothing fails or is cut short here.
+        // The length was checked when the step arrived: the decoding neither fails nor is cut short
+        // here.
         let _ = boundary.decode(&part.data, x);
         x.resize(wanted, 0.0);
     }
 }
 
-/// Whether every value of rows on the wire is finite.
+/// Returns whether every value of the encoded rows is finite.
 pub(crate) fn all_finite(dtype: BoundaryDtype, bytes: &[u8]) -> bool {
     // An exponent of all ones is NaN or an infinity.
     let (pairs, quads) = (bytes.as_chunks::<2>().0, bytes.as_chunks::<4>().0);
@@ -104,12 +103,12 @@ pub(crate) fn all_finite(dtype: BoundaryDtype, bytes: &[u8]) -> bool {
     }
 }
 
-/// Whether `holds` for every value. All are looked at, which makes many of them one instruction.
+/// Returns whether `holds` for every value. No early exit, so that the loop vectorises.
 fn each<T: Copy>(values: &[T], holds: impl Fn(T) -> bool) -> bool {
     values.iter().fold(true, |all, &value| all & holds(value))
 }
 
-/// Overwrites rows that are no longer needed, where nobody else holds them.
+/// Zeroes the rows if this is the last reference to the buffer.
 pub(crate) fn wipe(data: Bytes) {
     if let Ok(mut data) = data.try_into_mut() {
         data.as_mut().zeroize();

@@ -1,54 +1,54 @@
-//! How long a piece of prefill may be: from how fast the engine was.
+//! Length of prefill chunks (*pieces* in shard-host.md), from the measured speed of the engine.
 
 use std::time::Duration;
 
 use crate::plan::MAX_TURN_ROWS;
 
-/// Fewest rows of a piece: below this the engine reads weights for too few rows.
-const MIN_PIECE_ROWS: u32 = 8;
-/// The same between decode turns of others, who wait for it.
+/// Minimum rows of a chunk: below this the engine reads the weights for too few rows.
+const MIN_CHUNK_ROWS: u32 = 8;
+/// Minimum rows of a chunk while other callers decode: they wait for it.
 const MIN_ROWS_BETWEEN: u32 = 2;
-/// By how much of its time rows beside others' decode steps may make a turn with these longer.
-const BESIDE: f64 = 1.0 / 3.0;
-/// How many those are before anything was measured.
+/// Rows beside the decode steps of other callers may lengthen their batch by this share.
+const MIXED_SHARE: f64 = 1.0 / 3.0;
+/// Number of such rows before the first measurement.
 const FIRST_ROWS_BESIDE: u32 = 4;
-/// Rows of the first piece, before anything was measured.
-const FIRST_PIECE_ROWS: u32 = 32;
+/// Rows of the first chunk, before the first measurement.
+const FIRST_CHUNK_ROWS: u32 = 32;
 
-/// How long a prefill row takes here, and how many fit the time that a piece may last: the time that
-/// a decode step may be held up by its own caller's prompts; and while somebody else decodes, a share of
-/// what a decode turn takes.
+/// Measures the time per prefill row, and computes how many rows fit the time limit of a chunk.
+/// While only its own caller decodes, the limit is the configured delay of a decode step. While
+/// other callers decode, it is a share of the time of a decode batch.
 #[derive(Debug)]
 pub(crate) struct ChunkedPrefill {
     target_us: f64,
-    decode_us: Pace,
-    us_per_row: Pace,
-    /// Of short pieces, whose rows take longer.
-    us_per_row_between: Pace,
-    /// Turns with decode steps, those with a piece among them.
-    turns: Line,
+    decode_us: MovingAverage,
+    us_per_row: MovingAverage,
+    /// For short chunks, whose rows take longer.
+    us_per_row_between: MovingAverage,
+    /// Batches with decode steps, with or without a chunk.
+    turns: LinearFit,
 }
 
-/// How long a layer of a turn takes by the rows, as a straight line through the last turns, of which the
-/// newest counts a thirty-second part.
+/// Time of a batch per layer as a linear function of its rows. Fitted over the last batches; the
+/// newest has a weight of 1/32.
 #[derive(Debug, Default)]
-struct Line {
+struct LinearFit {
     noted: bool,
     rows: f64,
     us: f64,
     rows_squared: f64,
     rows_by_us: f64,
-    /// What a row more costs, as last known: where all turns are alike nothing is learned of it.
+    /// Marginal cost of one more row (us). Updated only when batch sizes differ.
     slope: Option<f64>,
 }
 
-/// A turn counts as no longer than so many times what was expected of it.
+/// A measurement counts as at most this multiple of the expected time.
 const OUTLIER: f64 = 4.0;
 
-impl Line {
+impl LinearFit {
     fn note(&mut self, rows: u32, us: f64) {
         let rows = f64::from(rows);
-        // One turn for which the machine had no time says nothing of rows.
+        // A batch during which the machine was busy elsewhere says nothing about the cost of rows.
         let expected = self.us + self.slope.unwrap_or(0.0) * (rows - self.rows);
         let us = match self.noted {
             true => us.min(expected.max(self.us) * OUTLIER),
@@ -66,64 +66,64 @@ impl Line {
         }
     }
 
-    /// How many rows beside so many others make a turn longer by a share.
+    /// Returns how many rows, beside `beside` others, lengthen a batch by `share`.
     fn rows_within(&self, share: f64, beside: u32) -> Option<u32> {
         let slope = self.slope?;
         let turn = self.us + slope * (f64::from(beside) - self.rows);
-        // The casts saturate: rows that cost nothing are as many as one likes.
+        // The cast saturates: if rows cost nothing, any number fits.
         Some((turn.max(0.0) * share / slope.max(f64::MIN_POSITIVE)) as u32)
     }
 }
 
-/// A time that is measured again and again. The newest counts a quarter, so that one slow turn does
-/// not change much and a changed load is followed within a few turns.
+/// Moving average of a time. The newest value has a weight of 1/4, so that one slow batch changes
+/// little and a changed load shows within a few batches.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pace(Option<f64>);
+struct MovingAverage(Option<f64>);
 
-impl Pace {
+impl MovingAverage {
     fn note(&mut self, now: f64) {
         self.0 = Some(self.0.map_or(now, |old| old + (now - old) / 4.0));
     }
 }
 
 impl ChunkedPrefill {
-    /// Pieces are to last about `target`.
+    /// Chunks shall take about `target`.
     pub(crate) fn new(target: Duration) -> Self {
         Self {
             target_us: target.as_micros() as f64,
-            decode_us: Pace::default(),
-            us_per_row: Pace::default(),
-            us_per_row_between: Pace::default(),
-            turns: Line::default(),
+            decode_us: MovingAverage::default(),
+            us_per_row: MovingAverage::default(),
+            us_per_row_between: MovingAverage::default(),
+            turns: LinearFit::default(),
         }
     }
 
-    /// Rows of the next piece while nobody else decodes.
-    pub(crate) fn piece_rows(&self) -> u32 {
-        // The casts saturate; an engine that takes no time gets the largest piece.
+    /// Rows of the next chunk while no other caller decodes.
+    pub(crate) fn chunk_rows(&self) -> u32 {
+        // The cast saturates; an engine that takes no time gets the largest chunk.
         match self.us_per_row.0 {
-            None => FIRST_PIECE_ROWS,
-            Some(us) => ((self.target_us / us) as u32).clamp(MIN_PIECE_ROWS, MAX_TURN_ROWS),
+            None => FIRST_CHUNK_ROWS,
+            Some(us) => ((self.target_us / us) as u32).clamp(MIN_CHUNK_ROWS, MAX_TURN_ROWS),
         }
     }
 
-    /// Rows of a piece between decode turns of somebody else: it takes as long as one of these.
+    /// Rows of a chunk between decode batches of other callers: it takes as long as such a batch.
     pub(crate) fn rows_between(&self) -> u32 {
-        let alone = self.piece_rows();
+        let alone = self.chunk_rows();
         let us_per_row = self.us_per_row_between.0.or(self.us_per_row.0);
         match (self.decode_us.0, us_per_row) {
             (Some(turn), Some(us)) => ((turn / us) as u32).clamp(MIN_ROWS_BETWEEN, alone),
-            _ => MIN_PIECE_ROWS.min(alone),
+            _ => MIN_CHUNK_ROWS.min(alone),
         }
     }
 
-    /// Rows that may go with so many of decode steps: they make the turn a third longer.
+    /// Rows that may join `short` rows of decode steps: they lengthen the batch by a third.
     pub(crate) fn rows_beside(&self, short: u32) -> u32 {
-        let rows = self.turns.rows_within(BESIDE, short);
-        rows.unwrap_or(FIRST_ROWS_BESIDE).min(self.piece_rows())
+        let rows = self.turns.rows_within(MIXED_SHARE, short);
+        rows.unwrap_or(FIRST_ROWS_BESIDE).min(self.chunk_rows())
     }
 
-    /// Takes note of a turn with a piece while nobody else decoded.
+    /// Records a batch with a chunk while no other caller decoded.
     pub(crate) fn note(&mut self, rows: u32, took: Duration) {
         if rows > 0 {
             self.us_per_row
@@ -131,7 +131,7 @@ impl ChunkedPrefill {
         }
     }
 
-    /// Takes note of a piece between decode turns of somebody else.
+    /// Records a chunk between decode batches of other callers.
     pub(crate) fn note_between(&mut self, rows: u32, took: Duration) {
         if rows > 0 {
             let now = took.as_micros() as f64 / f64::from(rows);
@@ -139,19 +139,18 @@ impl ChunkedPrefill {
         }
     }
 
-    /// Takes note of a turn with decode steps, all of it through so many layers, the same ones, with or
-    /// without a piece.
+    /// Records a batch with decode steps, with or without a chunk. All its rows went through the
+    /// same `layers` layers.
     pub(crate) fn note_turn(&mut self, rows: u32, layers: u32, took: Duration) {
         let us = took.as_micros() as f64 / f64::from(layers.max(1));
         self.turns.note(rows, us);
     }
 
-    /// How long a decode turn takes; nothing before there was one.
+    /// Average time of a decode batch; zero before the first.
     pub(crate) fn decode_turn(&self) -> Duration {
         Duration::from_micros(self.decode_us.0.unwrap_or_default() as u64)
     }
 
-    /// Takes note of a decode turn.
     pub(crate) fn note_decode(&mut self, took: Duration) {
         self.decode_us.note(took.as_micros() as f64);
     }
@@ -164,39 +163,39 @@ mod tests {
     #[test]
     fn the_pace_keeps_a_piece_near_its_time() {
         let mut prefill = ChunkedPrefill::new(Duration::from_millis(20));
-        assert_eq!(prefill.piece_rows(), FIRST_PIECE_ROWS);
+        assert_eq!(prefill.chunk_rows(), FIRST_CHUNK_ROWS);
         for _ in 0..40 {
             prefill.note(10, Duration::from_millis(5));
         }
-        assert_eq!(prefill.piece_rows(), 40);
+        assert_eq!(prefill.chunk_rows(), 40);
         for _ in 0..40 {
             prefill.note(8, Duration::from_secs(8));
         }
-        assert_eq!(prefill.piece_rows(), MIN_PIECE_ROWS);
+        assert_eq!(prefill.chunk_rows(), MIN_CHUNK_ROWS);
         let mut instant = ChunkedPrefill::new(Duration::from_millis(20));
         instant.note(8, Duration::ZERO);
-        assert_eq!(instant.piece_rows(), MAX_TURN_ROWS);
+        assert_eq!(instant.chunk_rows(), MAX_TURN_ROWS);
     }
 
     #[test]
-    fn a_piece_between_somebody_elses_decode_turns_takes_as_long_as_one() {
+    fn a_chunk_between_other_callers_decode_batches_takes_as_long_as_one() {
         let mut prefill = ChunkedPrefill::new(Duration::from_millis(20));
-        assert_eq!(prefill.rows_between(), MIN_PIECE_ROWS);
+        assert_eq!(prefill.rows_between(), MIN_CHUNK_ROWS);
         for _ in 0..40 {
             prefill.note(20, Duration::from_millis(10));
             prefill.note_decode(Duration::from_millis(3));
         }
-        assert_eq!((prefill.piece_rows(), prefill.rows_between()), (40, 6));
-        // Rows of short pieces take longer.
+        assert_eq!((prefill.chunk_rows(), prefill.rows_between()), (40, 6));
+        // Rows of short chunks take longer.
         for _ in 0..40 {
             prefill.note_between(6, Duration::from_millis(6));
         }
-        assert_eq!((prefill.piece_rows(), prefill.rows_between()), (40, 3));
+        assert_eq!((prefill.chunk_rows(), prefill.rows_between()), (40, 3));
         for _ in 0..40 {
             prefill.note_decode(Duration::from_micros(100));
         }
         assert_eq!(prefill.rows_between(), MIN_ROWS_BETWEEN);
-        // A slow decode turn makes no piece longer than it may be anyhow.
+        // A slow decode batch does not raise the limit of a chunk.
         for _ in 0..40 {
             prefill.note_decode(Duration::from_secs(1));
         }
@@ -213,7 +212,8 @@ mod tests {
         }
         // 950 us for one row, 1250 us for four.
         assert_eq!((prefill.rows_beside(1), prefill.rows_beside(4)), (3, 4));
-        // Through other layers it is as much for each of them, and one slow turn does not count for much.
+        // Through other layers the cost per layer is the same, and one slow batch counts for
+        // little.
         for rows in [1, 3, 6].repeat(100) {
             prefill.note_turn(rows, 5, turn(rows) / 2);
         }
@@ -222,17 +222,18 @@ mod tests {
             prefill.note_turn(rows, 10, turn(rows));
         }
         assert_eq!((prefill.rows_beside(1), prefill.rows_beside(4)), (3, 4));
-        // Turns that are all alike say nothing new of what a row costs.
+        // Batches of equal size do not change the known cost of a row.
         for _ in 0..1000 {
             prefill.note_turn(4, 10, turn(4));
         }
         assert_eq!(prefill.rows_beside(4), 4);
-        // Where the weights are all that takes time, rows cost nothing, but for a piece of its own.
+        // If only the weights take time, rows cost nothing; the limit is that of a chunk on its
+        // own.
         for rows in [1, 8].repeat(500) {
             prefill.note_turn(rows, 10, Duration::from_millis(40));
         }
-        assert_eq!(prefill.rows_beside(1), FIRST_PIECE_ROWS);
-        // Where the rows are, there is room for none.
+        assert_eq!(prefill.rows_beside(1), FIRST_CHUNK_ROWS);
+        // If only the rows take time, there is no room for another.
         for rows in [1, 8].repeat(500) {
             prefill.note_turn(rows, 10, Duration::from_millis(rows.into()));
         }

@@ -1,35 +1,35 @@
-//! Whose turn it is where places for streams are scarce. Pure.
+//! Order of refused callers while stream slots are scarce. Pure.
 //!
-//! A host never makes anybody wait: an open that finds no place is refused at once, and its caller
-//! asks again. Without more, whoever gives a place back would have it again before anybody else
-//! asks. So a refused caller has a *claim* for a while: a place that is free is kept for those
-//! callers that run fewer streams than the one who asks, and of equals for the one that has been
-//! asking for longest.
+//! A host queues no opens: an open that finds no free slot is refused at once, and its caller asks
+//! again. On its own that would favour a caller that closes a stream and reopens at once. So a
+//! refused caller holds a *claim* for a while: a free slot is kept for callers that run fewer
+//! streams than the asking caller and, among equals, for the caller that has been asking for
+//! longest.
 //!
 //! ```text
-//! 8 places: A runs 4, B runs 4.    C asks: refused, claims.
+//! 8 slots: A runs 4, B runs 4.     C asks: refused, claims.
 //! A closes one, asks again at once: C runs fewer, so A is refused, and claims.
-//! C asks again: it has the place.
+//! C asks again: it gets the slot.
 //! ```
 //!
-//! A caller has one claim, however often it asks, and loses it when it does not come back. Nobody has
-//! to wait for ever for those that give nothing back: a claim is *due* after a while, and then a place
-//! is taken from whoever has more than its share.
+//! A caller has one claim, however often it asks, and loses it when it stops asking. Callers that
+//! keep all their streams cannot block a claim for ever: after a while it is *due*, and the host
+//! then preempts a stream of a caller that has more than its share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hearthnet_transport::NodeId;
 
-/// How long a refused caller may take to ask again: the longest pause between two requests for
-/// room (2 s, distributed-inference.md 4.3), and half of that for a slow machine.
+/// How long a claim outlives its caller's last request: the longest pause between two requests for
+/// room (2 s, distributed-inference.md 4.3), plus half of that for a slow machine.
 pub(crate) const HOLDS: Duration = Duration::from_secs(3);
 
-/// How long a claim waits until it is due: most answers have ended by then, and whoever waits for one
-/// is still there.
+/// Age at which a claim is due: most answers have ended by then, and the caller has not yet given
+/// up.
 pub(crate) const DUE: Duration = Duration::from_secs(10);
 
-/// Most claims: more callers than share a host in earnest. Who comes later has none.
+/// Limit of claims: more callers than share a host in practice. Further callers have none.
 const MOST: usize = 256;
 
 #[derive(Debug, Default)]
@@ -37,14 +37,15 @@ pub(crate) struct Claims(BTreeMap<NodeId, Claim>);
 
 #[derive(Debug, Clone, Copy)]
 struct Claim {
-    /// Since when its caller has been asking.
+    /// Time of the caller's first request.
     since: Duration,
-    /// When it last did.
+    /// Time of its latest request.
     last: Duration,
 }
 
 impl Claims {
-    /// How many callers come before this one. `running` says how many streams a caller runs.
+    /// Counts the callers before this one. `running` returns the number of streams that a caller
+    /// runs.
     pub(crate) fn ahead(
         &mut self,
         caller: NodeId,
@@ -63,13 +64,13 @@ impl Claims {
             .count()
     }
 
-    /// Whether a caller has waited for long enough.
+    /// Returns whether the caller's claim is due.
     pub(crate) fn is_due(&self, caller: NodeId, now: Duration) -> bool {
         let claim = self.0.get(&caller);
         claim.is_some_and(|claim| now.saturating_sub(claim.since) >= DUE)
     }
 
-    /// A caller was refused.
+    /// Records a refusal: creates or renews the caller's claim.
     pub(crate) fn refused(&mut self, caller: NodeId, now: Duration) {
         if self.0.len() >= MOST && !self.0.contains_key(&caller) {
             return;
@@ -81,7 +82,7 @@ impl Claims {
         claim.last = now;
     }
 
-    /// A caller has got what it asked for.
+    /// Removes the claim of a caller that got a slot.
     pub(crate) fn granted(&mut self, caller: NodeId) {
         self.0.remove(&caller);
     }
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_fewer_streams_is_first_and_of_equals_who_has_been_asking_for_longest() {
+    fn claims_are_ordered_by_running_streams_then_by_age() {
         let mut claims = Claims::default();
         let running = |caller: &NodeId| u32::from(*caller == key(1)) * 4;
         claims.refused(key(1), at(0));
@@ -109,14 +110,14 @@ mod tests {
         assert_eq!(claims.ahead(key(1), at(3), running), 2);
         assert_eq!(claims.ahead(key(2), at(3), running), 0);
         assert_eq!(claims.ahead(key(3), at(3), running), 1);
-        // A newcomer comes after all that run no more than it does.
+        // A new caller comes after all callers that run no more streams than it does.
         assert_eq!(claims.ahead(key(4), at(3), running), 2);
         claims.granted(key(2));
         assert_eq!(claims.ahead(key(3), at(3), running), 0);
     }
 
     #[test]
-    fn a_caller_that_does_not_come_back_holds_nothing_up_and_asking_often_gains_nothing() {
+    fn claims_expire_and_repeated_requests_gain_nothing() {
         let mut claims = Claims::default();
         for second in 0..10 {
             claims.refused(key(1), at(second));

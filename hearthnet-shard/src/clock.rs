@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// The time.
+/// Clock of a host. Tests set it by hand.
 pub(crate) trait Clock: Send + Sync {
-    /// Monotonic: since a start that does not change.
+    /// Monotonic time since a fixed start.
     fn now(&self) -> Duration;
 
-    /// Of day: seconds of Unix time.
+    /// Unix time in seconds.
     fn unix_secs(&self) -> u64;
 }
 
-/// The system's monotonic clock, counted from when this was made.
+/// System's monotonic clock, counted from its creation.
 #[derive(Debug)]
 pub(crate) struct SystemClock(Instant);
 

@@ -1,4 +1,4 @@
-//! A host in a community: sessions come through the node's listener, rights from its log.
+//! A host in a community: sessions come through the node's listener, permissions from its log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ impl Home {
     }
 }
 
-/// What the host grants the member, with something changed.
+/// A grant of the host for the member, modified by `change`.
 fn token(change: impl FnOnce(&mut Grant), issuer: &NodeKey) -> Vec<u8> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).unwrap();
@@ -110,7 +110,7 @@ async fn a_member_with_a_grant_of_the_host_computes_through_the_nodes_listener()
     let descriptor = hearthnet_bus::Descriptor::from_cbor(&descriptor).unwrap();
     assert_eq!(descriptor.host, home.node.id());
     assert_eq!(descriptor.endpoint, home.node.own_endpoints()[0]);
-    // When the host goes, the node stays, and says that nobody serves.
+    // When the host ends, the node stays, and refuses tensor sessions.
     let leave = tokio::spawn(home.running.shutdown(PATIENCE));
     assert!(matches!(caller.recv().await, Message::Leaving { .. }));
     caller.send(close(1)).await;
@@ -136,7 +136,7 @@ async fn each_flaw_of_a_token_has_its_code() {
     let cases = [
         (CloseCode::TokenInvalid, vec![]),
         (CloseCode::InvalidSignature, forged),
-        // Shown by another than it was given to; at another node than it is for.
+        // Presented by another node than its subject; made for another host.
         (
             CloseCode::TokenSubject,
             token(|g| g.subject = other.id(), &host_key()),
@@ -151,7 +151,7 @@ async fn each_flaw_of_a_token_has_its_code() {
             CloseCode::TokenScope,
             token(|g| g.scope = "test.other@1.0".parse().unwrap(), &host_key()),
         ),
-        // In a community a caller does not issue its own.
+        // In a community a caller does not issue its own grants.
         (CloseCode::Unauthorized, token(|_| {}, &caller_key())),
     ];
     for (code, token) in cases {
@@ -163,7 +163,7 @@ async fn each_flaw_of_a_token_has_its_code() {
         home.refusal(&caller_key(), used).await,
         CloseCode::TokenReplayed
     );
-    // A grant is no membership.
+    // A grant does not make a member.
     let stranger = token(|g| g.subject = stranger_key().id(), &host_key());
     assert_eq!(
         home.refusal(&stranger_key(), stranger).await,

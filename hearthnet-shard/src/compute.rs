@@ -14,28 +14,28 @@ use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::Scheduler;
 
-/// What the first load reports.
+/// Reports of the first load.
 #[derive(Debug)]
 pub(crate) enum Loading {
     Progress(StartProgress),
-    /// The weights are there.
+    /// The weights are loaded.
     Done(Footprint),
-    /// They could not be loaded; the thread has ended.
+    /// The weights could not be loaded; the thread has ended.
     Failed(LoadFault),
 }
 
-/// State of the compute thread, as the others see it.
+/// State of the compute thread, for other threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Running {
-    /// At work or waiting for some.
+    /// Computing, or waiting for commands.
     Yes,
-    /// It has ended as it was told to.
+    /// Ended on request.
     Ended,
-    /// It panicked, which is a defect, or what the engine computes on is gone.
+    /// It panicked (a defect), or the engine's device is gone.
     Failed,
 }
 
-/// A handle on the compute thread, which ends when this is dropped.
+/// Handle of the compute thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Compute {
     pub(crate) inbox: Arc<Inbox>,
@@ -43,17 +43,16 @@ pub(crate) struct Compute {
 }
 
 impl Compute {
-    /// Starts the thread, which first loads the weights and reports on it.
+    /// Starts the thread, which first loads the weights and reports its progress.
     ///
     /// # Errors
-    /// If the system gives no thread.
+    /// If the system cannot create a thread.
     pub(crate) fn start<S: EngineSource>(
         scheduler: impl FnOnce() -> Scheduler<S> + Send + 'static,
         inbox: Arc<Inbox>,
         niceness: i32,
     ) -> std::io::Result<(Self, mpsc::UnboundedReceiver<Loading>)> {
-        // Unbounded, for the reader is the one who waits for the start, and the reports
-        // of a load are few.
+        // Unbounded: the reader is waiting for the start, and a load sends few reports.
         let (report, reports) = mpsc::unbounded_channel();
         let (state, running) = watch::channel(Running::Yes);
         let compute = Self {
@@ -63,18 +62,18 @@ impl Compute {
         thread::Builder::new()
             .name("shard-compute".into())
             .spawn(move || {
-                // The engine computes for milliseconds at a time; whoever wants to send or take a
-                // message on the same core, this host's own tasks included, would wait for that.
+                // The engine computes for milliseconds at a time. At normal priority it would delay
+                // network tasks on the same core, this host's own included.
                 stand_back(niceness);
                 let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
                 let end = match std::panic::catch_unwind(body) {
                     Ok(Ok(())) => Running::Ended,
                     Ok(Err(Lost)) => {
-                        tracing::error!("the engine's device is gone; the host serves no more");
+                        tracing::error!("the engine's device is gone; the host stops serving");
                         Running::Failed
                     }
                     Err(_) => {
-                        tracing::error!("the compute thread failed; the host serves no more");
+                        tracing::error!("the compute thread failed; the host stops serving");
                         Running::Failed
                     }
                 };
@@ -92,7 +91,7 @@ impl Drop for Compute {
     }
 }
 
-/// What the engine computes on is gone.
+/// The engine's device is gone.
 struct Lost;
 
 fn run<S: EngineSource>(
@@ -101,7 +100,7 @@ fn run<S: EngineSource>(
     report: mpsc::UnboundedSender<Loading>,
 ) -> Result<(), Lost> {
     let loaded = scheduler.load(&mut |step| {
-        // Nobody listens any more: the start was given up, and the inbox closed.
+        // A failed send means that the start was abandoned, which also closes the inbox.
         let _ = report.send(Loading::Progress(step));
     });
     match loaded {
@@ -127,17 +126,17 @@ fn run<S: EngineSource>(
         }
         if scheduler.may_grow() {
             let since = *gathering.get_or_insert_with(Instant::now);
-            if since.elapsed() < GATHER && soon(inbox, GAP) {
+            if since.elapsed() < BATCH_WINDOW && spin_until_ready(inbox, BATCH_GAP) {
                 continue;
             }
         }
         match scheduler.awaited() {
-            Some(longest) if longest > AWAKE => {
-                // Nobody is awaited any more when that time is over.
+            Some(longest) if longest > SPIN_LIMIT => {
+                // When this time is over, the batch runs with the rows that have arrived.
                 inbox.wait(Some(longest));
                 continue;
             }
-            Some(longest) if soon(inbox, longest) => continue,
+            Some(longest) if spin_until_ready(inbox, longest) => continue,
             _ => {}
         }
         gathering = None;
@@ -149,7 +148,7 @@ fn run<S: EngineSource>(
         }
         let timeout = scheduler.upkeep();
         if worked {
-            if scheduler.holds_up() {
+            if scheduler.delays_decode() {
                 std::thread::yield_now();
             }
             continue;
@@ -160,23 +159,23 @@ fn run<S: EngineSource>(
     Ok(())
 }
 
-/// How long a batch of decode rows waits for the next row of a burst, and how long in all.
+/// How long a decode batch waits for the next row of a burst, and in all.
 ///
-/// Rows that travelled together come one after the other, some 30 us apart, and a batch takes
-/// hardly longer than a row: whoever begins with the first makes all others wait for it.
+/// Rows that travelled together arrive some 30 us apart, and a batch takes hardly longer than a
+/// row. A batch that starts with the first row makes all others wait for it.
 ///
-/// It was tried without: what the caller sends in one piece handed over in one piece, and nobody
-/// waited for. Eight chats at once over two hosts were slower by 8% (3.49 times one chat with
-/// the waits, 3.21 without; medians of 3 and 10 runs of `bench mesh` on a Xeon with AVX-512), for the
-/// halves into which the caller's batches fall drift apart, and nothing brings them together again.
-const GAP: Duration = Duration::from_micros(100);
-const GATHER: Duration = Duration::from_micros(400);
+/// Tried without: a caller's rows handed over as one record, and no wait. Eight chats at once over
+/// two hosts were slower by 8% (3.49 times one chat with the waits, 3.21 without; medians of 3 and
+/// 10 runs of `bench mesh` on a Xeon with AVX-512). The caller's batches fall into halves that
+/// drift apart, and nothing brings them together again.
+const BATCH_GAP: Duration = Duration::from_micros(100);
+const BATCH_WINDOW: Duration = Duration::from_micros(400);
 
-/// What is waited for longer, a timer may be late for.
-const AWAKE: Duration = Duration::from_millis(1);
+/// Limit of spinning. A parked thread can wake up late, which matters less in longer waits.
+const SPIN_LIMIT: Duration = Duration::from_millis(1);
 
-/// Whether something comes within `limit`; awake, for a timer would be late by as much.
-fn soon(inbox: &Inbox, limit: Duration) -> bool {
+/// Spins until the inbox has something; `false` after `limit`. A timer could be late by as much.
+fn spin_until_ready(inbox: &Inbox, limit: Duration) -> bool {
     let since = Instant::now();
     while !inbox.has_something() {
         if since.elapsed() >= limit {
@@ -187,7 +186,7 @@ fn soon(inbox: &Inbox, limit: Duration) -> bool {
     true
 }
 
-/// Commands that came too late; dropping them gives back what they hold.
+/// Takes the commands that came too late. Dropping them frees their slots and tickets.
 fn inbox_rest(inbox: &Inbox) -> VecDeque<crate::sched::Command> {
     let mut rest = VecDeque::new();
     inbox.take(&mut rest);

@@ -1,4 +1,4 @@
-//! How a host is to serve.
+//! Configuration of a host.
 
 use std::time::Duration;
 
@@ -6,48 +6,47 @@ use hearthnet_bus::{MAX_CLOCK_SKEW_SECS, NodeId};
 
 use crate::fault::StartError;
 
-/// How to serve, whatever the model. [`ServeConfig::new`] fills in the defaults.
+/// Settings that do not depend on the model. [`ServeConfig::new`] fills in the defaults.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
-    /// Where to listen, `host:port`; port 0 picks a free one.
+    /// Listen address, `host:port`; port 0 picks a free one.
     pub listen: String,
-    /// What the descriptor gives as address. Default: where the host listens.
+    /// Address in the descriptor. Default: the listen address.
     pub endpoint: Option<String>,
     /// Nodes that may connect, and may issue grants. The host's own key always may.
     pub admitted: Vec<NodeId>,
-    /// Streams at once, over all connections. Default 8, at least 1.
+    /// Limit of open streams over all connections. Default 8, at least 1.
     pub max_concurrent_streams: u32,
-    /// Streams at once of one caller, over all its connections. Default: as many as there are.
+    /// Limit of open streams of one caller, over all its connections. Default: no limit of its own.
     pub max_streams_per_caller: u32,
-    /// Most positions of a stream. Default: what the model was made for.
+    /// Limit of positions per stream. Default: the model's context length.
     pub max_positions: Option<u32>,
     /// Bytes of KV for all streams together. Default 1 GiB. Streams get it by pages, as they grow;
     /// when it runs out, one of them is preempted.
     pub kv_budget_bytes: u64,
-    /// How much of it the streams of one caller may hold, in per cent. Default 100.
+    /// Share of the KV budget that the streams of one caller may hold, in per cent. Default 100.
     pub kv_share_per_caller: u32,
     /// Steps that one stream may have waiting. Default 32: enough for prefill chunks to
     /// overlap across hosts. At least 1.
     pub max_waiting_steps: u32,
     /// Steps that all streams of one caller may have waiting. Default 128. At least 1.
     pub max_waiting_steps_per_caller: u32,
-    /// How long a piece of prefill may hold up a decode step. Default 25 ms.
+    /// How long a prefill chunk may delay a decode step. Default 25 ms.
     pub prefill_piece: Duration,
-    /// How far the engine stands back for the machine's other programs, and for this one's own
-    /// network: the niceness of its threads, 0 (not at all) to 19. Default 5. Linux only.
+    /// Niceness of the engine's threads, 0 to 19, so that other programs and this host's own
+    /// network tasks are scheduled first. Default 5. Linux only.
     pub niceness: i32,
     /// Idle time after which a stream is closed. Default 300 s.
     pub stream_idle: Duration,
-    /// Time without streams after which the weights are put away. Default 600 s; `None`:
-    /// never.
+    /// Time without streams after which the weights are unloaded. Default 600 s; `None`: never.
     pub evict_after: Option<Duration>,
-    /// How many seconds the clocks of two nodes may differ. Default 30, at most 300.
+    /// Tolerated clock difference between two nodes, in seconds. Default 30, at most 300.
     pub clock_skew_secs: u64,
-    /// What the descriptor names as software: products with versions, separated by spaces. Of a model
-    /// file, the identity of its text is added.
+    /// Software in the descriptor: products with versions, separated by spaces. For a model file,
+    /// the host appends the file's text id.
     pub software: String,
-    /// Limits and deadlines of sessions. Answers that a peer does not read may pile up to
-    /// the send buffer.
+    /// Limits and deadlines of sessions. A session is closed when more unread answers than the send
+    /// buffer pile up.
     pub transport: hearthnet_transport::Config,
 }
 
@@ -75,10 +74,10 @@ impl ServeConfig {
         }
     }
 
-    /// Whether every setting is in its range.
+    /// Checks that every setting is in its range.
     ///
     /// # Errors
-    /// [`StartError::Setting`], about the first that is not.
+    /// [`StartError::Setting`] for the first setting out of range.
     pub(crate) fn validate(&self) -> Result<(), StartError> {
         let check = |holds: bool, setting, rule| match holds {
             true => Ok(()),

@@ -1,5 +1,4 @@
-//! What the host needs of an engine, so that scheduling and protocol can be tested
-//! without a model.
+//! Engine trait of a host, so that scheduling and protocol can be tested without a model.
 
 use hearthnet_model::engine::LoadError;
 pub use hearthnet_model::engine::Span;
@@ -7,10 +6,10 @@ use hearthnet_model::{BoundaryDtype, ModelError};
 
 use crate::fault::StreamFault;
 
-/// Runs a contiguous range of layers over batches of rows, and owns the KV of the
-/// sequences. Lives on one thread.
+/// Runs a contiguous range of layers over batches of rows, and owns the KV of the sequences. Stays
+/// on one thread.
 pub trait LayerEngine: 'static {
-    /// Names a sequence.
+    /// Id of a sequence.
     type Seq: Copy + Eq + std::fmt::Debug;
 
     /// Begins an empty sequence.
@@ -25,7 +24,7 @@ pub trait LayerEngine: 'static {
     /// Positions that the sequence holds; 0 if it is unknown.
     fn len(&self, seq: Self::Seq) -> u32;
 
-    /// Forgets all positions from `length` on.
+    /// Drops all positions from `length` on.
     ///
     /// # Errors
     /// [`StreamFault::PositionGap`] if the sequence is shorter.
@@ -37,7 +36,7 @@ pub trait LayerEngine: 'static {
     /// layers of its first rows.
     ///
     /// # Errors
-    /// What the stream at fault is ended with. Sequences may then hold any number of the new positions.
+    /// The fault to end the stream with. Sequences may then hold any number of the new positions.
     fn forward(
         &mut self,
         layers: (u32, u32),
@@ -45,57 +44,55 @@ pub trait LayerEngine: 'static {
         x: &mut [f32],
     ) -> Result<(), StreamFault>;
 
-    /// What it takes of memory, and how.
     fn footprint(&self) -> Footprint;
 
     /// Bytes of KV in use by all sequences.
     fn kv_bytes_in_use(&self) -> u64;
 
-    /// Whether what it computes on is gone for good, as a device whose driver was reset: nothing that it
-    /// is asked for can succeed any more, and the host ends. Asked after every batch.
+    /// Returns whether the engine's device is gone for good, for instance after a driver reset: no
+    /// call can succeed any more, and the host ends. Called after every batch.
     fn is_lost(&mut self) -> bool {
         false
     }
 }
 
-/// What a loaded engine takes.
+/// Memory use of a loaded engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
     /// Bytes of weights in memory.
     pub weight_bytes: u64,
-    /// Bytes of KV that each position of a sequence takes.
+    /// KV bytes per position of a sequence.
     pub kv_bytes_per_position: u64,
-    /// Positions of a page of KV, at least 1. A sequence takes whole pages, which are its own.
+    /// Positions per KV page, at least 1. A sequence holds whole pages and shares none.
     pub kv_page_positions: u32,
 }
 
-/// Loads the engine: once at the start, and again when a stream is opened after the
-/// weights were put away.
+/// Loads the engine: once at the start, and again when a stream is opened after the weights were
+/// unloaded.
 pub trait EngineSource: Send + 'static {
-    /// What is loaded.
     type Engine: LayerEngine;
 
-    /// Checks the weights and loads them. `progress` gets bytes done and in all.
+    /// Verifies and loads the weights, and reports the progress.
     ///
     /// # Errors
-    /// What went wrong.
+    /// If the weights cannot be verified or loaded.
     fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Self::Engine, LoadFault>;
 }
 
-/// Why weights were not loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
-#[allow(clippy::exhaustive_structs)] // What an engine source says.
+#[allow(clippy::exhaustive_structs)] // Built by engine sources of other crates.
 pub struct LoadFault {
-    /// What went wrong, as a sentence.
+    /// The reason, as a sentence.
     pub reason: String,
-    /// What the system gave too little of: the file may be sound, and the next attempt may succeed.
+    /// Resource that the system ran out of: the file may be sound, and the next attempt may
+    /// succeed.
     pub too_little: Option<Resource>,
 }
 
-/// What a system can have too little of.
+/// System resource that a load can run out of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // A variant more is something else to do about it.
+#[allow(clippy::exhaustive_enums)] // A new variant must break the callers, which handle each.
 pub enum Resource {
     /// Memory for the weights.
     Memory,
@@ -104,7 +101,7 @@ pub enum Resource {
 }
 
 impl From<String> for LoadFault {
-    /// A fault of the file.
+    /// Wraps a fault of the file.
     fn from(reason: String) -> Self {
         Self {
             reason,
@@ -135,10 +132,9 @@ impl From<ModelError> for LoadFault {
     }
 }
 
-/// How far a start has come, or a load.
+/// Progress of a start or of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartProgress {
-    /// What it is busy with.
     pub phase: LoadPhase,
     /// Bytes done.
     pub done: u64,
@@ -146,11 +142,11 @@ pub struct StartProgress {
     pub total: u64,
 }
 
-/// What a start is busy with. All of it can take seconds.
+/// Phase of a start. Each can take seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LoadPhase {
-    /// Hashing the whole model, to know its identity. Once for each file.
+    /// Hashing the whole model to compute its identity. Once per file.
     Hashing,
     /// Comparing the layers' tensors with the manifest.
     Verifying,
@@ -158,7 +154,7 @@ pub enum LoadPhase {
     Loading,
 }
 
-/// What is served: facts about the model and the range that need no loaded weights.
+/// Served model and layer range: facts that need no loaded weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
     /// Catalogue id or file stem of the model.
@@ -173,10 +169,10 @@ pub struct Served {
     pub total_layers: u32,
     /// Values per row of the residual stream.
     pub width: u32,
-    /// Format of these values between blocks and on the wire.
+    /// Number format of the rows between blocks and on the wire.
     pub boundary: BoundaryDtype,
-    /// Positions that the model was made for.
+    /// Context length that the model was trained for.
     pub context: u32,
-    /// The arithmetic that the engine computes with, as descriptors name it.
+    /// Name of the engine's arithmetic, as in descriptors.
     pub arithmetic: String,
 }

@@ -1,11 +1,10 @@
-//! What happens on a host, told once to everybody who wants to know: each method of [`HostEvents`]
-//! is an event, and passes it on to the host's own numbers ([`Stats`]), to the `metrics` recorder
-//! that the program has installed, to the flight record, and to `tracing`.
+//! Events of a host. Each method of [`HostEvents`] reports an event to the host's own numbers
+//! ([`Stats`]), to the installed `metrics` recorder, to the flight record, and to `tracing`.
 //!
-//! [`Stats`] are this host's, the recorder's numbers the whole process's: a node that moves to
-//! other layers starts another host, whose [`Stats`] begin at zero while the process counts on.
+//! [`Stats`] count for one host, the recorder for the whole process: a node that moves to other
+//! layers starts another host, whose [`Stats`] begin at zero.
 //!
-//! Nothing that is told carries anything of what rows contain.
+//! No event contains anything of the content of rows.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -23,10 +22,10 @@ use serde::Serialize;
 use crate::fault::StreamFault;
 use crate::plan::Kind;
 
-/// Most callers that are counted under a name of their own. Each costs a line of the numbers for as
-/// long as the host runs; a community has tens of members.
+/// Limit of callers with a counter of their own. Each costs a line of metrics for as long as the
+/// host runs; a community has tens of members.
 const MAX_CALLERS: usize = 64;
-/// The name of all others.
+/// Label of all further callers.
 const OTHERS: &str = "other";
 
 /// The host's gauges and counters.
@@ -37,15 +36,15 @@ pub struct Stats {
     pub sessions: u32,
     /// Streams open now, at most the limit.
     pub streams: u32,
-    /// Steps that wait or are computed now.
+    /// Steps waiting or being computed now.
     pub steps_waiting: u32,
     /// Bytes of KV in use.
     pub kv_bytes: u64,
     /// Pages of KV in use.
     pub kv_pages_used: u64,
-    /// Pages of KV that nobody uses.
+    /// Free pages of KV.
     pub kv_pages_left: u64,
-    /// Bytes of weights in memory; 0 while they are put away.
+    /// Bytes of weights in memory; 0 while they are unloaded.
     pub weight_bytes: u64,
     /// Steps answered.
     pub steps: u64,
@@ -53,9 +52,9 @@ pub struct Stats {
     pub decode_rows: u64,
     /// Rows of longer steps computed.
     pub prefill_rows: u64,
-    /// Rows of answered steps by caller: short node id, or `other` for those beyond the first 64.
+    /// Rows of answered steps per caller: short node id, or `other` beyond the first 64 callers.
     pub caller_rows: BTreeMap<String, u64>,
-    /// Batches run.
+    /// Batches computed.
     pub turns: u64,
     /// Bytes of rows received.
     pub bytes_in: u64,
@@ -63,26 +62,26 @@ pub struct Stats {
     pub bytes_out: u64,
     /// Steps dropped before compute, because their stream ended.
     pub dropped_steps: u64,
-    /// Streams that had to give their pages to others.
+    /// Streams ended so that others get their pages.
     pub preempted: u64,
     /// Streams refused or ended, by code.
     pub errors: BTreeMap<Code, u64>,
     /// Connections of admitted peers that this host refused or ended, and keys that it does not
     /// admit, by code.
     pub closed: BTreeMap<Code, u64>,
-    /// Times that the weights were loaded.
+    /// Number of loads of the weights.
     pub loads: u64,
-    /// Times that they were put away for want of use.
+    /// Number of times the weights were unloaded because no stream used them.
     pub evictions: u64,
-    /// Milliseconds of a decode turn, recent turns weighing most; 0 before the first.
+    /// Moving average of the time of a decode batch in milliseconds; 0 before the first.
     pub ms_per_token: f32,
 }
 
-/// Who asks, and in which session.
+/// Peer and session that a request comes from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caller {
     pub(crate) node: NodeId,
-    /// Whom it counts with where callers have shares.
+    /// Quota group of the caller: itself, or the member that invited it.
     pub(crate) party: NodeId,
     pub(crate) session: SessionId,
 }
@@ -97,16 +96,16 @@ impl Caller {
     }
 }
 
-/// What a caller had of one life of a stream.
+/// Work done for a caller in one epoch of a stream.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Work {
+pub(crate) struct Usage {
     /// Steps answered.
     pub(crate) steps: u64,
-    /// Rows that came.
+    /// Rows received.
     pub(crate) rows: u64,
 }
 
-/// Where a host's events are told.
+/// Sink of a host's events.
 #[derive(Debug)]
 pub(crate) struct HostEvents {
     stats: Mutex<Stats>,
@@ -121,7 +120,7 @@ impl Default for HostEvents {
 
 /// The host as a whole.
 impl HostEvents {
-    /// Events that go to another flight record than the process's.
+    /// Sends events to another flight record than that of the process.
     pub(crate) fn recording(record: fn(Event)) -> Self {
         Self {
             stats: Mutex::default(),
@@ -129,12 +128,11 @@ impl HostEvents {
         }
     }
 
-    /// All numbers as of now.
     pub(crate) fn stats(&self) -> Stats {
         self.stats.lock().clone()
     }
 
-    /// What callers plan with: milliseconds of a decode turn, and streams open now.
+    /// Load for the descriptor: milliseconds of a decode batch, and open streams.
     pub(crate) fn load(&self) -> (f32, u32) {
         let stats = self.stats.lock();
         (stats.ms_per_token, stats.streams)
@@ -155,7 +153,7 @@ impl HostEvents {
         });
     }
 
-    /// The host has stopped, with so many streams still open.
+    /// The host has stopped and cut `cut` open streams.
     pub(crate) fn stopped(&self, shard: Name, cut: u32) {
         (self.record)(Event::ShardStopped { shard, cut });
     }
@@ -175,31 +173,31 @@ impl HostEvents {
         stats.weight_bytes = 0;
         counter!("hearthnet_shard_evictions_total").increment(1);
         gauge!("hearthnet_shard_weight_bytes").set(0.0);
-        tracing::info!("the weights were put away: no stream for a while");
+        tracing::info!("the weights were unloaded: no stream for a while");
         (self.record)(Event::WeightsEvicted {});
     }
 }
 
 /// Peers and their sessions.
 impl HostEvents {
-    /// A key that is not admitted wanted to connect.
+    /// A peer whose key is not admitted tried to connect.
     pub(crate) fn stranger_refused(&self, peer: NodeId) {
         self.closed(CloseCode::Unauthorized);
         self.peer_refused(peer, CloseCode::Unauthorized);
     }
 
-    /// A peer got no session.
+    /// A peer was refused a session.
     pub(crate) fn peer_refused(&self, peer: NodeId, code: CloseCode) {
         let code = code.into();
         (self.record)(Event::PeerRefused { peer, code });
     }
 
-    /// Nothing came of a connection.
+    /// A connection ended without a session.
     pub(crate) fn connection_refused(&self, why: &RefusedConnection) {
         flight::connection_refused(why);
     }
 
-    /// A connection is closed, whoever closed it.
+    /// A connection is closed, by either side.
     pub(crate) fn connection_closed(&self, peer: &NodeId, closed: &SessionClosed) {
         if closed.by_us {
             tracing::debug!(?peer, code = %closed.code, "session closed: {}", closed.detail);
@@ -238,7 +236,7 @@ impl HostEvents {
     }
 }
 
-/// Streams. A life of one is named by its caller and `name`.
+/// Streams. The caller and `name` identify one epoch of a stream.
 impl HostEvents {
     pub(crate) fn streams(&self, open: u32) {
         self.stats.lock().streams = open;
@@ -255,7 +253,7 @@ impl HostEvents {
         });
     }
 
-    /// A stream did not begin, or a message came for one that is over.
+    /// A stream was refused, or a message came for an ended stream.
     pub(crate) fn stream_refused(&self, caller: Caller, name: StreamClose, fault: &StreamFault) {
         self.fault(name, fault);
         (self.record)(Event::StreamRefused {
@@ -273,15 +271,15 @@ impl HostEvents {
         caller: Caller,
         name: StreamClose,
         fault: &StreamFault,
-        work: Work,
+        work: Usage,
     ) {
         self.fault(name, fault);
         self.stream_ended(caller, name, fault.code(), work);
     }
 
-    /// A stream is over: `closed` by the caller, `session_ended` with its session, or for the
-    /// host's reason.
-    pub(crate) fn stream_ended(&self, caller: Caller, name: StreamClose, code: Code, work: Work) {
+    /// A stream has ended. `code` is `closed` (by the caller), `session_ended`, or the host's
+    /// reason.
+    pub(crate) fn stream_ended(&self, caller: Caller, name: StreamClose, code: Code, work: Usage) {
         (self.record)(Event::StreamEnded {
             session: caller.session,
             peer: caller.node,
@@ -306,7 +304,7 @@ impl HostEvents {
     }
 }
 
-/// Steps: as frequent as tokens, so that they are counted and no more.
+/// Steps: counters only, since steps are as frequent as tokens.
 impl HostEvents {
     pub(crate) fn received(&self, bytes: usize) {
         self.stats.lock().bytes_in += bytes as u64;
@@ -318,7 +316,7 @@ impl HostEvents {
         counter!("hearthnet_shard_dropped_steps_total").increment(steps as u64);
     }
 
-    /// A step of `caller` was answered: so many rows, with so many bytes of them sent back.
+    /// A step of `caller` was answered. `bytes` is the size of the rows returned.
     pub(crate) fn answered(&self, caller: NodeId, rows: u32, bytes: usize, waited: Duration) {
         let mut stats = self.stats.lock();
         stats.steps += 1;
@@ -335,7 +333,7 @@ impl HostEvents {
         counter!("hearthnet_shard_caller_rows_total", "caller" => name).increment(rows.into());
     }
 
-    /// A batch was computed, with so many rows of short steps and of longer ones.
+    /// A batch was computed, with `short` rows of decode steps and `long` rows of prefill.
     pub(crate) fn turn(&self, kind: Kind, (short, long): (u32, u32), took: Duration) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
@@ -344,7 +342,7 @@ impl HostEvents {
         let label = match kind {
             Kind::Decode => {
                 let ms = took.as_secs_f32() * 1000.0;
-                // The last 16 turns or so; the first one stands for itself.
+                // Averages over about 16 batches; the first value is taken as it is.
                 stats.ms_per_token = match stats.ms_per_token {
                     0.0 => ms,
                     old => old + (ms - old) / 16.0,
@@ -367,11 +365,11 @@ impl HostEvents {
         gauge!("hearthnet_shard_steps_waiting").set(steps);
     }
 
-    /// Bytes of KV in use, and pages, of how many.
+    /// Updates the KV gauges: bytes and pages in use, and pages in all.
     pub(crate) fn kv(&self, bytes: u64, used: u64, pages: u64) {
         let left = pages.saturating_sub(used);
         let mut stats = self.stats.lock();
-        // Most turns need no new page.
+        // Most batches need no new page.
         if (stats.kv_bytes, stats.kv_pages_left) == (bytes, left) {
             return;
         }

@@ -1,5 +1,5 @@
-//! An engine of plain arithmetic, a clock that is set by hand, and an outlet that records:
-//! what the tests of scheduling and protocol run on.
+//! Fakes for tests of scheduling and protocol: an engine of plain arithmetic, a clock that is set
+//! by hand, and an sink that records.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::engine::{
 };
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
-use crate::stream_handle::Outlet;
+use crate::stream_handle::ResponseSink;
 
 pub(crate) const WIDTH: u32 = 4;
 pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
@@ -24,11 +24,11 @@ pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
 pub(crate) const PAGE: u32 = 16;
 pub(crate) const KV_BYTES: u64 = 10;
 pub(crate) const WEIGHT_BYTES: u64 = 1234;
-/// A first value that the engine panics at, as one with a defect would.
+/// A row that begins with this value makes the engine panic, as a defect would.
 pub(crate) const PANICS: f32 = 2000.0;
-/// A first value at which the engine loses what it computes on.
+/// A row that begins with this value makes the engine lose its device.
 pub(crate) const LOSES: f32 = 3000.0;
-/// A first value that the engine answers with an overflow of the boundary.
+/// A row that begins with this value overflows the boundary dtype.
 pub(crate) const OVERFLOWS: f32 = 1000.0;
 
 /// Layers 2 to 5 of a model of 8, whose rows have 4 values in fp16.
@@ -46,7 +46,7 @@ pub(crate) fn served() -> Served {
     }
 }
 
-/// What tests see of the engine, and how they hold it up.
+/// Lets tests observe and block the engine.
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
     /// Rows of each span of each batch.
@@ -56,9 +56,9 @@ pub(crate) struct Probe {
     pub(crate) kv_bytes: AtomicU64,
     /// Engines in memory now.
     pub(crate) loaded: AtomicU32,
-    /// The next load fails with this.
+    /// Error of the next load.
     pub(crate) load_error: Mutex<Option<String>>,
-    /// Moved by a millisecond for each row, if there is one.
+    /// If set, the engine advances this clock by one millisecond per row.
     pub(crate) clock: Mutex<Option<Arc<HandClock>>>,
     gate: Mutex<Gate>,
     moved: Condvar,
@@ -71,7 +71,7 @@ struct Gate {
 }
 
 impl Probe {
-    /// From now on, a batch stops at its beginning until [`Probe::open_gate`].
+    /// Makes the next batch block at its beginning until [`Probe::open_gate`].
     pub(crate) fn shut_gate(&self) {
         self.gate.lock().shut = true;
     }
@@ -100,10 +100,9 @@ impl Probe {
     }
 }
 
-/// Each value comes out as itself plus the first value of the row before it in its sequence
-/// plus the position modulo 8 plus twice the layers that the range lacks: wrong history, a wrong
-/// position or wrong layers show. Small integers stay
-/// exact in fp16.
+/// Adds three things to each value: the first value of the row before it in its sequence, the
+/// position modulo 8, and twice the number of layers that the range lacks. So wrong history, a
+/// wrong position or wrong layers show. Small integers stay exact in fp16.
 pub(crate) struct FakeEngine {
     probe: Arc<Probe>,
     sequences: HashMap<u32, Vec<f32>>,
@@ -206,7 +205,7 @@ impl LayerEngine for FakeEngine {
                     let reason = "the driver was reset".into();
                     return Err(StreamFault::Internal { reason });
                 }
-                // After some rows went in: what remains of a failed batch is the caller's to undo.
+                // Some rows have gone in already: the caller has to undo a failed batch.
                 if first == OVERFLOWS {
                     return Err(StreamFault::BoundaryOverflow { layer: 3 });
                 }
@@ -237,7 +236,7 @@ impl LayerEngine for FakeEngine {
     }
 }
 
-/// What the engine makes of rows at `position`, after a row that began with `before`.
+/// Expected output for rows at `position`, after a row that began with `before`.
 pub(crate) fn expected(before: f32, position: u32, rows: &[[f32; 4]]) -> Vec<[f32; 4]> {
     let firsts = std::iter::once(before).chain(rows.iter().map(|row| row[0]));
     rows.iter()
@@ -270,11 +269,11 @@ impl EngineSource for FakeSource {
     }
 }
 
-/// Time that moves when a test says so.
+/// Clock that a test moves by hand.
 #[derive(Debug, Default)]
 pub(crate) struct HandClock {
     micros: AtomicU64,
-    /// Woken when time moves, as a timer would.
+    /// Woken when the clock moves, as by a timer.
     inbox: Mutex<Option<Arc<Inbox>>>,
 }
 
@@ -302,7 +301,7 @@ impl Clock for HandClock {
     }
 }
 
-/// Keeps what was sent.
+/// ResponseSink that records the messages.
 #[derive(Default)]
 pub(crate) struct Recorder {
     sent: Mutex<Vec<Message>>,
@@ -313,13 +312,12 @@ impl Recorder {
         self.sent.lock().is_empty()
     }
 
-    /// Takes what was sent so far.
     pub(crate) fn take(&self) -> Vec<Message> {
         std::mem::take(&mut *self.sent.lock())
     }
 }
 
-impl Outlet for Recorder {
+impl ResponseSink for Recorder {
     fn send_all(&self, messages: Vec<Message>) {
         self.sent.lock().extend(messages);
     }

@@ -1,4 +1,4 @@
-//! Why a host did not start, and why a stream was refused or ended.
+//! Errors of starting a host, and of streams.
 
 use hearthnet_bus::DescriptorError;
 use hearthnet_model::engine::EngineError;
@@ -6,11 +6,11 @@ use hearthnet_transport::{BindError, Code, IdentityError, StreamClose, StreamErr
 
 use crate::engine::Resource;
 
-/// Why a host did not start. Nothing is left running or half open.
+/// Errors of starting a host. After an error nothing is left running or half open.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The model file cannot be read, or is none.
+    /// The model file cannot be read, or is not a model.
     #[error(transparent)]
     Model(#[from] hearthnet_model::ModelError),
     /// The model does not have these layers.
@@ -26,65 +26,52 @@ pub enum StartError {
         /// Layers of the model.
         total: u32,
     },
-    /// The file holds other weights than those that it was to hold.
+    /// The file holds other weights than expected.
     #[error("the model file holds weights {found}, not {expected}: fetch the right one")]
-    WeightsMismatch {
-        /// Identity that was expected.
-        expected: String,
-        /// Identity of the file's weights.
-        found: String,
-    },
+    WeightsMismatch { expected: String, found: String },
     /// The weights could not be loaded.
     #[error("the layers could not be loaded: {reason}")]
-    Load {
-        /// What went wrong.
-        reason: String,
-    },
-    /// The system gave too little memory, or no thread. The file is sound.
+    Load { reason: String },
+    /// The system lacks memory or threads. The file is sound.
     #[error("this machine cannot load the layers at the moment: {reason}")]
-    TooLittle {
-        /// Of what.
-        resource: Resource,
-        /// What the system refused.
-        reason: String,
-    },
-    /// The address is taken or not this machine's, or the transport is misconfigured.
+    TooLittle { resource: Resource, reason: String },
+    /// The address is in use or not this machine's, or the transport is misconfigured.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The node key makes no certificate.
+    /// No certificate can be made from the node key.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The name of the model or the endpoint makes no valid descriptor.
-    #[error("the host cannot be described to others: {0}; choose other names")]
+    /// The model's name or the endpoint is not valid in a descriptor.
+    #[error("the host's descriptor is invalid: {0}; change the model id or the endpoint")]
     Descriptor(#[source] DescriptorError),
     /// A setting is out of its range.
     #[error("{setting} {rule}")]
     Setting {
-        /// The field of the configuration.
+        /// Field of the configuration.
         setting: &'static str,
-        /// What it has to satisfy.
+        /// Rule that the value breaks.
         rule: &'static str,
     },
-    /// The KV budget, or the part of it that one caller may hold, is less than one page.
+    /// The KV budget, or one caller's share of it, is less than one page.
     #[error(
-        "{budget} bytes of memory for context hold not one page of {page} positions for a caller: \
-         these layers need {needed} bytes at least"
+        "{budget} bytes of memory for context are less than a page of {page} positions per caller: \
+         these layers need at least {needed} bytes"
     )]
     KvBudget {
         /// Bytes of the budget.
         budget: u64,
-        /// Bytes that it would have to be.
+        /// Bytes needed for one page per caller.
         needed: u64,
         /// Positions of a page.
         page: u32,
     },
-    /// The system gave no thread.
-    #[error("the system gave no thread to compute on: {0}")]
+    /// The system could not create the compute thread.
+    #[error("the compute thread could not be started: {0}")]
     Thread(#[source] std::io::Error),
 }
 
 impl StartError {
-    /// The stable code, for machines.
+    /// Stable code, for machines.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::Model(_) => "model_unusable",
@@ -99,13 +86,13 @@ impl StartError {
     }
 }
 
-/// Why the host refused or gave up a stream. Each has its own stable code, which the
-/// caller receives in a [`StreamError`] together with the sentence.
+/// Why the host refused or ended a stream. Each has its own stable code, which the caller receives
+/// in a [`StreamError`] together with the sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StreamFault {
-    /// The caller asked for other weights than the ones hosted here.
-    #[error("this host serves weights {served}, not those asked for; use the same model file")]
+    /// The caller asked for other weights than the host serves.
+    #[error("this host serves weights {served}, not the requested ones; use the same model file")]
     WeightsMismatch {
         /// Identity of the weights served, in hex.
         served: String,
@@ -121,53 +108,45 @@ pub enum StreamFault {
         total: u32,
     },
     /// A sensible range, but not all of it is hosted here.
-    #[error("this host serves layers {lo}-{hi} only; choose another one for the rest")]
+    #[error("this host serves layers {lo}-{hi} only; choose another host for the other layers")]
     LayerRange {
         /// First layer served.
         lo: u32,
         /// Last layer served.
         hi: u32,
     },
-    /// As many streams are open as the host allows to all callers together.
+    /// The host's limit of open streams, for all callers together, is reached.
     #[error("all {max} streams that this host allows are taken; choose another host")]
-    StreamLimit {
-        /// The limit that was reached.
-        max: u32,
-    },
-    /// As many streams are open as the host allows to this caller.
-    #[error(
-        "this host serves one caller at most {max} streams at once; close one, or choose another host"
-    )]
-    StreamQuota {
-        /// The limit that was reached.
-        max: u32,
-    },
-    /// The caller opens streams faster, over all its sessions, than it may.
-    #[error("this caller opens streams too fast; keep one, or come back in a moment")]
+    StreamLimit { max: u32 },
+    /// The host's limit of open streams per caller is reached.
+    #[error("this host allows a caller {max} streams at once; close one, or choose another host")]
+    StreamQuota { max: u32 },
+    /// The caller opens streams faster, over all its sessions, than the host allows.
+    #[error("this caller opens streams too fast; reuse an open one, or try again in a moment")]
     StreamChurn,
-    /// The stream number is in use in this life or a later one.
-    #[error("stream {stream} has already reached epoch {current}; open it with a later one")]
+    /// The stream number is in use in this epoch or a later one.
+    #[error("stream {stream} has already reached epoch {current}; use a later epoch")]
     StaleOpen {
         /// The caller's stream number.
         stream: u32,
-        /// The epoch that it has reached.
+        /// Current epoch of the stream.
         current: u32,
     },
-    /// The message belongs to an earlier life of the stream.
-    #[error("the stream has reached epoch {current}; what an earlier one asked is dropped")]
+    /// The message belongs to an earlier epoch of the stream.
+    #[error("the stream has reached epoch {current}; messages of earlier epochs are dropped")]
     StaleEpoch {
-        /// The epoch that it has reached.
+        /// Current epoch of the stream.
         current: u32,
     },
-    /// The stream was never opened in this life, or was closed.
+    /// The stream was never opened in this epoch, or was closed.
     #[error("there is no such stream here; open it first")]
     UnknownStream,
-    /// The stream has ended; this was on its way before the caller could know.
-    #[error("the stream has ended; what was still on its way is dropped")]
+    /// The stream has ended; the message crossed the news of it.
+    #[error("the stream has ended; a message that came too late was dropped")]
     StreamEnded,
     /// A step or truncation beyond the stream's end.
     #[error(
-        "position {position} lies beyond the stream's {length} positions; replay what is missing"
+        "position {position} lies beyond the stream's {length} positions; replay the missing rows"
     )]
     PositionGap {
         /// The position asked for.
@@ -177,36 +156,30 @@ pub enum StreamFault {
     },
     /// Rows of another width or element type than the model's, or none at all.
     #[error("the rows do not fit this model: {what}")]
-    TensorShape {
-        /// What does not fit.
-        what: String,
-    },
+    TensorShape { what: String },
     /// The rows contain NaN or an infinity.
-    #[error("the rows contain values that are not finite; the host before this one is at fault")]
+    #[error("the rows contain values that are not finite; the previous host is at fault")]
     TensorNonFinite,
     /// More positions than the stream was opened for, or than the host allows.
-    #[error(
-        "the stream may hold {max} positions, and no more; open it with more, or shorten the text"
-    )]
+    #[error("the stream is limited to {max} positions; open it with more, or shorten the text")]
     ContextFull {
         /// Positions allowed.
         max: u32,
     },
-    /// The KV budget, or the part of it that one caller may hold, could never hold the stream.
+    /// The KV budget, or one caller's share of it, is smaller than the stream.
     #[error(
-        "this host's memory for context holds a stream of {holds} positions, not of {asked}; \
+        "this host's memory for context holds at most {holds} positions of a stream, not {asked}; \
          choose another host, or raise kv_budget_mb on this one"
     )]
     KvTooSmall {
-        /// Positions asked for.
         asked: u32,
-        /// Positions that one stream could have.
+        /// Positions that fit for one stream.
         holds: u32,
     },
-    /// No page of KV is left for the stream to begin with.
-    #[error("the host's memory for context is taken; choose another host, or come back later")]
+    /// No KV page is free for the stream, or the engine is out of memory.
+    #[error("the host's memory for context is full; choose another host, or try again later")]
     KvFull,
-    /// Its caller holds all of the budget that one caller may.
+    /// The caller holds its whole share of the KV budget.
     #[error(
         "one caller may hold {percent} % of this host's memory for context; close a stream, or choose another host"
     )]
@@ -214,26 +187,20 @@ pub enum StreamFault {
         /// Share of the budget that one caller may hold, in percent.
         percent: u32,
     },
-    /// The running streams outgrew the KV budget, and this one had to go.
-    #[error("the host needed the stream's memory for others; open it again later, and replay it")]
+    /// The streams outgrew the KV budget, and the host ended this one.
+    #[error("the host ended the stream to free memory for others; reopen and replay it later")]
     Preempted,
-    /// More steps or rows wait than the stream may have waiting.
-    #[error("too many steps of the stream are waiting; send the next when one was answered")]
+    /// The stream's limit of waiting steps or rows is exceeded.
+    #[error("too many steps of the stream are waiting; send the next one after an answer")]
     QueueFull,
-    /// More steps wait, of all streams of the caller, than one caller may have waiting.
+    /// The caller's limit of waiting steps, over all its streams, is exceeded.
     #[error(
-        "{max} steps of this caller are waiting, and no more may; send the next when one was answered"
+        "this caller has {max} waiting steps, which is its limit; send the next one after an answer"
     )]
-    StepQuota {
-        /// The limit that was reached.
-        max: u32,
-    },
-    /// Nothing happened on the stream for too long.
+    StepQuota { max: u32 },
+    /// The stream was idle for longer than the host allows.
     #[error("the stream was idle for {seconds} s and has been closed")]
-    IdleTimeout {
-        /// The limit.
-        seconds: u64,
-    },
+    IdleTimeout { seconds: u64 },
     /// A block's output left the range of the boundary dtype. Not a sign of a broken
     /// host: the model needs a wider boundary dtype for this input.
     #[error("the output of layer {layer} left the range of the model's boundary dtype")]
@@ -241,25 +208,19 @@ pub enum StreamFault {
         /// The block, counted from 0 in the whole model.
         layer: u32,
     },
-    /// The weights had been put away and could not be loaded again.
+    /// The weights were unloaded and could not be loaded again.
     #[error("the host could not load its weights again: {reason}")]
-    WeightsUnavailable {
-        /// What went wrong.
-        reason: String,
-    },
+    WeightsUnavailable { reason: String },
     /// The host is shutting down.
-    #[error("the host is shutting down; choose another one")]
+    #[error("the host is shutting down; choose another host")]
     ShuttingDown,
-    /// The engine failed in a way that it should not.
+    /// The engine failed unexpectedly.
     #[error("the host's engine failed: {reason}")]
-    Internal {
-        /// What it said.
-        reason: String,
-    },
+    Internal { reason: String },
 }
 
 impl StreamFault {
-    /// The stable code, as the wire, counters and logs spell it.
+    /// Stable code, as on the wire, in counters and in logs.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::WeightsMismatch { .. } => "weights_mismatch",
@@ -289,7 +250,7 @@ impl StreamFault {
         })
     }
 
-    /// The message that tells the caller, for one life of a stream.
+    /// Message for the caller about the stream and epoch in `of`.
     pub(crate) fn message(&self, of: StreamClose, position: Option<u32>) -> StreamError {
         StreamError {
             stream: of.stream,

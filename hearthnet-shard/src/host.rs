@@ -1,4 +1,4 @@
-//! Starting a host, looking at it, and ending it.
+//! Start, state and shutdown of a host.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -25,20 +25,18 @@ use crate::inbox::Inbox;
 use crate::memory::{MemoryReport, resident_bytes};
 use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
-use crate::session::{self, End, Phase};
+use crate::session::{self, Phase, ShutdownWatch};
 use crate::stream_handle::{Quota, Slots};
 use crate::stream_table::{HostState, Parties};
 
-/// How a host ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Streams that were still open when the sessions were closed; 0 if all callers moved in time.
+    /// Streams still open when the sessions were closed; 0 if all callers moved in time.
     pub streams_cut: u32,
 }
 
-/// A host that serves. Dropping it ends it at once; [`RunningHost::shutdown`] ends it
-/// politely.
+/// A running host. Dropping it ends it at once; [`RunningHost::shutdown`] drains it first.
 pub struct RunningHost {
     addr: SocketAddr,
     footprint: Footprint,
@@ -49,19 +47,18 @@ pub struct RunningHost {
     accepting: JoinHandle<()>,
 }
 
-/// Starts hosts.
 #[derive(Debug, Clone, Copy)]
 pub struct ShardHost;
 
-/// Where a host gets its sessions.
+/// Source of a host's sessions.
 #[derive(Debug, Clone, Copy)]
-#[allow(clippy::exhaustive_enums)] // There is no third.
+#[allow(clippy::exhaustive_enums)] // These are all the sources there are.
 pub enum Place<'a> {
-    /// From a listener of its own, under this key.
+    /// A listener of its own, under this key.
     Alone(&'a NodeKey),
-    /// From the listener of a community's node: members get in, with a grant that the node has
-    /// issued. Of the configuration, `listen`, `admitted` and `transport` do not count: they are
-    /// the node's affair.
+    /// The listener of a community's node: it admits members that have a grant issued by the node.
+    /// `listen`, `admitted` and `transport` of the configuration are ignored, since the node sets
+    /// them.
     In(&'a Node),
 }
 
@@ -78,8 +75,8 @@ impl<'a> From<&'a Node> for Place<'a> {
 }
 
 impl ShardHost {
-    /// Starts a host on any engine, with what it serves already known. `progress` is called
-    /// while the weights are checked and loaded.
+    /// Starts a host on any engine, for a model that is already known. `progress` is called while
+    /// the weights are verified and loaded.
     ///
     /// # Errors
     /// See [`StartError`]; [`StartError::Setting`] also if the node of a community does not listen.
@@ -95,7 +92,7 @@ impl ShardHost {
     }
 }
 
-/// [`ShardHost::start_on`] with a clock of the caller's.
+/// [`ShardHost::start_on`] with the given clock.
 pub(crate) async fn start<S: EngineSource>(
     config: ServeConfig,
     place: Place<'_>,
@@ -115,8 +112,8 @@ pub(crate) async fn start<S: EngineSource>(
     let authorizer = SessionAuthorizer::new(node, admitted, skew, parties.clone(), events.clone());
     let authorizer = Arc::new(authorizer);
     let max_unread = u64::from(transport.send_buffer_bytes);
-    // First of all, for a port that is in use should not cost the time of a load. Whoever
-    // connects meanwhile waits to be accepted.
+    // Listen first: a port in use must not cost the time of a load. Peers that connect meanwhile
+    // wait to be accepted.
     let (addr, outward, waiting) = match place {
         Place::Alone(key) => {
             let (identity, admission) = (key.identity()?, Arc::clone(&authorizer) as _);
@@ -129,7 +126,7 @@ pub(crate) async fn start<S: EngineSource>(
         Place::In(node) => {
             let addr = node.listen_addr().ok_or(StartError::Setting {
                 setting: "node.listen",
-                rule: "must be set where shards are served",
+                rule: "must be set to serve shards",
             })?;
             let outward = node.own_endpoints().into_iter().next();
             (addr, outward, Waiting::At(node))
@@ -141,7 +138,7 @@ pub(crate) async fn start<S: EngineSource>(
         kv_share: config.kv_share_per_caller,
         stream_idle: config.stream_idle,
         evict_after: config.evict_after,
-        piece: config.prefill_piece,
+        chunk: config.prefill_piece,
     };
     let scheduler = {
         let (served, events, clock) = (served.clone(), events.clone(), clock.clone());
@@ -190,14 +187,14 @@ pub(crate) async fn start<S: EngineSource>(
         clock,
         parties,
     });
-    // The texts in it are the operator's: said now, rather than to each caller.
+    // The names in it are the operator's: report an invalid one now, not to each caller.
     let descriptor = host_state.descriptor();
     descriptor
         .validate()
         .and_then(|()| descriptor.to_cbor())
         .map_err(StartError::Descriptor)?;
     let (phase, watch) = watch::channel(Phase::Serving);
-    let end = End {
+    let end = ShutdownWatch {
         phase: watch,
         compute: compute.running.clone(),
     };
@@ -225,7 +222,7 @@ pub(crate) async fn start<S: EngineSource>(
     })
 }
 
-/// Whom a caller counts with: alone, with nobody.
+/// Quota group of a caller: on a standalone host itself, otherwise as the node says.
 fn parties(place: Place<'_>) -> Parties {
     match place {
         Place::Alone(_) => Arc::new(|caller| *caller),
@@ -234,13 +231,13 @@ fn parties(place: Place<'_>) -> Parties {
             let node = node.downgrade();
             Arc::new(move |caller| {
                 let node = node.upgrade();
-                node.map_or(*caller, |node| node.party(caller))
+                node.map_or(*caller, |node| node.quota_key(caller))
             })
         }
     }
 }
 
-/// Pages of KV that a budget makes.
+/// KV pages that fit the budget.
 ///
 /// # Errors
 /// As [`check_kv_budget`].
@@ -276,19 +273,19 @@ pub fn check_kv_budget(
     })
 }
 
-/// Where sessions will come from, once the weights are there.
+/// Source of sessions until the weights are loaded.
 enum Waiting<'a> {
     Own(Listener),
     At(&'a Node),
 }
 
-/// Sessions as they come.
+/// Source of sessions while the host serves.
 enum Arrivals {
     Own {
         listener: Listener,
-        /// What answers on the sockets for calls.
+        /// Server for bus calls on this listener.
         answers: Arc<CallServer>,
-        /// Those sockets; they go with this.
+        /// Tasks of the call sockets; aborted when this is dropped.
         calls: JoinSet<()>,
     },
     Node(TensorSessions),
@@ -314,15 +311,20 @@ impl Arrivals {
             },
             Self::Node(sessions) => match sessions.next().await {
                 Some(connection) => connection,
-                // The node has ended, or another host serves: no more come.
+                // The node has ended, or another host serves: no more sessions come.
                 None => std::future::pending().await,
             },
         }
     }
 }
 
-async fn accept(mut arrivals: Arrivals, host_state: Arc<HostState>, mut end: End, max_unread: u64) {
-    // Dropped with this task, and the sessions with it.
+async fn accept(
+    mut arrivals: Arrivals,
+    host_state: Arc<HostState>,
+    mut end: ShutdownWatch,
+    max_unread: u64,
+) {
+    // Dropping this set, with the task, aborts the sessions.
     let mut sessions = JoinSet::new();
     let mut phase = end.phase.clone();
     loop {
@@ -346,28 +348,24 @@ impl RunningHost {
         &self.compute.inbox
     }
 
-    /// This host's node id.
     pub fn node_id(&self) -> NodeId {
         self.host_state.node
     }
 
-    /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// What others need to know in order to use this host, as of now. Callers get the same
-    /// in answer to DESCRIBE.
+    /// Descriptor with current load and endpoint. Callers get the same in answer to DESCRIBE.
     pub fn descriptor(&self) -> Descriptor {
         self.host_state.descriptor()
     }
 
-    /// Gauges and counters as of now.
     pub fn stats(&self) -> Stats {
         self.host_state.events.stats()
     }
 
-    /// What the host takes of the machine's memory as of now.
+    /// Current memory use.
     pub fn memory(&self) -> MemoryReport {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
@@ -377,9 +375,9 @@ impl RunningHost {
         }
     }
 
-    /// Resolves if the engine can compute no more: its thread died, which only a defect can cause, or
-    /// what it computes on is gone ([`crate::LayerEngine::is_lost`]). The host refuses
-    /// everything from then on and should be ended.
+    /// Resolves if the engine can no longer compute: its thread died, which only a defect can
+    /// cause, or its device is gone ([`crate::LayerEngine::is_lost`]). The host then refuses
+    /// everything and should be ended.
     pub async fn failed(&self) {
         let mut running = self.compute.running.clone();
         if running
@@ -387,14 +385,14 @@ impl RunningHost {
             .await
             .is_err()
         {
-            // The thread ended in the ordinary way.
+            // The thread ended on request.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Leaves: takes no more connections and streams, tells every session so, and serves the
-    /// streams that are open until none is left or `within` has passed. Then it says BYE to every
-    /// session and ends. Dropping what this returns ends the host at once.
+    /// Drains and ends the host. It takes no more connections and streams, announces that to every
+    /// session, and serves the open streams until none is left or `within` has passed. Then it
+    /// sends BYE to every session and ends. Dropping the future ends the host at once.
     pub async fn shutdown(mut self, within: Duration) -> ShutdownReport {
         let until = Instant::now() + within;
         let shard = Name::from(self.descriptor().shard_id.as_str());
@@ -405,7 +403,7 @@ impl RunningHost {
         let _ = timeout_at(until, slots.emptied()).await;
         let streams_cut = slots.taken();
         self.phase.send_replace(Phase::Closing);
-        // Closing a session needs no answer of the peer: this is over soon.
+        // Closing a session needs no answer of the peer, so this takes little time.
         let _ = timeout_at(until.max(Instant::now() + CLOSING), &mut self.accepting).await;
         self.compute.inbox.close();
         let mut running = self.compute.running.clone();
@@ -416,12 +414,12 @@ impl RunningHost {
     }
 }
 
-/// What the steps of closing may take beyond the deadline.
+/// Time for the steps of closing beyond the deadline.
 const CLOSING: Duration = Duration::from_millis(500);
 
 impl Drop for RunningHost {
     fn drop(&mut self) {
-        // The sessions say goodbye, and everything goes with them.
+        // The sessions send BYE, and end with their tasks.
         self.phase.send_replace(Phase::Closing);
     }
 }

@@ -1,8 +1,8 @@
-//! The way from the connections to the compute thread.
+//! Command queue from the connections to the compute thread.
 //!
-//! Bounded by what may be in it: an open holds a stream's place, a step or truncation
-//! holds a ticket of its stream, and a close follows an open. So no message is refused
-//! here, and a close never waits behind a full queue.
+//! Its length is bounded by its content: an open holds a stream's slot, a step or truncation holds
+//! a ticket of its stream, and a close follows an open. So no message is refused here, and a close
+//! never waits behind a full queue.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,15 +20,15 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct State {
     commands: VecDeque<Command>,
-    /// The compute thread sleeps: only then is a wake-up worth its system call.
+    /// The compute thread sleeps: only then is a wake-up needed, which costs a system call.
     asleep: bool,
-    /// Something besides commands changed.
+    /// Set by [`Inbox::poke`].
     poked: bool,
     closed: bool,
 }
 
 impl Inbox {
-    /// Hands a command over. `false` if the compute thread is gone or going.
+    /// Queues a command. Returns `false` if the inbox is closed.
     pub(crate) fn push(&self, command: Command) -> bool {
         let mut state = self.state.lock();
         if state.closed {
@@ -39,8 +39,7 @@ impl Inbox {
         true
     }
 
-    /// Makes the compute thread look around, although there is no command: a clock that is set
-    /// by hand has moved.
+    /// Wakes the compute thread without a command: a test has moved its clock.
     #[cfg(test)]
     pub(crate) fn poke(&self) {
         let mut state = self.state.lock();
@@ -48,7 +47,7 @@ impl Inbox {
         self.wake(state);
     }
 
-    /// Tells the compute thread to end after the batch that it is at.
+    /// Ends the compute thread after its current batch.
     pub(crate) fn close(&self) {
         let mut state = self.state.lock();
         state.closed = true;
@@ -63,7 +62,7 @@ impl Inbox {
         }
     }
 
-    /// Moves all commands to `into`, which must be empty. `false` if the inbox is closed.
+    /// Moves all commands to `into`, which must be empty. Returns `false` if the inbox is closed.
     pub(crate) fn take(&self, into: &mut VecDeque<Command>) -> bool {
         let mut state = self.state.lock();
         std::mem::swap(&mut state.commands, into);
@@ -76,7 +75,7 @@ impl Inbox {
         !state.commands.is_empty() || state.closed || state.poked
     }
 
-    /// Sleeps until there is a command, a poke, the end, or `timeout` has passed.
+    /// Blocks until there is a command, a poke, a close, or `timeout` has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         let mut state = self.state.lock();
         if !state.commands.is_empty() || state.closed || state.poked {
@@ -84,7 +83,7 @@ impl Inbox {
             return;
         }
         state.asleep = true;
-        // Waking for nothing is harmless: the caller looks again and comes back.
+        // A spurious wake-up is harmless: the compute thread checks and waits again.
         match timeout {
             None => self.ready.wait(&mut state),
             Some(timeout) => {

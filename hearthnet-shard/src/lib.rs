@@ -3,43 +3,43 @@
 //! ```text
 //!  caller ==TLS==> the transport's driver of the socket           compute thread
 //!                  Session --> StreamTable: refuses at once --> Inbox --> Scheduler --> engine
-//!                  Sender <------------------------------------ Outlet <----- answers
+//!                  Sender <------------------------------ ResponseSink <----- answers
 //! ```
 //!
-//! A step is handed over once on its way in: the transport's driver of the socket calls the session's
-//! handler (`session.rs`), which wakes the compute thread. On its way out it is not handed over: the
-//! compute thread writes the answer to the socket.
+//! A step changes threads once on its way in: the transport's driver of the socket calls the
+//! session's handler (`session.rs`), which wakes the compute thread. On its way out it does not:
+//! the compute thread writes the answer to the socket.
 //!
 //! | concept | file |
 //! |---|---|
-//! | who may connect, session tokens | `admission.rs` |
-//! | what can be refused without the engine | `stream_table.rs` |
-//! | places for streams, one life of a stream | `stream_handle.rs` |
-//! | whose turn it is where places are scarce | `claims.rs` (pure) |
-//! | what the next batch computes, fair turns, who gives pages back | `plan/` (pure) |
-//! | how long a piece of prefill is | `chunked_prefill.rs` (pure) |
+//! | admission of peers, session tokens | `admission.rs` |
+//! | checks that need no engine | `stream_table.rs` |
+//! | stream slots, one epoch of a stream | `stream_handle.rs` |
+//! | order of refused callers when slots are scarce | `claims.rs` (pure) |
+//! | content of the next batch, fairness, page eviction | `plan/` (pure) |
+//! | length of prefill chunks | `chunked_prefill.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched.rs`, `stream.rs` (no I/O, no clock of their own) |
-//! | a batch through the engine, faults told apart | `batch.rs` |
-//! | the thread around it | `compute.rs`, fed by `inbox.rs` |
-//! | sessions, and the echo for measuring | `session.rs` |
-//! | what metrics, flight record and log hear of all this | `events.rs` |
+//! | a batch through the engine, isolation of faults | `batch.rs` |
+//! | the compute thread | `compute.rs`, fed by `inbox.rs` |
+//! | sessions, and the echo for benchmarks | `session.rs` |
+//! | metrics, flight record and log | `events.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
-//! | codes of everything that can go wrong | `fault.rs` |
-//! | what an engine has to do | `engine.rs`, done by the exact engine in `model.rs` |
+//! | error codes | `fault.rs` |
+//! | engine trait | `engine.rs`, implemented by the exact engine in `model.rs` |
 //!
 //! Invariants:
 //!
-//! - Streams are never more than `max_concurrent_streams`; one too many is refused at once.
-//! - KV is overcommitted, by whole pages, and never beyond its budget. When it is short, an idle
-//!   stream ends with `preempted`, or the least progressed one of callers beyond their fair share;
-//!   the most progressed stream of a caller within it never does.
-//! - While two callers wait for the same kind of turn, they are given the same number of rows, up
-//!   to two of the largest pieces, however many streams each has.
-//! - Whoever ends a stream (caller, host, lost connection, timeout, shutdown): its place is
-//!   free at once, its KV before the next batch, its waiting steps are never computed.
-//! - A row's result depends on its stream alone, so what shares a batch with it, and how a
-//!   step is cut in pieces, can be decided by timing.
-//! - Rows are never logged, and wiped after use where this crate owns the buffer.
+//! - At most `max_concurrent_streams` streams are open; a further one is refused at once.
+//! - KV is overcommitted, by whole pages, and never beyond its budget. When it is short, the host
+//!   ends an idle stream with `preempted`, or the least progressed stream of the callers beyond
+//!   their fair share. It never preempts the most progressed stream of a caller within its share.
+//! - While two callers wait for the same kind of batch, they are given the same number of rows, up
+//!   to two of the largest chunks, however many streams each has.
+//! - When a stream ends (by caller, host, lost connection, timeout or shutdown), its slot is free
+//!   at once and its KV before the next batch. Its waiting steps are never computed.
+//! - A row's result depends on its stream alone, so timing can decide which streams share a batch
+//!   and how a step is cut into chunks.
+//! - Rows are never logged, and are wiped after use where this crate owns the buffer.
 
 mod admission;
 mod batch;

@@ -1,22 +1,19 @@
-//! What the host takes of the machine's memory.
+//! Memory use of a host.
 
-/// The memory of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryReport {
-    /// Bytes of the loaded weights, in the form that the engine computes with; 0 while they
-    /// are put away.
+    /// Bytes of the loaded weights, as packed for the engine; 0 while they are unloaded.
     pub weight_bytes: u64,
-    /// Bytes of KV that one position of one stream takes.
+    /// KV bytes per position of one stream.
     pub kv_bytes_per_position: u64,
-    /// Positions that all streams may hold together, in whole pages.
+    /// Positions that all streams together may hold, in whole pages.
     pub kv_positions: u64,
-    /// Resident memory of the whole process, where the system tells (Linux).
+    /// Resident memory of the whole process, where the system reports it (Linux).
     pub resident_bytes: Option<u64>,
 }
 
-/// Resident memory of a process: what `VmRSS` of `/proc/PID/status` says, where the system tells
-/// (Linux).
+/// Resident memory of a process in bytes: `VmRSS` of `/proc/PID/status`, where it exists (Linux).
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status

@@ -1,4 +1,4 @@
-//! Hosting layers of a model file on the exact engine.
+//! Host for layers of a model file, on the exact engine.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,23 +16,21 @@ use crate::engine::{
 use crate::fault::{StartError, StreamFault};
 use crate::host::{Place, RunningHost, ShardHost};
 
-/// Which layers of which model to host, and how.
+/// Configuration of a host: model, layers, engine and serving.
 #[derive(Debug, Clone)]
 pub struct ShardConfig {
-    /// The model file.
     pub model: PathBuf,
-    /// What the model is called in the descriptor. Default: the file's stem.
+    /// Name of the model in the descriptor. Default: the file's stem.
     pub model_id: Option<String>,
     /// First and last layer to serve, both inclusive.
     pub layers: (u32, u32),
-    /// What is sent from layer to layer, where it is not to be what the file says.
+    /// Boundary dtype between layers, if it shall differ from that of the file.
     pub boundary: Option<BoundaryDtype>,
-    /// Refuse to start with any other weights. Default: whatever the file holds.
+    /// Refuse to start with any other weights. Default: accept any.
     pub expected_weights: Option<WeightsId>,
     /// Threads and instruction set. The limits of memory, sequences and context in it are
     /// replaced by those of `serve`.
     pub engine: EngineOptions,
-    /// How to serve.
     pub serve: ServeConfig,
 }
 
@@ -52,25 +50,24 @@ impl ShardConfig {
     }
 }
 
-/// What a start has learnt of a model file: all that an engine of one's own needs to be served by
+/// Result of [`ShardHost::prepare`]: everything that another engine needs in order to be served by
 /// [`ShardHost::start_on`].
 #[derive(Debug)]
 pub struct Prepared {
-    /// How to serve.
     pub serve: ServeConfig,
-    /// What is served, by the exact engine.
+    /// Model and layers, with the arithmetic of the exact engine.
     pub served: Served,
-    /// The layers, yet to be loaded.
+    /// Layers to load.
     pub layers: ModelLayers,
-    /// How the exact engine would be made, with the limits of `serve`.
+    /// Options for the exact engine, with the limits of `serve`.
     pub engine: EngineOptions,
 }
 
 impl ShardHost {
-    /// Opens the model, learns the identity of its weights, listens, proves the tensors of the
-    /// layer range against the manifest, loads these layers and no others, and serves.
+    /// Opens and hashes the model, listens, verifies the tensors of the layer range against the
+    /// manifest, loads these layers and no others, and serves.
     ///
-    /// `progress` is called from the calling task while this takes its time.
+    /// `progress` is called from the calling task.
     ///
     /// # Errors
     /// See [`StartError`]; nothing is left running.
@@ -88,8 +85,8 @@ impl ShardHost {
         Self::start_on(serve, place, served, source, &mut progress).await
     }
 
-    /// The first part of [`Self::start`]: looks at the model file, and says what is to be served and
-    /// how its engine is to be made.
+    /// First part of [`Self::start`]: reads the model file, and returns what to serve and the
+    /// engine's options.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -111,7 +108,7 @@ impl ShardHost {
         let path = model.clone();
         let opening = tokio::task::spawn_blocking(move || {
             let progress = in_phase(LoadPhase::Hashing, move |step| {
-                // When the start keeps up with reports badly, it misses some of them.
+                // A start that reads slowly misses some reports.
                 let _ = report.try_send(step);
             });
             open(&path, layers, boundary, expected_weights, progress)
@@ -142,7 +139,6 @@ impl ShardHost {
             max_kv_bytes: serve.kv_budget_bytes,
             max_sequences: serve.max_concurrent_streams as usize,
             max_context: serve.max_positions,
-            weights: Some(weights),
             ..engine
         };
         let layers = ModelLayers {
@@ -159,7 +155,7 @@ impl ShardHost {
     }
 }
 
-/// Opens the file and learns what it is, without keeping it open.
+/// Opens the file and computes its identity, without keeping it open.
 fn open(
     path: &Path,
     (lo, hi): (u32, u32),
@@ -182,7 +178,7 @@ fn open(
             expected: expected.to_string(),
             found: found.to_string(),
         }),
-        // One without a tokenizer is served as well.
+        // A model without a tokenizer is served as well.
         _ => Ok((manifest, found, file.gguf().text_id().ok())),
     }
 }
@@ -195,11 +191,11 @@ fn stem(path: &Path) -> String {
 }
 
 fn half_open((lo, hi): (u32, u32)) -> Range<u32> {
-    // No overflow: `hi` was found to be a layer of the model, or is a stream's part of them.
+    // `hi` is a layer of the model, as checked before, so the sum cannot overflow.
     lo..hi.saturating_add(1)
 }
 
-/// A layer range of a file, and what its tensors must be.
+/// Layer range of a file, and the expected hashes of its tensors.
 #[derive(Debug)]
 pub struct ModelLayers {
     path: PathBuf,
@@ -208,23 +204,21 @@ pub struct ModelLayers {
 }
 
 impl ModelLayers {
-    /// Hyperparameters of the model.
     pub fn spec(&self) -> &ModelSpec {
         self.manifest.spec()
     }
 
-    /// The layers, half-open.
     pub fn range(&self) -> Range<u32> {
         self.range.clone()
     }
 
-    /// Opens the file and proves the layers' tensors against the manifest.
+    /// Opens the file and verifies the layers' tensors against the manifest.
     ///
-    /// Opened anew each time: while the weights are put away, nothing of the file is held, and when
-    /// they come back they are proved to be the same.
+    /// It is opened anew each time: while the weights are unloaded the file is not held open, and a
+    /// reload verifies that it is unchanged.
     ///
     /// # Errors
-    /// What went wrong, as a sentence.
+    /// If a tensor cannot be read or verified.
     pub fn open(&self, progress: &mut dyn FnMut(StartProgress)) -> Result<ModelFile, LoadFault> {
         let file = ModelFile::open(&self.path)?.with_boundary(self.manifest.spec().boundary);
         let mut report = in_phase(LoadPhase::Verifying, progress);
@@ -236,7 +230,7 @@ impl ModelLayers {
     }
 }
 
-/// Layers that can be loaded again and again.
+/// Loads the layers, any number of times.
 struct ModelSource {
     layers: ModelLayers,
     options: EngineOptions,
@@ -253,7 +247,7 @@ impl EngineSource for ModelSource {
     }
 }
 
-/// Reports bytes done, and in all, of one phase.
+/// Adds the phase to reports of bytes done and total.
 fn in_phase(phase: LoadPhase, mut report: impl FnMut(StartProgress)) -> impl FnMut(u64, u64) {
     move |done, total| report(StartProgress { phase, done, total })
 }
@@ -290,7 +284,7 @@ impl LayerEngine for Engine {
         Footprint {
             weight_bytes: self.weight_bytes(),
             kv_bytes_per_position: self.kv_bytes_per_position(),
-            // Pages hold all layers of the engine, also for a stream that uses some of them.
+            // Pages hold all layers of the engine, even for a stream that uses only some of them.
             kv_page_positions: PAGE as u32,
         }
     }

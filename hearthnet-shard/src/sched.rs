@@ -1,16 +1,16 @@
 //! The compute thread's state: streams, their waiting steps, and the engine.
 //!
-//! Knows no socket, thread or system clock: commands come in by [`Scheduler::handle`],
-//! answers go out through each stream's [`Outlet`](crate::stream_handle::Outlet), and the caller
-//! loops
+//! Uses no socket, thread or system clock: commands come in through [`Scheduler::handle`], answers
+//! go out through each stream's [`ResponseSink`](crate::stream_handle::ResponseSink), and the
+//! caller loops
 //!
 //! ```text
-//! handle(command) for all commands there are      opens, steps, closes
-//! turn()                                          one batch; false: nothing waits
-//! upkeep()                                        timeouts, eviction; says when to come back
+//! handle(command) for each queued command         opens, steps, closes
+//! turn()                                          one batch; false: no step waits
+//! upkeep()                                        timeouts, eviction; returns when to call again
 //! ```
 //!
-//! so that a close or a cancel takes effect before the next batch, whatever waits.
+//! so that a close or a cancel takes effect before the next batch.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -26,20 +26,20 @@ use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, Span, StartPro
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::plan::{
-    Full, Kind, Planner, Pool, Rhythm, Sizes, Turn, View, admit, decoders, holders, may_grow,
-    others_decode, rides, short_rows,
+    Full, Kind, Planner, Pool, ReturnEstimator, Sizes, StreamSnapshot, Turn, admit, decoders,
+    holders, may_grow, others_decode, piggybacks, short_rows,
 };
 use crate::stream::{Job, Stream, Work};
-use crate::stream_handle::{Outlet, StreamHandle, Ticket};
+use crate::stream_handle::{ResponseSink, StreamHandle, Ticket};
 
-/// What connections ask of the compute thread.
+/// Command from a connection to the compute thread.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Begin a stream.
     Open(Arc<StreamHandle>),
     /// Let a stream hold more positions.
     Grow { handle: u64, max_positions: u32 },
-    /// Run a step, whose shape, type and values were checked.
+    /// Run a step. Shape, dtype and values are already checked.
     Step {
         handle: u64,
         step: Step,
@@ -52,56 +52,57 @@ pub(crate) enum Command {
         position: u32,
         ticket: Ticket,
     },
-    /// Free a stream that has ended.
+    /// Free an ended stream.
     Close { handle: u64 },
 }
 
-/// The scheduler's share of the configuration.
+/// Part of the configuration for the scheduler.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) kv_budget: u64,
-    /// Most of it that one caller may hold, in per cent.
+    /// Share of the KV budget that one caller may hold, in per cent.
     pub(crate) kv_share: u32,
     pub(crate) stream_idle: Duration,
     /// `None`: never.
     pub(crate) evict_after: Option<Duration>,
-    pub(crate) piece: Duration,
+    pub(crate) chunk: Duration,
 }
 
-/// A stream comes back at once within this part of a decode turn, and this time.
-const AT_ONCE: u32 = 4;
-const AT_MOST: Duration = Duration::from_millis(5);
+/// A stream "returns at once" if its next step arrives within this part of a decode batch, at most
+/// `RETURN_LIMIT`.
+const RETURN_FRACTION: u32 = 4;
+const RETURN_LIMIT: Duration = Duration::from_millis(5);
 
 pub(crate) struct Scheduler<S: EngineSource> {
     source: S,
-    /// `None` while the weights are put away; then there are no streams.
+    /// `None` while the weights are unloaded; then there are no streams.
     engine: Option<S::Engine>,
     served: Served,
     limits: Limits,
     events: Arc<HostEvents>,
     clock: Arc<dyn Clock>,
     streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
-    /// The pages that there are, once the weights have been loaded for the first time.
+    /// KV pages; empty before the first load of the weights.
     pool: Pool,
     page_bytes: u64,
-    /// When the last stream went, or the weights came.
+    /// When the last stream ended, or the weights were loaded.
     empty_since: Duration,
     planner: Planner,
     turn: u64,
     prefill: ChunkedPrefill,
-    /// [`Self::holds_up`].
-    holds_up: bool,
-    /// The streams as the plan sees them, kept to reuse its memory.
-    views: Vec<View>,
-    /// The batch, kept to reuse its memory; zero between turns.
+    /// See [`Self::delays_decode`].
+    delays_decode: bool,
+    /// Snapshots of the streams for the planner, kept to reuse the memory.
+    snapshots: Vec<StreamSnapshot>,
+    /// Rows of the batch, kept to reuse the memory; zeroed between batches.
     x: Vec<f32>,
 }
 
-/// In each turn with such a number there is a row more than the third of a turn allows.
-const ONE_MORE: u64 = 16;
+/// Every 16th batch takes one extra row, so that the cost model sees batches of different sizes.
+const EXTRA_ROW_EVERY: u64 = 16;
 
 fn at_once(prefill: &ChunkedPrefill) -> Duration {
-    AT_MOST.min(prefill.decode_turn() / AT_ONCE)
+    RETURN_LIMIT.min(prefill.decode_turn() / RETURN_FRACTION)
 }
 
 impl<S: EngineSource> Scheduler<S> {
@@ -112,7 +113,7 @@ impl<S: EngineSource> Scheduler<S> {
         events: Arc<HostEvents>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let prefill = ChunkedPrefill::new(limits.piece);
+        let prefill = ChunkedPrefill::new(limits.chunk);
         Self {
             source,
             engine: None,
@@ -127,21 +128,21 @@ impl<S: EngineSource> Scheduler<S> {
             planner: Planner::new(),
             turn: 0,
             prefill,
-            holds_up: false,
-            views: Vec::new(),
+            delays_decode: false,
+            snapshots: Vec::new(),
             x: Vec::new(),
         }
     }
 
-    /// Loads the weights if they are not there.
+    /// Loads the weights if they are not in memory.
     ///
     /// # Errors
-    /// What the source says.
+    /// Error of the source.
     pub(crate) fn load(
         &mut self,
         progress: &mut dyn FnMut(StartProgress),
     ) -> Result<&mut S::Engine, LoadFault> {
-        // Not `get_or_insert_with`, for loading can fail.
+        // Not `get_or_insert_with`, since loading can fail.
         let engine = match self.engine.take() {
             Some(engine) => engine,
             None => {
@@ -160,7 +161,7 @@ impl<S: EngineSource> Scheduler<S> {
         Ok(self.engine.insert(engine))
     }
 
-    /// Takes one command in.
+    /// Applies one command.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
             Command::Open(handle) => self.open(&handle),
@@ -194,9 +195,9 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    /// Whether the next batch could be larger in a moment: [`may_grow`].
+    /// See [`may_grow`].
     pub(crate) fn may_grow(&self) -> bool {
-        // Nobody waits for those that rest.
+        // Resting streams are not waited for.
         let streams = self
             .streams
             .values()
@@ -206,9 +207,9 @@ impl<S: EngineSource> Scheduler<S> {
         may_grow(standing, self.clock.now())
     }
 
-    /// How long the next turn is worth holding back: for so long streams are expected that come back at
-    /// once, and that would otherwise wait for a whole turn without them. At most a quarter of a decode
-    /// turn, and 5 ms, from when they were answered.
+    /// How long to hold back the next batch for streams that return at once and would otherwise
+    /// wait for a whole batch. At most a quarter of a decode batch, and 5 ms, from their last
+    /// answer.
     pub(crate) fn awaited(&self) -> Option<Duration> {
         let (now, at_once) = (self.clock.now(), at_once(&self.prefill));
         let waiting = self.streams.values().filter(|one| !one.work.is_empty());
@@ -217,19 +218,19 @@ impl<S: EngineSource> Scheduler<S> {
             return None;
         }
         let idle = |one: &&Stream<_>| one.work.is_empty() && !one.handle.rests();
-        // Whose steps wait has its part of the turn, beside others.
+        // A caller whose steps wait has its part of the batch, unless it is the only one.
         let apart = |one: &&Stream<_>| {
             let party = one.handle.caller.party;
             !waiting.contains(&party) || waiting.len() == 1
         };
         let awaited = self.streams.values().filter(idle).filter(apart);
         awaited
-            .filter_map(|one| one.rhythm.awaited(at_once, now, self.turn))
+            .filter_map(|one| one.return_estimator.awaited(at_once, now, self.turn))
             .max()
     }
 
-    /// Ends idle streams and puts the weights away when nobody used them for long. Says
-    /// after how long to call again if nothing else happens.
+    /// Ends idle streams, and unloads the weights if no stream used them for long. Returns the time
+    /// after which to call again if nothing else happens.
     pub(crate) fn upkeep(&mut self) -> Option<Duration> {
         let now = self.clock.now();
         let limit = self.limits.stream_idle;
@@ -263,46 +264,50 @@ impl<S: EngineSource> Scheduler<S> {
         None
     }
 
-    /// Whether the last turn was a prompt's while somebody else decodes: what has come meanwhile is to be
-    /// read before the next turn. A system that has no other core for that might let it wait for
-    /// milliseconds.
-    pub(crate) fn holds_up(&self) -> bool {
-        self.holds_up
+    /// Returns whether the last batch was prefill while another caller decodes. The compute thread
+    /// then yields before the next batch so that arrived messages are read: on a machine without a
+    /// free core they could wait for milliseconds.
+    pub(crate) fn delays_decode(&self) -> bool {
+        self.delays_decode
     }
 
-    /// Computes one batch. `false` if nothing waited.
+    /// Computes one batch. Returns `false` if no step waited.
     pub(crate) fn turn(&mut self) -> bool {
         self.settle();
-        self.look();
+        self.take_snapshots();
         let now = self.clock.now();
-        let beside = others_decode(&self.views, now);
-        self.holds_up = false;
-        let (rides, decoders) = (rides(&self.views, beside), decoders(&self.views, now));
+        let beside = others_decode(&self.snapshots, now);
+        self.delays_decode = false;
+        let (piggybacks, decoders) = (
+            piggybacks(&self.snapshots, beside),
+            decoders(&self.snapshots, now),
+        );
         let more = match decoders > 1 {
-            // Now and then one more, for what a row costs is seen where turns differ.
+            // The extra row lets the cost model see batches of different sizes.
             true => {
-                self.prefill.rows_beside(decoders) + u32::from(self.turn.is_multiple_of(ONE_MORE))
+                self.prefill.rows_beside(decoders)
+                    + u32::from(self.turn.is_multiple_of(EXTRA_ROW_EVERY))
             }
-            false => self.prefill.rows_beside(short_rows(&self.views).max(1)),
+            false => self.prefill.rows_beside(short_rows(&self.snapshots).max(1)),
         };
-        let piece = match (beside, rides) {
-            (false, _) => self.prefill.piece_rows(),
+        let chunk = match (beside, piggybacks) {
+            (false, _) => self.prefill.chunk_rows(),
             (true, false) => self.prefill.rows_between(),
             (true, true) => more,
         };
         let sizes = Sizes {
-            piece,
-            rides,
+            chunk,
+            piggybacks,
             decoders,
             more,
         };
-        let turn = self.planner.plan(&self.views, &self.pool, &sizes, now);
+        let turn = self.planner.plan(&self.snapshots, &self.pool, &sizes, now);
         if let Some(turn) = &turn {
-            self.holds_up = beside && turn.kind == Kind::Prefill;
+            self.delays_decode = beside && turn.kind == Kind::Prefill;
             for stream in &turn.preempted {
                 self.preempt(*stream);
             }
-            if !turn.takes.is_empty() {
+            if !turn.scheduled.is_empty() {
                 self.turn += 1;
                 self.run(turn, beside, now);
             }
@@ -311,32 +316,35 @@ impl<S: EngineSource> Scheduler<S> {
         turn.is_some()
     }
 
-    /// Whether the engine can compute no more.
+    /// Returns whether the engine's device is gone.
     pub(crate) fn is_lost(&mut self) -> bool {
         self.engine.as_mut().is_some_and(LayerEngine::is_lost)
     }
 
-    /// Takes down how the streams stand.
-    fn look(&mut self) {
+    /// Takes snapshots of the streams.
+    fn take_snapshots(&mut self) {
         let Self {
-            views,
+            snapshots,
             streams,
             engine,
             ..
         } = self;
-        views.clear();
+        snapshots.clear();
         if let Some(engine) = engine {
-            views.extend(streams.iter().map(|(&id, stream)| stream.view(id, engine)));
+            snapshots.extend(
+                streams
+                    .iter()
+                    .map(|(&id, stream)| stream.snapshot(id, engine)),
+            );
         }
     }
 
-    /// Ends a stream so that others have its pages.
+    /// Ends a stream so that others get its pages.
     fn preempt(&mut self, id: u64) {
         let position = self.head(id).map(|job| job.step.position);
         self.fail(id, position, &StreamFault::Preempted);
     }
 
-    /// Ends every stream.
     pub(crate) fn end_all(&mut self, fault: &StreamFault) {
         for id in self.streams.keys().copied().collect::<Vec<_>>() {
             self.fail(id, None, fault);
@@ -356,8 +364,8 @@ impl<S: EngineSource> Scheduler<S> {
         self.count_kv();
     }
 
-    /// Answers a caller that wants more positions for a stream. More is not promised than at the
-    /// open: that they could ever be there.
+    /// Answers a caller that wants more positions for a stream. As at the open, the host only
+    /// promises that so many positions can fit.
     fn grow(&mut self, id: u64, max_positions: u32) {
         let Some(handle) = self
             .streams
@@ -398,19 +406,19 @@ impl<S: EngineSource> Scheduler<S> {
             work: VecDeque::new(),
             served: self.turn,
             active: self.clock.now(),
-            rhythm: Rhythm::default(),
+            return_estimator: ReturnEstimator::default(),
         };
         self.streams.insert(handle.id, stream);
         Ok(())
     }
 
-    /// Whether a stream may begin: it has to fit at all, and to find a page to begin with. More is
-    /// not promised: who grows when no page is left may cost somebody its own.
+    /// Checks that the stream fits the pool, and that a page is free for it to begin with. More is
+    /// not promised: when no page is left, growth may preempt another stream.
     fn admit(&mut self, handle: &StreamHandle) -> Result<(), StreamFault> {
         let (pool, percent) = (self.pool, self.limits.kv_share);
         self.could_hold(handle.max_positions())?;
-        self.look();
-        let holders = holders(&self.views, &pool, self.clock.now());
+        self.take_snapshots();
+        let holders = holders(&self.snapshots, &pool, self.clock.now());
         admit(&holders, &pool, handle.caller.party).map_err(|full| match full {
             Full::Host => StreamFault::KvFull,
             Full::Caller => StreamFault::KvQuota { percent },
@@ -423,16 +431,18 @@ impl<S: EngineSource> Scheduler<S> {
                 stream.active = self.clock.now();
                 if let Work::Step(job) = &work {
                     let at_once = at_once(&self.prefill);
-                    stream.rhythm.came(job.step.rows, job.arrived, at_once);
+                    stream
+                        .return_estimator
+                        .came(job.step.rows, job.arrived, at_once);
                 }
                 stream.work.push_back(work);
             }
-            // The stream ended while this was on its way; its end was the answer.
+            // The stream ended while this was on its way; the caller has been told of the end.
             None => self.drop_work([work]),
         }
     }
 
-    /// Brings every stream to the position of the step at its head.
+    /// Prepares the step at the head of every stream.
     fn settle(&mut self) {
         let Some(engine) = self.engine.as_mut() else {
             return;
@@ -440,7 +450,7 @@ impl<S: EngineSource> Scheduler<S> {
         let mut faults = Vec::new();
         for (&id, stream) in &mut self.streams {
             if stream.handle.has_ended() {
-                // Its close is on its way here: nothing of it is computed any more.
+                // Its close command is on its way: compute nothing more of it.
                 faults.push((id, None));
             } else if let Err((position, fault)) = stream.settle(engine) {
                 faults.push((id, Some((position, fault))));
@@ -459,7 +469,7 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         };
         let mut parts: Vec<Part<_>> = turn
-            .takes
+            .scheduled
             .iter()
             .filter_map(|&(stream, rows)| {
                 let Stream {
@@ -483,22 +493,22 @@ impl<S: EngineSource> Scheduler<S> {
                 })
             })
             .collect();
-        // Streams that run through the same layers share a batch.
+        // Streams that use the same layers share an engine batch.
         parts.sort_by_key(|part| part.layers);
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
         let results = batch::compute(engine, &parts, &mut self.x, boundary, width);
         let took = self.clock.now().saturating_sub(began);
 
         let rows = batch::rows_of(&parts);
-        let (short, piece) = (rows.saturating_sub(turn.piece), turn.piece);
-        self.events.turn(turn.kind, (short, piece), took);
+        let (short, chunk) = (rows.saturating_sub(turn.chunk), turn.chunk);
+        self.events.turn(turn.kind, (short, chunk), took);
         let layers = parts.first().map(|part| part.layers);
         let layers = layers.filter(|layers| parts.iter().all(|part| part.layers == *layers));
         match turn.kind {
             Kind::Decode => self.prefill.note_decode(took),
             Kind::Prefill if short > 0 => {}
-            Kind::Prefill if beside => self.prefill.note_between(piece, took),
-            Kind::Prefill => self.prefill.note(piece, took),
+            Kind::Prefill if beside => self.prefill.note_between(chunk, took),
+            Kind::Prefill => self.prefill.note(chunk, took),
         }
         if let Some((lo, hi)) = layers.filter(|_| short > 0) {
             let layers = (hi + 1).saturating_sub(lo);
@@ -510,7 +520,7 @@ impl<S: EngineSource> Scheduler<S> {
         for (part, result) in parts.into_iter().zip(results) {
             let (rows, after) = rest.split_at_mut(part.span.rows as usize * width);
             rest = after;
-            // Nobody but the step itself holds its rows from here on.
+            // The step now holds the last reference to its rows, so that they can be wiped.
             drop(part.data);
             match result {
                 Ok(()) => answers.extend(self.complete(part.stream, part.span.rows, rows, took)),
@@ -527,14 +537,14 @@ impl<S: EngineSource> Scheduler<S> {
         self.count_kv();
     }
 
-    /// Takes note of computed rows. The answer to the step, if they were its last.
+    /// Records computed rows. Returns the answer to the step if these were its last rows.
     fn complete(
         &mut self,
         stream: u64,
         rows: u32,
         x: &[f32],
         took: Duration,
-    ) -> Option<(Arc<dyn Outlet>, Message)> {
+    ) -> Option<(Arc<dyn ResponseSink>, Message)> {
         let now = self.clock.now();
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
         let stream = self.streams.get_mut(&stream)?;
@@ -579,7 +589,7 @@ impl<S: EngineSource> Scheduler<S> {
             Want::All => step.rows,
         };
         if stream.work.is_empty() {
-            stream.rhythm.answered(step.rows, now);
+            stream.return_estimator.answered(step.rows, now);
         }
         let handle = &stream.handle;
         let bytes = out.len();
@@ -594,22 +604,21 @@ impl<S: EngineSource> Scheduler<S> {
             queue_us: micros(queued),
             data: out.into(),
         };
-        // Before anybody can see it, in the answer or in the numbers: the next step may need the
-        // room.
+        // Before the caller can see the answer or the counters: its next step may need the ticket.
         handle.answered(now);
         drop(ticket);
         self.events
             .answered(handle.caller.node, step.rows, bytes, queued);
-        let outlet = Arc::clone(&handle.outlet);
+        let sink = Arc::clone(&handle.sink);
         wipe(step.data);
-        Some((outlet, Message::StepResult(answer)))
+        Some((sink, Message::StepResult(answer)))
     }
 
     fn head(&self, id: u64) -> Option<&Job> {
         self.streams.get(&id)?.head()
     }
 
-    /// Ends a stream from this side.
+    /// Ends a stream from the host's side.
     fn fail(&mut self, id: u64, position: Option<u32>, fault: &StreamFault) {
         let Some(handle) = self
             .streams
@@ -619,7 +628,7 @@ impl<S: EngineSource> Scheduler<S> {
             return;
         };
         self.remove(id);
-        // Unless its caller has ended it meanwhile.
+        // No message if its caller has ended it meanwhile.
         handle.end(|| handle.failed(position, fault));
     }
 
@@ -677,14 +686,15 @@ fn micros(duration: Duration) -> u32 {
     u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// Sends the answers of a batch, those on the same session in one piece.
-fn send(mut answers: Vec<(Arc<dyn Outlet>, Message)>) {
-    while let Some((outlet, _)) = answers.first() {
-        let outlet = Arc::clone(outlet);
-        let of_session = |answer: &mut (Arc<dyn Outlet>, Message)| Arc::ptr_eq(&answer.0, &outlet);
+/// Sends the answers of a batch, all of one session in one call.
+fn send(mut answers: Vec<(Arc<dyn ResponseSink>, Message)>) {
+    while let Some((sink, _)) = answers.first() {
+        let sink = Arc::clone(sink);
+        let of_session =
+            |answer: &mut (Arc<dyn ResponseSink>, Message)| Arc::ptr_eq(&answer.0, &sink);
         let messages = answers
             .extract_if(.., of_session)
             .map(|(_, message)| message);
-        outlet.send_all(messages.collect());
+        sink.send_all(messages.collect());
     }
 }

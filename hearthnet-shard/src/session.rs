@@ -1,5 +1,5 @@
-//! One session, for each purpose. The caller's rows are judged by the transport's own task as they
-//! come ([`Handler`]); the session's task watches for what ends it from outside.
+//! Session of each purpose. The transport's task that reads the socket also checks the
+//! caller's messages ([`Handler`]); the session's task watches for the end of the host.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use tokio::time::Instant;
 use crate::admission::BENCH;
 use crate::compute::Running;
 use crate::events::Caller;
-use crate::stream_handle::Outlet;
+use crate::stream_handle::ResponseSink;
 use crate::stream_table::{HostState, StreamTable};
 
-/// How far the host has come with its end.
+/// Phase of a host's shutdown.
 ///
 /// ```text
 ///            asked to stop           no stream left, or `until`
@@ -24,40 +24,40 @@ use crate::stream_table::{HostState, StreamTable};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Taking connections and streams.
+    /// Accepts connections and streams.
     Serving,
-    /// Taking neither; the streams that are open go on.
+    /// Accepts neither; open streams go on.
     Leaving {
-        /// When it ends, whatever is open then.
+        /// Deadline for open streams.
         until: Instant,
     },
     /// Closing the sessions.
     Closing,
 }
 
-/// What sessions have to watch for besides their peer.
+/// Signals that end a session from the host's side.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
+pub(crate) struct ShutdownWatch {
     pub(crate) phase: watch::Receiver<Phase>,
     pub(crate) compute: watch::Receiver<Running>,
 }
 
-impl End {
-    /// Resolves when the host begins to leave: in how many milliseconds it will be gone.
+impl ShutdownWatch {
+    /// Resolves when the host begins to leave, with the milliseconds until it will be gone.
     async fn announced(mut self) -> u32 {
         let leaves = |phase: &Phase| matches!(phase, Phase::Leaving { .. });
         let phase = self.phase.wait_for(leaves).await.map(|phase| *phase);
         let Ok(Phase::Leaving { until }) = phase else {
-            // It is gone altogether, which `comes` tells.
+            // The host is gone, which `comes` reports.
             return std::future::pending().await;
         };
         let left = until.saturating_duration_since(Instant::now());
         u32::try_from(left.as_millis()).unwrap_or(u32::MAX)
     }
 
-    /// Resolves with the code to close with, when the host closes its sessions.
+    /// Resolves with the close code when the host closes its sessions.
     async fn comes(mut self) -> CloseCode {
-        // An error means that the host, or its compute thread, is gone altogether.
+        // An error means that the host, or its compute thread, is gone.
         tokio::select! {
             _ = self.phase.wait_for(|phase| *phase == Phase::Closing) => CloseCode::Shutdown,
             state = self.compute.wait_for(|state| *state != Running::Yes) => match state {
@@ -68,11 +68,11 @@ impl End {
     }
 }
 
-/// Serves a session until it ends, or the host does.
+/// Serves a session until it or the host ends.
 pub(crate) async fn serve(
     mut connection: Connection,
     host_state: Arc<HostState>,
-    end: End,
+    end: ShutdownWatch,
     max_unread: u64,
 ) {
     let party = (host_state.parties)(&connection.peer());
@@ -85,24 +85,24 @@ pub(crate) async fn serve(
     if let Some(code) = code {
         connection.close(code);
     }
-    // Its streams have ended when this resolves.
+    // The session's streams have ended when this resolves.
     let closed = connection.ended().await;
     events.session_ended(caller, closed.code, closed.by_us);
 }
 
-/// Runs the caller's rows. The code to close with, unless the session has ended already.
+/// Runs the caller's rows. Returns the code to close with, or `None` if the session has ended.
 async fn pipeline(
     connection: &mut Connection,
     host_state: &Arc<HostState>,
     caller: Caller,
-    end: End,
+    end: ShutdownWatch,
     max_unread: u64,
 ) -> Option<CloseCode> {
-    let outlet = Arc::new(SessionOutlet {
+    let sink = Arc::new(SessionSink {
         sender: connection.sender(),
         max_unread,
     });
-    let stream_table = StreamTable::new(Arc::clone(host_state), caller, outlet.clone());
+    let stream_table = StreamTable::new(Arc::clone(host_state), caller, sink.clone());
     connection.attend(Pipeline { stream_table });
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
@@ -113,16 +113,16 @@ async fn pipeline(
             code = &mut end => return Some(code),
             within_ms = &mut announced, if !told => {
                 told = true;
-                outlet.send(Message::Leaving { within_ms });
+                sink.send(Message::Leaving { within_ms });
             }
             _ = connection.ended() => return None,
         }
     }
 }
 
-/// Judges what the caller sends, in the task that reads it.
+/// Checks the caller's messages, in the task that reads them.
 struct Pipeline {
-    /// Ends the session's streams when it is dropped, which is when the session is over.
+    /// Ends the session's streams when it is dropped at the end of the session.
     stream_table: StreamTable,
 }
 
@@ -132,9 +132,12 @@ impl Handler for Pipeline {
     }
 }
 
-/// Sends back what comes, for measuring the transport: tensors as they are, and for each
-/// step the rows that it wants.
-async fn echo(connection: &mut Connection, host_state: &HostState, end: End) -> Option<CloseCode> {
+/// Echoes tensors, and for each step the rows that it wants, to benchmark the transport.
+async fn echo(
+    connection: &mut Connection,
+    host_state: &HostState,
+    end: ShutdownWatch,
+) -> Option<CloseCode> {
     let sender = connection.sender();
     let mut announced = std::pin::pin!(end.clone().announced());
     let mut end = std::pin::pin!(end.comes());
@@ -158,7 +161,7 @@ async fn echo(connection: &mut Connection, host_state: &HostState, end: End) -> 
         let Some(answer) = answer else {
             continue;
         };
-        // A peer that takes nothing back is ended by the transport's deadlines.
+        // The transport's deadlines end a peer that does not read.
         tokio::select! {
             biased;
             sent = sender.send(answer) => match sent {
@@ -186,19 +189,19 @@ fn echoed(message: Message) -> Option<Message> {
     }
 }
 
-/// Writes to the session from whatever thread has something to say. Answers never wait, so
-/// a peer that does not read is cut off once too much has piled up for it.
-struct SessionOutlet {
+/// Sends messages from any thread. Answers never wait, so a peer that does not read is disconnected
+/// once more than `max_unread` bytes are queued for it.
+struct SessionSink {
     sender: Sender,
     max_unread: u64,
 }
 
-impl Outlet for SessionOutlet {
+impl ResponseSink for SessionSink {
     fn send_all(&self, messages: Vec<Message>) {
         match self.sender.try_send_all(&messages) {
             Ok(0) if self.sender.stats().queued_bytes <= self.max_unread => {}
             Ok(_) => self.sender.close(CloseCode::CreditStall),
-            // The session's task sees it as well.
+            // The session's task handles the end.
             Err(SendError::Closed(_)) => {}
             Err(error) => {
                 let code = match &error {

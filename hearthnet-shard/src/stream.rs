@@ -1,4 +1,4 @@
-//! A stream on the compute thread: its sequence, and the work that waits for it.
+//! A stream on the compute thread: its sequence and its waiting work.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use hearthnet_transport::Step;
 
 use crate::engine::LayerEngine;
 use crate::fault::StreamFault;
-use crate::plan::{Head, Rhythm, View};
+use crate::plan::{Head, ReturnEstimator, StreamSnapshot};
 use crate::stream_handle::{StreamHandle, Ticket};
 
-/// One life of a stream.
+/// One epoch of a stream.
 pub(crate) struct Stream<Q> {
     pub(crate) handle: Arc<StreamHandle>,
     pub(crate) seq: Q,
     pub(crate) work: VecDeque<Work>,
-    /// Turn in which it was last served.
+    /// Number of the batch that last served it.
     pub(crate) served: u64,
-    /// When something last happened on it.
+    /// Time of the last event on it.
     pub(crate) active: Duration,
-    pub(crate) rhythm: Rhythm,
+    pub(crate) return_estimator: ReturnEstimator,
 }
 
-/// What a caller asked for, in order.
+/// Work that a caller asked for, in order.
 pub(crate) enum Work {
     Step(Box<Job>),
     Truncate { position: u32, _ticket: Ticket },
@@ -34,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) step: Step,
     pub(crate) ticket: Ticket,
     pub(crate) arrived: Duration,
-    /// Its position was checked and the stream brought to it.
+    /// The step's position is checked and the stream truncated to it.
     pub(crate) settled: bool,
     /// Rows computed.
     pub(crate) done: u32,
@@ -58,7 +58,7 @@ impl Job {
 }
 
 impl<Q: Copy> Stream<Q> {
-    /// The step that is next.
+    /// The next step.
     pub(crate) fn head(&self) -> Option<&Job> {
         match self.work.front()? {
             Work::Step(job) => Some(job),
@@ -66,15 +66,14 @@ impl<Q: Copy> Stream<Q> {
         }
     }
 
-    /// The stream as the plan sees it.
-    pub(crate) fn view<E: LayerEngine<Seq = Q>>(&self, id: u64, engine: &E) -> View {
+    pub(crate) fn snapshot<E: LayerEngine<Seq = Q>>(&self, id: u64, engine: &E) -> StreamSnapshot {
         let head = self.head().map(|job| Head {
             rows: job.step.rows,
             left: job.step.rows.saturating_sub(job.done),
             served: self.served,
             arrived: job.arrived,
         });
-        View {
+        StreamSnapshot {
             stream: id,
             caller: self.handle.caller.party,
             layers: self.handle.layers,
@@ -85,11 +84,11 @@ impl<Q: Copy> Stream<Q> {
         }
     }
 
-    /// Does what precedes the rows of the step at the head: earlier truncations, the check of its
-    /// position, and truncation to it when the step repeats one.
+    /// Prepares the step at the head: applies earlier truncations, checks the step's position, and
+    /// truncates to it if the step repeats earlier positions.
     ///
     /// # Errors
-    /// What ends the stream, and the position of the step that did.
+    /// The fault that ends the stream, and the position of the step at fault.
     pub(crate) fn settle<E: LayerEngine<Seq = Q>>(
         &mut self,
         engine: &mut E,

@@ -1,4 +1,4 @@
-//! One life of a stream, as the connection and the compute thread share it.
+//! One epoch of a stream, shared by its connection and the compute thread.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -14,107 +14,107 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::claims::Claims;
-use crate::events::{Caller, HostEvents, Work};
+use crate::events::{Caller, HostEvents, Usage};
 use crate::fault::StreamFault;
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
 
-/// Where the answers of a connection's streams go. Never blocks.
-pub(crate) trait Outlet: Send + Sync {
+/// Sink for the answers on a connection's streams. Never blocks.
+pub(crate) trait ResponseSink: Send + Sync {
     /// Sends a message to the peer, in order for each stream.
     fn send(&self, message: Message) {
         self.send_all(vec![message]);
     }
 
-    /// Sends several messages in one piece.
+    /// Sends several messages at once.
     fn send_all(&self, messages: Vec<Message>);
 }
 
-/// What one caller may have at once, over all its connections.
+/// Limits of one caller, over all its connections.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quota {
-    /// Streams.
     pub(crate) streams: u32,
-    /// Steps that wait.
+    /// Waiting steps.
     pub(crate) steps: u32,
 }
 
-/// The places for streams, over all connections. A place is taken or refused at once; where none is
-/// free, a stream that rests gives its own up. If none rests, a running one has to go: for the owner
-/// of the machine, who always has a place on it; and for whoever has waited for long and has less than
-/// its share, from the caller that has most. Callers are counted as [parties](Caller::party).
+/// Stream slots over all connections. A slot is granted or refused at once; if none is free, the
+/// longest resting stream is preempted. If none rests, a running stream is preempted in two cases:
+/// for the machine's owner, who always has a slot; and for a caller whose claim is due and that has
+/// less than its share, from the caller that has most. Callers are counted by
+/// [party](Caller::party).
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// Who owns the machine.
+    /// Node that owns the machine.
     owner: NodeId,
     max: u32,
     quota: Quota,
     events: Arc<HostEvents>,
-    taken: Mutex<Taken>,
-    /// What each caller may yet open.
+    taken: Mutex<SlotState>,
+    /// Budget of opens per caller.
     opens: Mutex<KeyedBuckets<NodeId>>,
-    /// The last place was given back.
+    /// Notified when the last slot is freed.
     emptied: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
-    /// No more are given away: the host leaves.
+struct SlotState {
+    /// No more slots are granted: the host is leaving.
     closed: bool,
     all: u32,
     by_caller: HashMap<NodeId, Share>,
-    /// How the streams stand, by the id of their life.
-    standing: BTreeMap<u64, Arc<Standing>>,
+    /// State of the streams, by handle id.
+    statuses: BTreeMap<u64, Arc<StreamStatus>>,
     last_id: u64,
     claims: Claims,
 }
 
-/// Streams that a caller may open over time, and at once, over all its sessions, which begin with a count of
-/// their own each: four times as many as in one, for each costs the host something even if it is closed at
-/// once.
+/// Rate and burst of opens per caller, over all its sessions. Four times as many as within one
+/// session: each open costs the host something even if the stream is closed at once.
 const OPENS_PER_SECOND: u64 = 256;
 const OPENS: u64 = 1024;
-/// Callers whose opens are remembered.
+/// Callers with a budget in memory.
 const MAX_OPENERS: usize = 1024;
 
-/// What becomes of a request for a place.
-enum Asked {
+/// Result of a request for a slot.
+enum SlotOutcome {
     Granted(Slot, Arc<AtomicU32>),
-    /// Once this life has given way; `None` if it is doing so.
-    Instead(Option<Arc<StreamHandle>>),
+    /// Ask again once this stream has been preempted; `None` if it is already ending.
+    Preempt(Option<Arc<StreamHandle>>),
 }
 
-/// How a stream stands. Apart from its handle, so that whoever chooses among them under the lock of
-/// the places never holds the last reference to one: its end gives a place back.
+/// State of a stream. Separate from its handle: code that chooses a stream under the lock of the
+/// slots must never drop the last reference to a handle, since that frees a slot and takes the
+/// lock.
 #[derive(Debug)]
-struct Standing {
+struct StreamStatus {
     caller: NodeId,
     handle: Weak<StreamHandle>,
-    now: Mutex<Now>,
+    state: Mutex<StreamState>,
 }
 
 #[derive(Debug)]
-struct Now {
-    /// Most positions that the stream may hold.
+struct StreamState {
+    /// Limit of positions.
     max_positions: u32,
-    /// Steps that wait, and their rows.
+    /// Waiting steps, and their rows.
     steps: u32,
     rows: u32,
-    /// When something last happened on it.
+    /// Time of the last event on it.
     active: Duration,
-    /// Its caller has said that it asks nothing for now.
+    /// Its caller has said that it needs nothing for now.
     rests: bool,
-    /// A step has come.
+    /// At least one step has arrived.
     used: bool,
-    /// Its caller was told that it is open.
+    /// The caller has been sent STREAM_OPENED.
     opened: bool,
-    work: Work,
+    work: Usage,
 }
 
-impl Standing {
-    /// Since when it has been resting, if it does: its caller has said so, or has long asked
-    /// nothing.
+impl StreamStatus {
+    /// Time of the last event if the stream rests: its caller has said so, or has sent nothing for
+    /// long.
     fn rests_since(&self, now: Duration) -> Option<Duration> {
-        let state = self.now.lock();
+        let state = self.state.lock();
         let after = match state.used {
             _ if state.rests => Duration::ZERO,
             true => IDLE_AFTER,
@@ -126,20 +126,19 @@ impl Standing {
     }
 }
 
-/// What one caller has of it.
 #[derive(Debug, Default)]
 struct Share {
     streams: u32,
-    /// Steps that wait, of all its streams.
+    /// Waiting steps over all its streams.
     steps: Arc<AtomicU32>,
 }
 
-/// A taken place; given back when dropped.
+/// A granted slot; freed when dropped.
 #[derive(Debug)]
 struct Slot {
     slots: Arc<Slots>,
     caller: NodeId,
-    /// Of the life that has it; used once.
+    /// Id of the stream handle in the slot; never reused.
     id: u64,
 }
 
@@ -156,7 +155,7 @@ impl Slots {
         })
     }
 
-    /// Gives no place away from here on. Those that are taken stay so.
+    /// Refuses all further requests. Granted slots stay valid.
     pub(crate) fn close(&self) {
         self.taken.lock().closed = true;
     }
@@ -165,40 +164,39 @@ impl Slots {
         self.taken.lock().closed
     }
 
-    /// Resolves when no place is taken, which only after [`Slots::close`] means that it stays so.
-    /// For one to wait.
+    /// Resolves when no slot is in use. This is final only after [`Slots::close`]. For a single
+    /// waiter.
     pub(crate) async fn emptied(&self) {
         while self.taken() > 0 {
             self.emptied.notified().await;
         }
     }
 
-    /// Whether a caller may open one more stream by now, which then counts.
+    /// Takes one open from the caller's budget. `false` if it is exhausted.
     pub(crate) fn may_open(&self, caller: NodeId, now: Duration) -> bool {
         self.opens.lock().take(&caller, Time::from(now))
     }
 
-    /// Streams open now.
     pub(crate) fn taken(&self) -> u32 {
         self.taken.lock().all
     }
 
-    /// A place for a stream of this caller, and the count of the caller's waiting steps.
-    fn take(self: &Arc<Self>, caller: NodeId, now: Duration) -> Result<Asked, StreamFault> {
+    /// Requests a slot for a stream of this caller, and the counter of its waiting steps.
+    fn take(self: &Arc<Self>, caller: NodeId, now: Duration) -> Result<SlotOutcome, StreamFault> {
         let mut guard = self.taken.lock();
         let taken = &mut *guard;
         if taken.closed {
             return Err(StreamFault::ShuttingDown);
         }
-        let (standing, by_caller) = (&taken.standing, &taken.by_caller);
+        let (statuses, by_caller) = (&taken.statuses, &taken.by_caller);
         let resting = |of: Option<NodeId>| {
-            let of_them = move |s: &Standing| of.is_none_or(|caller| s.caller == caller);
-            let all = standing.iter().filter(move |(_, s)| of_them(s));
+            let of_them = move |s: &StreamStatus| of.is_none_or(|caller| s.caller == caller);
+            let all = statuses.iter().filter(move |(_, s)| of_them(s));
             all.filter_map(move |(id, s)| Some((s.rests_since(now)?, *id, s)))
         };
         let longest = |of| {
-            let (.., standing) = resting(of).min_by_key(|(since, id, _)| (*since, *id))?;
-            Some(Weak::clone(&standing.handle))
+            let (.., status) = resting(of).min_by_key(|(since, id, _)| (*since, *id))?;
+            Some(Weak::clone(&status.handle))
         };
         let streams = |caller: &NodeId| by_caller.get(caller).map_or(0, |share| share.streams);
         let max = self.quota.streams;
@@ -210,7 +208,7 @@ impl Slots {
                 let resting = u32::try_from(resting(Some(*caller)).count());
                 streams(caller).saturating_sub(resting.unwrap_or(u32::MAX))
             };
-            // The owner's first stream waits for nobody.
+            // The owner's first stream is granted at once.
             let is_owed = caller == self.owner && running(&caller) == 0;
             let ahead = match is_owed {
                 true => 0,
@@ -219,7 +217,7 @@ impl Slots {
             if free.saturating_add(resting(None).count()) > ahead {
                 if free == 0 { longest(None) } else { None }
             } else {
-                // A running one has to go, if there is a caller that runs more than it keeps then.
+                // Preempt a running stream, if another caller runs more than it may keep.
                 let callers = by_caller.len() + usize::from(!by_caller.contains_key(&caller));
                 let share = self.max / u32::try_from(callers).unwrap_or(u32::MAX);
                 let share = share.max(1);
@@ -229,10 +227,10 @@ impl Slots {
                     false if is_due && running(&caller) < share => share,
                     false => u32::MAX,
                 };
-                let theirs = standing.iter().filter(|(_, s)| s.caller != caller);
+                let theirs = statuses.iter().filter(|(_, s)| s.caller != caller);
                 let theirs = theirs.filter(|(_, s)| running(&s.caller) > keeps);
                 let least = theirs.max_by_key(|(id, s)| {
-                    (running(&s.caller), Reverse(s.now.lock().work.rows), **id)
+                    (running(&s.caller), Reverse(s.state.lock().work.rows), **id)
                 });
                 let Some((_, least)) = least else {
                     taken.claims.refused(caller, now);
@@ -242,9 +240,9 @@ impl Slots {
             }
         };
         if let Some(victim) = victim {
-            // A life that ends here gives its place back, and needs the lock for that.
+            // Dropping the last reference to a handle frees its slot, which takes the lock.
             drop(guard);
-            return Ok(Asked::Instead(victim.upgrade()));
+            return Ok(SlotOutcome::Preempt(victim.upgrade()));
         }
         taken.claims.granted(caller);
         let share = taken.by_caller.entry(caller).or_default();
@@ -257,19 +255,19 @@ impl Slots {
             caller,
             id: taken.last_id,
         };
-        Ok(Asked::Granted(slot, Arc::clone(&share.steps)))
+        Ok(SlotOutcome::Granted(slot, Arc::clone(&share.steps)))
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut taken = self.slots.taken.lock();
-        taken.standing.remove(&self.id);
+        taken.statuses.remove(&self.id);
         taken.all = taken.all.saturating_sub(1);
         self.slots.events.streams(taken.all);
         if let Some(share) = taken.by_caller.get_mut(&self.caller) {
             share.streams = share.streams.saturating_sub(1);
-            // Steps of streams that have ended may wait to be dropped: they count on.
+            // Steps of ended streams may still wait to be dropped: keep counting them.
             if share.streams == 0 && share.steps.load(Ordering::Acquire) == 0 {
                 taken.by_caller.remove(&self.caller);
             }
@@ -280,7 +278,7 @@ impl Drop for Slot {
     }
 }
 
-/// One life of a stream: the caller's `(stream, epoch)` on one connection.
+/// One epoch of a stream: the caller's `(stream, epoch)` on one connection.
 ///
 /// ```text
 ///   take a slot                    end(): by the caller, the host or the connection
@@ -288,52 +286,52 @@ impl Drop for Slot {
 ///                 slot held, steps accepted        slot free, steps dropped before compute
 /// ```
 ///
-/// Either side may end it, once; whoever did has to tell the other. The engine's
-/// sequence is the compute thread's and is freed there.
+/// Either side ends it, once, and then has to tell the other. The engine's sequence belongs to the
+/// compute thread and is freed there.
 pub(crate) struct StreamHandle {
     /// Unique on this host.
     pub(crate) id: u64,
     pub(crate) caller: Caller,
-    /// What the caller calls this life.
+    /// Stream and epoch, as the caller numbers them.
     pub(crate) name: StreamClose,
-    /// First and last layer that its rows run through.
+    /// First and last layer, both inclusive.
     pub(crate) layers: (u32, u32),
-    pub(crate) outlet: Arc<dyn Outlet>,
+    pub(crate) sink: Arc<dyn ResponseSink>,
     events: Arc<HostEvents>,
     slot: Mutex<Option<Slot>>,
     ended: AtomicBool,
-    standing: Arc<Standing>,
-    /// Steps of all streams of the caller, and how many those may be.
+    status: Arc<StreamStatus>,
+    /// Waiting steps over all streams of the caller, and their limit.
     of_caller: Arc<AtomicU32>,
     max_of_caller: u32,
 }
 
 impl StreamHandle {
-    /// Takes a place for a stream at `now`. Where none is free, `give_way` is called with lives
-    /// that rest, until one is; it has to end them.
+    /// Takes a slot for a stream at `now`. If none is free, calls `give_way` with handles to
+    /// preempt until one is; `give_way` has to end them.
     ///
     /// # Errors
-    /// [`StreamFault::StreamLimit`] if none is free, [`StreamFault::StreamQuota`] if the caller has
-    /// all that it may; [`StreamFault::ShuttingDown`].
+    /// [`StreamFault::StreamLimit`] if no slot is free, [`StreamFault::StreamQuota`] at the
+    /// caller's limit, or [`StreamFault::ShuttingDown`].
     pub(crate) fn begin(
         slots: &Arc<Slots>,
         caller: Caller,
         open: &StreamOpen,
-        outlet: Arc<dyn Outlet>,
+        sink: Arc<dyn ResponseSink>,
         now: Duration,
         give_way: impl Fn(&Self),
     ) -> Result<Arc<Self>, StreamFault> {
         let (slot, of_caller) = loop {
             match slots.take(caller.party, now)? {
-                Asked::Granted(slot, of_caller) => break (slot, of_caller),
-                Asked::Instead(handle) => handle.iter().for_each(|handle| give_way(handle)),
+                SlotOutcome::Granted(slot, of_caller) => break (slot, of_caller),
+                SlotOutcome::Preempt(handle) => handle.iter().for_each(|handle| give_way(handle)),
             }
         };
         Ok(Arc::new_cyclic(|handle| {
-            let standing = Arc::new(Standing {
+            let status = Arc::new(StreamStatus {
                 caller: caller.party,
                 handle: Weak::clone(handle),
-                now: Mutex::new(Now {
+                state: Mutex::new(StreamState {
                     max_positions: open.max_positions,
                     steps: 0,
                     rows: 0,
@@ -341,11 +339,11 @@ impl StreamHandle {
                     rests: false,
                     used: false,
                     opened: false,
-                    work: Work::default(),
+                    work: Usage::default(),
                 }),
             });
-            let enlisted = Arc::clone(&standing);
-            slots.taken.lock().standing.insert(slot.id, enlisted);
+            let enlisted = Arc::clone(&status);
+            slots.taken.lock().statuses.insert(slot.id, enlisted);
             Self {
                 id: slot.id,
                 caller,
@@ -354,70 +352,69 @@ impl StreamHandle {
                     epoch: open.epoch,
                 },
                 layers: (open.lo, open.hi),
-                outlet,
+                sink,
                 events: Arc::clone(&slots.events),
                 slot: Mutex::new(Some(slot)),
                 ended: AtomicBool::new(false),
-                standing,
+                status,
                 of_caller,
                 max_of_caller: slots.quota.steps,
             }
         }))
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.standing.now.lock()
+    fn state(&self) -> MutexGuard<'_, StreamState> {
+        self.status.state.lock()
     }
 
-    /// Most positions that the stream may hold.
     pub(crate) fn max_positions(&self) -> u32 {
-        self.now().max_positions
+        self.state().max_positions
     }
 
-    /// Lets the stream hold more positions.
+    /// Raises the limit of positions.
     pub(crate) fn grow(&self, max_positions: u32) {
-        let mut state = self.now();
+        let mut state = self.state();
         state.max_positions = state.max_positions.max(max_positions);
     }
 
-    /// Tells the caller that the stream is open, for as many positions as it asked for.
+    /// Sends STREAM_OPENED to the caller.
     pub(crate) fn opened(&self) {
-        self.now().opened = true;
+        self.state().opened = true;
         let StreamClose { stream, epoch } = self.name;
         self.events
             .stream_opened(self.caller, self.name, self.layers);
-        self.outlet
+        self.sink
             .send(Message::StreamOpened(StreamOpened { stream, epoch }));
     }
 
-    /// A step of so many rows has come.
+    /// Records the arrival of a step.
     pub(crate) fn asked(&self, rows: u32, now: Duration) {
-        let mut state = self.now();
+        let mut state = self.state();
         (state.used, state.rests, state.active) = (true, false, now);
         state.work.rows += u64::from(rows);
     }
 
-    /// A step was answered.
+    /// Records the answer to a step.
     pub(crate) fn answered(&self, now: Duration) {
-        let mut state = self.now();
+        let mut state = self.state();
         state.active = now;
         state.work.steps += 1;
     }
 
-    /// Its caller asks nothing of it for now.
+    /// Records that the caller needs nothing for now.
     pub(crate) fn rest(&self, now: Duration) {
-        let mut state = self.now();
+        let mut state = self.state();
         (state.rests, state.active) = (true, now);
     }
 
-    /// Whether its caller has said that it asks nothing for now.
+    /// See [`StreamHandle::rest`].
     pub(crate) fn rests(&self) -> bool {
-        self.now().rests
+        self.state().rests
     }
 
-    /// Ends the life, calls `announce`, and then frees its place, so that whoever takes the
-    /// place comes after what was announced. `false`, and nothing done, if it had ended before;
-    /// whoever ended it has then announced it.
+    /// Ends the stream, calls `announce`, and then frees its slot, so that the next holder of the
+    /// slot comes after the announcement. Does nothing and returns `false` if it had ended before;
+    /// the code that ended it has then announced it.
     pub(crate) fn end(&self, announce: impl FnOnce()) -> bool {
         let mut slot = self.slot.lock();
         let first = !self.ended.swap(true, Ordering::AcqRel);
@@ -428,10 +425,10 @@ impl StreamHandle {
         first
     }
 
-    /// Tells the caller why the life is over, for [`StreamHandle::end`] to announce, and at which
-    /// of its steps.
+    /// Sends the caller the fault that ended the stream, and the position of the step at fault. To
+    /// be called by [`StreamHandle::end`].
     pub(crate) fn failed(&self, position: Option<u32>, fault: &StreamFault) {
-        let Now { opened, work, .. } = *self.now();
+        let StreamState { opened, work, .. } = *self.state();
         match opened {
             true => self
                 .events
@@ -439,18 +436,18 @@ impl StreamHandle {
             false => self.events.stream_refused(self.caller, self.name, fault),
         }
         let error = fault.message(self.name, position);
-        self.outlet.send(Message::StreamError(error));
+        self.sink.send(Message::StreamError(error));
     }
 
-    /// Its caller knows already that the life is over: for [`StreamHandle::end`] to announce.
+    /// Records an end that the caller knows of already. To be called by [`StreamHandle::end`].
     pub(crate) fn closed(&self, code: &'static str) {
-        let work = self.now().work;
+        let work = self.state().work;
         self.events
             .stream_ended(self.caller, self.name, Code::new(code), work);
     }
 
-    /// Whether the life has ended, and what ended it was announced: for whoever answers the caller
-    /// next.
+    /// Returns whether the stream has ended. Waits for the announcement, so that a later answer to
+    /// the caller comes after it.
     pub(crate) fn was_announced(&self) -> bool {
         self.has_ended() && {
             drop(self.slot.lock());
@@ -462,8 +459,8 @@ impl StreamHandle {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Lets a step wait, if the stream has room for it: at most `max_steps` steps, and
-    /// not more rows than the stream may hold positions; and the caller as well.
+    /// Reserves a place in the queue for a step: at most `max_steps` steps of the stream, at most
+    /// as many rows as its limit of positions, and within the caller's limit of steps.
     ///
     /// # Errors
     /// [`StreamFault::QueueFull`], [`StreamFault::StepQuota`].
@@ -472,11 +469,11 @@ impl StreamHandle {
         rows: u32,
         max_steps: u32,
     ) -> Result<Ticket, StreamFault> {
-        let mut state = self.now();
+        let mut state = self.state();
         let total = state.rows.checked_add(rows);
         let total = total.filter(|total| *total <= state.max_positions && state.steps < max_steps);
         let total = total.ok_or(StreamFault::QueueFull)?;
-        // The caller's other streams add to this as well.
+        // The caller's other streams count here as well.
         if self.of_caller.fetch_add(1, Ordering::AcqRel) >= self.max_of_caller {
             self.of_caller.fetch_sub(1, Ordering::AcqRel);
             let max = self.max_of_caller;
@@ -501,7 +498,7 @@ impl fmt::Debug for StreamHandle {
     }
 }
 
-/// The right of one step to wait; the room is free again when dropped.
+/// A step's place in the queue; freed when dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     handle: Arc<StreamHandle>,
@@ -511,7 +508,7 @@ pub(crate) struct Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.handle.of_caller.fetch_sub(1, Ordering::AcqRel);
-        let mut state = self.handle.now();
+        let mut state = self.handle.state();
         state.steps -= 1;
         state.rows -= self.rows;
     }

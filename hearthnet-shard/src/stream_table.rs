@@ -1,20 +1,19 @@
-//! The streams of one connection: judges each message of the caller before it
-//! reaches the compute thread.
+//! Streams of one connection: checks each message of the caller before it reaches the compute
+//! thread.
 //!
-//! Everything that can be said without the engine is said here and at once, however busy
-//! the engine is: wrong weights, wrong layers, no place free, wrong shape, values that are
-//! not finite, an old epoch. Pure but for the shared counters: answers go to the
-//! connection's [`Outlet`], commands to the [`Inbox`].
+//! Faults that need no engine are answered here at once, however busy the engine is: wrong weights,
+//! wrong layers, no free slot, wrong shape, values that are not finite, an old epoch. Pure but for
+//! the shared counters: answers go to the connection's [`ResponseSink`], commands to the [`Inbox`].
 //!
-//! Two lives of a stream, and what answers a step of each:
+//! Two epochs of a stream, and the answers to their steps:
 //!
 //! ```text
 //! caller   open e1   step e1   open e2                step e1      step e2
 //! host     opened    result    stale_epoch, opened    stale_epoch  result
 //! ```
 //!
-//! Every step is answered, also one that was on its way when its stream ended: the answer
-//! gives the session's step slot back.
+//! Every step is answered, even if its stream ended while the step was on its way: the answer frees
+//! the session's step slot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,24 +28,23 @@ use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
 use crate::inbox::Inbox;
 use crate::sched::Command;
-use crate::stream_handle::{Outlet, Slots, StreamHandle};
+use crate::stream_handle::{ResponseSink, Slots, StreamHandle};
 
-/// Ended lives that a connection remembers per place that it could hold, to tell a late
-/// step of one from a step that makes no sense.
+/// Ended streams that a connection remembers per slot, to tell a late step from an invalid one.
 const REMEMBERED_PER_SLOT: usize = 16;
 
-/// Whom a caller counts with.
+/// Maps a node id to the quota group that it counts with (see `Node::quota_key`).
 pub(crate) type Parties = Arc<dyn Fn(&NodeId) -> NodeId + Send + Sync>;
 
-/// What the stream tables of all connections share.
+/// State shared by the stream tables of all connections.
 pub(crate) struct HostState {
     pub(crate) node: NodeId,
-    /// Where others reach this host.
+    /// Address for callers.
     pub(crate) endpoint: String,
     pub(crate) served: Served,
-    /// Name and version of the program, and what else the descriptor says so.
+    /// Program name and version, and further software in the descriptor.
     pub(crate) software: String,
-    /// Memory that the layers take, and that the KV of all streams may take.
+    /// Memory use of the layers, and budget for the KV of all streams.
     pub(crate) weight_bytes: u64,
     pub(crate) kv_budget_bytes: u64,
     pub(crate) slots: Arc<Slots>,
@@ -60,7 +58,7 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    /// What others need to know in order to use this host, as of now.
+    /// Descriptor with the current load.
     pub(crate) fn descriptor(&self) -> Descriptor {
         let served = &self.served;
         let (ms_per_token, queue_depth) = self.events.load();
@@ -87,50 +85,54 @@ impl HostState {
         }
     }
 
-    /// The answer to a caller that asks what is served.
+    /// Answer to DESCRIBE.
     ///
     /// # Errors
-    /// [`CloseCode::Internal`] if a descriptor that was whole at the start is so no more: a defect.
+    /// [`CloseCode::Internal`] if the descriptor, valid at the start, cannot be encoded: a defect.
     pub(crate) fn description(&self) -> Result<Message, CloseCode> {
         let bytes = self.descriptor().to_cbor().map_err(|error| {
-            tracing::error!("the host cannot describe itself any more: {error}");
+            tracing::error!("the host's descriptor cannot be encoded: {error}");
             CloseCode::Internal
         })?;
         Ok(Message::Descriptor(bytes.into()))
     }
 }
 
-/// One connection's streams. Dropping it ends all its streams.
+/// Streams of one connection. Dropping it ends them all.
 pub(crate) struct StreamTable {
     host_state: Arc<HostState>,
     caller: Caller,
-    outlet: Arc<dyn Outlet>,
-    /// The latest life of each stream number.
+    sink: Arc<dyn ResponseSink>,
+    /// Latest epoch of each stream number.
     handles: BTreeMap<u32, Arc<StreamHandle>>,
 }
 
 impl StreamTable {
-    pub(crate) fn new(host_state: Arc<HostState>, caller: Caller, outlet: Arc<dyn Outlet>) -> Self {
+    pub(crate) fn new(
+        host_state: Arc<HostState>,
+        caller: Caller,
+        sink: Arc<dyn ResponseSink>,
+    ) -> Self {
         Self {
             host_state,
             caller,
-            outlet,
+            sink,
             handles: BTreeMap::new(),
         }
     }
 
-    /// Takes one message of the caller.
+    /// Handles one message of the caller.
     ///
     /// # Errors
-    /// The code to close the session with, if the message has no place in it.
+    /// The close code, if a caller of a pipeline session must not send such a message.
     pub(crate) fn handle(&mut self, message: Message) -> Result<(), CloseCode> {
         match message {
             Message::StreamOpen(open) => self.open(&open),
             Message::Step(step) => self.step(step),
             Message::Truncate(truncate) => self.truncate(truncate),
             Message::StreamClose(close) => self.close(close),
-            Message::Describe => self.outlet.send(self.host_state.description()?),
-            // What only a host says, and what belongs to other purposes.
+            Message::Describe => self.sink.send(self.host_state.description()?),
+            // Messages of a host, and of other purposes.
             Message::StreamOpened(_)
             | Message::StreamError(_)
             | Message::StepResult(_)
@@ -149,10 +151,10 @@ impl StreamTable {
         if let Some(handle) = self.growing(open) {
             return self.grow(&handle, open);
         }
-        // Before an earlier life is given up for what would be refused.
+        // All checks come before `supersede`: a refused open must not end an earlier epoch.
         let begun = self
-            .stays()
-            .and_then(|()| self.judge(open))
+            .check_serving()
+            .and_then(|()| self.check_open(open))
             .and_then(|()| self.may_open())
             .and_then(|()| self.supersede(open))
             .and_then(|()| self.begin(open));
@@ -161,7 +163,7 @@ impl StreamTable {
         }
     }
 
-    /// A later life begins, so the earlier one is over, and its waiting steps with it.
+    /// Ends the earlier epoch of the stream, and its waiting steps.
     fn supersede(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (stream, epoch) = (open.stream, open.epoch);
         let Some(old) = self.handles.get(&stream).map(Arc::clone) else {
@@ -176,7 +178,7 @@ impl StreamTable {
         Ok(())
     }
 
-    /// The life that is opened once more, for more positions.
+    /// The stream that is opened again in the same epoch for more positions.
     fn growing(&self, open: &StreamOpen) -> Option<Arc<StreamHandle>> {
         let handle = self.handles.get(&open.stream)?;
         let grows = handle.name.epoch == open.epoch
@@ -187,7 +189,7 @@ impl StreamTable {
 
     fn grow(&self, handle: &Arc<StreamHandle>, open: &StreamOpen) {
         let max_positions = open.max_positions;
-        if let Err(fault) = self.judge(open) {
+        if let Err(fault) = self.check_open(open) {
             return self.fail(handle, None, &fault);
         }
         handle.grow(max_positions);
@@ -200,14 +202,14 @@ impl StreamTable {
         }
     }
 
-    fn stays(&self) -> Result<(), StreamFault> {
+    fn check_serving(&self) -> Result<(), StreamFault> {
         match self.host_state.slots.is_closed() {
             true => Err(StreamFault::ShuttingDown),
             false => Ok(()),
         }
     }
 
-    fn judge(&self, open: &StreamOpen) -> Result<(), StreamFault> {
+    fn check_open(&self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (host_state, served) = (&self.host_state, &self.host_state.served);
         if open.weights != served.weights {
             return Err(StreamFault::WeightsMismatch {
@@ -242,9 +244,9 @@ impl StreamTable {
 
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (slots, now) = (&self.host_state.slots, self.host_state.clock.now());
-        let outlet = Arc::clone(&self.outlet);
-        // Who rests gives way, and may have come by another connection.
-        let handle = StreamHandle::begin(slots, self.caller, open, outlet, now, |resting| {
+        let sink = Arc::clone(&self.sink);
+        // A resting stream that is preempted may belong to another connection.
+        let handle = StreamHandle::begin(slots, self.caller, open, sink, now, |resting| {
             self.fail(resting, None, &StreamFault::Preempted);
         })?;
         if !self
@@ -314,7 +316,7 @@ impl StreamTable {
             .and_then(|values| values.checked_mul(boundary.bytes_per_value() as u64));
         if expected != Some(step.data.len() as u64) {
             return shape(format!(
-                "{} bytes are not {} such rows",
+                "{} bytes do not hold {} such rows",
                 step.data.len(),
                 step.rows
             ));
@@ -347,7 +349,6 @@ impl StreamTable {
         }
     }
 
-    /// What is going on under a stream's number.
     #[cfg(test)]
     pub(crate) fn handle_of(&self, stream: u32) -> Arc<StreamHandle> {
         Arc::clone(&self.handles[&stream])
@@ -360,7 +361,7 @@ impl StreamTable {
         }
     }
 
-    /// The life that a message is for, if it is still going on. If not, the caller is told.
+    /// Returns the stream that a message is for, if it is open. Otherwise answers with the fault.
     fn living(&self, name: StreamClose, position: Option<u32>) -> Option<Arc<StreamHandle>> {
         let fault = match self.handles.get(&name.stream) {
             Some(handle) if handle.name == name && !handle.was_announced() => {
@@ -376,7 +377,7 @@ impl StreamTable {
         None
     }
 
-    /// Ends a life from here, if it goes on, and says so by `announce`.
+    /// Ends a stream from here, if it is open, and calls `announce`.
     fn end(&self, handle: &StreamHandle, announce: impl FnOnce()) {
         handle.end(|| {
             self.host_state
@@ -386,21 +387,21 @@ impl StreamTable {
         });
     }
 
-    /// Ends a life from here and tells its caller.
+    /// Ends a stream from here and tells its caller.
     fn fail(&self, handle: &StreamHandle, position: Option<u32>, fault: &StreamFault) {
         self.end(handle, || handle.failed(position, fault));
     }
 
-    /// Tells the caller that nothing comes of a message.
+    /// Answers a message with a fault, without ending a stream.
     fn refuse(&self, name: StreamClose, position: Option<u32>, fault: &StreamFault) {
         self.host_state
             .events
             .stream_refused(self.caller, name, fault);
-        self.outlet
+        self.sink
             .send(Message::StreamError(fault.message(name, position)));
     }
 
-    /// Keeps the memory of ended lives bounded.
+    /// Bounds the memory for ended streams.
     fn forget_old(&mut self) {
         let most = (self.host_state.max_streams as usize).saturating_mul(REMEMBERED_PER_SLOT);
         if self.handles.len() >= most.max(REMEMBERED_PER_SLOT) {

@@ -1,5 +1,5 @@
-//! Weights that nobody uses are given back to the system. A file of its own, because it
-//! measures the memory of the whole process.
+//! Unused weights are released to the system. In a binary of its own, because it measures the
+//! memory of the whole process.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -10,7 +10,7 @@ use common::{Model, assert_same, pipeline};
 
 #[tokio::test(flavor = "multi_thread")]
 #[cfg(target_os = "linux")]
-async fn put_away_weights_leave_the_memory_and_come_back_the_same() {
+async fn unloaded_weights_free_their_memory_and_reload_unchanged() {
     let model = Model::open();
     let rows = model.rows(5);
     let expected = model.computed((0, 29), &rows);
@@ -20,7 +20,7 @@ async fn put_away_weights_leave_the_memory_and_come_back_the_same() {
             config.serve.evict_after = Some(Duration::from_millis(1));
         })
         .await;
-    // Twice, because an allocator may keep what was given back once for the next time.
+    // Twice, because an allocator may keep freed memory once for the next time.
     for round in 1..=2 {
         let mut caller = pipeline(&host).await;
         caller.open(&model, 1, (0, 29)).await;

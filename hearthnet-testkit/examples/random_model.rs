@@ -1,4 +1,4 @@
-//! Writes a model in the shape of a published one, with random weights.
+//! Writes a model with the shape of a published one and random weights.
 //!
 //! ```text
 //! cargo run --release -p hearthnet-testkit --example random_model -- qwen2.5-7b model.gguf

@@ -1,13 +1,13 @@
-//! Model files with something wrong in them.
+//! Model files with one defect.
 
 use hearthnet_model::gguf::Gguf;
 use hearthnet_model::gguf::writer::{WriteError, Writer};
 
-/// The file with other metadata: without the keys of `without`, and with what `add` sets. Its tensors
-/// stay as they are.
+/// Copy of the file with other metadata: without the keys of `without`, and with the keys that
+/// `add` sets. Tensors stay unchanged.
 ///
 /// # Panics
-/// When `file` is no GGUF file, or `add` sets a key that is there.
+/// If `file` is not a GGUF file, or `add` sets an existing key.
 pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer)) -> Vec<u8> {
     let gguf = Gguf::from_bytes(file.to_vec()).expect("a GGUF file");
     let mut writer = Writer::new();
@@ -30,10 +30,10 @@ pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer
     out
 }
 
-/// The file with a NaN in the tensor of that name: of a quantised type, its first scale.
+/// Copy of the file with a NaN in the named tensor; in a quantised tensor, its first scale.
 ///
 /// # Panics
-/// When `file` is no GGUF file, or has no such tensor of type F32, F16, Q8_0, Q4_0 or Q4_1.
+/// If `file` is not a GGUF file, or has no such tensor of type F32, F16, Q8_0, Q4_0 or Q4_1.
 pub fn with_nan(file: &[u8], tensor: &str) -> Vec<u8> {
     let gguf = Gguf::from_bytes(file.to_vec()).expect("a GGUF file");
     let info = gguf.tensor(tensor).expect("a tensor");

@@ -1,37 +1,35 @@
-//! What a float64 model predicts over a text, to measure engines by: of the small real model's Q4_1 file,
-//! as `hearthnet-model/tests/data/parity/README.md` says.
+//! Predictions of a float64 model over a text, the reference for engines. They belong to the small
+//! real model's Q4_1 file; see `hearthnet-model/tests/data/parity/README.md`.
 
 use serde::Deserialize;
 
-/// The predictions at some positions of the text's windows.
+/// Predictions at some positions of the text's windows.
 #[derive(Debug, Deserialize)]
 pub struct Predictions {
     /// SHA-256 of the model file, in hexadecimal.
     pub model_sha256: String,
-    /// One for each position.
     pub positions: Vec<Prediction>,
 }
 
-/// The prediction at one position.
 #[derive(Debug, Deserialize)]
 pub struct Prediction {
-    /// Number of the window of the text, from 0.
+    /// Index of the window in the text, from 0.
     pub window: usize,
     /// Position in the window, from 0.
     pub position: usize,
-    /// The likeliest next tokens.
+    /// Likeliest next tokens.
     pub ids: Vec<usize>,
     /// Log-probabilities of `ids`, in nats, then that of all other tokens together.
     pub log_p: Vec<f64>,
-    /// How far llama.cpp's prediction is from it, in nats.
+    /// KL divergence of llama.cpp's prediction, in nats.
     pub llama_cpp: f64,
 }
 
 impl Predictions {
-    /// Those that are stored.
+    /// Reads the stored predictions.
     ///
     /// # Panics
-    /// Never: a test reads them.
+    /// If the stored file is malformed, which a test excludes.
     pub fn stored() -> Self {
         let stored = include_str!("../../hearthnet-model/tests/data/parity/kl.json");
         serde_json::from_str(stored).expect("what is stored")
@@ -39,8 +37,8 @@ impl Predictions {
 }
 
 impl Prediction {
-    /// KL(p || q) in nats over the stored tokens and the rest as one token, `log_q` being the
-    /// log-probabilities of all tokens.
+    /// KL(p || q) in nats over the stored tokens, with all other tokens counted as one. `log_q`
+    /// holds the log-probabilities of all tokens.
     ///
     /// # Panics
     /// If `log_q` has too few tokens.
@@ -56,7 +54,7 @@ impl Prediction {
     }
 }
 
-/// Log-probabilities of all tokens, in nats, in place of what `log_p` held.
+/// Replaces `log_p` by the log-probabilities of all tokens, in nats.
 pub fn log_softmax(logits: &[f32], log_p: &mut Vec<f64>) {
     let top = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits.iter().map(|&v| (f64::from(v) - top).exp()).sum();

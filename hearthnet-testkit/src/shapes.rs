@@ -1,5 +1,5 @@
-//! Models in the true shapes of published ones, with random weights: what they need of memory and
-//! time is that of the real ones, what they say is noise.
+//! Models with the shapes of published ones and random weights. Memory and time are those of the
+//! real models; the output is noise.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,32 +13,31 @@ use hearthnet_model::quantize;
 use crate::tiny::Random;
 use crate::vocabularies::find_vocabularies;
 
-/// The shape of a published model, its weights stored as Q4_K_M files store them: Q4_K, with Q6_K
-/// where llama.cpp spends more bits.
+/// Shape of a published model. Weights are stored as in Q4_K_M files: Q4_K, with Q6_K where
+/// llama.cpp spends more bits.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// The published model.
     pub name: &'static str,
-    /// Its family, by the name in files.
+    /// Family, as in `general.architecture`.
     pub architecture: &'static str,
     layers: u32,
     width: u32,
     heads: u32,
     kv_heads: u32,
     head_dim: u32,
-    /// Of one expert, where there are any.
+    /// Width per expert in a mixture of experts.
     ffn: u32,
-    /// Of a layer, and how many of them a token goes through.
+    /// Experts per layer, and experts used per token.
     experts: Option<(u32, u32)>,
     vocab: u32,
     context: u32,
     rope_base: f32,
     epsilon: f32,
     tied: bool,
-    /// Whose tokens it has, of llama.cpp's vocabularies.
+    /// llama.cpp vocabulary file that supplies the tokens.
     vocabulary: &'static str,
     template: &'static str,
-    /// Tokens that end an answer.
+    /// End-of-turn token.
     end: &'static str,
 }
 
@@ -51,7 +50,7 @@ const LLAMA_3: &str = "{{ bos_token }}{% for message in messages %}\
     {{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}";
 
 impl Shape {
-    /// Those that the tests of scale are made with.
+    /// Shapes of the scale tests.
     pub const ALL: [Self; 3] = [
         Self {
             name: "llama-3.2-3b",
@@ -112,15 +111,14 @@ impl Shape {
         },
     ];
 
-    /// The shape of that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|shape| shape.name == name)
     }
 
-    /// Writes the model; returns the bytes of its tensors.
+    /// Writes the model, and returns the bytes of its tensors.
     ///
     /// # Errors
-    /// When the file cannot be written, or llama.cpp's vocabularies are not there.
+    /// The file cannot be written, or llama.cpp's vocabularies are missing.
     pub fn write(&self, path: &Path, seed: u64) -> Result<u64, WriteError> {
         let vocabularies = find_vocabularies()?;
         let mut writer = self.metadata(&vocabularies);
@@ -165,7 +163,7 @@ impl Shape {
         Ok(bytes.sum())
     }
 
-    /// Names, shapes (row length first) and types, in the order of the file.
+    /// Names, shapes (row length first) and types, in file order.
     fn tensors(&self) -> Vec<(String, Vec<u64>, TensorType)> {
         use TensorType::{F32, Q4_K, Q6_K};
         let [width, vocab] = [self.width, self.vocab].map(u64::from);
@@ -181,7 +179,8 @@ impl Shape {
             add("rope_freqs.weight".into(), &[half], F32);
         }
         for layer in 0..self.layers {
-            // llama.cpp's rule for more bits: the first and the last eighth, and every third between.
+            // llama.cpp's rule for more bits: the first and the last eighth, and every third layer
+            // between.
             let eighth = self.layers / 8;
             let more = layer < eighth || layer >= 7 * self.layers / 8 || (layer - eighth) % 3 == 2;
             let more = if more { Q6_K } else { Q4_K };
@@ -230,7 +229,7 @@ impl Shape {
         let title = format!("{} (random weights)", self.name);
         set("general.architecture", Value::String(architecture));
         set("general.name", Value::String(&title));
-        // As llama.cpp numbers Q4_K_M.
+        // llama.cpp's number for Q4_K_M.
         set("general.file_type", Value::U32(15));
         let mut own = |key: &str, value: Value<'_>| set(&format!("{architecture}.{key}"), value);
         own("block_count", Value::U32(self.layers));
@@ -286,7 +285,7 @@ impl Shape {
                 _ => None,
             })
             .collect();
-        // What llama.cpp's converter calls tokens that nothing uses.
+        // Padding tokens with llama.cpp's type for unused tokens (5).
         types.resize(tokens.len(), 5);
         writer
             .set("tokenizer.ggml.eos_token_id", Value::U32(end as u32))
@@ -305,10 +304,10 @@ impl Shape {
     }
 }
 
-/// Rows of a pool. Files take their rows from it by chance: encoding each anew would take hours.
+/// Rows in a pool. Files draw their rows from it at random: encoding every row would take hours.
 const POOL_ROWS: usize = 512;
 
-/// Rows of random weights that turn unit inputs into outputs of about unit size.
+/// Rows of random weights that map unit inputs to outputs of about unit size.
 fn pool(dtype: TensorType, columns: u64, random: &mut Random) -> Vec<u8> {
     let scale = 1.0 / (columns as f32).sqrt();
     let count = POOL_ROWS * columns as usize;

@@ -1,4 +1,4 @@
-//! A host's engine that computes exactly, and then something is done to what it returns.
+//! Host engine that computes exactly, and then lets a test change its output.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,36 +13,32 @@ use hearthnet_shard::{
 #[derive(Debug)]
 #[allow(clippy::exhaustive_structs)] // Only made here.
 pub struct Passing<'a> {
-    /// Whose rows they are, one sequence behind the other.
+    /// Sequences of the rows, one after another.
     pub spans: &'a [Span<SeqId>],
-    /// What was sent to the host.
+    /// Input of the host.
     pub sent: &'a [f32],
-    /// What it has computed of it, and will return.
+    /// Output of the host, which the test may change.
     pub rows: &'a mut [f32],
-    /// What the streams end with instead, if it is set.
+    /// If set, the streams fail with this error instead.
     pub fault: &'a mut Option<StreamFault>,
 }
 
-/// Looks at rows that pass, or changes them.
+/// Inspects or changes the rows of a batch.
 pub type Tamper = Box<dyn FnMut(Passing<'_>) + Send>;
 
-/// An exact engine over some layers, whose rows are tampered with.
+/// Exact engine whose output a [`Tamper`] may change.
 #[allow(missing_debug_implementations)] // A closure has none.
 pub struct Tampered {
     engine: Engine,
     tamper: Tamper,
 }
 
-/// Loads a [`Tampered`] engine.
 #[allow(missing_debug_implementations, clippy::exhaustive_structs)]
 pub struct TamperedSource {
-    /// The model.
     pub file: Arc<ModelFile>,
-    /// The host's layers.
     pub layers: Range<u32>,
-    /// How the engine runs.
     pub options: EngineOptions,
-    /// What is done to the rows; it is gone once it was loaded.
+    /// Moved into the engine by `load`.
     pub tamper: Option<Tamper>,
 }
 

@@ -1,9 +1,8 @@
-//! Chat templates by somebody who wants the caller's time or memory.
+//! Hostile chat templates, which try to exhaust the caller's time or memory.
 
-/// A name, and a template that would take more of either than any machine has, were it let.
+/// Names and templates that would exhaust time or memory if rendering were unlimited.
 ///
-/// The loops end at the number of steps that a rendering may take; what is tried is what each step
-/// costs.
+/// The loops end at the step limit of a rendering; the attack is on the cost per step.
 pub fn hostile_templates() -> Vec<(&'static str, String)> {
     const LOOP: &str = "{% for i in range(99999) %}{% for j in range(9) %}";
     const END: &str = "{% endfor %}{% endfor %}";

@@ -16,36 +16,31 @@ use hearthnet_model::quantize;
 /// ```
 #[derive(Clone, Debug)]
 pub struct TinyLlama {
-    /// Number of blocks.
     pub layers: u32,
-    /// Width of the residual stream; for block types a multiple of 32.
+    /// Width of the residual stream; a multiple of 32 for block types.
     pub width: u32,
-    /// Query heads.
     pub heads: u32,
-    /// Key and value heads; must divide `heads`.
+    /// Must divide `heads`.
     pub kv_heads: u32,
-    /// Values per head. `heads * head_dim` need not be `width`; for block types it must be a
-    /// multiple of 32.
+    /// `heads * head_dim` need not equal `width`, but must be a multiple of 32 for block types.
     pub head_dim: u32,
-    /// Width of the feed-forward layer; for block types a multiple of 32.
+    /// Width of the feed-forward layer; a multiple of 32 for block types.
     pub ffn: u32,
-    /// Tokens, at least [`TinyLlama::LEAST_VOCAB`].
+    /// At least [`TinyLlama::LEAST_VOCAB`].
     pub vocab: u32,
-    /// Longest sequence.
     pub context: u32,
-    /// Type of the matrices of the blocks, one of [`TensorType::WRITABLE`]; for `q6_k` and `q4_k`
-    /// what must be a multiple of 32 must be one of 256.
+    /// Type of the matrices of the blocks, one of [`TensorType::WRITABLE`]. For `q6_k` and `q4_k`,
+    /// the multiples of 32 become multiples of 256.
     pub weights: &'static str,
-    /// Type of the embedding and the output matrix.
+    /// Type of the embedding and of the output matrix.
     pub embedding: &'static str,
     /// Whether the output matrix is the embedding.
     pub tied: bool,
     /// Boundary dtype to write into the file, if not the family's.
     pub boundary: Option<&'static str>,
-    /// A token whose row leaves the range of fp16 in the first block. Its embedding is as large as fp16
-    /// allows, and the blocks add [`LOUD`] times as much as others do. The embedding must be `f32`.
+    /// Token whose row leaves the range of fp16 in the first block. Its embedding is as large as
+    /// fp16 allows, and the blocks add `LOUD` times as much as usual. The embedding must be `f32`.
     pub loud: Option<u32>,
-    /// Seed of the weights.
     pub seed: u64,
 }
 
@@ -71,14 +66,14 @@ impl Default for TinyLlama {
     }
 }
 
-/// How much louder the blocks of a model with a [loud](TinyLlama::loud) token are: what is added to the
-/// largest value of fp16 must be more than half of its spacing there, 16, and rows of other tokens must
-/// stay far below that value.
+/// Gain of the blocks of a model with a [loud](TinyLlama::loud) token. The added value must exceed
+/// half the fp16 spacing at its largest value, 16, while rows of other tokens stay far below that
+/// value.
 const LOUD: f32 = 100.0;
-/// The largest value of fp16.
+/// Largest value of fp16.
 const LARGEST: f32 = 65_504.0;
 
-/// Tokens after the 256 bytes: two merges, which make `hello` shorter, and three control tokens.
+/// Tokens after the 256 bytes: two merges, which shorten `hello`, and three control tokens.
 const EXTRA: [(&str, i32); 5] = [
     ("he", 1),
     ("ll", 1),
@@ -94,13 +89,13 @@ const TEMPLATE: &str = "{% for message in messages %}{{ '<|im_start|>' + message
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
 impl TinyLlama {
-    /// 256 bytes and the few tokens that the tokenizer metadata names besides.
+    /// 256 bytes, and the tokens that the tokenizer metadata needs.
     pub const LEAST_VOCAB: u32 = 256 + EXTRA.len() as u32;
 
-    /// The file.
+    /// Bytes of the file.
     ///
     /// # Panics
-    /// When the description cannot be a model: unknown types, rows that do not fill blocks.
+    /// If the description is no valid model: unknown types, or rows that do not fill blocks.
     pub fn bytes(&self) -> Vec<u8> {
         let weights: TensorType = self.weights.parse().expect("a tensor type");
         let embedding: TensorType = self.embedding.parse().expect("a tensor type");
@@ -146,7 +141,7 @@ impl TinyLlama {
             .write(&mut file, |index, out| {
                 let (name, dims, dtype) = &shapes[index];
                 let count: u64 = dims.iter().product();
-                // Norms scatter around 1; matrices turn unit inputs into outputs of about unit size.
+                // Norms scatter around 1; matrices map unit inputs to outputs of about unit size.
                 let (mean, scale) = match dims[..] {
                     [_] => (1.0, 0.1),
                     _ => (0.0, 1.0 / (dims[0] as f32).sqrt()),
@@ -171,10 +166,10 @@ impl TinyLlama {
         file
     }
 
-    /// Writes the file into a directory and returns its path.
+    /// Writes the file into a directory, and returns its path.
     ///
     /// # Panics
-    /// As [`Self::bytes`], and when the directory cannot be written to.
+    /// As [`Self::bytes`], and if the directory is not writable.
     pub fn write(&self, directory: &Path) -> PathBuf {
         let path = directory.join(format!("tiny-{}-{}.gguf", self.weights, self.seed));
         std::fs::write(&path, self.bytes()).expect("a writable directory");
@@ -239,8 +234,8 @@ impl TinyLlama {
     }
 }
 
-/// The characters that byte-level BPE writes the 256 bytes with, by byte (GPT-2's
-/// `bytes_to_unicode`): printable ones stand for themselves, the rest are moved up from U+0100.
+/// Characters of the 256 bytes in byte-level BPE (GPT-2's `bytes_to_unicode`): printable bytes
+/// stand for themselves, the rest are moved up from U+0100.
 fn byte_alphabet() -> [char; 256] {
     let mut moved = 0x100;
     std::array::from_fn(|byte| match byte as u32 {
@@ -254,7 +249,7 @@ fn byte_alphabet() -> [char; 256] {
     })
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): enough for weights, the same everywhere.
+/// SplitMix64 (Steele, Lea, Flood 2014): good enough for weights, and the same on all machines.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -266,7 +261,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, less six.
+    /// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers, minus six.
     pub(crate) fn normal(&mut self) -> f32 {
         let sum: f32 = (0..12)
             .map(|_| (self.next() >> 40) as f32 / (1u64 << 24) as f32)

@@ -1,22 +1,22 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What `tests/vocabularies.py` writes last.
+/// Last folder that `tests/vocabularies.py` writes, and so a sign that it finished.
 const COMPLETE: &str = "llama_cpp_python-0.3.36-templates";
 
-/// The folder of llama.cpp's own vocabulary tests in the user's cache: `ggml-vocab-NAME.gguf`, texts
+/// Folder of llama.cpp's vocabulary tests in the user's cache: `ggml-vocab-NAME.gguf`, texts
 /// (`.inp`) and their ids (`.out`).
 ///
 /// # Panics
-/// When they are not there, with what brings them.
+/// If the folder is missing; the message names the script that fetches it.
 pub fn vocabularies() -> PathBuf {
     find_vocabularies().expect("llama.cpp's vocabularies")
 }
 
-/// The same folder, for programs.
+/// Same as [`vocabularies`], without a panic.
 ///
 /// # Errors
-/// When they are not there, with what brings them.
+/// The folder is missing; the message names the script that fetches it.
 pub(crate) fn find_vocabularies() -> io::Result<PathBuf> {
     let cache = hearthnet_model::cache::directory().map_err(io::Error::other)?;
     find_in(&cache)
@@ -34,10 +34,10 @@ fn find_in(cache: &Path) -> io::Result<PathBuf> {
     Err(io::Error::new(io::ErrorKind::NotFound, missing))
 }
 
-/// The folder of llama.cpp's collection of chat templates: `NAME.jinja`.
+/// Folder of llama.cpp's collection of chat templates: `NAME.jinja`.
 ///
 /// # Panics
-/// When they are not there, with what brings them.
+/// As [`vocabularies`].
 pub fn chat_templates() -> PathBuf {
     vocabularies().join("templates")
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vocabularies_that_are_not_there_are_an_error_that_names_what_brings_them() {
+    fn missing_vocabularies_are_an_error_that_names_the_script() {
         let missing = find_in(Path::new("/nowhere")).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         let said = missing.to_string();

@@ -1,4 +1,4 @@
-//! Small models with weights of any type, those included that nothing here can write.
+//! Small models with weights of any type, including types that have no encoder here.
 
 use hearthnet_model::gguf::TensorType;
 use hearthnet_model::gguf::writer::{WriteError, Writer};
@@ -7,11 +7,11 @@ use hearthnet_model::{Gguf, ModelFile, quantize};
 
 use crate::TinyLlama;
 
-/// Where the 16-bit floats of a block of the file stand, in bytes from its beginning. The type is named as
-/// ggml names it: to the unit tests of `hearthnet-model` the types of this crate's copy of it are foreign.
+/// Offsets of the 16-bit floats in a block of the file, in bytes. The type is named as in ggml,
+/// because the unit tests of `hearthnet-model` see this crate's `TensorType` as a foreign type.
 ///
 /// # Panics
-/// When there is no such type.
+/// If there is no such type.
 pub fn block_factors(dtype: &str) -> &'static [usize] {
     use TensorType as T;
     match dtype.parse().expect("a tensor type") {
@@ -24,8 +24,8 @@ pub fn block_factors(dtype: &str) -> &'static [usize] {
     }
 }
 
-/// Blocks for as many values as there are in `values`, and of about their size: those values
-/// themselves for floats, else any quants and factors.
+/// Blocks for as many values as `values` has, of about their size. Floats store the values
+/// themselves; other types get random quants and factors.
 fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
     use TensorType as T;
     let mut out = Vec::new();
@@ -67,11 +67,11 @@ fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
     out
 }
 
-/// The model, which must be in F32, with the types of matrices that `choose` names by tensor; and the same
-/// with the values of those weights in F32.
+/// The model, which must be F32, with the matrix types that `choose` picks by tensor name; and the
+/// same model with those weights decoded to F32.
 ///
 /// # Panics
-/// When a matrix has no whole blocks of its type.
+/// If a row of a matrix does not fill whole blocks of its type.
 pub fn every_weight_as(model: &TinyLlama, choose: impl Fn(&str) -> TensorType) -> [ModelFile; 2] {
     let gguf = Gguf::from_bytes(model.bytes()).expect("a model");
     let mut writers = [Writer::new(), Writer::new()];

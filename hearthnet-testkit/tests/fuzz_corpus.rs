@@ -1,5 +1,4 @@
-//! Replays the corpus of every fuzz target, and feeds those of the wire and of the log what chance
-//! makes of them.
+//! Replays the corpus of every fuzz target, and runs wire and log targets on random mutations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +12,7 @@ use proptest::prelude::*;
 
 type Target = fn(&[u8]);
 
-/// Each target, and how many inputs its corpus has at least.
+/// Targets, with the minimum number of inputs in their corpus.
 const TARGETS: [(&str, Target, usize); 18] = [
     ("bus_frames", calls::fuzzing::frames, 12),
     ("discovery", discovery::fuzzing::announcement, 5),
@@ -39,7 +38,7 @@ fn fuzz() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz")
 }
 
-/// The inputs in a target's folder, in the order of their names.
+/// Inputs in a target's folder, sorted by name.
 fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = fuzz().join("corpus").join(target);
     let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -92,7 +91,7 @@ fn mutant(target: &str) -> impl Strategy<Value = Vec<u8>> {
         let mut out = Vec::new();
         for (seed, from, to) in pieces {
             let (from, to) = (from.index(seed.len() + 1), to.index(seed.len() + 1));
-            // The first piece keeps its beginning: what decides how the rest is read.
+            // The first piece keeps its beginning, because it decides how the rest is parsed.
             let from = if out.is_empty() { 0 } else { from.min(to) };
             out.extend_from_slice(&seed[from..to.max(from)]);
         }

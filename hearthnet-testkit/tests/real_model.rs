@@ -1,4 +1,4 @@
-//! The real model and its variants are to be had.
+//! The real model and its variants can be fetched and opened.
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::gguf::TensorType;

@@ -1,27 +1,26 @@
-//! Words of others, made fit to be shown.
+//! Sanitises untrusted text for display.
 //!
 //! Names, codes, error messages and endpoints come from peers, strings from model files, and a host
 //! can make any token appear in an answer. On a terminal, in a log or in an error they could move
-//! the cursor, forge lines, hide behind characters without width, or turn the direction of
-//! writing. So whatever shows such words lets only these characters through (an allow-list): those
-//! that Rust's own `Debug` of a string shows as they are, which are all assigned characters of
-//! Unicode but controls, formats, private use and line separators; and spaces of any width.
+//! the cursor, forge lines, hide behind zero-width characters, or change the writing direction. So
+//! every output of such text uses an allow-list: the characters that Rust's own `Debug` of a string
+//! shows unchanged, and spaces of any width. These are all assigned Unicode characters except
+//! controls, formats, private use and line separators.
 //!
-//! | function | for | what is not let through |
+//! | function | for | other characters |
 //! |---|---|---|
-//! | [`tame`] | one line: names, messages, log records | is escaped, so that it is seen |
-//! | [`tame_name`] | a name in a table or a sentence | is left out; white space becomes one space |
-//! | [`tame_text`] | a text for people: answers, tables | is left out; line ends and tabs stay |
+//! | [`sanitize`] | one line: names, messages, log records | are escaped, so that they are visible |
+//! | [`sanitize_name`] | a name in a table or a sentence | are removed; white space becomes one space |
+//! | [`sanitize_text`] | a text for people: answers, tables | are removed; line ends and tabs stay |
 
 use std::borrow::Cow;
 
-/// Whether a character takes its place on a line and does nothing else. Marks that belong to the
-/// character before them are.
+/// True for a character that only takes its place on a line, including combining marks.
 pub fn is_plain(c: char) -> bool {
     match c {
         ' '..='~' => true,
-        // Invisible, though they count as letters, symbols or marks: fillers, and selectors that
-        // can carry a hidden message. The two selectors of emoji (FE0E, FE0F) are in daily use.
+        // Invisible, although letters, symbols or marks: fillers, and selectors that can carry a
+        // hidden message. The two emoji selectors (FE0E, FE0F) are in common use and allowed.
         '\u{34f}'
         | '\u{115f}'
         | '\u{1160}'
@@ -40,7 +39,8 @@ pub fn is_plain(c: char) -> bool {
     }
 }
 
-/// Whether `Debug` of a string shows it as it is. Behind another character: alone, a mark is escaped.
+/// True if `Debug` of a string shows it unchanged. Tested after another character, because a mark
+/// alone is escaped.
 fn shown_as_it_is(c: char) -> bool {
     let mut bytes = [b'x'; 5];
     let len = bytes
@@ -50,8 +50,8 @@ fn shown_as_it_is(c: char) -> bool {
     text.is_some_and(|text| text.escape_debug().count() == 2)
 }
 
-/// One line, with every character that is not [plain](is_plain) escaped as in Rust (`\n`, `\u{1b}`).
-pub fn tame(line: &str) -> Cow<'_, str> {
+/// Escapes every character of a line that is not [plain](is_plain), as Rust does (`\n`, `\u{1b}`).
+pub fn sanitize(line: &str) -> Cow<'_, str> {
     if line.chars().all(is_plain) {
         return Cow::Borrowed(line);
     }
@@ -65,37 +65,37 @@ pub fn tame(line: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Whether a character may stand in a text of several lines: plain ones, line ends, tabs, and the
-/// joiners without which Persian, Hindi and families of emoji are not spelled right.
+/// True for a character allowed in a text of several lines: plain ones, line ends, tabs, and the
+/// joiners that Persian, Hindi and emoji families need.
 pub fn is_plain_in_text(c: char) -> bool {
     matches!(c, '\n' | '\t' | '\u{200c}' | '\u{200d}') || is_plain(c)
 }
 
-/// A text without the characters that may [not stand in one](is_plain_in_text).
-pub fn tame_text(text: &str) -> Cow<'_, str> {
+/// Removes the characters that are not [allowed in a text](is_plain_in_text).
+pub fn sanitize_text(text: &str) -> Cow<'_, str> {
     match text.chars().all(is_plain_in_text) {
         true => Cow::Borrowed(text),
         false => Cow::Owned(text.chars().filter(|c| is_plain_in_text(*c)).collect()),
     }
 }
 
-/// Whether a character can be seen by itself.
+/// True if the character is visible by itself.
 fn is_visible(c: char) -> bool {
-    // The selectors of emoji only change the character before them.
+    // The emoji selectors only change the character before them.
     is_plain(c) && !c.is_whitespace() && !matches!(c, '\u{fe0e}' | '\u{fe0f}')
 }
 
-/// A name without the characters that may [not stand in a text](is_plain_in_text), with runs of white
-/// space as one space and none at its ends, so that it cannot imitate the cells of a table. Empty if
-/// nothing of it can be seen.
-pub fn tame_name(name: &str) -> Cow<'_, str> {
+/// Removes the characters that are not [allowed in a text](is_plain_in_text), and replaces runs of
+/// white space by one space, none at the ends, so that a name cannot imitate the cells of a table.
+/// Empty if no visible character is left.
+pub fn sanitize_name(name: &str) -> Cow<'_, str> {
     let is_single = |c: char| c == ' ' || (is_plain_in_text(c) && !c.is_whitespace());
     let shows = name.chars().any(is_visible);
     let is_trimmed = !name.starts_with(' ') && !name.ends_with(' ') && !name.contains("  ");
     if shows && is_trimmed && name.chars().all(is_single) {
         return Cow::Borrowed(name);
     }
-    let words = name.split_whitespace().map(tame_text);
+    let words = name.split_whitespace().map(sanitize_text);
     let words = words.filter(|word| word.chars().any(is_visible));
     Cow::Owned(words.collect::<Vec<_>>().join(" "))
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_all_scripts_are_shown_as_they_are() {
+    fn text_of_all_scripts_is_unchanged() {
         for words in [
             "Käse 🧀 \\ 'x' \"y\"",
             "e\u{301} n\u{303}",
@@ -118,15 +118,15 @@ mod tests {
             "12\u{202f}000\u{a0}\u{20ac}",
             "\u{2764}\u{fe0f}",
         ] {
-            assert!(matches!(tame(words), Cow::Borrowed(_)), "{words}");
-            assert!(matches!(tame_text(words), Cow::Borrowed(_)), "{words}");
+            assert!(matches!(sanitize(words), Cow::Borrowed(_)), "{words}");
+            assert!(matches!(sanitize_text(words), Cow::Borrowed(_)), "{words}");
         }
         let persian = "\u{645}\u{6cc}\u{200c}\u{62e}\u{648}\u{627}\u{647}\u{645}";
-        assert_eq!(tame_text(persian), persian);
+        assert_eq!(sanitize_text(persian), persian);
     }
 
     #[test]
-    fn what_moves_hides_or_forges_is_escaped_on_a_line_and_left_out_of_a_text() {
+    fn control_characters_are_escaped_on_a_line_and_removed_from_a_text() {
         for (raw, line, text) in [
             (
                 "\u{1b}]0;title\u{7}x",
@@ -146,13 +146,13 @@ mod tests {
             ("\u{e000}\u{ffff}\u{ad}", "\\u{e000}\\u{ffff}\\u{ad}", ""),
             ("a\tb", "a\\tb", "a\tb"),
         ] {
-            assert_eq!(tame(raw), line);
-            assert_eq!(tame_text(raw), text);
+            assert_eq!(sanitize(raw), line);
+            assert_eq!(sanitize_text(raw), text);
         }
     }
 
     #[test]
-    fn a_name_that_shows_nothing_is_empty_and_white_space_imitates_no_table() {
+    fn an_invisible_name_is_empty_and_white_space_imitates_no_table() {
         let tags = "\u{e0041}\u{e006e}\u{e007f}";
         for nothing in [
             "",
@@ -164,12 +164,12 @@ mod tests {
             "\u{fe0f}",
             "\u{3164} \u{2800}",
         ] {
-            assert_eq!(tame_name(nothing), "", "{nothing:?}");
+            assert_eq!(sanitize_name(nothing), "", "{nothing:?}");
         }
-        assert_eq!(tame_name(&format!("K{tags}im")), "Kim");
-        assert_eq!(tame_name(&format!("Kim {tags} B")), "Kim B");
+        assert_eq!(sanitize_name(&format!("K{tags}im")), "Kim");
+        assert_eq!(sanitize_name(&format!("Kim {tags} B")), "Kim B");
         assert_eq!(
-            tame_name("  Kim   anchor\u{2003}\u{3000}online\n"),
+            sanitize_name("  Kim   anchor\u{2003}\u{3000}online\n"),
             "Kim anchor online"
         );
         for name in [
@@ -178,11 +178,11 @@ mod tests {
             "\u{6a9}\u{200c}\u{6cc}",
             "\u{2764}\u{fe0f}",
         ] {
-            assert!(matches!(tame_name(name), Cow::Borrowed(_)), "{name}");
+            assert!(matches!(sanitize_name(name), Cow::Borrowed(_)), "{name}");
         }
     }
 
-    /// Characters that a terminal or an editor acts upon, as Unicode and ECMA-48 name them.
+    /// Control and format characters to which terminals or editors react, by Unicode and ECMA-48.
     fn acts(c: char) -> bool {
         c.is_control()
             || matches!(c,
@@ -193,19 +193,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_nothing_that_acts_goes_out(raw in any::<String>()) {
-            prop_assert!(!tame(&raw).chars().any(acts));
+        fn no_control_character_passes(raw in any::<String>()) {
+            prop_assert!(!sanitize(&raw).chars().any(acts));
             let joiner = |c: char| matches!(c, '\n' | '\t' | '\u{200c}' | '\u{200d}');
-            prop_assert!(!tame_text(&raw).chars().any(|c| acts(c) && !joiner(c)));
+            prop_assert!(!sanitize_text(&raw).chars().any(|c| acts(c) && !joiner(c)));
         }
 
         #[test]
-        fn taming_twice_changes_nothing_more(raw in any::<String>()) {
-            let (line, text, name) = (tame(&raw), tame_text(&raw), tame_name(&raw));
-            prop_assert_eq!(&tame_name(&name), &name);
+        fn sanitizing_is_idempotent(raw in any::<String>()) {
+            let (line, text, name) = (sanitize(&raw), sanitize_text(&raw), sanitize_name(&raw));
+            prop_assert_eq!(&sanitize_name(&name), &name);
             prop_assert!(!name.contains("  ") && name.trim() == name);
-            prop_assert_eq!(&tame(&line), &line);
-            prop_assert_eq!(&tame_text(&text), &text);
+            prop_assert_eq!(&sanitize(&line), &line);
+            prop_assert_eq!(&sanitize_text(&text), &text);
         }
     }
 
@@ -215,7 +215,7 @@ mod tests {
             .filter_map(char::from_u32)
             .filter(|c| is_plain(*c));
         assert!(!plain.clone().any(acts));
-        // Some 155,000 are assigned as of Unicode 16, most of them letters.
+        // About 155,000 characters are assigned as of Unicode 16, most of them letters.
         assert!(plain.count() > 140_000);
     }
 }

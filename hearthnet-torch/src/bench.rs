@@ -1,4 +1,4 @@
-//! How fast it is, measured as the exact engine is.
+//! Benchmark, the same as for the exact engine.
 
 use std::error::Error;
 use std::path::Path;
@@ -11,11 +11,11 @@ use crate::engine::TorchEngine;
 use crate::kv::Seq;
 use crate::options::TorchOptions;
 
-/// Measures a model file as [`hearthnet_model::bench::bench_engine`] does. Of `torch` the device and the
-/// format count. Embedding and logits are the exact engine's, as callers have them.
+/// Measures a model file as [`hearthnet_model::bench::bench_engine`] does. Of `torch`, only device
+/// and format apply. Embedding and logits run on the exact engine, as for callers.
 ///
 /// # Errors
-/// If the file is no model that can be loaded, the device cannot be used, or the engine refuses a batch.
+/// The file is not a loadable model, the device cannot be used, or the engine refuses a batch.
 pub fn bench(
     path: &Path,
     torch: &TorchOptions,

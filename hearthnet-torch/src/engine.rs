@@ -11,27 +11,24 @@ use crate::error::{TorchError, TorchLoadError};
 use crate::forward::{Pass, download, upload};
 use crate::kv::{Cache, Geometry, Limits, PAGE, Seq};
 use crate::options::{Target, TorchOptions};
-use crate::snapshot::{SnapshotError, TorchSnapshot, export, import};
 use crate::weights::{Bytes, Layer, layers};
 
-/// A contiguous range of a model's layers on a device of libtorch, and the sequences that run
-/// through them. It stays on the thread that made it.
+/// Contiguous range of a model's layers on a libtorch device, with its sequences. It is not `Send`.
 pub struct TorchEngine {
     spec: ModelSpec,
     range: Range<u32>,
     target: Target,
-    options: TorchOptions,
     layers: Vec<Layer>,
     bytes: Bytes,
     ropes: RopeTables,
     cache: Cache,
-    /// The device has failed at something since it was last looked after.
+    /// A device operation has failed since the last `is_lost`.
     suspect: bool,
 }
 
 impl TorchEngine {
-    /// Reads the layers of a half-open range, and nothing else, from the file, onto the device.
-    /// `progress` is called with the bytes of the file done so far and in all.
+    /// Loads the layers of a half-open range, and no other tensors, onto the device. `progress`
+    /// receives the bytes of the file read so far, and their total.
     ///
     /// # Errors
     /// See [`TorchLoadError`].
@@ -69,48 +66,46 @@ impl TorchEngine {
             spec,
             range,
             target,
-            options: options.clone(),
             layers,
             bytes,
         })
     }
 
-    /// Hyperparameters of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// The layers that are here, half-open.
+    /// Layers of this engine, half-open.
     pub fn layers(&self) -> Range<u32> {
         self.range.clone()
     }
 
-    /// Where and in which numbers it computes.
+    /// Device and number format.
     pub fn target(&self) -> Target {
         self.target
     }
 
-    /// Memory that the weights take.
+    /// Memory of the weights on the device, in bytes.
     pub fn weight_bytes(&self) -> u64 {
         self.bytes.weights
     }
 
-    /// Bytes of weights that a row is multiplied with: of experts, those that it is sent to.
+    /// Bytes of weights multiplied per row; of experts, only those that the row is routed to.
     pub fn token_bytes(&self) -> u64 {
         self.bytes.token
     }
 
-    /// Memory that a position takes in all layers.
+    /// Memory of one position over all layers, in bytes.
     pub fn kv_bytes_per_position(&self) -> u64 {
         self.cache.geometry().position_bytes()
     }
 
-    /// Positions of a page of keys and values.
+    /// Positions per page of the KV cache.
     pub fn kv_page_positions(&self) -> u32 {
         PAGE
     }
 
-    /// Memory of keys and values that sequences own, in whole pages.
+    /// Memory of the KV cache in use, in bytes; whole pages.
     pub fn kv_bytes_in_use(&self) -> u64 {
         self.cache.bytes_in_use()
     }
@@ -123,12 +118,12 @@ impl TorchEngine {
         self.cache.open()
     }
 
-    /// Closes a sequence and frees what only it owned. Returns whether it was open.
+    /// Closes a sequence and frees the memory that it does not share. Returns whether it was open.
     pub fn close(&mut self, seq: Seq) -> bool {
         self.cache.close(seq)
     }
 
-    /// Positions of a sequence.
+    /// Length of a sequence, in positions.
     ///
     /// # Errors
     /// [`TorchError::UnknownSequence`].
@@ -136,17 +131,18 @@ impl TorchEngine {
         self.cache.len(seq)
     }
 
-    /// Forgets the positions of a sequence from `len` on.
+    /// Drops the positions of a sequence from `len` on.
     ///
     /// # Errors
-    /// [`TorchError::UnknownSequence`]; [`TorchError::PositionGap`] when it is shorter; of the
-    /// device, after which the positions are forgotten and their memory may be kept.
+    /// [`TorchError::UnknownSequence`]; [`TorchError::PositionGap`] if the sequence is shorter;
+    /// errors of the device, after which the positions are dropped but their memory may not be
+    /// freed.
     pub fn truncate(&mut self, seq: Seq, len: u32) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
         self.cache.truncate(seq, len)
     }
 
-    /// Opens a copy of a sequence. Memory is shared until one of the two appends.
+    /// Opens a copy of a sequence. The two share memory until one of them appends.
     ///
     /// # Errors
     /// [`TorchError::UnknownSequence`], [`TorchError::TooManySequences`].
@@ -154,27 +150,7 @@ impl TorchEngine {
         self.cache.fork(seq)
     }
 
-    /// Keys and values of the first `len` positions of a sequence.
-    ///
-    /// # Errors
-    /// [`TorchError::UnknownSequence`]; [`TorchError::PositionGap`] when it is shorter; of the
-    /// device.
-    pub fn export(&self, seq: Seq, len: u32) -> Result<TorchSnapshot, TorchError> {
-        let _no_grad = tch::no_grad_guard();
-        export(&self.cache, &self.options.weights, seq, len)
-    }
-
-    /// Opens a sequence with the positions of a snapshot, which may come from anywhere: its
-    /// format, sizes and numbers are checked. That its numbers are the right ones cannot be.
-    ///
-    /// # Errors
-    /// See [`SnapshotError`].
-    pub fn import(&mut self, snapshot: &TorchSnapshot) -> Result<Seq, SnapshotError> {
-        let _no_grad = tch::no_grad_guard();
-        import(&mut self.cache, &self.options.weights, snapshot)
-    }
-
-    /// Runs rows through all layers, and appends them to their sequences.
+    /// Runs rows through all layers and appends them to their sequences.
     ///
     /// `x` has `width` values per row, the rows of the spans one after another; each row is
     /// replaced by its output.
@@ -185,8 +161,8 @@ impl TorchEngine {
         self.forward_layers(self.range.clone(), spans, x)
     }
 
-    /// As [`Self::forward`], through some of the engine's layers only, counted over the model and
-    /// half-open. A sequence must stay with the layers that its first rows ran through.
+    /// Same as [`Self::forward`], through a half-open range of the engine's layers, numbered as in
+    /// the model. A sequence must use the same layers for all its rows.
     ///
     /// # Errors
     /// As [`Self::forward`]; [`TorchError::Layers`] and [`TorchError::OtherLayers`].
@@ -232,13 +208,13 @@ impl TorchEngine {
         }
     }
 
-    /// Whether the device is gone: it has failed, and not even a small thing can be computed on it. A card
-    /// whose driver was reset stays so for this process.
+    /// Whether the device is lost: an operation failed, and a trivial probe fails too. After a
+    /// driver reset a GPU stays lost for this process.
     pub fn is_lost(&mut self) -> bool {
         std::mem::take(&mut self.suspect) && self.target.probe().is_err()
     }
 
-    /// Runs rows for which there is room.
+    /// Runs rows whose room is reserved.
     fn run(
         &mut self,
         layers: &Range<u32>,
@@ -256,7 +232,7 @@ impl TorchEngine {
         let width = i64::from(self.spec.width);
         let mut rows = upload(x, &[x.len() as i64 / width, width], device)?;
         let first = (layers.start - self.range.start) as usize;
-        // Nobody waits for the device between blocks.
+        // The processor does not wait for the device between blocks.
         let mut finite = Vec::with_capacity(layers.len());
         for (index, layer) in self
             .layers
@@ -271,7 +247,7 @@ impl TorchEngine {
         let here = rows.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
         let values = x.len();
         here.f_copy_data(x, values)?;
-        // What is not finite stays so to the end of the blocks.
+        // A value that is not finite stays so to the last block.
         if first_not_finite(x, width as usize).is_none() {
             return Ok(());
         }
@@ -287,14 +263,14 @@ impl TorchEngine {
     }
 }
 
-/// The first row that holds an infinity or a NaN.
+/// Index of the first row that holds an infinity or a NaN.
 fn first_not_finite(x: &[f32], width: usize) -> Option<usize> {
     let finite = |row: &[f32]| row.iter().fold(true, |all, value| all & value.is_finite());
     x.chunks_exact(width.max(1)).position(|row| !finite(row))
 }
 
 impl fmt::Debug for TorchEngine {
-    /// Without weights, keys and values.
+    /// Omits weights, keys and values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TorchEngine")
             .field("architecture", &self.spec.architecture)

@@ -1,12 +1,11 @@
-//! Keys and values of all sequences, in tensors on the device.
+//! KV cache of all sequences, in tensors on the device.
 //!
 //! A sequence has two tensors for each layer of the engine, with room for whole pages of 32
-//! positions. When it outgrows them they are copied into larger ones, layer by layer: that is once
-//! in 32 positions, each of which reads all of them. A fork shares the tensors until one of the two
-//! appends.
+//! positions. A sequence that outgrows its tensors is copied into larger ones, layer by layer. That
+//! happens once in 32 positions, each of which reads all of them anyway. A fork shares the tensors
+//! until one of the two sequences appends.
 //!
-//! What is given back is overwritten with zeros first: what a caller's text left behind must not
-//! outlive its sequence.
+//! Freed tensors are overwritten with zeros first, so that no caller's text outlives its sequence.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,10 +19,9 @@ use tch::{Device, TchError, Tensor};
 use crate::error::TorchError;
 use crate::options::Dtype;
 
-/// Positions of a page.
 pub(crate) const PAGE: u32 = 32;
 
-/// Names a sequence of one engine. Ids are never used twice.
+/// Id of a sequence in one engine. Ids are never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Seq(u64);
 
@@ -33,14 +31,14 @@ impl fmt::Display for Seq {
     }
 }
 
-/// What a position's keys and values are.
+/// Shape and format of the keys and values of one position.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
     /// First layer of the engine.
     pub(crate) first_layer: u32,
     pub(crate) layers: u32,
     pub(crate) heads: u32,
-    /// Values of a head's key, and of its value.
+    /// Values per head.
     pub(crate) key: u32,
     pub(crate) value: u32,
     pub(crate) dtype: Dtype,
@@ -48,7 +46,7 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// Bytes of a position in all layers.
+    /// Bytes per position over all layers.
     pub(crate) fn position_bytes(&self) -> u64 {
         let values = u64::from(self.heads) * u64::from(self.key + self.value);
         values * u64::from(self.layers) * self.dtype.bytes() as u64
@@ -73,26 +71,24 @@ impl Geometry {
     }
 }
 
-/// Limits of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// For pages, in bytes.
+    /// Budget for pages, in bytes.
     pub(crate) bytes: u64,
-    /// Positions of a sequence.
+    /// Positions per sequence.
     pub(crate) context: u32,
-    /// Open sequences.
     pub(crate) sequences: usize,
 }
 
 /// Keys and values of one sequence, or of several forks.
 pub(crate) struct Buffers {
-    /// For each layer keys and values, `[heads, positions, width]`.
+    /// Per layer, keys and values: `[heads, positions, width]`.
     layers: Vec<(Tensor, Tensor)>,
-    /// For which every tensor has room.
+    /// Pages that every tensor has room for.
     pages: u32,
-    /// What counts of them: more while some tensors have more room already.
+    /// Pages charged to `in_use`: more than `pages` after a resize that failed halfway.
     counted: u32,
-    /// Pages of all sequences.
+    /// Pages of all sequences together.
     in_use: Rc<Cell<u64>>,
 }
 
@@ -120,8 +116,8 @@ impl Buffers {
         self.layers.get(layer).ok_or_else(missing)
     }
 
-    /// Gives all tensors room for `pages`, and keeps the first `len` positions. After an error
-    /// there is room for as many as before, at least, and what has grown already counts.
+    /// Resizes all tensors to `pages`, keeping the first `len` positions. After an error there is
+    /// still room for `len` positions, and tensors that have grown already are charged.
     fn resize(&mut self, geometry: &Geometry, pages: u32, len: u32) -> Result<(), TchError> {
         self.count(self.counted.max(pages));
         for (keys, values) in &mut self.layers {
@@ -147,7 +143,7 @@ impl Buffers {
 impl Drop for Buffers {
     fn drop(&mut self) {
         for (keys, values) in &mut self.layers {
-            // A device that fails at this has lost them anyway.
+            // If zeroing fails, the device has lost the contents anyway.
             let _ = (keys.f_zero_(), values.f_zero_());
         }
         self.count(0);
@@ -162,8 +158,7 @@ fn copy(from: &Tensor, to: &Tensor, len: u32) -> Result<(), TchError> {
 
 struct Sequence {
     len: u32,
-    /// Layers that have run; keys and values of others are not there. Of no account while `len`
-    /// is 0.
+    /// Layers whose keys and values are stored. Ignored while `len` is 0.
     layers: Range<u32>,
     buffers: Rc<Buffers>,
 }
@@ -178,7 +173,6 @@ impl Sequence {
     }
 }
 
-/// All sequences of an engine.
 pub(crate) struct Cache {
     geometry: Geometry,
     limits: Limits,
@@ -200,10 +194,6 @@ impl Cache {
 
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
-    }
-
-    pub(crate) fn context(&self) -> u32 {
-        self.limits.context
     }
 
     pub(crate) fn bytes_in_use(&self) -> u64 {
@@ -244,16 +234,11 @@ impl Cache {
         Ok(self.get(seq)?.len)
     }
 
-    /// Layers that the sequence ran through.
-    pub(crate) fn layers(&self, seq: Seq) -> Result<Range<u32>, TorchError> {
-        Ok(self.get(seq)?.layers.clone())
-    }
-
     pub(crate) fn buffers(&self, seq: Seq) -> Result<Rc<Buffers>, TorchError> {
         Ok(Rc::clone(&self.get(seq)?.buffers))
     }
 
-    /// Whether there was such a sequence.
+    /// Returns false for an unknown id.
     pub(crate) fn close(&mut self, seq: Seq) -> bool {
         self.sequences.remove(&seq).is_some()
     }
@@ -286,8 +271,9 @@ impl Cache {
         self.insert(fork)
     }
 
-    /// Gives every span's sequence room for its rows, all its own, for a run of `layers`. To be
-    /// followed by [`Self::commit`] or [`Self::roll_back`]; after an error by the latter.
+    /// Makes room for the rows of every span in buffers that its sequence does not share, for a run
+    /// of `layers`. The caller must call [`Self::commit`] afterwards, or [`Self::roll_back`] after
+    /// an error.
     pub(crate) fn reserve(
         &mut self,
         layers: &Range<u32>,
@@ -300,8 +286,8 @@ impl Cache {
             }
             fresh += self.need(layers, span)?;
         }
-        // Of two forks that both append the second needs no copy; asking for two may refuse a batch
-        // that just fits, but never the other way round.
+        // If two forks both append, the second needs no copy. Counting a copy for both may refuse a
+        // batch that just fits, but never admits one that does not.
         self.check_budget(fresh)?;
         for span in spans {
             let Some(sequence) = self.sequences.get_mut(&span.seq) else {
@@ -324,7 +310,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Pages that a span needs beyond those that its sequence has to itself.
+    /// Pages needed beyond those that the span's sequence does not share.
     fn need(&self, layers: &Range<u32>, span: &Span<Seq>) -> Result<u64, TorchError> {
         let &Span {
             seq,
@@ -369,7 +355,7 @@ impl Cache {
         }
     }
 
-    /// The rows of the spans are in place.
+    /// Records the rows of the spans as part of their sequences.
     pub(crate) fn commit(&mut self, layers: &Range<u32>, spans: &[Span<Seq>]) {
         for span in spans {
             if let Some(sequence) = self.sequences.get_mut(&span.seq) {
@@ -379,40 +365,17 @@ impl Cache {
         }
     }
 
-    /// The rows of the spans did not come to be.
+    /// Frees the room that was reserved for the rows of the spans.
     pub(crate) fn roll_back(&mut self, spans: &[Span<Seq>]) {
         for span in spans {
-            // As long as before, so this only gives back room; where that fails, the sequence keeps it.
+            // The length is unchanged: this only frees memory. If that fails, the sequence keeps
+            // it.
             let len = self.len(span.seq).unwrap_or(0);
             let _ = self.truncate(span.seq, len);
         }
     }
-
-    /// A new sequence of `len` positions of `layers`, whose keys and values `fill` writes.
-    pub(crate) fn insert_filled<E: From<TorchError>>(
-        &mut self,
-        layers: Range<u32>,
-        len: u32,
-        fill: impl FnOnce(&Buffers) -> Result<(), E>,
-    ) -> Result<Seq, E> {
-        let limit = self.limits.sequences;
-        if self.sequences.len() >= limit {
-            return Err(TorchError::TooManySequences(limit).into());
-        }
-        self.check_budget(pages_for(len).into())?;
-        let buffers = Buffers::new(&self.geometry, pages_for(len), &self.in_use);
-        let buffers = buffers.map_err(TorchError::from)?;
-        fill(&buffers)?;
-        let sequence = Sequence {
-            len,
-            layers,
-            buffers: Rc::new(buffers),
-        };
-        Ok(self.insert(sequence)?)
-    }
 }
 
-/// Pages that `len` positions take.
 fn pages_for(len: u32) -> u32 {
     len.div_ceil(PAGE)
 }

@@ -1,30 +1,27 @@
-//! Where and in which numbers to compute.
+//! Device, number format and limits of an engine.
 
 use std::fmt;
 use std::str::FromStr;
 
 use hearthnet_model::gguf::TensorInfo;
-use hearthnet_model::manifest::WeightsId;
 use hearthnet_model::{BoundaryDtype, ModelFile, ModelSpec};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{OptionError, TorchLoadError, first_line};
 
-/// A device to compute on.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum DeviceChoice {
     /// The first that works of: first CUDA device, Apple's GPU, processor.
     #[default]
     Auto,
-    /// The processor.
     Cpu,
-    /// NVIDIA's GPU of this number. (Builds of libtorch for AMD's GPUs call them so, too.)
+    /// NVIDIA GPU with this index. Builds of libtorch for AMD GPUs use the same name.
     Cuda(usize),
     /// Apple's GPU.
     Mps,
 }
 
-/// The format of weights, of keys and values, and of what is multiplied with them.
+/// Format of weights, keys, values and the activations multiplied with them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Dtype {
     /// IEEE 754 binary16.
@@ -35,23 +32,19 @@ pub enum Dtype {
     Fp32,
 }
 
-/// How an engine is to run.
 #[derive(Clone, Debug)]
 pub struct TorchOptions {
-    /// Where to compute.
     pub device: DeviceChoice,
-    /// In which numbers. `None`: fp32 on a processor, elsewhere the model's boundary dtype.
+    /// Number format. `None`: fp32 on a processor, elsewhere the model's boundary dtype.
     pub dtype: Option<Dtype>,
-    /// Threads that compute on a processor; for the whole process. `None`: libtorch decides.
+    /// Compute threads on a processor, for the whole process. `None`: libtorch's default.
     pub threads: Option<usize>,
-    /// Memory for keys and values, in bytes; taken page by page as sequences grow. Default: 1 GiB.
+    /// Memory for keys and values, in bytes, allocated in pages as sequences grow. Default: 1 GiB.
     pub max_kv_bytes: u64,
-    /// Open sequences. Default: 4096.
+    /// Default: 4096.
     pub max_sequences: usize,
-    /// Positions of a sequence, if fewer than the model allows.
+    /// Limit of positions per sequence, if lower than the model's.
     pub max_context: Option<u32>,
-    /// Identity of the weights, to which snapshots are bound. Default: all zeros.
-    pub weights: WeightsId,
 }
 
 impl Default for TorchOptions {
@@ -63,12 +56,11 @@ impl Default for TorchOptions {
             max_kv_bytes: 1 << 30,
             max_sequences: 4096,
             max_context: None,
-            weights: WeightsId([0; 32]),
         }
     }
 }
 
-/// A device that is there, and a format.
+/// Available device and number format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     pub(crate) device: Device,
@@ -76,10 +68,10 @@ pub struct Target {
 }
 
 impl TorchOptions {
-    /// Looks whether the device is there.
+    /// Selects the device and tests that it works.
     ///
     /// # Errors
-    /// [`TorchLoadError::Device`] if it is not.
+    /// [`TorchLoadError::Device`] if it does not.
     pub fn target(&self, spec: &ModelSpec) -> Result<Target, TorchLoadError> {
         let device = match self.device {
             DeviceChoice::Auto => [Device::Cuda(0), Device::Mps]
@@ -103,24 +95,24 @@ impl TorchOptions {
     }
 }
 
-/// Whether something can be computed on a device.
+/// Computes a trivial tensor on a device.
 fn probe(device: Device) -> Result<(), tch::TchError> {
     let ones = Tensor::f_ones([8], (Kind::Float, device))?;
     ones.f_to_device(Device::Cpu).map(drop)
 }
 
 impl Target {
-    /// Whether something can be computed there.
+    /// Computes a trivial tensor on this device.
     pub(crate) fn probe(&self) -> Result<(), tch::TchError> {
         probe(self.device)
     }
 
-    /// Whether it computes elsewhere than on the processor, with memory of its own.
+    /// Whether the device is not the processor, and so has memory of its own.
     pub fn is_on_card(&self) -> bool {
         self.device != Device::Cpu
     }
 
-    /// Bytes that a layer's weights take; at most, for biases are counted as fp32.
+    /// Upper bound of the bytes of a layer's weights (biases are counted as fp32).
     pub fn layer_bytes(&self, file: &ModelFile, layer: u32) -> u64 {
         let bytes = |info: &TensorInfo| {
             let values: u64 = info.dims.iter().product();
@@ -133,7 +125,7 @@ impl Target {
         file.layer_tensors(layer).map(bytes).sum()
     }
 
-    /// What is computed, as descriptors name it: `torch-<device>-<dtype>`.
+    /// Arithmetic as in descriptors: `torch-<device>-<dtype>`.
     pub fn arithmetic(&self) -> String {
         let device = match self.device {
             Device::Cpu => "cpu",
@@ -146,7 +138,6 @@ impl Target {
 }
 
 impl Dtype {
-    /// Every format.
     pub const ALL: [Self; 3] = [Self::Fp16, Self::Bf16, Self::Fp32];
 
     pub(crate) fn kind(self) -> Kind {
@@ -205,7 +196,7 @@ impl FromStr for DeviceChoice {
             "cpu" => Ok(Self::Cpu),
             "cuda" => Ok(Self::Cuda(0)),
             "mps" => Ok(Self::Mps),
-            // libtorch counts them in a signed byte.
+            // libtorch stores the index in a signed byte.
             _ => text
                 .strip_prefix("cuda:")
                 .and_then(|number| number.parse::<i8>().ok())
@@ -221,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_and_formats_are_read_as_they_are_written() {
+    fn devices_and_formats_round_trip_as_text() {
         for text in ["auto", "cpu", "cuda:0", "cuda:3", "mps"] {
             assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
         }

@@ -1,4 +1,4 @@
-//! Serving layers from libtorch, as `hearthnet-shard` serves them from the exact engine.
+//! Shard host with a libtorch engine.
 
 use hearthnet_model::engine::Span;
 use hearthnet_shard::{
@@ -11,18 +11,18 @@ use crate::error::TorchError;
 use crate::kv::Seq;
 use crate::options::{Target, TorchOptions};
 
-/// A layer range of a file that can be loaded again and again.
+/// Layer range of a file; can be loaded repeatedly.
 #[derive(Debug)]
 pub struct TorchSource {
     layers: ModelLayers,
     options: TorchOptions,
 }
 
-/// Serves layers as [`ShardHost::start`] does. Of the engine options in `config` the threads count;
-/// of `options` device, format and nothing else.
+/// Serves layers as [`ShardHost::start`] does. The engine options of `config` set threads and
+/// limits; `options` sets device and format.
 ///
 /// # Errors
-/// See [`StartError`]; nothing is left running.
+/// See [`StartError`]. After an error, no task is left running.
 pub async fn start(
     config: ShardConfig,
     options: TorchOptions,
@@ -41,7 +41,6 @@ pub async fn start(
         max_kv_bytes: engine.max_kv_bytes,
         max_sequences: engine.max_sequences,
         max_context: engine.max_context,
-        weights: engine.weights.unwrap_or(options.weights),
         ..options
     };
     let target = options.target(layers.spec());
@@ -54,7 +53,6 @@ pub async fn start(
 }
 
 impl TorchSource {
-    /// What loads these layers.
     pub fn new(layers: ModelLayers, options: TorchOptions) -> Self {
         Self { layers, options }
     }

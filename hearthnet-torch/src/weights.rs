@@ -9,73 +9,71 @@ use tch::{Device, Kind, TchError, Tensor};
 use crate::error::TorchLoadError;
 use crate::options::{Dtype, Target};
 
-/// Values that are decoded at a time.
+/// Values decoded at a time.
 const CHUNK: usize = 1 << 20;
 
-/// A matrix, `[outputs, inputs]`, and what is added to its outputs.
+/// Matrix, `[outputs, inputs]`, and an optional bias.
 pub(crate) struct Linear {
     weight: Tensor,
     bias: Option<Tensor>,
 }
 
 impl Linear {
-    /// Of rows of the matrix's kind.
+    /// `x` must have the matrix's kind.
     pub(crate) fn apply(&self, x: &Tensor) -> Result<Tensor, TchError> {
         x.f_linear(&self.weight, self.bias.as_ref())
     }
 }
 
-/// One block's weights. Norms, sinks and routers are fp32, all else is in the engine's format.
+/// Weights of one block. Norms, sinks and routers are fp32, the rest is in the engine's format.
 pub(crate) struct Layer {
     pub(crate) attn_norm: Tensor,
-    /// Queries, keys and values side by side; where attention is latent, the narrow rows.
+    /// Queries, keys and values side by side; with latent attention, the low-rank projections.
     pub(crate) qkv: Linear,
     pub(crate) latent: Option<Latent>,
     /// Norms of queries and of keys.
     pub(crate) qk_norm: Option<(Tensor, Tensor)>,
     pub(crate) rotation: Rotation,
-    /// Positions that a row attends to; `None` for all.
+    /// Sliding window in positions; `None` for full attention.
     pub(crate) window: Option<u32>,
-    /// For each query head.
+    /// Per query head.
     pub(crate) sinks: Option<Tensor>,
     pub(crate) attn_output: Linear,
     pub(crate) attn_post_norm: Option<Tensor>,
     pub(crate) ffn_norm: Tensor,
-    pub(crate) feed: Feed,
+    pub(crate) feed: FeedForward,
     pub(crate) ffn_post_norm: Option<Tensor>,
 }
 
-/// What latent attention does to its narrow rows.
+/// Norms and up-projections of latent attention.
 pub(crate) struct Latent {
     pub(crate) q_norm: Tensor,
     pub(crate) kv_norm: Tensor,
-    /// To queries.
+    /// Low-rank activation to queries.
     pub(crate) q: Linear,
-    /// To keys and values, head by head.
+    /// Low-rank activation to keys and values, head by head.
     pub(crate) kv: Linear,
 }
 
-/// The feed-forward layer.
-pub(crate) enum Feed {
+pub(crate) enum FeedForward {
     Dense(Ffn),
     Experts { router: Linear, experts: Vec<Ffn> },
 }
 
-/// Gate, up and down matrices.
 pub(crate) struct Ffn {
-    /// Gate, then up.
+    /// Gate above up.
     pub(crate) gate_up: Linear,
     pub(crate) down: Linear,
 }
 
-/// Reads tensors of a file onto a device.
+/// Loads tensors of a file onto a device.
 pub(crate) struct Loader<'a> {
     file: &'a ModelFile,
     device: Device,
     dtype: Dtype,
-    /// Bytes of all tensors.
+    /// Bytes on the device, over all tensors.
     pub(crate) bytes: u64,
-    /// Those of experts.
+    /// Bytes of the experts among them.
     expert_bytes: u64,
     done: u64,
     total: u64,
@@ -83,7 +81,7 @@ pub(crate) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// Reads `total` bytes of the file.
+    /// `total`: bytes of the file that will be read.
     pub(crate) fn new(
         file: &'a ModelFile,
         target: Target,
@@ -157,7 +155,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn feed(&mut self, layer: u32) -> Result<Feed, TorchLoadError> {
+    fn feed(&mut self, layer: u32) -> Result<FeedForward, TorchLoadError> {
         use LayerTensor as T;
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
@@ -166,7 +164,7 @@ impl<'a> Loader<'a> {
                 true => vec![get(T::FfnGateUp)?],
                 false => vec![get(T::FfnGate)?, get(T::FfnUp)?],
             };
-            return Ok(Feed::Dense(Ffn {
+            return Ok(FeedForward::Dense(Ffn {
                 gate_up: self.linear(&gate_up, &[])?,
                 down: self.linear(&[get(T::FfnDown)?], &[])?,
             }));
@@ -201,10 +199,10 @@ impl<'a> Loader<'a> {
             });
         }
         self.expert_bytes += self.bytes - before;
-        Ok(Feed::Experts { router, experts })
+        Ok(FeedForward::Experts { router, experts })
     }
 
-    /// Some matrices, one below the other, and their biases.
+    /// Stacks matrices row-wise, with their biases.
     fn linear(
         &mut self,
         matrices: &[TensorView<'_>],
@@ -214,7 +212,7 @@ impl<'a> Loader<'a> {
         let bias = match biases {
             [] => None,
             _ => {
-                // They need not be of one length.
+                // Their lengths may differ.
                 let one = |bias| Ok(self.tensor(&[bias], self.dtype)?.f_flatten(0, -1)?);
                 let biases = biases.iter().copied().map(one);
                 let biases = biases.collect::<Result<Vec<_>, TorchLoadError>>()?;
@@ -224,7 +222,7 @@ impl<'a> Loader<'a> {
         Ok(Linear { weight, bias })
     }
 
-    /// A vector that a model may have.
+    /// A vector that not every model has.
     fn optional(
         &mut self,
         layer: u32,
@@ -240,7 +238,7 @@ impl<'a> Loader<'a> {
         Ok(self.tensor(&[*view], Dtype::Fp32)?.f_flatten(0, -1)?)
     }
 
-    /// The rows of some tensors of equal width, one below the other.
+    /// Stacks the rows of tensors of equal width.
     fn tensor(&mut self, views: &[TensorView<'_>], dtype: Dtype) -> Result<Tensor, TorchLoadError> {
         let cols = views.first().map_or(0, TensorView::cols).max(1);
         let rows: usize = views.iter().map(TensorView::rows).sum();
@@ -265,7 +263,7 @@ impl<'a> Loader<'a> {
                 let rows = (values.len() / cols) as i64;
                 let part = Tensor::f_from_slice(&values)?.f_view([rows, cols as i64])?;
                 let part = part.f_to_kind(dtype.kind())?;
-                // Of the three formats only this one has less range than files have.
+                // Of the three formats, only fp16 has a smaller range than files.
                 if part.f_kind()? == Kind::Half && !all_finite(&part)? {
                     return Err(TorchLoadError::Range {
                         tensor: view.name.to_owned(),
@@ -283,21 +281,19 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Whether all values are finite.
-pub(crate) fn all_finite(x: &Tensor) -> Result<bool, TchError> {
+fn all_finite(x: &Tensor) -> Result<bool, TchError> {
     x.f_isfinite()?.f_all()?.f_is_nonzero()
 }
 
-/// What weights take of the device.
+/// Memory of weights on the device, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes {
-    /// All of them.
     pub(crate) weights: u64,
-    /// Those that a row is multiplied with: of experts, the ones that it is sent to.
+    /// Bytes multiplied per row; of experts, only those that the row is routed to.
     pub(crate) token: u64,
 }
 
-/// The layers of a half-open range, which is checked, and the bytes of their tensors.
+/// Loads the layers of a half-open, already checked range.
 pub(crate) fn layers(
     file: &ModelFile,
     range: std::ops::Range<u32>,

@@ -1,7 +1,7 @@
-//! Every family against the exact engine.
+//! Every model family against the exact engine.
 //!
-//! The bounds are those of `specs/torch-arithmetic.md`: a small multiple of what was observed, and
-//! far below what a mistake gives.
+//! The bounds are those of `specs/torch-arithmetic.md`: a small multiple of the observed deviation,
+//! and far below the effect of a defect.
 #![cfg(feature = "libtorch")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
@@ -25,8 +25,8 @@ fn bound(dtype: Dtype) -> f32 {
     }
 }
 
-/// Of how many rows one may go through another expert, because a score is nearly the next one's. It is
-/// then beyond the bound, and whatever rows after it read of it in later blocks is another thing.
+/// Of this many rows, one may be routed to another expert because two scores are nearly equal. Its
+/// deviation is then beyond the bound, and so is that of later rows that attend to it.
 const CHOSEN_ANEW: usize = 20;
 
 #[test]
@@ -35,20 +35,20 @@ fn every_cut_of_every_family_is_close_to_the_exact_engine() {
     let names = families();
     assert!(names.len() >= 19, "{names:?}");
     for name in names {
-        // Rounding between blocks would tip a value over to the next one of a coarse format.
+        // Rounding between blocks would amplify deviations to steps of a coarse format.
         let file = family(&name).with_boundary(BoundaryDtype::F32);
         let (layers, width) = (file.spec().layers, file.spec().width as usize);
         let boundaries = exact(&file, &rows(&file, 33, 7));
         let mut line = format!("{name:12}");
         for dtype in Dtype::ALL {
             let (mut worst, mut anew, mut alike) = (0f32, 0, 33);
-            // Single layers first: there a row that goes through other experts is alone.
+            // Single layers come first: there a rerouted row does not affect others.
             let cuts = (1..=layers).flat_map(|n| (0..=layers - n).map(move |at| (at, at + n)));
             for (start, end) in cuts {
                 let mut engine = load(&file, start..end, &options(dtype));
                 let seq = engine.open().unwrap();
                 let [input, expected] = [start, end].map(|at| &boundaries[at as usize]);
-                // A prefill, a decode step, and what is left.
+                // A prefill, a decode step, and the rest.
                 let (first, rest) = input.split_at(20 * width);
                 let (one, rest) = rest.split_at(width);
                 let mut found = append(&mut engine, seq, first, 20);
@@ -94,7 +94,7 @@ fn rows_between_blocks_are_values_of_the_boundary_dtype() {
             let mut rounded = found.clone();
             boundary.round(&mut rounded);
             assert_eq!(found, rounded, "{boundary} {dtype}");
-            // Another boundary's values are not these.
+            // The F32 values do change when rounded to another dtype.
             if boundary == BoundaryDtype::F32 {
                 BoundaryDtype::F16.round(&mut rounded);
                 assert_ne!(found, rounded);
@@ -104,7 +104,7 @@ fn rows_between_blocks_are_values_of_the_boundary_dtype() {
 }
 
 #[test]
-fn weights_of_every_type_are_those_that_the_file_says() {
+fn weights_of_every_type_are_decoded_correctly() {
     let types: Vec<TensorType> = TensorType::supported().collect();
     assert!(types.len() >= 16, "{types:?}");
     for dtype in types {
@@ -117,8 +117,8 @@ fn weights_of_every_type_are_those_that_the_file_says() {
             embedding: "f32",
             ..TinyLlama::default()
         };
-        // The exact engine rounds activations where weights are quantised; so it gets the same
-        // weights as F32.
+        // The exact engine rounds activations for quantised weights, so it gets the same weights as
+        // F32.
         let [file, plain] = every_weight_as(&model, |_| dtype);
         let input = rows(&file, 40, 3);
         let expected = exact(&plain, &input).pop().unwrap();
@@ -131,7 +131,7 @@ fn weights_of_every_type_are_those_that_the_file_says() {
     }
 }
 
-/// Rows through some layers on one of the engines, the first ones in one batch.
+/// Runs rows through some layers on one of the engines, the first rows in one batch.
 fn through(
     file: &ModelFile,
     layers: std::ops::Range<u32>,
@@ -149,10 +149,10 @@ fn through(
 }
 
 #[test]
-fn a_pipeline_that_is_cut_anywhere_is_close_to_the_uncut_one_whoever_computes() {
+fn a_pipeline_split_anywhere_over_both_engines_is_close_to_the_unsplit_model() {
     for name in families() {
         let file = family(&name).with_boundary(BoundaryDtype::F32);
-        // A row that goes through another expert is another row from there on.
+        // A row routed to another expert has another output from there on.
         if file.spec().experts.is_some() {
             continue;
         }
@@ -191,7 +191,8 @@ fn sequences_in_a_batch_are_close_to_each_alone() {
                 let seq = engine.open().unwrap();
                 append(&mut engine, seq, &prompt, prompt.len())
             });
-            // The first half of each, all together; then a row of each at different positions.
+            // The first half of each prompt, all together; then one row of each at different
+            // positions.
             let seqs = prompts.clone().map(|_| engine.open().unwrap());
             let mut found = [const { Vec::new() }; 3];
             loop {

@@ -1,4 +1,4 @@
-//! A host that computes with libtorch.
+//! Host with a libtorch engine.
 #![cfg(feature = "libtorch")]
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use hearthnet_testkit::TinyLlama;
 use hearthnet_torch::{Dtype, start};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_host_says_that_its_arithmetic_is_another_one() {
+async fn a_host_advertises_its_arithmetic() {
     let folder = tempfile::tempdir().unwrap();
     let path = TinyLlama::default().write(folder.path());
     let config = ShardConfig::new(path, (0, 1), "127.0.0.1:0");

@@ -1,6 +1,5 @@
-//! Threads that stand back: what strangers and neighbours make this machine do, as handshakes and
-//! the checks of what they say, runs below the priority of the sessions that are open. However much
-//! of it there is, a step of a chat that is under way goes first.
+//! Low-priority threads. Work caused by strangers and neighbours (handshakes, checks of their
+//! messages) runs below the priority of open sessions, so that a chat's step always goes first.
 
 use std::cell::Cell;
 use std::io;
@@ -10,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Niceness of these threads: far above that of a shard host's engine, which is 5 by default.
+/// Niceness of these threads, well above that of a shard host's engine (5 by default).
 const NICENESS: i32 = 19;
 
-/// How long such work goes on before others are asked whether they have something to do. A system
-/// that has no other core for them might look only after 4 ms.
-const TURN: Duration = Duration::from_micros(500);
+/// How long such work runs before it yields. Without a free core, the kernel's scheduler might
+/// preempt it only after 4 ms.
+const TIME_SLICE: Duration = Duration::from_micros(500);
 
 thread_local! {
-    /// Since when this thread has been at work; `None` on threads that do not stand back.
-    static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Start of this thread's time slice; `None` outside of low-priority threads.
+    static SLICE_START: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Where such work is spawned: one thread for tasks, and as many for what blocks as are needed. It
-/// has timers; sockets that are used there must have been made elsewhere, and stay with that runtime.
+/// Handle of the low-priority runtime: one thread for tasks, and as many as needed for blocking
+/// work. It has timers; sockets used there must be made on another runtime, and stay with it.
 ///
-/// Where the system gives no thread it is the caller's own runtime.
+/// If the system gives no thread, this is the caller's own runtime.
 ///
 /// # Panics
-/// Only in that case, and outside of a runtime.
+/// Only in that case, if called outside of a runtime.
 pub fn background() -> Handle {
     static THREADS: LazyLock<Option<Runtime>> = LazyLock::new(|| {
         threads_can_start(1).ok()?;
@@ -38,7 +37,7 @@ pub fn background() -> Handle {
             .thread_name("background")
             .on_thread_start(|| {
                 stand_back(NICENESS);
-                SINCE.set(Some(Instant::now()));
+                SLICE_START.set(Some(Instant::now()));
             })
             .build()
             .ok()
@@ -49,11 +48,11 @@ pub fn background() -> Handle {
     }
 }
 
-/// Whether the system gives this process so many threads more. A runtime that gets none panics, so
-/// this is asked before one is built.
+/// Checks that the system gives this process `count` more threads. Called before a runtime is
+/// built, since a runtime that gets none panics.
 ///
 /// # Errors
-/// What the system says when it gives fewer.
+/// The system's error when it gives fewer.
 pub fn threads_can_start(count: usize) -> io::Result<()> {
     let (together, wait) = mpsc::channel::<()>();
     let wait = Arc::new(Mutex::new(wait));
@@ -62,7 +61,7 @@ pub fn threads_can_start(count: usize) -> io::Result<()> {
     for _ in 0..count {
         let wait = Arc::clone(&wait);
         let thread = thread::Builder::new().name("probe".into());
-        // Each lives until all were started.
+        // Each thread lives until all have been started.
         match thread.spawn(move || drop(wait.lock().map(|wait| wait.recv()))) {
             Ok(thread) => started.push(thread),
             Err(error) => {
@@ -78,20 +77,20 @@ pub fn threads_can_start(count: usize) -> io::Result<()> {
     outcome
 }
 
-/// Between two pieces of work of some dozen microseconds each: lets others go first if it is time to.
-/// Does nothing on other threads than those of [`background`].
+/// Yields to other threads if this thread's time slice is over. For calls between pieces of work of
+/// some dozen microseconds; does nothing on threads outside of [`background`].
 pub fn give_way() {
-    if let Some(since) = SINCE.get()
-        && since.elapsed() >= TURN
+    if let Some(since) = SLICE_START.get()
+        && since.elapsed() >= TIME_SLICE
     {
         thread::yield_now();
-        SINCE.set(Some(Instant::now()));
+        SLICE_START.set(Some(Instant::now()));
     }
 }
 
-/// Lowers this thread's priority to a niceness from 0 (not at all) to 19.
+/// Sets this thread's niceness, from 0 (normal priority) to 19.
 pub fn stand_back(niceness: i32) {
-    // Elsewhere than on Linux this is about the whole process.
+    // On other systems than Linux the priority would apply to the whole process.
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, niceness) {
         tracing::debug!(%error, "a thread keeps the priority of its process");

@@ -1,7 +1,7 @@
-//! What a session costs: round trips and throughput by size, against an echo host.
+//! Benchmark of a session: round trips and throughput by size, against an echo host.
 //!
-//! The host side is [`serve_echo`], for sessions with the purpose [`PURPOSE`]; the caller's side is
-//! [`run`]. The rows are noise, as activations nearly are: zstd finds nothing in them.
+//! The host runs [`serve_echo`], for sessions with the purpose [`PURPOSE`]; the caller runs
+//! [`run`]. The rows are noise, like most activations: zstd cannot compress them.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +12,21 @@ use crate::{
     Connection, DType, Message, SendError, SessionClosed, SessionStats, Step, StepResult, Want,
 };
 
-/// The purpose of a session that only measures.
+/// Purpose of benchmark sessions.
 pub const PURPOSE: &str = "bench";
 
-/// What to measure.
+/// Sizes and durations to measure.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
     /// Row block sizes in bytes for the round trips; rounded down to whole fp16 values.
     pub round_trip_bytes: Vec<u32>,
-    /// Round trips per size that count.
+    /// Measured round trips per size.
     pub round_trips: u32,
-    /// Round trips per size before those.
+    /// Unmeasured round trips per size, before the measured ones.
     pub warm_up: u32,
     /// Row block sizes in bytes for the throughput.
     pub throughput_bytes: Vec<u32>,
-    /// How long each throughput is measured.
+    /// Duration of each throughput measurement.
     pub throughput_time: Duration,
 }
 
@@ -43,13 +43,12 @@ impl Default for BenchOptions {
     }
 }
 
-/// What was measured.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct BenchReport {
     /// Round trips of one step and its answer of the same size.
     pub round_trips: Vec<RoundTrips>,
-    /// Steps one way, as many in flight as the host allows.
+    /// Steps one way, with as many in flight as the host allows.
     pub throughput: Vec<Throughput>,
     /// The session's counters afterwards.
     pub session: SessionStats,
@@ -68,7 +67,7 @@ pub struct RoundTrips {
     pub p95_us: f64,
     /// 99th percentile, in microseconds.
     pub p99_us: f64,
-    /// The fastest, in microseconds.
+    /// Minimum, in microseconds.
     pub min_us: f64,
 }
 
@@ -79,7 +78,7 @@ pub struct Throughput {
     pub bytes: u32,
     /// Steps answered.
     pub steps: u64,
-    /// Seconds that took.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Millions of bytes per second.
     pub megabytes_per_second: f64,
@@ -95,7 +94,7 @@ pub enum BenchError {
     /// The session ended.
     #[error(transparent)]
     Closed(#[from] SessionClosed),
-    /// The host answered with something else than the step's result.
+    /// The host answered with another message or other rows.
     #[error("the host does not echo: {0}")]
     NotAnEcho(&'static str),
     /// A size of zero.
@@ -119,7 +118,7 @@ pub async fn serve_echo(mut connection: Connection) -> SessionClosed {
     }
 }
 
-/// The answer of a host without layers.
+/// Echo of a step: returns the rows that it wants.
 pub fn echo(step: Step) -> StepResult {
     let row_bytes = step.width as usize * step.dtype.size();
     let (rows, data) = match step.want {
@@ -175,7 +174,7 @@ async fn result(connection: &mut Connection) -> Result<StepResult, BenchError> {
     loop {
         match connection.recv().await? {
             Message::StepResult(result) => return Ok(result),
-            // It will end the session, and answers until then.
+            // The host will end the session, and answers until then.
             Message::Leaving { .. } => {}
             _ => return Err(BenchError::NotAnEcho("another message than a result")),
         }
@@ -236,7 +235,7 @@ async fn round_trip(
     })
 }
 
-/// The value at `q` of sorted values; 0 when there are none.
+/// Value at quantile `q` of sorted values; 0 if there are none.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let last = sorted.len().saturating_sub(1);
     sorted
@@ -253,8 +252,8 @@ async fn one_way(
     let sender = connection.sender();
     let step = step(bytes, Want::None)?;
     let begin = Instant::now();
-    // Sending waits for a slot, and slots come back with answers that must be received: so both at
-    // once. (A dropped `send` has sent nothing.)
+    // A send waits for a slot, and slots are freed by answers, which must be received: so do both
+    // at once. (A dropped `send` has sent nothing.)
     let (mut sent, mut answered) = (0u64, 0u64);
     while begin.elapsed() < time || answered < sent {
         tokio::select! {

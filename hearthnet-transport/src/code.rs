@@ -1,8 +1,8 @@
-//! The stable names of what goes wrong, and of what ends a session.
+//! Stable codes of failures and of session ends.
 //!
-//! A [`Code`] is the name that messages, events, counters and logs carry. A [`CloseCode`] ends a
-//! session: its snake_case name travels in BYE and in the WebSocket close reason, its number in the
-//! WebSocket close frame. All are part of the wire format: never renumber, never rename.
+//! A [`Code`] is the name of a failure in messages, events, counters and logs. A [`CloseCode`] ends
+//! a session: its snake_case name travels in BYE and in the WebSocket close reason, its number in
+//! the WebSocket close frame. All are part of the wire format: never renumber, never rename.
 
 use std::borrow::{Borrow, Cow};
 use std::fmt;
@@ -12,11 +12,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Longest code or event name, in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// The stable name of a failure: 1 to 64 characters of `a-z 0-9 _`, first a letter.
+/// Stable name of a failure: 1 to 64 characters of `a-z 0-9 _`, the first a letter.
 ///
-/// The constants are the codes that more than one place knows: those that every call may end with,
-/// and those by which a caller decides what to do about a stream. What has codes of its own makes
-/// them by [`Code::new`].
+/// The constants are the codes that several components share: those that every call may end with,
+/// and those by which a caller decides how to continue a stream. Other codes are made by
+/// [`Code::new`].
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Code(Cow<'static, str>);
 
@@ -29,11 +29,11 @@ macro_rules! shared_codes {
 }
 
 shared_codes! {
-    /// The caller's level is too low, or it is not who it says.
+    /// The caller's level is too low, or it is not the node that it claims to be.
     UNAUTHORIZED = "unauthorized";
     /// The key was revoked.
     REVOKED = "revoked";
-    /// A signature does not belong to its signer and these bytes.
+    /// The signature does not match the signer and the bytes.
     INVALID_SIGNATURE = "invalid_signature";
     /// The envelope was made too long ago, or lies in the future.
     CALL_EXPIRED = "call_expired";
@@ -45,7 +45,7 @@ shared_codes! {
     VERSION_UNSUPPORTED = "version_unsupported";
     /// The caller makes more calls than its budget allows.
     RATE_LIMITED = "rate_limited";
-    /// As many calls of this capability as allowed are running, or a host has work before this.
+    /// The limit of running calls of this capability is reached, or a host has earlier work.
     BUSY = "busy";
     /// The capability belongs to an experiment that is switched off.
     EXPERIMENTAL_DISABLED = "experimental_disabled";
@@ -53,80 +53,79 @@ shared_codes! {
     BAD_REQUEST = "bad_request";
     /// The caller gave up.
     CANCELLED = "cancelled";
-    /// The call took longer than it may, or its caller took no frames.
+    /// The call took too long, or its caller did not read its frames.
     TIMEOUT = "timeout";
     /// The node could not be reached, or the connection was lost.
     UNREACHABLE = "unreachable";
-    /// The node failed in a way that is nobody's fault but its own.
+    /// The node failed by a defect or fault of its own.
     INTERNAL = "internal";
-    /// An invite that cannot be used.
+    /// The invite cannot be used.
     BAD_INVITE = "bad_invite";
     /// The host serves other weights.
     WEIGHTS_MISMATCH = "weights_mismatch";
-    /// As many streams are open as the host has room for.
+    /// The host's limit of open streams is reached.
     STREAM_LIMIT = "stream_limit";
-    /// The caller has as many streams open as one caller may.
+    /// The caller's limit of open streams is reached.
     STREAM_QUOTA = "stream_quota";
-    /// The caller, or the session, opens streams faster than it may.
+    /// The caller, or the session, opens streams faster than allowed.
     STREAM_CHURN = "stream_churn";
     /// More positions than the stream was opened for, or than the host allows.
     CONTEXT_FULL = "context_full";
-    /// The host's memory for context could never hold the stream.
+    /// The stream is larger than the host's KV memory.
     KV_TOO_SMALL = "kv_too_small";
-    /// The host's memory for context is taken.
+    /// The host has no free KV memory.
     KV_FULL = "kv_full";
-    /// The caller holds as much of it as one caller may.
+    /// The caller holds its whole share of the KV memory.
     KV_QUOTA = "kv_quota";
     /// The host took the stream's memory back for others.
     PREEMPTED = "preempted";
-    /// More steps or rows wait than the stream may have waiting.
+    /// The stream's limit of waiting steps or rows is exceeded.
     QUEUE_FULL = "queue_full";
-    /// As many steps of the caller wait as one caller may have waiting.
+    /// The caller's limit of waiting steps is reached.
     STEP_QUOTA = "step_quota";
-    /// Nothing happened on the stream for too long.
+    /// The stream was idle for too long.
     IDLE_TIMEOUT = "idle_timeout";
     /// A block's output left the range of the boundary dtype.
     BOUNDARY_OVERFLOW = "boundary_overflow";
     /// The node is about to stop.
     SHUTTING_DOWN = "shutting_down";
-    /// Layers move away from a host that leaves; nothing went wrong.
+    /// The host is leaving and its layers move elsewhere; not a failure.
     LEAVING = "leaving";
-    /// Nothing at all comes from a host.
+    /// The host sends nothing at all.
     SILENT = "silent";
-    /// A host is much slower than it should be.
+    /// The host is much slower than expected.
     DEGRADED = "degraded";
-    /// A host owed an answer for the health timeout.
+    /// The host did not answer within the health timeout.
     PIPELINE_STALLED = "pipeline_stalled";
-    /// No host can be had for some layers.
+    /// No host is available for some layers.
     SHARD_UNAVAILABLE = "shard_unavailable";
     /// The session with a host ended unexpectedly.
     CONNECTION_LOST = "connection_lost";
-    /// Rows whose size cannot be.
+    /// Rows of an invalid size.
     TENSOR_SHAPE = "tensor_shape";
     /// Rows with NaN or an infinity.
     TENSOR_NONFINITE = "tensor_nonfinite";
-    /// Rows whose numbers cannot be right.
+    /// Rows with implausible values.
     TENSOR_BAND = "tensor_band";
 }
 
 impl Code {
-    /// A code of one's own. What is not spelled like a code is `internal` where it is sent.
+    /// Makes a code. A name with an invalid spelling is sent as `internal`.
     pub const fn new(name: &'static str) -> Self {
         Self(Cow::Borrowed(name))
     }
 
-    /// Reads a code that a peer sent; `None` if it is not spelled like one.
+    /// Parses a peer's code; `None` if the spelling is invalid.
     pub fn parse(text: &str) -> Option<Self> {
         is_name(text).then(|| Self(Cow::Owned(text.to_owned())))
     }
 
-    /// The code as it is written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Whether a text can be a code or the name of an event.
+/// Returns whether a text is spelled like a code or an event name.
 pub fn is_name(text: &str) -> bool {
     text.len() <= MAX_NAME
         && text.starts_with(|c: char| c.is_ascii_lowercase())
@@ -153,7 +152,7 @@ impl From<&'static str> for Code {
     }
 }
 
-/// So that maps are asked by the text.
+/// Allows maps to be searched by text.
 impl Borrow<str> for Code {
     fn borrow(&self) -> &str {
         &self.0
@@ -172,7 +171,7 @@ impl PartialEq<&str> for Code {
     }
 }
 
-/// As a label of a metric.
+/// Label value of a metric.
 impl From<Code> for metrics::SharedString {
     fn from(code: Code) -> Self {
         code.0.into()
@@ -186,7 +185,7 @@ impl Serialize for Code {
 }
 
 impl<'de> Deserialize<'de> for Code {
-    /// What another node calls a code and is none, is `unrecognised`.
+    /// A peer's code with an invalid spelling becomes `unrecognised`.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         Ok(Self::parse(&text).unwrap_or(Self::new("unrecognised")))
@@ -203,10 +202,10 @@ macro_rules! close_codes {
         }
 
         impl CloseCode {
-            /// Every code, in the order of their numbers.
+            /// Every code, in numeric order.
             pub const ALL: &'static [CloseCode] = &[$(CloseCode::$name,)*];
 
-            /// The stable name, as BYE and logs carry it.
+            /// Stable name, as in BYE and logs.
             pub const fn as_str(self) -> &'static str {
                 match self { $(CloseCode::$name => $text,)* }
             }
@@ -220,7 +219,7 @@ macro_rules! close_codes {
 }
 
 close_codes! {
-    /// The side that sent it is done.
+    /// The sender has finished.
     Normal = 4000 "normal";
     /// The process is shutting down.
     Shutdown = 4001 "shutdown";
@@ -228,11 +227,11 @@ close_codes! {
     SessionExpired = 4002 "session_expired";
     /// The peer sent nothing for two keep-alive intervals.
     KeepAlive = 4003 "keep_alive";
-    /// A defect or a resource failure on the side that sent it.
+    /// A defect or a resource failure of the sender.
     Internal = 4004 "internal";
     /// The connection ended without a BYE. Never sent.
     Lost = 4005 "lost";
-    /// The peer gave a code that this version does not know. Never sent.
+    /// The peer sent a code that this version does not know. Never sent.
     Unrecognised = 4006 "unrecognised";
 
     /// A text message, reserved bits, an unmasked client frame: the WebSocket rules are broken.
@@ -258,7 +257,7 @@ close_codes! {
     CreditOverrun = 4030 "credit_overrun";
     /// A grant that lifts the window above its ceiling.
     CreditOverflow = 4031 "credit_overflow";
-    /// An ACK or NACK of what was never sent.
+    /// An ACK or NACK of unsent chunks.
     CreditAck = 4032 "credit_ack";
     /// The peer withheld credit past the deadline.
     CreditStall = 4033 "credit_stall";
@@ -273,7 +272,7 @@ close_codes! {
 
     /// Dimensions of zero, overflowing, or disagreeing with the data or the announcement.
     TensorShape = 4050 "tensor_shape";
-    /// A tensor id that is in use, or that names nothing.
+    /// A tensor id that is in use, or that names no tensor.
     TensorId = 4051 "tensor_id";
     /// A chunk that does not decompress to exactly the expected length.
     Decompression = 4052 "decompression";
@@ -298,10 +297,10 @@ close_codes! {
     Revoked = 4078 "revoked";
     /// The host does not serve the purpose that HELLO names.
     PurposeUnknown = 4079 "purpose_unknown";
-    /// Another key answered than the one that was expected.
+    /// The answering key is not the expected one.
     IdentityMismatch = 4080 "identity_mismatch";
 
-    /// The host has as many sessions as it allows.
+    /// The host's limit of sessions is reached.
     SessionLimit = 4090 "session_limit";
     /// Too many connections, from this address or in all.
     ConnectionLimit = 4091 "connection_limit";
@@ -324,7 +323,7 @@ impl CloseCode {
             .find(|code| code.number() == number)
     }
 
-    /// The violation of the rule that this code is for, with a fixed or formatted explanation.
+    /// A violation with this code and a fixed or formatted explanation.
     pub fn violation(self, detail: impl Into<Cow<'static, str>>) -> Violation {
         Violation {
             code: self,
@@ -332,8 +331,8 @@ impl CloseCode {
         }
     }
 
-    /// Whether it names a rule that the other side has broken, and not the end of a connection, a
-    /// deadline, or a right.
+    /// Returns whether the code names a rule that the other side has broken, rather than the end of
+    /// a connection, a deadline, or a missing permission.
     pub const fn is_violation(self) -> bool {
         match self {
             CloseCode::CreditStall | CloseCode::PipelineStalled => false,
@@ -341,8 +340,8 @@ impl CloseCode {
         }
     }
 
-    /// Whether the code may appear on the wire ([`Lost`](Self::Lost) and
-    /// [`Unrecognised`](Self::Unrecognised) only ever describe what was observed).
+    /// Returns whether the code may appear on the wire. [`Lost`](Self::Lost) and
+    /// [`Unrecognised`](Self::Unrecognised) only describe observations.
     pub(crate) const fn is_sendable(self) -> bool {
         !matches!(self, CloseCode::Lost | CloseCode::Unrecognised)
     }
@@ -366,23 +365,20 @@ impl fmt::Display for CloseCode {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{code}: {detail}")]
 pub struct Violation {
-    /// The code that the session is closed with.
     pub code: CloseCode,
-    /// What was wrong, in words.
     pub detail: Cow<'static, str>,
 }
 
-/// How a session ended.
+/// Cause of the end of a session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the session was closed by {}: {code}{}", if *.by_us { "this side" } else { "the peer" },
     if .detail.is_empty() { String::new() } else { format!(" ({})", .detail) })]
 #[non_exhaustive]
 pub struct SessionClosed {
-    /// The cause.
     pub code: CloseCode,
-    /// Whether this side decided it.
+    /// Whether this side closed it.
     pub by_us: bool,
-    /// What exactly happened, where known; from this side's own observation or the peer's BYE.
+    /// Details, if known: from this side's observation or from the peer's BYE.
     pub detail: String,
 }
 

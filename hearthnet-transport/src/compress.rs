@@ -11,7 +11,7 @@ const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Level 1: the wire is a LAN; a slower level would cost more than the bytes it saves.
 const LEVEL: i32 = 1;
 
-/// How much of a tensor is tried first. Activations often do not compress at all.
+/// Size of the sample that is tried first. Activations often do not compress at all.
 const SAMPLE_BYTES: usize = 32 * 1024;
 
 /// Compressed chunks must be at most 15/16 of the original to be worth the peer's time.
@@ -19,25 +19,24 @@ fn worth_it(compressed: usize, original: usize) -> bool {
     compressed <= original - original / 16
 }
 
-/// Compresses the chunks of one tensor, or finds that it is not worth it.
 pub(crate) struct ChunkCompressor(Compressor<'static>);
 
 impl ChunkCompressor {
-    /// A compressor for `tensor`, unless a sample says that it does not compress.
+    /// Returns a compressor for `tensor`, or `None` if a sample of it does not compress.
     pub(crate) fn for_tensor(tensor: &[u8]) -> Option<ChunkCompressor> {
         let mut compressor = ChunkCompressor(Compressor::new(LEVEL).ok()?);
         let sample = tensor.get(..SAMPLE_BYTES).unwrap_or(tensor);
         compressor.chunk(sample).map(|_| compressor)
     }
 
-    /// The chunk as one zstd frame, when that is at least a sixteenth smaller.
+    /// The chunk as one zstd frame, or `None` if that is not at least a sixteenth smaller.
     pub(crate) fn chunk(&mut self, chunk: &[u8]) -> Option<Vec<u8>> {
         let compressed = self.0.compress(chunk).ok()?;
         worth_it(compressed.len(), chunk.len()).then_some(compressed)
     }
 }
 
-/// Decompresses chunks into the space they must fill.
+/// Decompresses chunks into space of a known size.
 #[derive(Default)]
 pub(crate) struct ChunkDecompressor(Option<Decompressor<'static>>);
 
@@ -57,7 +56,7 @@ impl ChunkDecompressor {
         if !chunk.starts_with(&MAGIC) {
             return Err(fail("the chunk is not a zstd frame"));
         }
-        // The library would go on decoding frames that follow the first one.
+        // The library would also decode further frames after the first.
         if zstd_safe::find_frame_compressed_size(chunk) != Ok(chunk.len()) {
             return Err(fail("the chunk is not exactly one zstd frame"));
         }
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compresses_is_compressed_and_what_does_not_is_left_alone() {
+    fn only_compressible_tensors_are_compressed() {
         let zeros = vec![0u8; 100_000];
         let mut compressor = ChunkCompressor::for_tensor(&zeros).unwrap();
         let chunk = compressor.chunk(&zeros).unwrap();

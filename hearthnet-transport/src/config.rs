@@ -6,12 +6,12 @@ use std::time::Duration;
 pub(crate) const MIN_CHUNK_BYTES: u32 = 4 * 1024;
 /// Largest chunk size that can be negotiated.
 pub(crate) const MAX_CHUNK_BYTES: u32 = 16 * 1024 * 1024;
-/// Largest window, however it is granted: 1,024 chunks.
+/// Largest window, including later grants: 1,024 chunks.
 pub(crate) const MAX_WINDOW_CHUNKS: u32 = 1024;
 /// Largest control message (header included), and largest message of any kind before HELLO.
 pub(crate) const CONTROL_MESSAGE_BYTES: usize = 4 * 1024;
 
-/// Limits and deadlines of one session. `Default` is what the specification names.
+/// Limits and deadlines of one session. `Default` gives the values of the specification.
 ///
 /// ```
 /// let config = hearthnet_transport::Config { max_sessions: 4, ..Default::default() };
@@ -19,47 +19,47 @@ pub(crate) const CONTROL_MESSAGE_BYTES: usize = 4 * 1024;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Data bytes per tensor chunk, 4 KiB to 16 MiB. The smaller of both sides' is used.
+    /// Data bytes per tensor chunk, 4 KiB to 16 MiB. The smaller value of the two sides is used.
     pub chunk_bytes: u32,
-    /// Chunks that the peer may have unacknowledged, 1 to 1,024.
+    /// Limit of unacknowledged chunks from the peer, 1 to 1,024.
     pub window_chunks: u32,
-    /// Bytes of tensors that the peer may have in our hands, at least one chunk. Also the largest
-    /// tensor that this side takes.
+    /// Receive buffer for tensors in bytes, at least one chunk. Also the size of the largest tensor
+    /// that this side accepts.
     pub recv_buffer_bytes: u32,
-    /// Bytes of tensors that wait here for credit before `send` waits as well.
+    /// Bytes of tensors that may wait for credit before `send` waits as well.
     pub send_buffer_bytes: u32,
-    /// Row blocks up to this many bytes travel inside their step, 1 KiB to 1 MiB. The smaller of
-    /// both sides' is used.
+    /// Row blocks up to this many bytes travel inside their step, 1 KiB to 1 MiB. The smaller value
+    /// of the two sides is used.
     pub inline_max: u32,
-    /// Tensors of more bytes than this are offered to zstd; `None` switches compression off.
+    /// Tensors larger than this many bytes are offered to zstd; `None` disables compression.
     pub compress_above: Option<u32>,
-    /// Steps that the peer may have unanswered, 1 to 65,535.
+    /// Limit of unanswered steps from the peer, 1 to 65,535.
     pub max_steps_in_flight: u32,
-    /// Silence after which a PING is sent. After twice as long the peer is given up.
+    /// Silence after which a PING is sent. After twice this time the session is closed.
     pub keep_alive: Duration,
-    /// How long a session lives. The smaller of both sides' is used.
+    /// Lifetime of a session. The smaller value of the two sides is used.
     pub session_lifetime: Duration,
-    /// Sessions that a listener serves at a time.
+    /// Limit of open sessions of a listener.
     pub max_sessions: usize,
-    /// The same for one peer, and those that it [counts with](crate::Admission::counts_with).
+    /// Limit of open sessions per peer, counted with its [quota
+    /// group](crate::Admission::counts_with).
     pub max_sessions_per_peer: usize,
-    /// Connections that a listener lets stand between accept and HELLO, in all: half of them from
-    /// addresses at which no admitted peer was of late. Admitted peers, from when they have proved
-    /// their key, may have as many more. For one beyond that an older one is closed.
+    /// Limit of a listener's connections between accept and HELLO. At most half of them may come
+    /// from addresses at which no admitted peer was recently. Admitted peers with a proved key may
+    /// have as many more. When the limit is exceeded, an older connection is closed.
     pub max_handshakes: usize,
-    /// The same per remote address, and per peer.
+    /// Limit of such connections per remote address, and per peer.
     pub max_handshakes_per_address: usize,
-    /// Streams that a peer may open per second, over time; it may save up four seconds' worth.
+    /// Rate of stream opens of a peer per second; bursts of up to four seconds' worth are allowed.
     pub stream_opens_per_second: u32,
-    /// Control frames (open, close, truncate, grants) per second, over time; as above.
+    /// Rate of control frames (open, close, truncate, grants) per second, with the same burst.
     pub control_frames_per_second: u32,
-    /// Bytes that tungstenite reads at a time. It zeroes that much on each read.
+    /// Read buffer of tungstenite in bytes. It zeroes the whole buffer on each read.
     pub read_buffer_bytes: usize,
-    /// Deadlines of the phases of a connection.
     pub deadlines: Deadlines,
 }
 
-/// How long each phase of a connection may last.
+/// Deadline of each phase of a connection.
 #[derive(Clone, Debug)]
 pub struct Deadlines {
     /// TCP connect.
@@ -70,11 +70,11 @@ pub struct Deadlines {
     pub upgrade: Duration,
     /// From the upgrade to the peer's HELLO.
     pub hello: Duration,
-    /// While a message or tensor is incomplete: the span over which `min_rate` is measured.
+    /// Span over which `min_rate` is measured while a message or tensor is incomplete.
     pub stall: Duration,
     /// How long the peer may withhold credit while tensors wait for it.
     pub credit: Duration,
-    /// Least bytes per second of a message or tensor that has begun.
+    /// Minimum bytes per second of a message or tensor that has begun.
     pub min_rate: u32,
     /// How long a closing session waits for the peer's close frame.
     pub close: Duration,
@@ -93,7 +93,7 @@ impl Default for Config {
             keep_alive: Duration::from_secs(30),
             session_lifetime: Duration::from_secs(3600),
             max_sessions: 64,
-            // One for each program that asks, on one machine. Four peers together can take all.
+            // Enough for one per calling program of a machine. Four peers together can take all.
             max_sessions_per_peer: 16,
             max_handshakes: 64,
             max_handshakes_per_address: 16,
@@ -125,9 +125,8 @@ impl Default for Deadlines {
 #[error("transport setting `{setting}` is out of range: {rule}")]
 #[non_exhaustive]
 pub struct ConfigError {
-    /// Name of the field.
     pub setting: &'static str,
-    /// What it has to satisfy.
+    /// Rule that the value breaks.
     pub rule: &'static str,
 }
 
@@ -135,7 +134,7 @@ impl Config {
     /// Checks every range.
     ///
     /// # Errors
-    /// The first setting that is out of its range.
+    /// [`ConfigError`] for the first setting out of its range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let within = |value: u32, least: u32, most: u32| (least..=most).contains(&value);
         let chunk = within(self.chunk_bytes, MIN_CHUNK_BYTES, MAX_CHUNK_BYTES);

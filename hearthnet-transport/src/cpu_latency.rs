@@ -1,13 +1,14 @@
-//! Cores that wake quickly while rows go back and forth.
+//! Limit of the CPU wake-up latency while rows travel.
 //!
-//! A host computes for a millisecond and then waits for the next row, and while it waits its core
-//! goes to sleep. Waking up takes from a microsecond to well over a hundred, the deeper the longer,
-//! and a virtual machine's core may have to be fetched back from another guest: per hop and token
-//! that is more than everything else on the way. Linux can be asked to keep out of the slow kinds of
-//! sleep for as long as somebody holds `/dev/cpu_dma_latency` open with a limit in microseconds
-//! written to it (PM `QoS`, `Documentation/power/pm_qos_interface.rst` in the kernel's sources).
-//! It costs power on all cores, so it is held only while messages are sent, and only in a virtual
-//! machine ([`advised`]) or where the owner of the machine has said so.
+//! A host computes for a millisecond and then waits for the next row, and its idle core goes to
+//! sleep. Waking up takes from a microsecond to well over a hundred, depending on the depth of
+//! sleep; a virtual machine's core may first have to be scheduled again by the hypervisor. Per hop
+//! and token that costs more than the rest of the way.
+//!
+//! Linux avoids deep sleep states while a process holds `/dev/cpu_dma_latency` open with a limit in
+//! microseconds written to it (PM `QoS`, `Documentation/power/pm_qos_interface.rst` in the kernel's
+//! sources). It costs power on all cores, so it is held only while messages are sent, and only in a
+//! virtual machine ([`advised`]) or if the machine's owner has configured it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -17,52 +18,50 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-/// Where Linux hears of it.
 const DEVICE: &str = "/dev/cpu_dma_latency";
 
-/// How long after the last message the limit ends: longer than a step takes anywhere.
+/// Time after the last message at which the limit ends: longer than any step takes.
 const LINGER: Duration = Duration::from_millis(200);
 
-/// Where Linux says what becomes of idle cores.
+/// Kernel file with the name of the idle driver.
 const IDLE_DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
-/// The limit for whoever has said nothing: 0 in a virtual machine, whose idle cores go back to
-/// the machine below and come late from there, whatever the system believes; elsewhere none.
+/// Default limit: 0 in a virtual machine, whose idle cores return to the hypervisor and wake up
+/// late, whatever the guest kernel assumes. `None` elsewhere.
 pub fn advised() -> Option<u32> {
     let driver = std::fs::read_to_string(IDLE_DRIVER).ok()?;
-    // The driver for guests.
+    // The idle driver of guests.
     (driver.trim() == "haltpoll").then_some(0)
 }
 
 static KEEPER: OnceLock<Arc<Keeper>> = OnceLock::new();
 
-/// From here on, asks the system for cores that wake within `microseconds` whenever this process
-/// has sent a message of a session in the last 200 ms. With 0 cores do not sleep at all meanwhile,
-/// which is what a virtual machine needs; 20 keeps a real one out of its deep sleeps. Only the
-/// first call counts.
+/// Limits the wake-up latency to `microseconds` whenever this process has sent a session message in
+/// the last 200 ms. With 0, cores do not sleep at all meanwhile, which a virtual machine needs; 20
+/// keeps a physical one out of deep sleep states. Only the first call counts.
 ///
 /// # Errors
-/// Those of opening `/dev/cpu_dma_latency` for writing, which by default only root may, and which
-/// is there on Linux only; or the system gives no thread.
+/// If `/dev/cpu_dma_latency` cannot be opened for writing (by default only root may, and it exists
+/// on Linux only), or the system gives no thread.
 pub fn limit(microseconds: u32) -> io::Result<()> {
     let keeper = Keeper::start(Path::new(DEVICE), microseconds, LINGER)?;
-    // A second one is dropped: it was never touched, so its thread holds nothing.
+    // A second keeper is dropped: it was never touched, so its thread holds nothing.
     let _ = KEEPER.set(keeper);
     Ok(())
 }
 
-/// A message is sent.
+/// Reports that a message is sent.
 pub(crate) fn touch() {
     if let Some(keeper) = KEEPER.get() {
         keeper.touch();
     }
 }
 
-/// Holds the limit while it is touched.
+/// Holds the limit while it is touched regularly.
 #[derive(Debug)]
 struct Keeper {
     began: Instant,
-    /// When it was touched last, in microseconds since `began`.
+    /// Time of the last touch, in microseconds since `began`.
     touched: AtomicU64,
     /// Whether the thread has to be woken.
     asleep: AtomicBool,
@@ -71,7 +70,7 @@ struct Keeper {
 
 impl Keeper {
     fn start(device: &Path, microseconds: u32, linger: Duration) -> io::Result<Arc<Self>> {
-        // Whether it is allowed is known from the start, or not at all.
+        // Opened once here, so that a missing permission is reported at the start.
         let limit = i32::try_from(microseconds).unwrap_or(i32::MAX);
         drop(open(device)?);
         let keeper = Arc::new(Self {
@@ -117,12 +116,12 @@ impl Keeper {
                     drop(held);
                 }
                 Err(error) => {
-                    tracing::warn!("cores are left to sleep as they like: {error}");
+                    tracing::warn!("the CPU wake-up latency is no longer limited: {error}");
                     return;
                 }
             }
             self.asleep.store(true, Ordering::SeqCst);
-            // Whoever touched it before that line has not woken anybody.
+            // A touch before that line has not woken the thread.
             if self.idle() < linger {
                 self.asleep.store(false, Ordering::SeqCst);
             }
@@ -145,7 +144,7 @@ fn hold(device: &Path, limit: i32) -> io::Result<File> {
 mod tests {
     use super::*;
 
-    /// Files stand in for the device: what is written and when it is closed is the same.
+    /// A regular file stands in for the device: writes and closes are the same.
     fn is_open(path: &Path) -> bool {
         let files = std::fs::read_dir("/proc/self/fd").into_iter().flatten();
         files
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_not_be_opened_is_told_at_once() {
+    fn a_device_that_cannot_be_opened_is_reported_at_once() {
         let missing = Path::new("/nowhere/device");
         let error = Keeper::start(missing, 0, LINGER).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);

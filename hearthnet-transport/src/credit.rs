@@ -1,4 +1,4 @@
-//! The credit window: all of its arithmetic, in one type, checked.
+//! Credit window, with all of its checked arithmetic in one type.
 //!
 //! Both ends of a direction keep the same [`Window`]. The sender takes one unit per TENSOR_DATA
 //! frame and gets units back by ACK or NACK; the receiver takes one when the frame arrives and
@@ -21,7 +21,7 @@
 use crate::code::{CloseCode, Violation};
 use crate::config::MAX_WINDOW_CHUNKS;
 
-/// Units in use out of a granted number.
+/// Number of used units out of a granted number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     size: u32,
@@ -42,7 +42,7 @@ impl Window {
         self.size
     }
 
-    /// Units that may still be taken.
+    /// Units that can still be taken.
     pub(crate) fn available(self) -> u32 {
         // `used <= size` always holds.
         self.size.saturating_sub(self.used)
@@ -78,7 +78,7 @@ impl Window {
     /// Widens the window.
     ///
     /// # Errors
-    /// `credit_overflow` when it would exceed [`MAX_WINDOW_CHUNKS`], or for a grant of nothing.
+    /// `credit_overflow` if it would exceed [`MAX_WINDOW_CHUNKS`], or if `units` is 0.
     pub(crate) fn widen(&mut self, units: u32) -> Result<(), Violation> {
         self.size = self
             .size

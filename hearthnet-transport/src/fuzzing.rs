@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
+//! Bodies of the fuzz targets, so that tests can replay a fuzzer's findings. Not a public API.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
 use crate::{Code, NodeId};
 use crate::{Config, Step, Want};
 
-/// Decodes one message; what is accepted must survive being encoded and decoded again.
+/// Decodes one message. If it is accepted, it must survive another encoding and decoding.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant is broken.
 pub fn frame(message: &[u8]) {
     fn again<T: PartialEq + std::fmt::Debug>(
         decoded: T,
@@ -91,7 +91,7 @@ pub fn frame(message: &[u8]) {
     }
 }
 
-/// What is left of a fuzzer's input; zeros when it is used up.
+/// Rest of a fuzzer's input; reads as zeros when it is used up.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -129,10 +129,10 @@ impl<'a> Input<'a> {
 /// | 4 | count (1) | messages are transmitted |
 /// | 5 | stream (1), rows (1) | the application sends a step, or answers one |
 /// | 6 | bytes (2) | the application sends a tensor |
-/// | 7 | stream (1) | the application ends or truncates a stream, or says that it leaves |
+/// | 7 | stream (1) | the application ends or truncates a stream, or announces that it leaves |
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant is broken.
 pub fn session(input: &[u8]) {
     let mut input = Input(input);
     let setting = input.byte();
@@ -246,29 +246,29 @@ pub fn session(input: &[u8]) {
                 send(&mut session, &message);
             }
         }
-        promises(&session, &config);
+        check_invariants(&session, &config);
     }
-    // However it stands, it can be ended, and says so once.
+    // The session can be closed in any state, and sends BYE once.
     session.close(crate::CloseCode::Normal, "");
     let mut frames = 0;
     while session.poll_transmit(now).is_some() {
         frames += 1;
     }
     assert!(frames <= 1);
-    promises(&session, &config);
+    check_invariants(&session, &config);
 }
 
 fn send(session: &mut Session, message: &Message) {
     match session.send_message(message) {
         Ok(()) | Err(SendRefused::Blocked(_) | SendRefused::NotOpen) => {}
-        // A tensor may be larger than the peer's buffer; nothing else is wrong with these.
+        // A tensor may be larger than the peer's buffer; no other error is possible here.
         Err(SendRefused::Impossible(violation)) => {
             assert_eq!(violation.code, crate::CloseCode::FrameTooBig);
         }
     }
 }
 
-fn promises(session: &Session, config: &Config) {
+fn check_invariants(session: &Session, config: &Config) {
     let stats = session.stats();
     assert!(stats.buffered_bytes <= u64::from(config.recv_buffer_bytes));
     assert!(stats.credit_available <= 1024);
@@ -280,10 +280,10 @@ fn promises(session: &Session, config: &Config) {
     }
 }
 
-/// Meters a WebSocket byte stream, whole and in pieces: the verdict must be the same.
+/// Runs the frame limiter over a byte stream, whole and in pieces: the verdicts must be equal.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant is broken.
 pub fn websocket(input: &[u8]) {
     let mut input = Input(input);
     let cut = usize::from(input.byte()) + 1;
@@ -294,10 +294,10 @@ pub fn websocket(input: &[u8]) {
     assert_eq!(whole, pieces);
 }
 
-/// Decompresses a chunk into a buffer of a size that the input chooses.
+/// Decompresses a chunk into a buffer whose size the input chooses.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant is broken.
 pub fn decompress(input: &[u8]) {
     let mut input = Input(input);
     let expected = usize::from(input.word());
@@ -312,10 +312,10 @@ pub fn decompress(input: &[u8]) {
     }
 }
 
-/// Reads a certificate.
+/// Reads a certificate, and checks that its key is canonical.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant is broken.
 pub fn certificate(input: &[u8]) {
     if let Ok(key) = NodeId::from_certificate(input) {
         assert_eq!(NodeId::from_bytes(key.as_bytes()), Ok(key));

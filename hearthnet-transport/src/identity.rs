@@ -14,18 +14,18 @@ use zeroize::Zeroizing;
 use crate::NodeId;
 use crate::code::{CloseCode, Violation};
 
-/// Largest certificate that is looked at: a key, a signature and some names fit easily.
+/// Limit of a certificate's size: a key, a signature and some names fit easily.
 const MAX_CERTIFICATE_BYTES: usize = 2048;
 
-/// What precedes an Ed25519 key in the subject's key of a certificate (RFC 8410, section 4): DER
-/// leaves no choice, the algorithm has no parameters.
+/// DER prefix of an Ed25519 subject key in a certificate (RFC 8410, section 4). It is constant,
+/// since the algorithm has no parameters.
 const ED25519_KEY_PREFIX: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
 
 impl NodeId {
-    /// The key in a certificate. Names, dates, issuer, extensions and the certificate's own
-    /// signature carry no meaning; that the peer holds the key is proved by the TLS handshake.
+    /// Reads the key of a certificate. Names, dates, issuer, extensions and the certificate's own
+    /// signature are ignored; the TLS handshake proves that the peer holds the key.
     ///
     /// # Errors
     /// `invalid_signature` unless it is one DER certificate of at most 2 KiB whose subject key is
@@ -55,7 +55,7 @@ pub struct Identity {
     pub(crate) certified: Arc<CertifiedKey>,
 }
 
-/// A certificate could not be made from a key.
+/// Error of making a certificate from a node key.
 #[derive(Debug, thiserror::Error)]
 #[error("no TLS certificate could be made from the node key: {reason}")]
 pub struct IdentityError {
@@ -63,10 +63,10 @@ pub struct IdentityError {
 }
 
 impl Identity {
-    /// The identity of a node with this Ed25519 secret key (the 32-byte seed of RFC 8032).
+    /// Makes the identity of a node from its Ed25519 secret key (the 32-byte seed of RFC 8032).
     ///
     /// # Errors
-    /// When the cryptographic library refuses to sign; not for any particular key.
+    /// If the cryptographic library fails to sign; independent of the key.
     pub fn from_secret(secret: &[u8; 32]) -> Result<Identity, IdentityError> {
         let fail = |reason: &dyn fmt::Display| IdentityError {
             reason: reason.to_string(),
@@ -98,7 +98,6 @@ impl Identity {
         })
     }
 
-    /// The public key.
     pub fn key(&self) -> NodeId {
         self.key
     }

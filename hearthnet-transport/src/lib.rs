@@ -23,36 +23,36 @@
 //!
 //! The protocol is a state machine without I/O, clock or randomness ([`session`]): messages and
 //! times go in, messages, events and deadlines come out. A thin shell ([`connect`], [`Listener`])
-//! drives it over sockets; [`pair::Pair`] joins two of them in virtual time for tests.
+//! drives it over sockets; `pair::Pair` joins two of them in virtual time for tests.
 //!
 //! | concept | file |
 //! |---|---|
 //! | frame header, types, flags; bodies | `wire/` |
-//! | what a step, a result, a stream is | `message.rs` |
+//! | messages: steps, results, streams | `message.rs` |
 //! | HELLO, state table, timers, steps in flight | `session/mod.rs` |
-//! | what waits to be sent; order, fairness, cancelling | `session/outbox.rs` |
+//! | send queue: order, fairness, cancelling | `session/outbox.rs` |
 //! | tensors coming in; reassembly, buffer, refusal | `session/inbox.rs` |
 //! | the credit window | `credit.rs` |
 //! | zstd into buffers of a known size | `compress.rs` |
-//! | why sessions end | `code.rs` |
+//! | close codes and error codes | `code.rs` |
 //! | limits and deadlines | `config.rs` |
-//! | who a node is | `node_id.rs` |
+//! | node ids | `node_id.rs` |
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
 //! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
 //! | plain messages, for the other paths | `session/plain.rs` |
-//! | the driver task, and who does the I/O | `net/driver.rs` |
+//! | the driver task, and all socket I/O | `net/driver.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
-//! | who waits to be known, who goes when there are too many | `net/newcomers.rs` |
+//! | limits of unauthenticated connections | `net/pending_peers.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
-//! | cores that wake quickly meanwhile | `cpu_latency.rs` |
-//! | threads that let sessions go first | `background.rs` |
+//! | limit of the CPU wake-up latency | `cpu_latency.rs` |
+//! | low-priority threads | `background.rs` |
 //!
-//! # What always holds
+//! # Invariants
 //!
-//! - Nothing that a peer sends can panic, or make this side reserve more than its limits say.
+//! - No input of a peer can cause a panic, or make this side reserve more than its limits allow.
 //! - Each broken rule ends the session with its own [`CloseCode`], here and in the peer's log.
-//! - Credit, step slots and buffers come back on every way out: finish, cancel, error, timeout, end.
+//! - Credit, step slots and buffers are freed on every path: finish, cancel, error, timeout, end.
 //! - A decode step is one message each way, of a size that depends on the width alone.
 //! - No row, token or tensor is printed by `Debug` or logged at any level. Buffers of this crate
 //!   that held rows are wiped when dropped; those of TLS, WebSocket and kernel are out of reach.
@@ -71,6 +71,7 @@ mod identity;
 mod message;
 mod net;
 mod node_id;
+#[cfg(feature = "fuzzing")]
 pub mod pair;
 mod secret;
 pub mod session;
@@ -88,8 +89,7 @@ pub use message::{
 pub use net::{
     Acceptor, Accepts, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full,
     Handler, Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
-    SendError, Sender, accept, connect, connect_here, connect_over, connect_path,
-    connect_path_over, subscriber,
+    SendError, Sender, accept, connect, connect_here, connect_over, connect_path, subscriber,
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;

@@ -1,12 +1,12 @@
-//! What a session carries for the pipeline. Chunking, inlining and compression happen below.
+//! Messages of a session. Chunking, inlining and compression happen below.
 //!
-//! A *stream* is one sequence on one host. The caller numbers its streams; the *epoch* grows when
-//! a stream is rebuilt, so that answers from before are told apart. `(stream, epoch)` names one
-//! life of a stream: everything below belongs to one.
+//! A *stream* is one sequence on one host. The caller numbers its streams; the *epoch* grows when a
+//! stream is rebuilt, to tell apart the answers from before. Every message below belongs to one
+//! `(stream, epoch)`.
 //!
 //! Every [`Step`] that reaches a host is answered once: by its [`StepResult`], or by a
-//! [`StreamError`], which answers all steps of that life at once. The answer gives the caller its
-//! step slot back. [`StreamClose`] ends a life without an answer.
+//! [`StreamError`], which answers all steps of its `(stream, epoch)` at once. The answer frees the
+//! caller's step slot. [`StreamClose`] ends a stream without an answer.
 
 use std::fmt;
 
@@ -20,41 +20,40 @@ use crate::wire::cbor;
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
 
-/// One message of a session.
+/// Message of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// Caller to host: begin a stream.
     StreamOpen(StreamOpen),
-    /// Host to caller: the stream is ready.
+    /// Host to caller: the stream is open.
     StreamOpened(StreamOpened),
     /// Caller to host: the stream is done or cancelled.
     StreamClose(StreamClose),
-    /// Host to caller: the stream is gone.
+    /// Host to caller: the host has ended the stream.
     StreamError(StreamError),
     /// Caller to host: run rows through the layers.
     Step(Step),
-    /// Host to caller: the rows that came out.
+    /// Host to caller: result rows.
     StepResult(StepResult),
     /// Caller to host: forget positions.
     Truncate(Truncate),
-    /// Caller to host: say what you serve. Answered by [`Message::Descriptor`].
+    /// Caller to host: ask for the descriptor. Answered by [`Message::Descriptor`].
     Describe,
-    /// Host to caller: what it serves, 1 to 4,080 bytes that mean nothing to the transport.
+    /// Host to caller: the descriptor, 1 to 4,080 bytes that are opaque to the transport.
     Descriptor(Bytes),
-    /// Host to caller: it will end its sessions. Streams that exist go on for at most as long as
-    /// this says, a new one is refused. May come at any time, and again with another time; the
-    /// latest holds.
+    /// Host to caller: it will end its sessions. Open streams go on for at most `within_ms`; new
+    /// ones are refused. May arrive at any time, and again with another time; the latest holds.
     Leaving {
-        /// Milliseconds until the host ends the session, whatever still runs in it.
+        /// Milliseconds until the host ends the session, even if streams are open.
         within_ms: u32,
     },
-    /// Either way: a tensor of its own.
+    /// Either direction: a tensor that belongs to no step.
     Tensor(Tensor),
 }
 
 impl Message {
-    /// The life of a stream that it belongs to, if it does: stream and epoch.
-    pub(crate) fn life(&self) -> Option<(u32, u32)> {
+    /// Stream and epoch that the message belongs to, if any.
+    pub(crate) fn stream_key(&self) -> Option<(u32, u32)> {
         match self {
             Message::StreamOpen(m) => Some((m.stream, m.epoch)),
             Message::StreamOpened(m) => Some((m.stream, m.epoch)),
@@ -73,9 +72,8 @@ impl Message {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOpen {
-    /// The caller's number for the stream.
+    /// Number of the stream, chosen by the caller.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
     /// Identity of the model's weights: the SHA-256 of the canonical manifest.
     #[serde(with = "serde_bytes")]
@@ -84,46 +82,39 @@ pub struct StreamOpen {
     pub lo: u32,
     /// Last layer, inclusive.
     pub hi: u32,
-    /// Most positions that the stream may come to hold.
+    /// Limit of positions of the stream.
     pub max_positions: u32,
 }
 
-/// The host holds the stream and waits for steps.
+/// Answer to [`StreamOpen`]: the host is ready for steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOpened {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
 }
 
-/// The caller is done with a stream, or cancels it. Both sides free everything at once; steps in
-/// flight get no answer.
+/// Ends a stream: finished or cancelled. Both sides free everything at once; steps in flight get no
+/// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamClose {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
 }
 
-/// The host gave a stream up: it exists no more, and its steps in flight get no other answer.
+/// The host has ended the stream; its steps in flight get no other answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamError {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
-    /// Position of the step that failed, if it was one.
+    /// Position of the step at fault, if a step was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
-    /// The cause.
     #[serde(deserialize_with = "cbor::code")]
     pub code: Code,
-    /// A sentence for people, at most 512 bytes. Longer ones are cut when sent.
+    /// Sentence for people, at most 512 bytes. A longer one is cut when it is sent.
     #[serde(
         default,
         serialize_with = "cbor::write_cut::<MAX_ERROR_MESSAGE_BYTES, _>",
@@ -132,11 +123,11 @@ pub struct StreamError {
     pub message: String,
 }
 
-/// Which rows a step returns.
+/// Selects the rows that a step returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Want {
-    /// None: the answer only says that the step is done.
+    /// No rows: the answer only confirms that the step is done.
     None = 0,
     /// The last row.
     Last = 1,
@@ -161,9 +152,7 @@ impl Want {
 /// first, so that a step can be repeated. A larger one is the stream error `position_gap`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Step {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
     /// Position of the first row.
     pub position: u32,
@@ -171,51 +160,46 @@ pub struct Step {
     pub rows: u32,
     /// Values per row, at least 1.
     pub width: u32,
-    /// Element type of the rows, and of those that return.
+    /// Element type of the step's rows and of the returned rows.
     pub dtype: DType,
-    /// Which rows to return.
     pub want: Want,
     /// `rows * width` values, row-major, little-endian.
     pub data: Bytes,
 }
 
-/// What came out of a [`Step`].
+/// Answer to a [`Step`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct StepResult {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
     /// Position of the step's first row.
     pub position: u32,
-    /// Rows returned: 0, 1, or as many as the step had.
+    /// Rows returned: 0, 1, or all rows of the step.
     pub rows: u32,
     /// Values per row.
     pub width: u32,
     /// Element type of the rows.
     pub dtype: DType,
-    /// Microseconds that the host computed for the batch in which the step ran.
+    /// Microseconds of the batches in which the step ran.
     pub compute_us: u32,
-    /// Microseconds that the step waited in the host before that.
+    /// Microseconds of the rest of the time between arrival and answer.
     pub queue_us: u32,
     /// `rows * width` values, row-major, little-endian.
     pub data: Bytes,
 }
 
-/// Shortens a stream to `position` positions. Has no answer; longer than the stream is the stream
-/// error `position_gap`.
+/// Shortens a stream to `position` positions. Has no answer; a position beyond the stream's end is
+/// the stream error `position_gap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Truncate {
-    /// The caller's number for the stream.
     pub stream: u32,
-    /// Which life of the stream this is.
     pub epoch: u32,
     /// Positions that remain.
     pub position: u32,
 }
 
-// Activations are sensitive: what prints is the shape.
+// Activations are sensitive: only their shape is printed.
 impl fmt::Debug for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Step")

@@ -1,4 +1,4 @@
-//! The name of a node: its Ed25519 public key.
+//! Node id: the node's Ed25519 public key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ed25519_dalek::VerifyingKey;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What every printed node id begins with.
+/// Prefix of every printed node id.
 const PREFIX: &str = "ed25519:";
 /// Base64url characters of 32 bytes, without padding.
 const ENCODED_CHARS: usize = 43;
@@ -35,7 +35,7 @@ const SHORT_CHARS: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId([u8; 32]);
 
-/// Why something is not a node id.
+/// Error of reading a node id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeIdError {
@@ -89,13 +89,13 @@ impl NodeId {
             .collect()
     }
 
-    /// An id that was checked before these bytes were stored. The check costs a scalar
-    /// multiplication, which is too much for every record of a log that is read again.
+    /// Wraps the bytes of an id that was checked before it was stored. The check costs a scalar
+    /// multiplication, too much for every record of a log that is read again.
     pub const fn from_checked(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The id of a key pair's public half, which is valid by construction.
+    /// Id of a key pair's public half, which is valid by construction.
     pub fn from_own_key(key: &VerifyingKey) -> Self {
         Self(key.to_bytes())
     }

@@ -1,8 +1,9 @@
 //! Two sessions joined in memory, in virtual time: for tests and simulation.
 //!
-//! Nothing moves by itself. [`Pair::transmit`] moves one message from a session onto its wire,
-//! [`Pair::deliver`] takes one off; [`Pair::run`] does both until nothing is left to do, and
-//! [`Pair::advance`] lets time pass. So every interleaving can be produced, and repeated.
+//! Messages move only on request. [`Pair::transmit`] moves one message from a session onto its
+//! wire, [`Pair::deliver`] takes one off. [`Pair::run`] does both until neither side has anything
+//! to send, and [`Pair::advance`] moves the clock. So every interleaving can be produced, and
+//! repeated.
 //!
 //! ```
 //! use hearthnet_transport::pair::Pair;
@@ -26,10 +27,9 @@ use crate::session::{Event, Session};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
-/// Most messages that one call moves: a pair that talks for ever is a defect.
+/// Limit of messages moved by one call: a pair that never stops talking is a defect.
 const MAX_STEPS: usize = 1_000_000;
 
-/// One side of a [`Pair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The side that connects.
@@ -51,7 +51,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// A pair that has not said HELLO yet.
+    /// A pair before HELLO.
     pub fn new(caller: &Config, host: &Config, hello: &Hello) -> Pair {
         Pair {
             caller: Session::caller(caller, hello, Time::ZERO),
@@ -62,7 +62,7 @@ impl Pair {
         }
     }
 
-    /// A pair whose session is open, with nothing left to transmit or to take.
+    /// A pair with an open session, and empty queues on both sides.
     pub fn open(caller: &Config, host: &Config) -> Pair {
         let mut pair = Pair::new(caller, host, &Hello::new("pipeline", Vec::new()));
         pair.run();
@@ -74,7 +74,7 @@ impl Pair {
         pair
     }
 
-    /// The virtual clock.
+    /// Virtual time.
     pub fn now(&self) -> Time {
         self.now
     }
@@ -105,7 +105,7 @@ impl Pair {
         moved
     }
 
-    /// Puts a message on the wire to `to`, as a peer that does not keep the rules would.
+    /// Puts a message on the wire to `to`, as a misbehaving peer would.
     pub fn inject(&mut self, to: Side, message: impl Into<Bytes>) {
         match to {
             Side::Caller => self.to_caller.push_back(message.into()),
@@ -113,7 +113,7 @@ impl Pair {
         }
     }
 
-    /// What is on the wire to `to`.
+    /// Messages on the wire to `to`.
     pub fn wire(&self, to: Side) -> impl ExactSizeIterator<Item = &Bytes> {
         match to {
             Side::Caller => self.to_caller.iter(),
@@ -121,7 +121,7 @@ impl Pair {
         }
     }
 
-    /// Loses what is on the wire to `to`.
+    /// Drops all messages on the wire to `to`.
     pub fn cut(&mut self, to: Side) {
         match to {
             Side::Caller => self.to_caller.clear(),
@@ -129,7 +129,7 @@ impl Pair {
         }
     }
 
-    /// Transmits and delivers until neither side has anything to send. Events stay where they are.
+    /// Transmits and delivers until neither side has anything to send. Events stay queued.
     pub fn run(&mut self) {
         for _ in 0..MAX_STEPS {
             let mut moved = false;
@@ -146,12 +146,12 @@ impl Pair {
         debug_assert!(false, "the pair does not come to rest");
     }
 
-    /// Moves the clock, and nothing else.
+    /// Moves the clock only.
     pub fn tick(&mut self, by: Duration) {
         self.now = self.now + by;
     }
 
-    /// Lets time pass, stopping at every deadline on the way.
+    /// Moves the clock, stopping at every deadline on the way.
     pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         for _ in 0..MAX_STEPS {

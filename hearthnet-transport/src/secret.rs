@@ -1,8 +1,8 @@
 //! Buffers that are wiped when dropped, because activations are sensitive.
 //!
-//! Best effort: what the kernel, TLS and the WebSocket layer buffered is out of reach. `zeroize`
+//! Best effort: buffers of the kernel, TLS and the WebSocket layer are out of reach. `zeroize`
 //! would write byte by byte, which costs as much as encrypting a chunk; a plain fill that the
-//! optimiser must believe to be observed runs at memory speed.
+//! optimiser must treat as observed runs at memory speed.
 
 use bytes::Bytes;
 
@@ -14,7 +14,8 @@ impl Wiped {
         Wiped(Vec::with_capacity(bytes))
     }
 
-    /// The vector. It must not be grown beyond its capacity: that would leave a copy behind.
+    /// The vector. It must not grow beyond its capacity: a reallocation would leave an unwiped
+    /// copy.
     pub(crate) fn vec(&mut self) -> &mut Vec<u8> {
         &mut self.0
     }

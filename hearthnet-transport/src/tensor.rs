@@ -1,4 +1,4 @@
-//! Element types, dimensions, and tensors that belong to no step.
+//! Element types, dimensions, and standalone tensors.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl DType {
     /// Every element type.
     pub const ALL: [DType; 4] = [DType::F16, DType::F32, DType::Bf16, DType::I8];
 
-    /// Element type of rows whose descriptor names it so (`boundary_dtype`); `None` for other names.
+    /// Element type for a descriptor's `boundary_dtype`; `None` for unknown names.
     pub fn of_rows(boundary_dtype: &str) -> Option<DType> {
         match boundary_dtype {
             "fp16" => Some(DType::F16),
@@ -54,10 +54,10 @@ impl DType {
     }
 }
 
-/// Most dimensions that a tensor may have.
+/// Limit of a tensor's dimensions.
 pub const MAX_RANK: usize = 8;
 
-/// The dimensions of a tensor: rank 1 to 8, none of them zero.
+/// Dimensions of a tensor: rank 1 to 8, none of them zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dims {
     rank: u8,

@@ -10,17 +10,16 @@ use std::time::Duration;
 pub struct Time(pub u64);
 
 impl Time {
-    /// The moment the connection was made.
+    /// The time at which the connection was made.
     pub const ZERO: Time = Time(0);
     /// Later than every deadline.
     pub(crate) const NEVER: Time = Time(u64::MAX);
 
-    /// So many milliseconds after the beginning.
     pub fn from_millis(ms: u64) -> Time {
         Time(ms.saturating_mul(1000))
     }
 
-    /// How long after `earlier` this is; zero when it is before.
+    /// Duration since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }

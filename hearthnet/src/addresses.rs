@@ -1,15 +1,15 @@
-//! Where others reach this node.
+//! Addresses at which other nodes reach this node.
 
 use std::net::{SocketAddr, TcpListener};
 
 use hearthnet_bus::discovery::Local;
 
-/// The port that nodes listen on if it is free: one that no well-known service has, so that
-/// an invite code of yesterday still leads here.
+/// Port that nodes listen on if it is free. No well-known service uses it, and a fixed port keeps
+/// older invite codes valid.
 pub(crate) const DEFAULT_PORT: u16 = 7600;
 
-/// Where others may reach a listener on `listen`: that address, or every address of this
-/// machine that means something elsewhere.
+/// Addresses of a listener on `listen` for other nodes: that address, or every routable address of
+/// this machine if it is unspecified.
 pub(crate) fn reachable(listen: SocketAddr) -> Vec<SocketAddr> {
     if !listen.ip().is_unspecified() {
         return vec![listen];
@@ -20,8 +20,8 @@ pub(crate) fn reachable(listen: SocketAddr) -> Vec<SocketAddr> {
     all
 }
 
-/// The address that `node.listen` means now: itself, or, for "auto", port 7600 of every
-/// interface over both families, or of IPv4 alone, or the same with any free port.
+/// Resolves `node.listen`. "auto" is port 7600 on every interface over both families, else over
+/// IPv4 alone, else the same with any free port.
 pub(crate) fn listen_address(setting: &str) -> SocketAddr {
     if let Ok(address) = setting.parse() {
         return address;

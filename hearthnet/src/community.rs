@@ -1,5 +1,5 @@
-//! This node's community, as the data directory holds it. Opened, with a log that was lost, by
-//! `refill.rs`; what this node may do there is in `standing.rs`.
+//! This node's community, as stored in the data directory. `restore_log.rs` opens it and restores a
+//! lost log; `key_status.rs` checks this node's membership.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -17,30 +17,26 @@ use crate::membership::Membership;
 use crate::root_key::RootKey;
 use crate::secret;
 
-/// The file of the community's root key, at its founder.
+/// File of the community's root key, on the founder's machine.
 pub(crate) const ROOT_KEY: &str = "root.key";
-/// The file of the log.
 pub(crate) const LOG_FILE: &str = "log.sqlite";
 
-/// A node that is in a community.
+/// Node that is in a community.
 #[derive(Clone)]
 pub(crate) struct Home {
-    /// The data directory.
     pub(crate) dir: PathBuf,
-    /// The node's key.
     pub(crate) key: Arc<NodeKey>,
-    /// The community's log.
     pub(crate) log: EventLog,
-    /// Set once an anchor has said to this process that the node's key counts no more; by whom.
+    /// Name of the anchor that refused this node's key as revoked; set once.
     pub(crate) refused: Arc<OnceLock<String>>,
-    /// Where the passphrase of the root key is, if not with whoever sits here.
+    /// Source of the root key's passphrase, if it is not asked for.
     pub(crate) passphrase_file: Option<PathBuf>,
-    /// What was said when it was asked for: a command may sign and then show what it has signed.
+    /// Passphrase entered earlier: one command may sign several events.
     passphrase: Arc<OnceLock<Zeroizing<String>>>,
 }
 
 impl Home {
-    /// What the data directory holds, without asking anybody.
+    /// Reads the data directory, without contacting other nodes.
     pub(crate) fn on_disk(global: &Global, dir: &Path) -> Result<OnDisk, Failure> {
         let noted = Membership::read(dir);
         let lost = |noted: Option<Membership>| match noted {
@@ -52,15 +48,15 @@ impl Home {
         }
         let key = Arc::new(global.node_key()?);
         let opened = match (EventLog::open(dir), &noted) {
-            // Damaged so badly that not even the community's name was found.
+            // The log is damaged so badly that not even the community's name can be read.
             (Err(LogError::Corrupt { .. }), Some(noted)) => {
                 EventLog::name_folder(dir, noted.community).and_then(|()| EventLog::open(dir))
             }
             (opened, _) => opened,
         };
         match opened {
-            // A log without a first event is that of somebody who has not joined yet, or whose
-            // log could not be saved.
+            // A log without a first event belongs to a node that has not joined yet, or whose log
+            // could not be saved.
             Ok(log) if !log.state().is_created() => Ok(lost(
                 noted.filter(|noted| noted.community == log.community()),
             )),
@@ -81,24 +77,24 @@ impl Home {
         }
     }
 
-    /// What the log says now.
+    /// Current state of the community.
     pub(crate) fn state(&self) -> Arc<Community> {
         self.log.state()
     }
 
-    /// Appends an event of `key`, this node's or the root's, to the log of this process.
+    /// Appends an event signed by `key`, this node's or the root's, to the log of this process.
     pub(crate) fn append(&self, key: &NodeKey, body: Body) -> Result<(), Failure> {
         self.log.append(key, body, now_ms())?;
         Ok(())
     }
 
-    /// The root key, if this is the founder's node.
+    /// Root key, if this is the founder's node.
     pub(crate) fn root_key(&self) -> Result<Option<RootKey>, Failure> {
         let key = RootKey::read(&self.dir.join(ROOT_KEY))?;
         Ok(key.filter(|key| key.id() == self.log.community().root()))
     }
 
-    /// The passphrase of the root key, if it is sealed: from `--passphrase-file`, or asked for once.
+    /// Passphrase of the root key, if it is sealed: from `--passphrase-file`, or asked for once.
     pub(crate) fn passphrase(&self) -> Result<Option<Zeroizing<String>>, Failure> {
         if !self.root_key()?.is_some_and(|key| key.is_sealed()) {
             return Ok(None);
@@ -114,13 +110,15 @@ impl Home {
         Ok(Some(self.passphrase.get_or_init(|| said).clone()))
     }
 
-    /// The root key, opened, if this is a home that has it.
+    /// Opens the root key.
     pub(crate) fn open_root_key(&self) -> Result<NodeKey, Failure> {
         let Some(root) = self.root_key()? else {
             return Err(
                 Failure::new(Kind::Community, "the root key is not on this machine")
                     .code("no_root_key")
-                    .hint("it is where the community was founded, or where its copy was put"),
+                    .hint(
+                        "it is on the machine that founded the community, or where a copy was put",
+                    ),
             );
         };
         let passphrase = self.passphrase()?;
@@ -128,18 +126,17 @@ impl Home {
     }
 }
 
-/// What a data directory holds of a community.
+/// State of a data directory.
 pub(crate) enum OnDisk {
-    /// A home that is in one.
+    /// The node is in a community.
     Here(Home),
-    /// The log is gone, or nothing of it can be read; what was noted beside it.
+    /// The log is missing or unreadable; holds the membership noted beside it.
     Lost(Membership),
-    /// No community.
     Nothing,
 }
 
-/// Removes the log of somebody who never became a member: that of a join that failed, or was
-/// killed. A log in which the community exists is never touched.
+/// Removes the log of a join that failed or was killed. Never touches a log in which the community
+/// exists.
 pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
     let file = dir.join(LOG_FILE);
     if !file.exists() {
@@ -162,7 +159,7 @@ pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What this node calls itself: the flag, the setting, or the machine's name.
+/// Name of this node: the flag, the setting, or the machine's name.
 pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
     let chosen = flag.unwrap_or(&config.node.name).trim();
     if !chosen.is_empty() {

@@ -1,9 +1,9 @@
-//! What every command is given.
+//! Input of every command.
 
 use crate::args::Global;
 use crate::config::Config;
 
-/// The flags that all commands have, and the configuration.
+/// Global flags and the configuration.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) global: Global,

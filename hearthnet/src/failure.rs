@@ -1,4 +1,4 @@
-//! How the program fails: one sentence, one hint, a stable code, an exit status.
+//! Errors of the program: a message, a hint, a stable code, and an exit status.
 
 use std::fmt;
 use std::io;
@@ -11,14 +11,14 @@ use hearthnet_transport::Code;
 
 use crate::runtime::no_thread;
 
-/// What kind of failure it is; each has its own exit status.
+/// Category of a failure; each has its own exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Something in this program or machine; exit 1.
+    /// Error in this program or machine; exit 1.
     Internal,
     /// The command line or a configuration file; exit 2, as clap does.
     Config,
-    /// `bad_request`: the request makes no sense for this model; exit 3.
+    /// `bad_request`: the request is invalid for this model; exit 3.
     BadRequest,
     /// `shard_unavailable`; exit 4.
     ShardUnavailable,
@@ -30,25 +30,25 @@ pub(crate) enum Kind {
     ExperimentalDisabled,
     /// A model file is missing, broken or could not be fetched; exit 8.
     Model,
-    /// A port, a disk or memory of this machine; exit 9. It may be free the next time.
+    /// A port, a disk or memory of this machine; exit 9. A later attempt may succeed.
     Host,
-    /// The community: not in one, no right to, no such member, nobody answers; exit 10.
+    /// The community: not a member, no right, unknown member, no answer; exit 10.
     Community,
     /// `busy` or `shutting_down`: ask again later; exit 11.
     Busy,
     /// `arithmetic_mismatch`; exit 12.
     ArithmeticMismatch,
-    /// A key, a file or a folder of this machine that a person has to put right; exit 13. Unlike with
-    /// [`Kind::Host`], it is of no use to start again before that.
+    /// A key, a file or a folder of this machine that the user has to put right; exit 13. Unlike
+    /// with [`Kind::Host`], a restart without a change fails again.
     Refused,
     /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
     Interrupted,
-    /// Whoever read our output went away; exit 141, as shells expect of SIGPIPE.
+    /// The reader of the output closed it; exit 141, as shells expect of SIGPIPE.
     OutputClosed,
 }
 
 impl Kind {
-    /// The exit status of the process, and the stable code unless something closer is known.
+    /// Exit status, and the default error code.
     fn facts(self) -> (u8, &'static str) {
         match self {
             Self::Internal => (1, "internal"),
@@ -69,8 +69,7 @@ impl Kind {
         }
     }
 
-    /// What the system says of a file, a folder or an address: whether it may be different the next
-    /// time.
+    /// Kind of an I/O error: [`Kind::Refused`] if a later attempt would fail as well.
     pub(crate) fn of_io(error: &io::Error) -> Self {
         use io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, PermissionDenied};
         match error.kind() {
@@ -79,13 +78,12 @@ impl Kind {
         }
     }
 
-    /// Exit status of the process.
     pub(crate) fn exit_code(self) -> u8 {
         self.facts().0
     }
 
-    /// What the code says with which an answer failed; `None` where it is about the call, or about
-    /// a node that will not: another may do better.
+    /// Kind of an answer's error. `None` if the error concerns the call or the service, so that
+    /// another attempt may succeed.
     fn of_answer(code: &Code) -> Option<Self> {
         let known = [
             Self::BadRequest,
@@ -104,15 +102,13 @@ impl Kind {
     }
 }
 
-/// A failure as the user sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
-    /// Which exit status.
     pub(crate) kind: Kind,
     code: Code,
     message: String,
     hint: Option<String>,
-    /// What was found out before it failed, for `--json`: members of an object.
+    /// Results before the failure, for `--json`: members of an object.
     found: serde_json::Map<String, serde_json::Value>,
 }
 
@@ -127,13 +123,13 @@ impl Failure {
         }
     }
 
-    /// Adds what the user can do.
+    /// Adds a hint: what the user can do.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into()).filter(|hint| !hint.is_empty());
         self
     }
 
-    /// Puts something that may be the cause in front of the hint.
+    /// Prepends a possible cause to the hint.
     pub(crate) fn beside_hint(self, cause: &str) -> Self {
         let hint = match self.hint_text() {
             Some(hint) => format!("{cause}; {hint}"),
@@ -142,12 +138,12 @@ impl Failure {
         self.hint(hint)
     }
 
-    /// The same of another kind.
+    /// Changes the kind, and resets the code.
     pub(crate) fn of_kind(self, kind: Kind) -> Self {
         Self { kind, ..self }.code(kind.facts().1)
     }
 
-    /// Adds what was found out all the same, an object, to what `--json` prints.
+    /// Adds an object with results before the failure to the output of `--json`.
     pub(crate) fn beside(mut self, found: serde_json::Value) -> Self {
         if let serde_json::Value::Object(found) = found {
             self.found = found;
@@ -155,13 +151,13 @@ impl Failure {
         self
     }
 
-    /// Names the cause more closely than its kind does.
+    /// Sets a more specific code.
     pub(crate) fn code(mut self, code: impl Into<Code>) -> Self {
         self.code = code.into();
         self
     }
 
-    /// Names the cause of an answer's failure where its kind has a wider code.
+    /// Sets the code of an answer's error if it is more specific than that of its kind.
     fn of_model(self, code: &Code) -> Self {
         match *code == Code::BOUNDARY_OVERFLOW {
             true => self.code(code.clone()),
@@ -169,7 +165,6 @@ impl Failure {
         }
     }
 
-    /// Whether this is its code.
     pub(crate) fn has_code(&self, code: &str) -> bool {
         self.code == code
     }
@@ -178,7 +173,7 @@ impl Failure {
         Self::new(Kind::Internal, error.to_string())
     }
 
-    /// Something could not be done with a file or a folder of this machine: `what` is a verb.
+    /// Error of a file or folder operation; `what` is a verb.
     pub(crate) fn file(what: &str, path: &Path, error: impl fmt::Display) -> Self {
         Self::new(
             Kind::Host,
@@ -186,7 +181,6 @@ impl Failure {
         )
     }
 
-    /// The failure as one JSON object, for `--json`.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let mut object = self.found.clone();
         let error =
@@ -195,15 +189,14 @@ impl Failure {
         object.into()
     }
 
-    /// The hint, if there is one.
     pub(crate) fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }
 }
 
 impl Failure {
-    /// What a service that was asked says about the answer, whoever is asked; `None` if it is about
-    /// the call, or if nobody here has cancelled what it gave up.
+    /// Failure of an answer, from a service. `None` if the error concerns the call, or if the
+    /// service cancelled without a request from here.
     pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
         let kind = Kind::of_answer(error.code())?;
         let ours = kind != Kind::Interrupted || cancel.is_cancelled();
@@ -233,7 +226,7 @@ impl From<ChatError> for Failure {
     }
 }
 
-/// As a program on this machine is told.
+/// Error for local programs.
 impl From<Failure> for CallError {
     fn from(why: Failure) -> Self {
         Self::new(why.code, &why.message).with_hint(why.hint.unwrap_or_default())
@@ -241,7 +234,7 @@ impl From<Failure> for CallError {
 }
 
 const MAKE_WRITABLE: &str =
-    "free some space where the data directory is, or let its disk be written";
+    "free some space on the disk of the data directory, or make it writable";
 
 fn is_disk_full_or_read_only(error: &io::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
@@ -251,26 +244,25 @@ fn is_disk_full_or_read_only(error: &io::Error) -> bool {
     )
 }
 
-/// What went wrong with the log.
 impl From<LogError> for Failure {
     fn from(error: LogError) -> Self {
         let (kind, hint) = match error {
             LogError::Behind { .. } => {
                 return Self::new(
                     Kind::Community,
-                    "this copy of the community's log was put back or mended, and no other member has said yet what it lacks",
+                    "the event log was restored from a backup or repaired; writing is paused until it has synced with another member",
                 )
                 .code(error.code())
-                .hint("start `hearthnet serve` in another home and try again; if nobody else is left, `hearthnet log resume --yes` goes on without asking");
+                .hint("start `hearthnet serve` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
             }
             LogError::Thread(_) => return no_thread(&error),
             LogError::NoEffect(_) => (
                 Kind::Community,
-                "`hearthnet community members` shows who is what",
+                "`hearthnet community members` shows each member's level",
             ),
             LogError::Clock { .. } => (
                 Kind::Community,
-                "set the clock (`timedatectl set-ntp true`) and repeat the command; if it is the others' that are wrong, take this machine off the network first",
+                "set the clock (`timedatectl set-ntp true`) and repeat the command; if the other members' clocks are wrong, disconnect this machine from the network first",
             ),
             LogError::ReadOnly { .. } => (Kind::Host, MAKE_WRITABLE),
             LogError::Io { ref source, .. } if is_disk_full_or_read_only(source) => {
@@ -282,7 +274,7 @@ impl From<LogError> for Failure {
             ),
             LogError::Corrupt { .. } => (
                 Kind::Refused,
-                "`hearthnet restore` brings a backup back; `hearthnet community leave` gives the log up",
+                "`hearthnet restore` restores a backup; `hearthnet community leave` puts the log aside",
             ),
             LogError::Io { ref source, .. } => (
                 Kind::of_io(source),
@@ -296,7 +288,6 @@ impl From<LogError> for Failure {
     }
 }
 
-/// Writing to standard output failed.
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
         match error.kind() {

@@ -1,4 +1,4 @@
-//! Host processes of our own, on this machine: what `demo` and `bench mesh` measure.
+//! Host processes that this program starts on this machine, for `demo` and `bench mesh`.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -17,16 +17,16 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_setup::Ready;
+use crate::host_config::Ready;
 use crate::models::OpenModel;
 
-/// How long a host may take to load its layers. Loading is bound by the disk.
+/// Time limit to load the layers. Loading is bound by the disk.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long a host gets to end by itself before it is killed.
+/// Time after which a host that does not end is killed.
 const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
 
-/// Inclusive ranges of the layers that hosts run: evenly, or cut where the user says.
+/// Splits the layers into inclusive ranges: evenly, or at the user's cuts.
 pub(crate) fn split(
     hosted: Range<u32>,
     shards: Option<u32>,
@@ -71,29 +71,28 @@ pub(crate) fn split(
     Ok(ranges)
 }
 
-/// What the host processes of one caller have in common.
+/// Common settings of the host processes.
 pub(crate) struct HostPlan<'a> {
-    /// What they serve.
     pub(crate) model: &'a OpenModel,
     pub(crate) config: &'a Config,
-    /// Threads of each engine.
+    /// Compute threads of each host.
     pub(crate) threads: usize,
-    /// Streams at once.
+    /// Most streams of each host.
     pub(crate) streams: usize,
 }
 
-/// Host processes that share the layers of a model. Dropping them ends them.
+/// Host processes that share the layers of a model. Dropping them ends the processes.
 pub(crate) struct HostProcesses {
     pub(crate) all: Vec<HostProcess>,
-    /// Of the one caller that they admit.
+    /// Key of the only caller that they admit.
     pub(crate) key: Arc<NodeKey>,
-    /// Whether each has a core of its own.
+    /// Whether each host is pinned to a core of its own.
     pub(crate) pinned: bool,
     _homes: tempfile::TempDir,
 }
 
 impl HostProcesses {
-    /// Starts one for each range of layers, and waits until all of them serve.
+    /// Starts one host for each range of layers, and waits until all of them serve.
     pub(crate) fn start(
         plan: &HostPlan<'_>,
         ranges: &[(u32, u32)],
@@ -128,13 +127,12 @@ impl HostProcesses {
         self.all.iter().filter_map(HostProcess::address).collect()
     }
 
-    /// Ends them, politely.
     pub(crate) fn stop(&mut self) {
         self.all.iter_mut().for_each(HostProcess::stop);
     }
 }
 
-/// The failure of hosts that computed something else than this machine.
+/// Error if the hosts' answer differs from this machine's.
 pub(crate) fn different_answers(command: &str) -> Failure {
     Failure::new(
         Kind::Internal,
@@ -145,7 +143,7 @@ pub(crate) fn different_answers(command: &str) -> Failure {
     ))
 }
 
-/// Does something while this thread runs on one core only: a process that it starts then stays there.
+/// Runs `act` while this thread is pinned to `core`; a process that it starts inherits the pinning.
 fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
     let Some(core) = core else { return act() };
     let before = sched_getaffinity(None)?;
@@ -157,7 +155,8 @@ fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> 
     result
 }
 
-/// The cores that this process may run on; none where the system does not tell: nothing is pinned then.
+/// Cores that this process may run on. Empty if the system does not report them; then nothing is
+/// pinned.
 pub(crate) fn cores() -> Vec<usize> {
     let set = sched_getaffinity(None).unwrap_or_default();
     (0..CpuSet::MAX_CPU)
@@ -165,8 +164,7 @@ pub(crate) fn cores() -> Vec<usize> {
         .collect()
 }
 
-/// For each of so many hosts, with so many threads each, a core of its own, where hosts have one
-/// thread and there are as many cores.
+/// Assigns a core to each host, if hosts have one thread and there are enough cores.
 fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
     let cores = cores();
     let enough = threads == 1 && cores.len() >= hosts;
@@ -175,10 +173,10 @@ fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// A `hearthnet shard serve` of our own. Dropping it ends the process.
+/// A `hearthnet shard serve` child process. Dropping it ends the process.
 pub(crate) struct HostProcess {
     child: Child,
-    /// What it says on its standard output, and of its trouble on the other.
+    /// Files with its standard output and standard error.
     said: PathBuf,
     trouble: PathBuf,
     pub(crate) layers: (u32, u32),
@@ -186,8 +184,8 @@ pub(crate) struct HostProcess {
 }
 
 impl HostProcess {
-    /// Starts a host of these layers in the directory `home`, for a caller with `key`. `core` is the
-    /// one that all of it runs on; `None`: wherever the system likes.
+    /// Starts a host in the directory `home`, for a caller with `key`. `core` pins the process to
+    /// one core.
     fn spawn(
         plan: &HostPlan<'_>,
         layers: (u32, u32),
@@ -226,8 +224,8 @@ impl HostProcess {
             .stdin(Stdio::piped())
             .stdout(File::create(&said).map_err(fail)?)
             .stderr(File::create(&trouble).map_err(fail)?)
-            // A group of its own: Ctrl-C reaches the caller, which then ends its hosts in
-            // order. If the caller dies without a word, their standard input ends, and so do they.
+            // A separate process group, so that Ctrl-C reaches only the caller, which then stops
+            // its hosts in order. If the caller dies, their standard input ends, and so do they.
             .process_group(0);
         Ok(Self {
             child: on_core(core, || command.spawn()).map_err(fail)?,
@@ -244,12 +242,12 @@ impl HostProcess {
             if cancel.is_cancelled() {
                 return Err(ChatError::Cancelled.into());
             }
-            // Before what it said, which is then all that it ever says.
+            // Check first: if the process has ended, its output is complete.
             let ended = self.child.try_wait()?.is_some();
             let said = fs::read_to_string(&self.said)?;
             if let Some((line, _)) = said.split_once('\n') {
                 let ready = serde_json::from_str(line).map_err(|e| {
-                    Failure::internal(format!("a host process said something else: {e}"))
+                    Failure::internal(format!("a host process printed an unexpected line: {e}"))
                 })?;
                 self.ready = Some(ready);
                 return Ok(());
@@ -282,12 +280,12 @@ impl HostProcess {
             .map_or_else(String::new, |r| r.address.clone())
     }
 
-    /// Memory that the process occupies now, where the system tells.
+    /// Resident memory of the process, if the system reports it.
     pub(crate) fn resident_bytes(&self) -> Option<u64> {
         resident_bytes(self.child.id())
     }
 
-    /// Ends the process: politely, then for good.
+    /// Ends the process: closes its standard input, then kills it after a timeout.
     fn stop(&mut self) {
         drop(self.child.stdin.take());
         let deadline = Instant::now() + LEAVE_DEADLINE;
@@ -297,7 +295,7 @@ impl HostProcess {
                 _ => return,
             }
         }
-        // It may have ended in between; either way nothing is left.
+        // Errors mean that the process has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

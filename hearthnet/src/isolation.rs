@@ -1,11 +1,11 @@
-//! What a daemon may still do once it runs: read no more of its user's files than it needs, write its
-//! own, start no program, look into no other. And what a command may that reads a model file of somebody
-//! else's: that file, and nothing of the network.
+//! Sandbox of a daemon: it can read only the files it needs, write its own, and cannot start or
+//! inspect processes. A command that reads an untrusted model file can access only that file, and
+//! no network.
 //!
-//! Whoever breaks into it through the network has what the daemon has, and no more. Best effort: where the
-//! kernel lacks something the rest stands, and the log, `status` and `diagnose` say what does. It binds
-//! the thread that enters and those that it starts, so [`enter`] comes before all others. What each
-//! process can still do is in `specs/isolation.md`.
+//! An attacker who takes over the daemon gets no further access. Best effort: if the kernel lacks a
+//! feature, the rest still applies, and the log, `status` and `diagnose` report the gap. The
+//! sandbox binds the calling thread and the threads that it starts, so [`enter`] runs before any
+//! other thread exists. `specs/isolation.md` lists the remaining access of each process.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -31,22 +31,23 @@ use crate::context::Context;
 use crate::host_engine::may_use_cards;
 use crate::models::catalogue::models_dir;
 
-/// What stands in this process.
+/// Sandbox of this process, as text.
 static STANDS: OnceLock<String> = OnceLock::new();
 
-/// What stands in this process, for people.
+/// Sandbox of this process, as text.
 pub(crate) fn stands() -> &'static str {
     STANDS.get().map_or("nothing", String::as_str)
 }
 
-/// Gives up what a daemon does not need that serves this. There is no way back.
+/// Sandboxes a daemon irrevocably, according to `serves`.
 pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
     let model = serves.model.cloned().or_else(|| cx.config.model.default());
     let mut needed = Needed::of(cx, model.as_ref());
     if may_use_cards(serves.engine, &cx.config) {
         needed.cards();
     }
-    // Nobody reads its memory, with its keys and its words, from another program of this user.
+    // Keeps other processes of this user from reading the daemon's memory, which holds keys and
+    // prompts.
     let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
     let parts = [
         ("files", needed.restrict()),
@@ -62,8 +63,8 @@ pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
     let _ = STANDS.set(stands);
 }
 
-/// Gives up what a command does not need that reads a model, which may be anybody's, and may write one
-/// into a folder: sockets, keys, all other files of its user, and other programs. There is no way back.
+/// Sandboxes irrevocably a command that reads an untrusted model and may write one into a folder.
+/// Denies sockets, keys, the user's other files, and other programs.
 pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>) {
     let mut needed = Needed::of_system(cx);
     needed.models(Some(model));
@@ -87,14 +88,14 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
 #[derive(Default)]
 struct Needed {
     read: Vec<PathBuf>,
-    /// Read and written.
+    /// Read and write access.
     write: Vec<PathBuf>,
-    /// Read, written and controlled.
+    /// Read, write and ioctl access.
     devices: Vec<PathBuf>,
 }
 
 impl Needed {
-    /// Of a daemon.
+    /// Needs of a daemon.
     fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
         let mut needed = Self::of_system(cx);
         let http_key = expand_home(Path::new(&cx.config.http.api_key_file));
@@ -107,11 +108,11 @@ impl Needed {
         needed
     }
 
-    /// Of any: what is no user's, and what says how the program is to work.
+    /// Needs of every command: system files, and configuration.
     fn of_system(cx: &Context) -> Self {
         let mut needed = Self::default();
-        // Outside of the home directory the permissions of files decide, as ever: that is the system,
-        // and disks with models.
+        // Outside of the home directory, file permissions decide as usual: that is the system, and
+        // disks with models.
         let home = std::env::var_os("HOME").map(PathBuf::from);
         needed.read = outside(&home.unwrap_or_else(|| PathBuf::from("/")));
         let named = [&cx.global.config, &cx.global.catalogue];
@@ -120,23 +121,23 @@ impl Needed {
         needed
     }
 
-    /// A folder of this program's.
+    /// Adds a folder of this program.
     fn folder(&mut self, folder: PathBuf) {
-        // Only what is there can be allowed.
+        // Landlock rules need an existing path.
         let _ = whole_file::make_folder(&folder, 0o700);
         links(&folder, LINKS_DEPTH, &mut self.read);
         self.write.push(folder);
     }
 
-    /// Those that were fetched, and one that is named; and the key by which what is remembered of them is
-    /// known for this user's own.
+    /// Adds the fetched models, a named model, and the key that authenticates this user's hash
+    /// records.
     fn models(&mut self, model: Option<&ModelRef>) {
         if let Ok(folder) = models_dir() {
             self.folder(folder);
         }
         self.read.extend(record_key());
         if let Some(ModelRef::Path(path)) = model {
-            // Of a file, with the record of its hash beside it.
+            // The folder of a model file also holds the record of its hash.
             let file = path.is_file().then(|| path.canonicalize().ok()).flatten();
             self.write
                 .extend(file.and_then(|file| Some(file.parent()?.to_owned())));
@@ -145,7 +146,7 @@ impl Needed {
         }
     }
 
-    /// Graphics cards, and the libraries that libtorch loads only when it finds one, wherever they lie.
+    /// Adds graphics cards, and the libraries that libtorch loads only when it finds one.
     fn cards(&mut self) {
         let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         self.read.extend(std::env::split_paths(&paths));
@@ -154,10 +155,10 @@ impl Needed {
         self.devices.extend(of_cards.map(|device| device.path()));
     }
 
-    /// Has the kernel refuse all other files from here on, and programs to be started, signals to other
-    /// processes and abstract sockets with them.
+    /// Denies all other files with Landlock, and with them starting programs, signals to other
+    /// processes, and abstract sockets.
     fn restrict(&self) -> Result<(), String> {
-        // The last one that all of this needs (Linux 6.12).
+        // Newest ABI whose features are used here (Linux 6.12).
         let abi = ABI::V6;
         let read = AccessFs::ReadFile | AccessFs::ReadDir;
         let write = read
@@ -191,15 +192,15 @@ impl Needed {
     }
 }
 
-/// Whether a device is a graphics card or the way to one: NVIDIA's, AMD's, or the kernel's own interface.
+/// Whether a device is a graphics card: NVIDIA's, AMD's, or the kernel's generic interface.
 fn is_card(name: &str) -> bool {
     name.starts_with("nvidia") || ["kfd", "dri"].contains(&name)
 }
 
-/// How deep below the folder of models links are looked for: as deep as fetched files lie.
+/// Depth below the models folder to which links are followed: the depth of fetched files.
 const LINKS_DEPTH: usize = 8;
 
-/// Where links below a folder lead: a model may lie on another disk.
+/// Targets of links below a folder: a model may lie on another disk.
 fn links(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         match entry.file_type() {
@@ -210,7 +211,7 @@ fn links(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Everything but a folder: what lies beside it, and beside each folder above it.
+/// Every path except a folder: the siblings of it and of each folder above it.
 fn outside(folder: &Path) -> Vec<PathBuf> {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let mut all = Vec::new();
@@ -225,15 +226,16 @@ fn outside(folder: &Path) -> Vec<PathBuf> {
         at.push(part);
     }
     match at == Path::new("/") {
-        // It is all there is, in some containers.
+        // In some containers the folder is the root.
         true => vec![at],
         false => all,
     }
 }
 
-/// What no daemon of ours does, and whoever has broken into one would: look into other processes, start
-/// programs, change what is mounted, load code into the kernel, or reach parts of it that are seldom used
-/// and often broken. Refused with EPERM, not fatal: a library may try one of them and do without.
+/// System calls that a daemon never makes, but an attacker might: inspect processes, start
+/// programs, change mounts, load kernel code, or use rarely tested parts of the kernel. They fail
+/// with EPERM instead of killing the process, because a library may try one and continue without
+/// it.
 const DENIED: [i64; 48] = [
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -285,7 +287,7 @@ const DENIED: [i64; 48] = [
     libc::SYS_vhangup,
 ];
 
-/// Families of sockets that a daemon may open; a resolver of names may need those of this machine.
+/// Socket families that a daemon may open; a name resolver may need the local ones.
 const SOCKETS: [i32; 4] = [
     libc::AF_UNIX,
     libc::AF_INET,
@@ -293,7 +295,7 @@ const SOCKETS: [i32; 4] = [
     libc::AF_NETLINK,
 ];
 
-/// Refuses the calls that nobody needs here, and sockets of all but these families.
+/// Denies [`DENIED`], and sockets outside of `sockets`.
 fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
         let other = sockets.iter().map(|family| {
@@ -303,7 +305,7 @@ fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
         let other = other.collect::<Result<Vec<_>, _>>()?;
         let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
             DENIED.map(|call| (call, Vec::new())).into();
-        // Without a condition a call is refused in any case.
+        // A rule without a condition always matches.
         let other = match other.is_empty() {
             true => Vec::new(),
             false => vec![SeccompRule::new(other)?],
@@ -326,12 +328,12 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that gives up its rights.
+    /// Environment variable of the process that sandboxes itself.
     const INSIDE: &str = "HEARTHNET_TEST_ISOLATED_IN";
 
     #[test]
-    fn a_process_that_has_entered_reads_and_writes_what_it_needs_and_starts_nothing() {
-        // A process of its own: there is no way back.
+    fn a_sandboxed_process_accesses_only_what_it_needs() {
+        // In a child process, because the sandbox is irrevocable.
         let Some(dir) = std::env::var_os(INSIDE).map(PathBuf::from) else {
             let dir = tempfile::tempdir().unwrap();
             for folder in ["home/data", "home/letters", "system"] {
@@ -340,7 +342,7 @@ mod tests {
             }
             let output = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "--nocapture", "--test-threads=1"])
-                .arg("isolation::tests::a_process_that_has_entered_reads_and_writes_what_it_needs_and_starts_nothing")
+                .arg("isolation::tests::a_sandboxed_process_accesses_only_what_it_needs")
                 .env(INSIDE, dir.path())
                 .output()
                 .unwrap();
@@ -368,7 +370,7 @@ mod tests {
         let refused = |done: std::io::Result<()>| done.unwrap_err().kind();
         fs::write(&data, "more").unwrap();
         fs::rename(&data, data.with_extension("old")).unwrap();
-        // The local API's.
+        // Socket of the local API.
         UnixListener::bind(data.with_extension("socket")).unwrap();
         assert_eq!(fs::read(&system).unwrap(), b"words");
         let denied = ErrorKind::PermissionDenied;
@@ -383,10 +385,10 @@ mod tests {
         assert_eq!(refused(fs::rename(&system, data)), denied);
         let started = Command::new("/bin/true").spawn().map(drop);
         assert_eq!(refused(started), denied);
-        // What it starts is bound as well.
+        // Child threads are sandboxed as well.
         let thread = std::thread::spawn(move || refused(fs::read(&letters).map(drop)));
         assert_eq!(thread.join().unwrap(), denied);
-        // And who needs no sockets opens none.
+        // A command that needs no sockets cannot open one.
         let listen = || std::net::TcpListener::bind("127.0.0.1:0").map(drop);
         listen().unwrap();
         deny_system_calls(&[]).unwrap();
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn all_but_a_folder_is_what_lies_beside_it_and_above() {
+    fn outside_is_the_siblings_of_a_folder_and_of_its_parents() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().canonicalize().unwrap();
         for folder in ["a/b/c", "a/d", "e"] {

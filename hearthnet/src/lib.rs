@@ -1,27 +1,29 @@
-//! The `hearthnet` program: commands, configuration and human output. It is a library so that
-//! others can be this program in a process of their own, as the adversarial suite is.
+//! The `hearthnet` program: commands, configuration and output. It is a library so that another
+//! program, such as the adversarial suite, can run it in its own process.
 //!
-//! Answers go to standard output, everything else to standard error; with
-//! `--json` standard output carries one JSON object. Every failure is one
-//! sentence and a hint, and has its own exit status (`hearthnet help` lists them).
+//! Answers go to standard output, everything else to standard error; with `--json` standard output
+//! carries one JSON object. Every failure has a message, a hint, and its own exit status
+//! (`hearthnet help` lists them).
 
 mod addresses;
 mod args;
-mod backends;
-mod changes;
+mod chat_backends;
+mod chat_setup;
 mod commands;
 mod community;
 mod config;
 mod context;
 mod daemon;
-mod explain;
 mod failure;
+mod flight_report;
+mod host_config;
 mod host_engine;
 mod host_process;
-mod host_setup;
 mod isolation;
+mod key_status;
 mod local_api;
 mod lock;
+mod log_writer;
 mod members;
 mod membership;
 mod memory;
@@ -31,14 +33,12 @@ mod node;
 mod output;
 mod paths;
 mod private_layers;
-mod refill;
+mod restore_log;
 mod root_key;
 mod runtime;
 mod secret;
-mod service_setup;
 mod signals;
-mod standing;
-mod timeline;
+mod timing_report;
 mod wrap;
 
 use std::alloc::System;
@@ -54,24 +54,24 @@ use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
 
-/// Wipes memory as it is freed. A prompt, an answer or a key passes through buffers of many libraries,
-/// which would leave it to a core dump, to swap space, or to whoever breaks in later.
+/// Wipes memory as it is freed. Prompts, answers and keys pass through buffers of many libraries.
+/// Without wiping they could remain in a core dump, in swap space, or for a later attacker.
 #[global_allocator]
 static ALLOCATOR: ZeroAlloc<System> = ZeroAlloc(System);
 
-/// Is the program, with its name and its arguments.
+/// Runs the program with its name and arguments; returns the exit code.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let (args, matches) = Args::read(args).unwrap_or_else(|error| error.exit());
     init_logs(&args);
     let json = wants_json(&matches);
     let dir = match args.command {
-        // They print files, for machines.
+        // These commands print files for other programs.
         Command::Completions { .. } | Command::Man { .. } => None,
         _ => args.global.dir().ok(),
     };
     let outcome = run(args);
     if let Some(dir) = &dir {
-        standing::say(outcome.as_ref().err(), dir);
+        key_status::warn_after_command(outcome.as_ref().err(), dir);
     }
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -82,11 +82,11 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// Gives up in this process what the program gives up when these arguments start a daemon, and returns
-/// what stands. There is no way back.
+/// Sandboxes this process as the program would for a daemon with these arguments. Returns the state
+/// of the sandbox as text. Irrevocable.
 ///
 /// # Errors
-/// If they start none, or the configuration cannot be read.
+/// Returns an error if the arguments start no daemon, or if the configuration cannot be read.
 pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str, String> {
     let (Args { global, command }, _) = Args::read(args).map_err(|e| e.to_string())?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
@@ -96,7 +96,7 @@ pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str,
     Ok(isolation::stands())
 }
 
-/// Whether standard output is for programs: whether the command was given its `--json`.
+/// Whether the command was given `--json`.
 fn wants_json(matches: &ArgMatches) -> bool {
     match matches.subcommand() {
         Some((_, inner)) => wants_json(inner),
@@ -104,9 +104,9 @@ fn wants_json(matches: &ArgMatches) -> bool {
     }
 }
 
-/// Logs go to standard error; `HEARTHNET_LOG` chooses what (`info`,
-/// `hearthnet_shard=debug`, ...). Nothing logs a prompt, a token or an activation. A chat says in
-/// its own words what people should know, so it logs nothing unless it is asked to.
+/// Logs go to standard error; `HEARTHNET_LOG` sets the filter (`info`, `hearthnet_shard=debug`,
+/// ...). Logs never contain a prompt, a token or an activation. A chat prints its own messages, so
+/// its log is off by default.
 fn init_logs(args: &Args) {
     use tracing_subscriber::EnvFilter;
     let usual = match &args.command {
@@ -116,16 +116,15 @@ fn init_logs(args: &Args) {
     let filter = EnvFilter::try_from_env("HEARTHNET_LOG").unwrap_or_else(|_| EnvFilter::new(usual));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // Without colours of its own: then every sequence in it is somebody else's.
+        // No colours, so that every escape sequence in the log is foreign and can be removed.
         .with_ansi(false)
-        .with_writer(|| output::Tamed(std::io::stderr()))
+        .with_writer(|| output::Sanitized(std::io::stderr()))
         .init();
 }
 
 fn run(args: Args) -> Result<(), Failure> {
     let global = args.global;
-    // They need no configuration that can be read: it may be what they are to write, in the backup,
-    // or what is wrong.
+    // These commands must work without a valid configuration: they write, restore or check it.
     match &args.command {
         Command::Init(command) => return commands::init::run(command, &global),
         Command::Restore(command) => return commands::restore::run(command, &global),
@@ -152,15 +151,17 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
     {
         match config.engine.cpu_latency_us {
-            CpuLatency::Microseconds(_) => note(format!(
-                "cores sleep as the system likes, whatever engine.cpu_latency_us says: {error}"
-            )),
-            // Nobody has asked for it.
-            CpuLatency::Word(_) => tracing::debug!("cores sleep as the system likes: {error}"),
+            CpuLatency::Microseconds(_) => {
+                note(format!("engine.cpu_latency_us has no effect: {error}"));
+            }
+            // The user did not request a limit, so a failure is not reported.
+            CpuLatency::Word(_) => {
+                tracing::debug!("the wake-up time of idle cores is not limited: {error}");
+            }
         }
     }
     let cx = &Context { global, config };
-    // Before any thread is started: it would keep what this one gives up.
+    // Before any thread is started, because threads keep the access they start with.
     if let Some(serves) = command.serves() {
         isolation::enter(cx, serves);
     }
@@ -188,7 +189,7 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     }
 }
 
-/// Tells of a failure: to people, and with `json` to programs.
+/// Reports a failure to the user, and with `json` also as JSON.
 pub(crate) fn report(failure: &Failure, json: bool) {
     if failure.kind == Kind::OutputClosed {
         return;

@@ -1,5 +1,4 @@
-//! The local API for programs on this machine, from both sides: what is offered there beside what a
-//! node offers others, and asking, as any program here could.
+//! Local API for programs on this machine, server and client side.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,30 +28,30 @@ use crate::lock::Lock;
 use crate::output::note;
 use crate::paths::refuse_open_to_others;
 
-/// What the running node tells about itself, to programs on this machine only.
+/// Call that returns the status of the running node. Local only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
 
-/// What happened of late, told to programs on this machine only.
+/// Call that returns the flight record. Local only.
 pub(crate) const NODE_FLIGHT: &str = "node.flight@1.0";
 
-/// The model files that chats are answered with, told to programs on this machine only.
+/// Call that returns the model files that chats use. Local only.
 pub(crate) const NODE_MODELS: &str = "node.models@1.0";
 
-/// Where in the data directory a service outside of any community has its local API: a node of the
-/// community may run on the same directory.
+/// Subfolder of the data directory for the local API of a standalone service, since a node of the
+/// community may use the same directory.
 pub(crate) const STANDALONE: &str = "service";
 
-/// How long a node on this machine may take to answer.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of a call to a local node.
+const CALL_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a daemon that is starting may take until it answers.
+/// Time limit for a starting daemon to answer.
 const STARTING: Duration = Duration::from_secs(5);
 
-/// How often it is tried meanwhile: opening the local API takes milliseconds.
+/// Poll interval meanwhile; opening the local API takes milliseconds.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
 
-/// Connects to the daemon that runs on `dir`. One that starts holds its lock before it opens its
-/// local API: that is waited for.
+/// Connects to the daemon of `dir`. Waits for a starting daemon, which takes its lock before it
+/// opens its local API.
 pub(crate) async fn connect(dir: &Path) -> Result<Client, CallError> {
     let deadline = Instant::now() + STARTING;
     loop {
@@ -65,14 +64,14 @@ pub(crate) async fn connect(dir: &Path) -> Result<Client, CallError> {
     }
 }
 
-/// The failure of a daemon that holds its lock and does not answer.
+/// Error for a daemon that holds its lock but does not respond.
 pub(crate) fn silent(dir: &Path) -> Failure {
     let process = Process::of(dir);
     let (why, hint) = match process.hint() {
         Some(hint) => ("", hint),
         None => (
             ": it is starting or stopping",
-            "`hearthnet status` shows it; one data directory is one node, and --data-dir names another one".to_owned(),
+            "`hearthnet status` shows it; for another node, choose another directory with --data-dir".to_owned(),
         ),
     };
     Failure::new(
@@ -86,7 +85,7 @@ pub(crate) fn silent(dir: &Path) -> Failure {
     .hint(hint)
 }
 
-/// The process that holds the lock of a data directory, as far as the system tells.
+/// Process that holds the lock of a data directory.
 pub(crate) struct Process {
     id: Option<u32>,
     is_stopped: bool,
@@ -95,7 +94,7 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn of(dir: &Path) -> Self {
         let id = Lock::process(dir);
-        // Its third field, behind a name in parentheses, is its state (proc_pid_stat(5)).
+        // The third field, after a name in parentheses, is the state (proc_pid_stat(5)).
         let stat = id.and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
         let state = stat.as_deref().and_then(|stat| stat.rsplit_once(") "));
         Self {
@@ -104,14 +103,14 @@ impl Process {
         }
     }
 
-    /// How it goes on, where it was stopped.
+    /// Command that resumes a stopped process.
     pub(crate) fn hint(&self) -> Option<String> {
         let id = self.id.filter(|_| self.is_stopped)?;
-        Some(format!("`kill -CONT {id}` lets it go on"))
+        Some(format!("`kill -CONT {id}` resumes it"))
     }
 }
 
-/// `process 1234, which is stopped`.
+/// Formats as `process 1234, which is stopped`.
 impl std::fmt::Display for Process {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.id {
@@ -125,9 +124,8 @@ impl std::fmt::Display for Process {
     }
 }
 
-/// Calls a capability of the node that runs on `dir`; `None` if none runs, or it does not
-/// answer as it should. One that is silent is named on standard error: what follows is said
-/// without it.
+/// Calls a capability of the node that runs on `dir`. Returns `None` if no node runs, or if the
+/// call fails. Prints a warning if the node does not respond.
 pub(crate) async fn ask<T: DeserializeOwned>(
     dir: &Path,
     capability: &str,
@@ -135,7 +133,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
 ) -> Option<T> {
     let asking =
         async { ask_over(&Client::connect_local(dir).await.ok()?, capability, params).await };
-    match tokio::time::timeout(PATIENCE, asking).await {
+    match tokio::time::timeout(CALL_TIMEOUT, asking).await {
         Ok(answer) => answer,
         Err(_) => {
             note(format!("warning: {}", silent(dir)));
@@ -153,10 +151,10 @@ async fn ask_over<T: DeserializeOwned>(
     serde_json::from_value(answer).ok()
 }
 
-/// Begins a call of the capability that has this name.
+/// Starts a call of the named capability.
 ///
 /// # Errors
-/// As [`Client::call`].
+/// Same as [`Client::call`].
 pub(crate) fn call(
     client: &Client,
     capability: &str,
@@ -169,10 +167,10 @@ pub(crate) fn call(
     )
 }
 
-/// A capability for programs on this machine only: how it is described, and what answers it.
+/// Capability for local programs: its description and its handler.
 pub(crate) struct Offer<F> {
     pub(crate) name: &'static str,
-    /// What it does, in a sentence that ends "for programs on the node's own machine".
+    /// One sentence that ends "for programs on the node's own machine".
     pub(crate) summary: &'static str,
     pub(crate) params: Params,
     pub(crate) streaming: bool,
@@ -185,7 +183,7 @@ where
     F: Fn(Value, FrameSink) -> A + Send + Sync + 'static,
     A: Future<Output = Result<Value, CallError>> + Send + 'static,
 {
-    /// One that takes nothing and is answered at once, with a value.
+    /// Capability without parameters that returns a single value.
     pub(crate) fn new(name: &'static str, summary: &'static str, answer: F) -> Self {
         Self {
             name,
@@ -211,7 +209,7 @@ where
     }
 }
 
-/// Answers programs on this machine, and nobody else.
+/// Handler that refuses callers on other machines.
 struct OnThisMachine<F>(F);
 
 impl<F, A> Handler for OnThisMachine<F>
@@ -227,29 +225,28 @@ where
     }
 }
 
-/// What a call ends with, as JSON.
+/// Converts a result to JSON.
 pub(crate) fn answer(value: &impl Serialize) -> Result<Value, CallError> {
     serde_json::to_value(value).map_err(internal)
 }
 
-/// A defect of this program, as whoever calls is told.
+/// Error for a defect of this program.
 pub(crate) fn internal(error: impl std::fmt::Display) -> CallError {
     CallError::new(Code::INTERNAL, error.to_string())
 }
 
-/// What runs on a data directory, for a chat that could be asked there.
+/// Result of the search for a service.
 pub(crate) enum Found {
     /// A service that answers with the model.
     Service(AskedService),
-    /// A process that holds the lock of this directory and does not answer.
+    /// A process holds the lock of this directory, but does not respond.
     Silent(PathBuf),
-    /// Nothing that could be asked.
     Nothing,
 }
 
-/// The service of `data_dir` that answers with this model file (or with any, if it does not
-/// matter), if one runs, in the community or outside of it. What a service left behind that
-/// was killed is not asked: the lock of one that runs is held, and nobody else can hold it.
+/// Finds a running service of `data_dir`, in the community or standalone, that answers with the
+/// model file `wanted`, or with any model if `None`. Requires a held lock, so that leftovers of a
+/// killed service are ignored.
 pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> Found {
     let file = match wanted.map(|wanted| (&wanted.id, wanted.path.canonicalize())) {
         Some((id, Ok(path))) => Some((id, path)),
@@ -280,7 +277,7 @@ pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> 
                 file_replaced: model.replaced,
             })
         };
-        match tokio::time::timeout(PATIENCE, asking).await {
+        match tokio::time::timeout(CALL_TIMEOUT, asking).await {
             Ok(Some(service)) => return Found::Service(service),
             Ok(None) => {}
             Err(_) => found = Found::Silent(dir),
@@ -289,19 +286,19 @@ pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> 
     found
 }
 
-/// A service that runs on this machine.
+/// Service that runs on this machine.
 pub(crate) struct AskedService {
     pub(crate) client: Client,
-    /// The directory whose lock it holds.
+    /// Directory whose lock it holds.
     pub(crate) dir: PathBuf,
     pub(crate) model: Resolved,
-    /// How it chooses tokens where nobody says: whoever goes on without it must do the same.
+    /// Default sampling of the service. A process that takes over must use the same.
     pub(crate) sampling: SamplingChoice,
-    /// The model file was replaced or written to after the service had opened it.
+    /// The model file was replaced or changed after the service had opened it.
     pub(crate) file_replaced: bool,
 }
 
-/// What [`NODE_MODELS`] ends with.
+/// Result of [`NODE_MODELS`].
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Models {
     models: Vec<Offered>,
@@ -312,18 +309,16 @@ struct Offered {
     id: String,
     #[serde(serialize_with = "as_text")]
     path: PathBuf,
-    /// How its tokens are chosen where the caller does not say. A service of an earlier version
-    /// chose the likeliest.
+    /// Default sampling. Greedy if the service does not report it.
     #[serde(default = "greedy")]
     sampling: SamplingChoice,
-    /// Whether the file at `path` is no longer the one that chats are answered with. A service of an
-    /// earlier version does not look.
+    /// Whether the file at `path` changed after the service had opened it.
     #[serde(default)]
     replaced: bool,
 }
 
-/// A path in JSON, which has no place for bytes that are not UTF-8: a file of such a name is not found
-/// again by its name, and is answered with in the program that asks.
+/// Serializes a path, lossily, since JSON strings must be UTF-8. A file with another name is not
+/// found by its path; the chat then answers in its own process.
 fn as_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(&path.to_string_lossy())
 }
@@ -332,8 +327,7 @@ fn greedy() -> SamplingChoice {
     SamplingChoice::GREEDY
 }
 
-/// Makes whoever has this registry answer `experimental.distributed_llm.chat` with a service, and
-/// tell programs on this machine with which model file.
+/// Registers `experimental.distributed_llm.chat` and [`NODE_MODELS`] for a service.
 pub(crate) fn offer_chats(
     registry: &Registry,
     service: &Service,
@@ -346,7 +340,7 @@ pub(crate) fn offer_chats(
     registry
         .register(chats, Arc::new(ChatHandler(service.clone())))
         .map_err(Failure::internal)?;
-    // A path that is no text cannot be told; such a model is then not found here, and no more.
+    // A path that is not UTF-8 is not reported, so a chat does not find its model here.
     let path = file.path().and_then(|path| path.canonicalize().ok());
     let path = path.filter(|path| path.to_str().is_some());
     let models = path.into_iter().flat_map(|path| {
@@ -362,7 +356,7 @@ pub(crate) fn offer_chats(
     let (file, told) = (Arc::clone(file), AtomicBool::new(false));
     Offer::new(
         NODE_MODELS,
-        "Tells programs on the node's own machine which model files chats are answered with.",
+        "Lists the model files that chats use, for programs on the node's own machine.",
         move |_, _| {
             let mut models = models.clone();
             let replaced = file.is_replaced();
@@ -379,7 +373,7 @@ pub(crate) fn offer_chats(
     .register(registry)
 }
 
-/// Makes whoever has this registry tell programs on this machine what happened of late.
+/// Registers the flight record for local programs.
 pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
     let name = NODE_FLIGHT.parse().map_err(Failure::internal)?;
     Readers::Local(name)
@@ -387,8 +381,8 @@ pub(crate) fn offer_record(registry: &Registry) -> Result<(), Failure> {
         .map_err(Failure::internal)
 }
 
-/// The local API of a service outside of any community. Only programs of this user on this machine
-/// come in, and what it does was said when it was started.
+/// Local API of a standalone service. Only programs of this user can connect; the command line has
+/// already allowed all calls.
 pub(crate) struct StandaloneApi {
     api: LocalApi,
     _lock: Lock,
@@ -407,8 +401,8 @@ impl Authority for ThisUser {
 }
 
 impl StandaloneApi {
-    /// Opens it; an error if another such service runs on this data directory, or a file cannot
-    /// be written.
+    /// Opens the local API. Returns an error if another standalone service uses this data
+    /// directory, or if a file cannot be written.
     pub(crate) async fn open(
         data_dir: &Path,
         service: &Service,
@@ -422,7 +416,7 @@ impl StandaloneApi {
         let registry = Arc::new(Registry::new());
         offer_chats(&registry, service, file, config)?;
         offer_record(&registry)?;
-        // Nobody but this user calls here, so it does not matter under which name.
+        // A random id is enough, because only this user calls here.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
         let server = CallServer::new(own, registry, Arc::new(ThisUser));
         let api = LocalApi::open(&dir, Arc::new(server)).await;
@@ -432,7 +426,6 @@ impl StandaloneApi {
         })
     }
 
-    /// Closes it.
     pub(crate) async fn close(self) {
         self.api.close().await;
     }

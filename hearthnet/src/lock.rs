@@ -1,4 +1,4 @@
-//! One data directory is one node: the lock of the node that runs on it.
+//! Lock of a data directory: at most one node runs on it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};
@@ -10,33 +10,34 @@ use hearthnet_bus::regular_file;
 
 use crate::failure::{Failure, Kind};
 
-/// Held by the node that runs on a data directory.
+/// Locked by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
 
-/// The number of a process in decimal digits.
+/// Longest process id in decimal digits.
 const MAX_ID_BYTES: u64 = 10;
 
-/// How often the lock is tried, and how long between: a look at it takes microseconds.
-const LOOKS: u32 = 5;
-const LOOK: Duration = Duration::from_millis(20);
+/// Attempts to take the lock, and the delay between them. A test of the lock by another process
+/// takes microseconds.
+const ATTEMPTS: u32 = 5;
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How often it is tried where only commands hold it, which write one event each: 5 s.
-const LOOKS_AT_COMMANDS: u32 = 250;
+/// Attempts if only commands hold the lock, which write one event each: 5 s.
+const ATTEMPTS_BESIDE_COMMANDS: u32 = 250;
 
-/// The right to be the one node that runs on a data directory. Free again when dropped, or
-/// when the process ends, however it does.
+/// Exclusive lock of the node that runs on a data directory. Released when dropped, or when the
+/// process ends.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
 impl Lock {
-    /// Takes it.
+    /// Takes the lock.
     ///
     /// # Errors
-    /// If a node runs on `dir` already.
+    /// Returns an error if a node already runs on `dir`.
     pub(crate) fn take(dir: &Path) -> Result<Self, Failure> {
-        for look in 0..LOOKS_AT_COMMANDS {
+        for attempt in 0..ATTEMPTS_BESIDE_COMMANDS {
             if let Some(mut lock) = Self::try_take(dir, File::try_lock, true)? {
-                // For messages only: where the disk is full they say less.
+                // The id only improves messages, so an error, as on a full disk, is ignored.
                 let id = std::process::id().to_string();
                 let _ = lock
                     .0
@@ -44,35 +45,36 @@ impl Lock {
                     .and_then(|()| lock.0.write_all(id.as_bytes()));
                 return Ok(lock);
             }
-            // Somebody may be looking whether it is held, which takes a moment.
-            if look >= LOOKS && Self::is_held(dir) {
+            // Another process may be testing the lock, which takes a moment.
+            if attempt >= ATTEMPTS && Self::is_held(dir) {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         Err(Failure::new(
             Kind::Host,
             format!("a node runs on {} already", dir.display()),
         )
         .code("node_runs")
-        .hint("`hearthnet status` shows it; one data directory is one node, and --data-dir names another one"))
+        .hint("`hearthnet status` shows it; for another node, choose another directory with --data-dir"))
     }
 
-    /// Keeps a node from starting on `dir` while a command writes there itself; other commands may
-    /// as well. `None` if a node runs.
+    /// Takes a shared lock that keeps a node from starting on `dir` while a command writes. Several
+    /// commands may hold it. Returns `None` if a node runs.
     ///
     /// # Errors
-    /// If the lock's file cannot be used.
+    /// Returns an error if the lock file cannot be used.
     pub(crate) fn keep_free(dir: &Path) -> Result<Option<Self>, Failure> {
         Self::try_take(dir, File::try_lock_shared, true)
     }
 
-    /// Whether a node runs on `dir` now. Those who look do not see each other.
+    /// Whether a node runs on `dir`. Uses a shared lock, so that concurrent tests do not see each
+    /// other.
     pub(crate) fn is_held(dir: &Path) -> bool {
         matches!(Self::try_take(dir, File::try_lock_shared, false), Ok(None))
     }
 
-    /// The process that runs a node on `dir`, if one does and its lock says which.
+    /// Id of the process that runs a node on `dir`, if known.
     pub(crate) fn process(dir: &Path) -> Option<u32> {
         if !Self::is_held(dir) {
             return None;
@@ -92,10 +94,10 @@ impl Lock {
         let fail = |e: std::io::Error| {
             Failure::file("use", &path, &e)
                 .of_kind(Kind::of_io(&e))
-                .hint("--data-dir names another directory")
+                .hint("choose another directory with --data-dir")
         };
         let mut options = OpenOptions::new();
-        // A look at the lock must not create its file.
+        // A test of the lock must not create its file.
         options.write(true).create(create).truncate(false);
         let file = regular_file::open_with(options.mode(0o600), &path).map_err(fail)?;
         match lock(&file) {
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_write_beside_each_other_and_a_node_that_starts_waits_for_them() {
+    fn commands_share_the_lock_and_a_starting_node_waits() {
         let dir = tempfile::tempdir().unwrap();
         let one = Lock::keep_free(dir.path()).unwrap().unwrap();
         let two = Lock::keep_free(dir.path()).unwrap().unwrap();

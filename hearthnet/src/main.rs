@@ -1,4 +1,4 @@
-//! The `hearthnet` program, all of which is in the library of its name.
+//! Binary of the `hearthnet` library.
 
 use std::process::ExitCode;
 

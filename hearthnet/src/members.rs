@@ -1,4 +1,4 @@
-//! Which member a person means.
+//! Finds a member by id or name, and lists members as JSON.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::community::now_ms;
 use crate::failure::{Failure, Kind};
 
-/// The member that `text` names, or who was one and has left: it may have its code yet.
+/// Finds a member, or a former member: it may still hold its invite code.
 pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let now = now_ms();
     let members = state.members();
@@ -19,7 +19,8 @@ pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     among(text, members.iter().map(|(node, name)| (*node, &**name)))
 }
 
-/// All members, for programs. `own` is this node; `dated_back`, how many events of each came to light late.
+/// All members as JSON. `own` is this node; `dated_back` counts the back-dated events of each
+/// member.
 pub(crate) fn json(
     state: &Community,
     own: &NodeId,
@@ -43,9 +44,8 @@ pub(crate) fn json(
     members.collect()
 }
 
-/// The node that `text` names among `members` (id and display name): a whole node id, the
-/// short form that tables show, or a display name, in capitals or not: people do not remember
-/// how a neighbour wrote it. Several that fit are refused, for a name is whatever its owner says.
+/// Finds the node that `text` identifies: a node id, its short form as in tables, or a display name
+/// in any case. Ambiguous names are refused, because every member chooses its own name.
 fn among<'a>(
     text: &str,
     members: impl Iterator<Item = (NodeId, &'a str)>,
@@ -84,10 +84,12 @@ fn among<'a>(
 fn unknown(text: &str) -> Failure {
     Failure::new(
         Kind::Community,
-        format!("nobody in this community is {text:?}"),
+        format!("no member of this community is {text:?}"),
     )
     .code("unknown_node")
-    .hint("`hearthnet community members` lists everybody; a node id, its short form or a name will do")
+    .hint(
+        "`hearthnet community members` lists the members; use a node id, its short form or a name",
+    )
 }
 
 #[cfg(test)]
@@ -135,7 +137,7 @@ mod tests {
             &id(9).to_string(),
             &id(1).short()[..14],
         ] {
-            assert!(find_in(text).unwrap_err().contains("nobody"), "{text:?}");
+            assert!(find_in(text).unwrap_err().contains("no member of"), "{text:?}");
         }
     }
 

@@ -1,8 +1,8 @@
-//! What is known of the community beside its log: which one this home is in, and where its members
-//! were. A log that is lost or beyond repair is filled again from any of them.
+//! Copy of basic facts about the community beside its log: its id, and the addresses of its
+//! members. With it a lost or damaged log is restored from another member.
 //!
-//! The log is the truth, and this file a note of it: a few KiB of JSON in the data directory,
-//! written whole or not at all, and only when something in it has changed.
+//! The log is authoritative. The file is a few KiB of JSON in the data directory, written
+//! atomically, and only when its content has changed.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,39 +12,36 @@ use hearthnet_bus::log::{Community, Level};
 use hearthnet_bus::{CommunityId, NodeId, now_ms, regular_file, whole_file};
 use serde::{Deserialize, Serialize};
 
-/// The file's name in the data directory.
 pub(crate) const FILE: &str = "community.json";
-/// Most bytes of the file that are looked at: far more than [`MAX_KNOWN`] members need.
+/// Largest file that is read: far more than [`MAX_KNOWN`] members need.
 const MAX_BYTES: u64 = 1 << 20;
-/// Members whose addresses are kept: any one of them that answers is enough.
+/// Members whose addresses are kept. One that answers is enough.
 const MAX_KNOWN: usize = 64;
-/// Addresses that are kept of each.
+/// Addresses kept of each member.
 const MAX_ENDPOINTS: usize = 4;
 
-/// The note.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Membership {
-    /// Id of the community.
     pub(crate) community: CommunityId,
-    /// What people call it.
+    /// Name of the community.
     pub(crate) name: String,
-    /// What this node was when it last looked.
+    /// Level of this node when the file was written.
     pub(crate) level: Option<Level>,
-    /// Where other members listened when they were last heard of, `ADDR:PORT` by node id.
+    /// Last known addresses of other members, `ADDR:PORT` by node id.
     pub(crate) members: BTreeMap<String, Vec<String>>,
-    /// Who said that this node's key counts no more, if somebody did since it last had a link.
+    /// Name of the member that refused this node's key as revoked, until the next link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) put_out_by: Option<String>,
-    /// When this node was put out, as the log says; Unix ms.
+    /// Time of this node's revocation in the log; Unix ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) revoked_ms: Option<u64>,
-    /// Whether the log says that two histories were signed with this node's key.
+    /// Whether the log freezes this node's key: two histories were signed with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
 }
 
 impl Membership {
-    /// What was noted in a data directory; `None` if nothing was, or nothing that can be read.
+    /// Reads the file of a data directory; `None` if it is missing or unreadable.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
         let text = match regular_file::read(&path(dir), MAX_BYTES) {
             Ok(text) => text,
@@ -63,8 +60,8 @@ impl Membership {
         }
     }
 
-    /// Notes what the log says now, if it says anything new. A disk that cannot be written is
-    /// no reason to fail: the note is for another day.
+    /// Updates the file from the log, if anything changed. An error of the disk is not reported:
+    /// the file is only needed after a loss.
     pub(crate) fn note(dir: &Path, state: &Community, own: &NodeId) {
         let new = Self::now(dir, state, own);
         if Self::read(dir).as_ref() != Some(&new) {
@@ -72,15 +69,14 @@ impl Membership {
         }
     }
 
-    /// What the log says now, and what else was noted beside it.
+    /// Content for the current state of the log, keeping facts that are not in the log.
     pub(crate) fn now(dir: &Path, state: &Community, own: &NodeId) -> Self {
         let old = Self::read(dir).filter(|old| old.community == state.id);
         Self::of(state, own, old.as_ref())
     }
 
-    /// Notes who said that this node's key counts no more, or that nobody says so any more.
-    /// Whether that is new.
-    pub(crate) fn note_put_out(dir: &Path, by: Option<String>) -> bool {
+    /// Records the member that refused this node's key, or clears it. Returns whether that is new.
+    pub(crate) fn note_refusal(dir: &Path, by: Option<String>) -> bool {
         match Self::read(dir) {
             Some(mut noted) if noted.put_out_by != by => {
                 noted.put_out_by = by;
@@ -124,7 +120,7 @@ impl Membership {
         }
     }
 
-    /// Where members may be, as `discovery.static_peers` has it.
+    /// Addresses of members in the format of `discovery.static_peers`.
     pub(crate) fn peers(&self) -> Vec<String> {
         let of = |(node, endpoints): (&String, &Vec<String>)| {
             let peer = |endpoint: &String| format!("{endpoint}#{node}");
@@ -154,7 +150,7 @@ mod tests {
     use hearthnet_bus::log::{Body, EventLog, Policy};
 
     #[test]
-    fn what_was_noted_comes_back_and_rubbish_is_no_note() {
+    fn a_membership_file_round_trips_and_garbage_is_ignored() {
         let dir = tempfile::tempdir().unwrap();
         let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
         assert_eq!(Membership::read(dir.path()), None);
@@ -168,8 +164,8 @@ mod tests {
             ("Elm", Some(Level::Anchor))
         );
         assert!(noted.peers().is_empty());
-        Membership::note_put_out(dir.path(), Some("attic".into()));
-        // A look at the log does not forget what an anchor said.
+        Membership::note_refusal(dir.path(), Some("attic".into()));
+        // An update from the log keeps an anchor's refusal.
         Membership::note(dir.path(), &log.state(), &own.id());
         let noted = Membership::read(dir.path()).unwrap();
         assert_eq!(noted.put_out_by.as_deref(), Some("attic"));
@@ -178,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_member_was_is_remembered_when_it_is_silent() {
+    fn the_last_address_of_a_silent_member_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let (root, own) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
         let policy = Policy::default();
@@ -190,7 +186,7 @@ mod tests {
             software: "s".into(),
         };
         log.append(&own, seen, now_ms()).unwrap();
-        // Seen from another member.
+        // State as another member sees it.
         let other = NodeKey::generate().unwrap().id();
         let first = Membership::of(&log.state(), &other, None);
         assert_eq!(first.peers(), [format!("192.0.2.1:7600#{}", own.id())]);

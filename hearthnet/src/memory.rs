@@ -1,4 +1,4 @@
-//! How much of this machine's memory a host may fill.
+//! Memory budget of a host.
 
 use hearthnet_orchestrator::placement::room;
 
@@ -7,7 +7,7 @@ use crate::host_engine::HostEngine;
 use crate::models::OpenModel;
 use crate::output::bytes;
 
-/// Bytes that programs can still get without swapping, where the system tells (Linux).
+/// Available memory in bytes, without swapping, if the system reports it (Linux).
 pub(crate) fn available_bytes() -> Option<u64> {
     parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
@@ -20,25 +20,24 @@ fn parse_available(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Bytes of memory that running all of a model takes, about, whose file has so many: the weights,
-/// which are laid out anew in memory, an eighth of that for the keys and values of a conversation,
-/// and what the program itself needs.
+/// Estimate of the memory in bytes to run a whole model whose file has `file` bytes: the weights,
+/// an eighth of that for the KV cache of a conversation, and 256 MiB for the program.
 pub(crate) fn needed_bytes(file: u64) -> u64 {
     file.saturating_add(file / 8).saturating_add(256 << 20)
 }
 
-/// Bytes of weights that `--layers auto` may take: the setting in MiB, or half of what is
-/// free, so that the household's own programs never feel it.
+/// Bytes of weights that `--layers auto` may take: the setting in MiB, or half of the free memory,
+/// so that other programs of the household are not affected.
 pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
     match setting_mb {
-        // A system that does not tell: a gigabyte is free on anything that runs models.
+        // Without a report of the system: machines that run models have a gigabyte free.
         0 => available_bytes().map_or(1 << 30, |free| free / 2),
         mb => mb << 20,
     }
 }
 
-/// Whether layers that the owner named stay within `memory_budget_mb`, where that is set. Without a
-/// setting the owner's word is the budget.
+/// Checks that explicitly named layers fit into `memory_budget_mb`. Without a setting there is no
+/// limit.
 pub(crate) fn named_layers_fit(
     model: &OpenModel,
     engine: &HostEngine,
@@ -49,7 +48,7 @@ pub(crate) fn named_layers_fit(
         return Ok(());
     }
     let all = engine.layer_bytes(&model.file)?;
-    // Layers that there are not are refused elsewhere.
+    // Missing layers are refused elsewhere.
     let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
     let needed = layers
         .iter()
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_is_read_from_the_kernels_table() {
+    fn free_memory_is_read_from_meminfo() {
         let table = "MemTotal:       16384 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n";
         assert_eq!(parse_available(table), Some(2 << 20));
         for odd in [
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_the_budget_and_none_is_half_of_what_is_free() {
+    fn the_default_budget_is_half_of_the_free_memory() {
         assert_eq!(weights_budget(3), 3 << 20);
         assert!(weights_budget(0) > 0);
     }

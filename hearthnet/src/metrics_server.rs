@@ -1,26 +1,26 @@
-//! The numbers of a host, for Prometheus: a listener of their own, if it is wanted.
+//! Prometheus metrics of a host, on their own listener if configured.
 
 use std::time::Duration;
 
 use hearthnet_http::{Health, HttpServer, Part, serve_metrics};
 use tokio::sync::watch;
 
+use crate::chat_setup::{count, http_failure, http_settings};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
-use crate::service_setup::{count, http_failure, http_settings};
 
-/// How long a request for numbers may still take when the program ends.
+/// Time limit for requests in progress when the program ends.
 const CLOSE_DEADLINE: Duration = Duration::from_millis(200);
 
-/// `/metrics` and `/healthz`, or neither.
+/// Server of `/metrics` and `/healthz`, if configured.
 pub(crate) struct MetricsServer {
     server: Option<HttpServer>,
     health: watch::Sender<Health>,
 }
 
 impl MetricsServer {
-    /// No numbers.
+    /// Disabled server.
     pub(crate) fn closed() -> Self {
         Self {
             server: None,
@@ -28,12 +28,11 @@ impl MetricsServer {
         }
     }
 
-    /// Opens the listener that `flag` names, or the configuration; counts from then on. One that
-    /// only the configuration names is left out when its port is taken: another host on this
-    /// machine has it.
+    /// Opens the listener of `flag`, else of the configuration, and starts to count. If the
+    /// configured port is taken, for example by another host on this machine, continues without it.
     ///
     /// # Errors
-    /// If it cannot be opened, or must not be.
+    /// Returns an error if the listener cannot be opened, or must not be.
     pub(crate) async fn open(flag: Option<&str>, config: &Config) -> Result<Self, Failure> {
         let (health, watched) = watch::channel(Health::Starting);
         let listen = flag.unwrap_or(&config.metrics.listen);
@@ -46,7 +45,7 @@ impl MetricsServer {
         let server = match server.map_err(|error| http_failure(&error, "--metrics")) {
             Ok(server) => Some(server),
             Err(failure) if flag.is_none() && failure.kind == Kind::Host => {
-                note(format!("no numbers for Prometheus: {failure}"));
+                note(format!("no metrics for Prometheus: {failure}"));
                 None
             }
             Err(failure) => return Err(failure),
@@ -54,23 +53,20 @@ impl MetricsServer {
         Ok(Self { server, health })
     }
 
-    /// Where the numbers are.
     pub(crate) fn url(&self) -> Option<String> {
         let server = self.server.as_ref()?;
         Some(format!("http://{}/metrics", server.local_addr()))
     }
 
-    /// Through which somebody else says how the host is.
+    /// Sender with which other parts report the health.
     pub(crate) fn health(&self) -> watch::Sender<Health> {
         self.health.clone()
     }
 
-    /// Says how the host is.
     pub(crate) fn say(&self, health: Health) {
         self.health.send_replace(health);
     }
 
-    /// Closes the listener.
     pub(crate) async fn close(self) {
         if let Some(server) = self.server {
             server.shutdown(CLOSE_DEADLINE).await;

@@ -1,19 +1,19 @@
-//! What people read: tables, sizes, progress. Answers go to standard output,
-//! everything else to standard error.
+//! Output for people: tables, sizes, progress. Answers go to standard output, everything else to
+//! standard error.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use std::os::fd::AsFd;
 
-use hearthnet_text::{is_plain, tame, tame_text};
+use hearthnet_text::{is_plain, sanitize, sanitize_text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::failure::{Failure, Kind};
 use crate::wrap::Wrap;
 
-/// Columns of a terminal that does not say.
+/// Width of a terminal that does not report it.
 const COLUMNS: usize = 80;
 
-/// Bytes in the unit that a person would choose (powers of 1024).
+/// Formats a size in bytes with a suitable unit (powers of 1024).
 pub(crate) fn bytes(n: u64) -> String {
     let mut value = n as f64;
     for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
@@ -29,7 +29,6 @@ pub(crate) fn bytes(n: u64) -> String {
     String::new()
 }
 
-/// How many threads something has.
 pub(crate) fn threads(n: usize) -> String {
     match n {
         1 => "one thread".to_owned(),
@@ -37,14 +36,14 @@ pub(crate) fn threads(n: usize) -> String {
     }
 }
 
-/// Columns aligned by their widest cell: texts to the left, numbers to the right.
+/// Formats columns as wide as their widest cell: text left-aligned, numbers right-aligned.
 pub(crate) fn table<R: AsRef<[String]>>(
     header: &[&str],
     rows: impl IntoIterator<Item = R>,
 ) -> String {
     let rows: Vec<R> = rows.into_iter().collect();
     let cells = |c: usize| rows.iter().filter_map(move |row| row.as_ref().get(c));
-    // Of each column: how wide it is, and whether it holds texts.
+    // For each column: its width, and whether it holds text.
     let columns = header.iter().enumerate().map(|(c, head)| {
         let width = cells(c).map(|s| s.chars().count()).max().unwrap_or(0);
         let number =
@@ -70,7 +69,7 @@ pub(crate) fn table<R: AsRef<[String]>>(
     std::iter::once(line(header.to_vec())).chain(all).collect()
 }
 
-/// A moment as people read it: `2026-11-21 06:40:04 UTC`. Beyond the year 9999: the number.
+/// Formats a time as `2026-11-21 06:40:04 UTC`, or as a number beyond the year 9999.
 pub(crate) fn when(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
     match time::OffsetDateTime::from_unix_timestamp(seconds) {
@@ -87,7 +86,7 @@ pub(crate) fn when(unix_ms: u64) -> String {
     }
 }
 
-/// A length of time in the unit that a person would choose: `45 s`, `3 min`, `23 h`, `6 d`.
+/// Formats a duration with a suitable unit: `45 s`, `3 min`, `23 h`, `6 d`.
 pub(crate) fn span(ms: u64) -> String {
     let seconds = ms / 1000;
     let rounded = |unit: u64| (seconds + unit / 2) / unit;
@@ -99,22 +98,21 @@ pub(crate) fn span(ms: u64) -> String {
     }
 }
 
-/// What the terminal on standard error can do.
+/// Abilities of the terminal on standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Look {
+pub(crate) struct TerminalStyle {
     moves: bool,
     colours: bool,
 }
 
-impl Look {
+impl TerminalStyle {
     pub(crate) fn of_this_terminal() -> Self {
         let set = |name: &str| std::env::var(name).unwrap_or_default();
         Self::of(io::stderr().is_terminal(), &set("TERM"), &set("NO_COLOR"))
     }
 
-    /// The same, by what is known of it.
     fn of(terminal: bool, term: &str, no_color: &str) -> Self {
-        // One of which nothing is known may know no sequence.
+        // A terminal without a known type may not support escape sequences.
         let moves = terminal && !["", "dumb", "cons25", "emacs"].contains(&term);
         Self {
             moves,
@@ -123,12 +121,12 @@ impl Look {
         }
     }
 
-    /// Whether a line that was written can be written over.
+    /// Whether a written line can be overwritten.
     pub(crate) fn moves(&self) -> bool {
         self.moves
     }
 
-    /// What is said beside an answer.
+    /// Style of notices beside an answer.
     pub(crate) fn dim(&self, text: &str) -> Styled {
         self.styled("2", text)
     }
@@ -137,7 +135,7 @@ impl Look {
         self.styled("31", text)
     }
 
-    /// A prompt as an editor of lines wants it.
+    /// Style of a prompt for the line editor.
     pub(crate) fn bold(&self, text: &'static str) -> String {
         self.styled("1", text).to_string()
     }
@@ -150,22 +148,22 @@ impl Look {
     }
 }
 
-/// How many columns a terminal has.
+/// Width of a terminal, in columns.
 pub(crate) fn columns(terminal: impl AsFd) -> usize {
     let size = rustix::termios::tcgetwinsize(terminal);
     let columns = size.map_or(0, |size| usize::from(size.ws_col));
     if columns == 0 { COLUMNS } else { columns }
 }
 
-/// Words for people, in a colour or without. Whatever stands in them only takes its place: the
-/// colour is around them, and no other sequence goes out.
+/// Text with an optional colour. Untrusted escape sequences in it are sanitized; only the colour's
+/// own are written.
 pub(crate) struct Styled {
     code: Option<&'static str>,
     text: String,
 }
 
 impl Styled {
-    /// The same with its lines broken between words, at most so many columns wide.
+    /// Breaks lines between words, at most `columns` wide.
     fn wrapped(self, columns: usize) -> Self {
         let mut wrap = Wrap::default();
         Self {
@@ -195,7 +193,7 @@ impl From<String> for Styled {
 
 impl std::fmt::Display for Styled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let text = tame_text(&self.text);
+        let text = sanitize_text(&self.text);
         match self.code {
             Some(code) => write!(f, "\u{1b}[{code}m{text}\u{1b}[0m"),
             None => f.write_str(&text),
@@ -203,44 +201,43 @@ impl std::fmt::Display for Styled {
     }
 }
 
-/// Something that takes a while: a spinner and a few words on standard error, on a terminal only,
-/// for as long as this lives.
-pub(crate) struct Busy(ProgressBar);
+/// Spinner with a short text on standard error, on a terminal only, until dropped.
+pub(crate) struct Spinner(ProgressBar);
 
-impl Busy {
-    pub(crate) fn new(look: &Look, what: &str) -> Self {
+impl Spinner {
+    pub(crate) fn new(style: &TerminalStyle, what: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        if look.moves() {
+        if style.moves() {
             bar.set_draw_target(ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
                 bar.set_style(style.tick_chars("|/-\\ "));
             }
-            bar.set_message(tame(what).into_owned());
+            bar.set_message(sanitize(what).into_owned());
             bar.enable_steady_tick(std::time::Duration::from_millis(120));
         }
         Self(bar)
     }
 
-    /// It is about something else now.
+    /// Changes the text.
     pub(crate) fn say(&self, what: &str) {
-        self.0.set_message(tame(what).into_owned());
+        self.0.set_message(sanitize(what).into_owned());
     }
 }
 
-impl Drop for Busy {
+impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }
 }
 
-/// One JSON value and a line end on standard output. What a terminal would obey stands in it by its
-/// number, which is the same JSON.
+/// Prints one JSON value and a newline. Control characters are escaped, which does not change the
+/// JSON.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let json = serde_json::to_string(value).map_err(Failure::internal)?;
     print_bytes(escaped(&json) + "\n")
 }
 
-/// JSON with every character that is not plain as `\uXXXX`: outside of its strings it has none.
+/// Escapes every control character of a JSON text as `\uXXXX`. They occur only inside of strings.
 pub(crate) fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -256,12 +253,12 @@ pub(crate) fn escaped(json: &str) -> String {
     out
 }
 
-/// A text for people on standard output, at once.
+/// Prints sanitized text to standard output, and flushes.
 pub(crate) fn print(text: impl AsRef<str>) -> Result<(), Failure> {
-    print_bytes(tame_text(text.as_ref()).as_bytes())
+    print_bytes(sanitize_text(text.as_ref()).as_bytes())
 }
 
-/// What programs read, or a person who wants it as it is, on standard output, at once.
+/// Prints bytes unchanged to standard output, and flushes.
 pub(crate) fn print_bytes(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes.as_ref())?;
@@ -269,8 +266,8 @@ pub(crate) fn print_bytes(bytes: impl AsRef<[u8]>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A line for people, on standard error, broken between words where that is a narrow terminal. Nobody
-/// listening there is no failure.
+/// Prints a line to standard error, wrapped on a terminal. Errors are ignored, because a closed
+/// standard error is no failure.
 pub(crate) fn note(line: impl Into<Styled>) {
     let (mut line, error) = (line.into(), io::stderr());
     if error.is_terminal() {
@@ -279,14 +276,14 @@ pub(crate) fn note(line: impl Into<Styled>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// A log, whose records are written in one piece each: one line each, whatever is in them.
-pub(crate) struct Tamed<W>(pub(crate) W);
+/// Log writer that sanitizes each record to one line. Records must be written in one call.
+pub(crate) struct Sanitized<W>(pub(crate) W);
 
-impl<W: io::Write> io::Write for Tamed<W> {
+impl<W: io::Write> io::Write for Sanitized<W> {
     fn write(&mut self, record: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(record);
         let line = text.strip_suffix('\n').unwrap_or(&text);
-        self.0.write_all((tame(line) + "\n").as_bytes())?;
+        self.0.write_all((sanitize(line) + "\n").as_bytes())?;
         Ok(record.len())
     }
 
@@ -295,20 +292,24 @@ impl<W: io::Write> io::Write for Tamed<W> {
     }
 }
 
-/// Asks whoever sits at the terminal. Where nobody does, `unasked` is the answer; without one there is
-/// a failure.
+/// Asks for confirmation on a terminal. Without a terminal returns `unasked`, or an error if that
+/// is `None`.
 pub(crate) fn ask(question: &str, unasked: Option<bool>) -> Result<bool, Failure> {
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return unasked.ok_or_else(|| {
-            Failure::new(Kind::Config, "nobody is here to be asked").hint("--yes does without")
+            Failure::new(
+                Kind::Config,
+                "confirmation needed, but this is not a terminal",
+            )
+            .hint("confirm with --yes")
         });
     }
     Ok(answer(question, "[y/N]")?.unwrap_or(false))
 }
 
-/// What a person answers: `None` is Enter alone.
+/// Asks a question; `None` for an empty answer.
 pub(crate) fn answer(question: &str, choice: &str) -> Result<Option<bool>, Failure> {
-    let question = tame_text(question);
+    let question = sanitize_text(question);
     let _ = write!(io::stderr(), "{question} {choice} ");
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
@@ -318,8 +319,7 @@ pub(crate) fn answer(question: &str, choice: &str) -> Result<Option<bool>, Failu
     })
 }
 
-/// A progress bar on standard error that appears only on a terminal, and only
-/// when the work takes long enough to be noticed.
+/// Progress bar on standard error, on a terminal only, shown after 300 ms.
 pub(crate) struct Progress {
     bar: ProgressBar,
     what: &'static str,
@@ -327,7 +327,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Shows how far `work` is, which tells it done and total bytes, until it returns.
+    /// Shows the progress of `work`, which reports done and total bytes.
     pub(crate) fn during<T>(
         what: &'static str,
         work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T,
@@ -345,10 +345,10 @@ impl Progress {
         }
     }
 
-    /// `done` of `total` bytes; a total of 0 is unknown.
+    /// Sets `done` of `total` bytes; a total of 0 is unknown.
     pub(crate) fn set(&mut self, done: u64, total: u64) {
         if self.bar.is_hidden()
-            && Look::of_this_terminal().moves()
+            && TerminalStyle::of_this_terminal().moves()
             && self.started.elapsed().as_millis() > 300
         {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -404,22 +404,25 @@ mod tests {
     #[test]
     fn colours_are_for_terminals_that_have_them_and_people_who_want_them() {
         let plain = |terminal, term: &str, no_color: &str| {
-            Look::of(terminal, term, no_color).dim("x").to_string() == "x"
+            TerminalStyle::of(terminal, term, no_color)
+                .dim("x")
+                .to_string()
+                == "x"
         };
         assert!(!plain(true, "xterm-256color", ""));
         assert!(plain(false, "xterm-256color", ""));
         assert!(plain(true, "dumb", ""));
         assert!(plain(true, "", ""));
         assert!(plain(true, "xterm-256color", "1"));
-        // Who wants no colours may still have a spinner.
-        assert!(Look::of(true, "xterm", "1").moves());
-        assert!(!Look::of(true, "dumb", "").moves());
+        // NO_COLOR does not disable the spinner.
+        assert!(TerminalStyle::of(true, "xterm", "1").moves());
+        assert!(!TerminalStyle::of(true, "dumb", "").moves());
     }
 
     #[test]
     fn a_note_is_broken_between_words_and_keeps_its_colour() {
-        let look = Look::of(true, "xterm", "");
-        let red = look.red("error: there is no question: standard input is empty");
+        let style = TerminalStyle::of(true, "xterm", "");
+        let red = style.red("error: there is no question: standard input is empty");
         assert_eq!(
             red.wrapped(20).to_string(),
             "\u{1b}[31merror: there is no\nquestion: standard\ninput is empty\u{1b}[0m"
@@ -429,10 +432,10 @@ mod tests {
     }
 
     #[test]
-    fn words_of_others_take_their_place_and_do_nothing_else() {
+    fn untrusted_text_is_sanitized() {
         let evil = "kim\u{1b}[2J\u{9b}31m\u{202e}\u{7}";
         assert_eq!(Styled::from(evil).to_string(), "kim[2J31m");
-        let dim = Look::of(true, "xterm", "").dim(evil).to_string();
+        let dim = TerminalStyle::of(true, "xterm", "").dim(evil).to_string();
         assert_eq!(dim, "\u{1b}[2mkim[2J31m\u{1b}[0m");
         let value = serde_json::json!({"name": evil, "face": "\u{1f600}\u{e0041}"});
         let json = escaped(&value.to_string());
@@ -444,8 +447,8 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_log_is_one_line_whatever_is_in_it() {
-        let mut log = Tamed(Vec::new());
+    fn a_log_record_is_always_one_line() {
+        let mut log = Sanitized(Vec::new());
         log.write_all(b" WARN peer=kim\x1b[2J\n ERROR all is lost\xff\n")
             .unwrap();
         let line = " WARN peer=kim\\u{1b}[2J\\n ERROR all is lost\u{fffd}\n";

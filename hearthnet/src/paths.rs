@@ -1,4 +1,4 @@
-//! Where things live on this machine (XDG base directories).
+//! Paths of this node's files (XDG base directories).
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(crate) fn xdg(variable: &str, fallback: &str) -> Option<PathBuf> {
     absolute(variable).or_else(|| absolute("HOME").map(|home| home.join(fallback)))
 }
 
-/// The failure of a key file.
+/// Failure for a key file.
 pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
     let (kind, hint) = match error {
         KeyFileError::Folder { folder, .. } => (Kind::Refused, close_folder(folder)),
@@ -30,10 +30,10 @@ pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
 }
 
 fn another() -> String {
-    "--data-dir names another directory for this node's key".to_owned()
+    "choose another directory for this node's key with --data-dir".to_owned()
 }
 
-/// What to do about a folder that other users may write to.
+/// Hint for a folder that other users may write to.
 pub(crate) fn close_folder(folder: &Path) -> String {
     format!(
         "`chmod go-w {}` closes it to other users; look at what they may have put there first",
@@ -41,7 +41,7 @@ pub(crate) fn close_folder(folder: &Path) -> String {
     )
 }
 
-/// Refuses a data directory in which other users may put files.
+/// Refuses a data directory in which other users may create files.
 pub(crate) fn refuse_open_to_others(folder: &Path) -> Result<(), Failure> {
     match whole_file::writable_by_others(folder) {
         None => Ok(()),
@@ -57,22 +57,22 @@ pub(crate) fn refuse_open_to_others(folder: &Path) -> Result<(), Failure> {
 }
 
 impl Global {
-    /// The directory of this node's key and records.
+    /// Directory of this node's key and records.
     ///
     /// # Errors
-    /// When neither a flag nor the environment names one.
+    /// Returns an error if neither a flag nor the environment names one.
     pub(crate) fn dir(&self) -> Result<PathBuf, Failure> {
         let usual = || xdg("XDG_DATA_HOME", ".local/share").map(|d| d.join("hearthnet"));
         self.data_dir.clone().or_else(usual).ok_or_else(|| {
             Failure::new(
                 Kind::Refused,
-                "there is no home directory to keep this node's key in",
+                "there is no home directory for this node's key",
             )
             .hint("name one with --data-dir")
         })
     }
 
-    /// This node's key, made on first use.
+    /// This node's key; created on first use.
     pub(crate) fn node_key(&self) -> Result<NodeKey, Failure> {
         NodeKey::load_or_create(&self.dir()?.join("node.key")).map_err(|e| key_failure(&e))
     }

@@ -1,5 +1,4 @@
-//! Layers that this machine computes itself for its chats over hosts: how many, and what is said
-//! about them.
+//! Private layers: layers that this machine computes itself for its chats over hosts.
 
 use hearthnet_model::engine::EngineOptions;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
@@ -7,16 +6,15 @@ use hearthnet_orchestrator::service::ServiceSettings;
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 
 use crate::args::PrivateArgs;
-use crate::backends::kv_bytes;
+use crate::chat_backends::kv_bytes;
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::memory::weights_budget;
 use crate::models::{OpenModel, engine_options, load_failure};
 use crate::output::note;
 
-/// Loads the layers of a model that this machine computes itself, for at most `chats`
-/// conversations: as many as the command line or else the configuration asks for and its memory
-/// has room for.
+/// Loads the private layers of a model for at most `chats` conversations: as many layers as
+/// requested, as far as memory allows.
 pub(crate) fn load(
     model: &mut OpenModel,
     args: PrivateArgs,
@@ -30,7 +28,7 @@ pub(crate) fn load(
         last.unwrap_or(inference.private_last_layers),
     );
     let total = model.file.spec().layers;
-    // A number that was typed for this run is taken at its word.
+    // An explicit number for this run must be possible.
     if first.unwrap_or(0).saturating_add(last.unwrap_or(0)) >= total {
         return Err(Failure::new(
             Kind::Config,
@@ -50,8 +48,8 @@ pub(crate) fn load(
     if taken == (0, 0) {
         return Ok(());
     }
-    // One more than may run: a conversation ends a moment after the next one has begun, and none that
-    // has begun runs out of memory.
+    // Room for one more conversation than may run: a conversation may end shortly after the next
+    // has started, and none may run out of memory.
     let chats = chats.saturating_add(1);
     let options = EngineOptions {
         max_kv_bytes: kv_bytes(model.file.spec(), chats),
@@ -64,7 +62,7 @@ pub(crate) fn load(
     Ok(())
 }
 
-/// Conversations of `serve` that run or are kept.
+/// Most conversations of `serve`, running or kept.
 pub(crate) fn chats(config: &Config) -> usize {
     let inference = &config.research.distributed_inference;
     let turns = QueueLimits {
@@ -74,8 +72,8 @@ pub(crate) fn chats(config: &Config) -> usize {
     turns.most_running() + inference.kept_conversations
 }
 
-/// How many first and last layers there is room for, of those asked for: at least one layer of the
-/// model is left to hosts, and weights take `budget` bytes at most. The first ones come first.
+/// Numbers of first and last layers that fit, of those requested. Leaves at least one layer to
+/// hosts, and takes at most `budget` bytes of weights. First layers take precedence.
 fn fit((first, last): (u32, u32), layer_bytes: &[u64], budget: u64) -> (u32, u32) {
     let most = layer_bytes.len().saturating_sub(1);
     let mut left = budget;
@@ -95,17 +93,17 @@ fn fit((first, last): (u32, u32), layer_bytes: &[u64], budget: u64) -> (u32, u32
     (first, last)
 }
 
-/// What whoever chats should know of it, if anything.
+/// Warning for the user if there are no private first layers, or fewer private layers than
+/// requested.
 fn said(asked: (u32, u32), taken: (u32, u32)) -> Option<String> {
-    const READ: &str =
-        "hosts of the first layer can read what you ask and what is answered exactly";
+    const READ: &str = "hosts of the first layer can read your questions and the answers exactly";
     match (asked, taken) {
         ((0, _), _) => Some(format!("no private first layers: {READ}")),
         (_, (0, _)) => Some(format!(
             "warning: this machine has no memory free for private layers: {READ}"
         )),
         _ if asked != taken => Some(format!(
-            "private layers: the first {} and the last {}, where {} and {} are wanted: there is no room for more",
+            "private layers: the first {} and the last {} instead of {} and {}: there is no memory for more",
             taken.0, taken.1, asked.0, asked.1
         )),
         _ => None,
@@ -119,7 +117,7 @@ mod tests {
     const GB: u64 = 1 << 30;
 
     #[test]
-    fn as_many_layers_are_private_as_there_is_memory_for() {
+    fn private_layers_are_limited_by_memory() {
         let layers = [GB; 30];
         assert_eq!(fit((2, 0), &layers, 64 * GB), (2, 0));
         assert_eq!(fit((2, 1), &layers, 64 * GB), (2, 1));
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_otherwise_is_said_and_the_usual_is_not() {
+    fn fewer_private_layers_than_requested_are_reported() {
         assert_eq!(said((2, 0), (2, 0)), None);
         for (asked, taken) in [((0, 0), (0, 0)), ((2, 0), (0, 0)), ((0, 1), (0, 1))] {
             let said = said(asked, taken).expect("a line");

@@ -1,9 +1,10 @@
-//! The community's root key on disk: as any key, or sealed with a passphrase.
+//! The community's root key on disk: plain, or sealed with a passphrase.
 //!
-//! A sealed key is a line of JSON in place of the key's own line: format and version, the public key,
-//! how the passphrase becomes a key (Argon2id, with its costs and salt), and the secret, encrypted with
-//! XChaCha20-Poly1305. All of the rest is authenticated with it, so that nobody weakens the costs or
-//! changes the name of the key. The file has the permissions of any key file and is checked like one.
+//! A sealed key is a line of JSON in place of the key's own line: format and version, the public
+//! key, the key derivation (Argon2id, with its costs and salt), and the secret, encrypted with
+//! XChaCha20-Poly1305. The other fields are authenticated with the secret, so that an attacker can
+//! change neither the costs nor the key's id. The file has the permissions of any key file and is
+//! checked like one.
 
 use std::path::Path;
 
@@ -16,53 +17,54 @@ use zeroize::Zeroizing;
 
 use crate::failure::{Failure, Kind};
 
-/// The only format: what is sealed, and how the fields are read.
+/// Name and version of the only format.
 const FORMAT: &str = "hearthnet-sealed-root-key-1";
 /// Largest file that is read: a sealed key has about 500 bytes.
 const MAX_BYTES: u64 = 4096;
-/// Least length of a passphrase, in characters. Argon2id makes guesses slow, and not few: below this
-/// even slow guesses find what people choose.
+/// Shortest passphrase, in characters. Argon2id makes guesses slow, but not few: shorter
+/// passphrases are found even with slow guesses.
 const LEAST_CHARS: usize = 8;
 
-/// What Argon2id costs: the second choice of RFC 9106 (section 4), for machines that cannot spare 2 GiB:
-/// 64 MiB, three passes, four lanes. About a second on a small board.
+/// Costs of Argon2id: the second choice of RFC 9106 (section 4), for machines that cannot spare 2
+/// GiB: 64 MiB, three passes, four lanes. About a second on a small board.
 const COSTS: Costs = Costs {
     memory_kib: 64 * 1024,
     passes: 3,
     lanes: 4,
 };
-/// Most that a file may ask for: it may come from somebody else's backup. 1 GiB, and a minute or so.
+/// Highest costs that a file may demand, since it may come from an untrusted backup: 1 GiB, and
+/// about a minute.
 const MOST: Costs = Costs {
     memory_kib: 1024 * 1024,
     passes: 16,
     lanes: 16,
 };
 
-/// A root key file, read.
+/// Content of a root key file.
 #[derive(Debug)]
 pub(crate) enum RootKey {
-    /// Whoever can read the file has it.
+    /// Unprotected key.
     Plain(NodeKey),
-    /// It takes the passphrase.
+    /// Key that needs the passphrase.
     Sealed(Sealed),
 }
 
-/// An encrypted key, as the file holds it.
+/// Encrypted key in the format of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Sealed {
     header: Header,
-    /// The secret's 32 bytes, encrypted, and the tag over them and the header.
+    /// Encrypted secret of 32 bytes, and the tag over it and the header.
     #[serde(with = "hex")]
     secret: Vec<u8>,
 }
 
-/// What is said of a sealed key in the clear.
+/// Unencrypted fields of a sealed key.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Header {
     format: String,
-    /// The public key: the community's id.
+    /// Public key, which is the community's id.
     key: NodeId,
     argon2id: Costs,
     #[serde(with = "hex")]
@@ -80,17 +82,17 @@ struct Costs {
 }
 
 impl RootKey {
-    /// Reads a root key file; `None` if there is none.
+    /// Reads a root key file; `None` if it does not exist.
     ///
     /// # Errors
-    /// As for any key file, and if it is neither a key nor a sealed one.
+    /// Returns an error as for any key file, or if the file holds neither a key nor a sealed one.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, Failure> {
         let error = match NodeKey::load(path) {
             Ok(key) => return Ok(Some(Self::Plain(key))),
             Err(KeyFileError::NotFound { .. }) => return Ok(None),
             Err(error) => error,
         };
-        // It is a private file of this user, and holds something else than a key.
+        // The file is private to this user, but holds no plain key.
         if let KeyFileError::Format { .. } = error
             && let Some(sealed) = Sealed::read(path)
         {
@@ -100,10 +102,9 @@ impl RootKey {
             return Err(crate::paths::key_failure(&error));
         }
         Err(Failure::new(Kind::Refused, error.to_string())
-            .hint("the root key is what the community rests on: restore it from a copy"))
+            .hint("restore root.key from a copy: the community depends on it"))
     }
 
-    /// The public key.
     pub(crate) fn id(&self) -> NodeId {
         match self {
             Self::Plain(key) => key.id(),
@@ -111,15 +112,14 @@ impl RootKey {
         }
     }
 
-    /// Whether it takes a passphrase.
     pub(crate) fn is_sealed(&self) -> bool {
         matches!(self, Self::Sealed(_))
     }
 
-    /// The key itself.
+    /// Returns the secret key.
     ///
     /// # Errors
-    /// `wrong_passphrase` if it is sealed, and not with this one.
+    /// Returns `wrong_passphrase` if the passphrase does not open the key.
     pub(crate) fn open(self, passphrase: Option<&str>) -> Result<NodeKey, Failure> {
         match (self, passphrase) {
             (Self::Plain(key), _) => Ok(key),
@@ -134,10 +134,11 @@ impl RootKey {
     }
 }
 
-/// Writes a root key, sealed if there is a passphrase, in place of what is there.
+/// Writes a root key, sealed if there is a passphrase, and replaces the existing one.
 ///
 /// # Errors
-/// If the passphrase is too short, or the file cannot be written; then it is what it was.
+/// Returns an error if the passphrase is too short, or if the file cannot be written; the old file
+/// is then unchanged.
 pub(crate) fn write(path: &Path, key: &NodeKey, passphrase: Option<&str>) -> Result<(), Failure> {
     let fail = |e: &dyn std::fmt::Display| Failure::file("write", path, e);
     if let Some(passphrase) = passphrase {
@@ -145,14 +146,14 @@ pub(crate) fn write(path: &Path, key: &NodeKey, passphrase: Option<&str>) -> Res
         return whole_file::replace(path, text.as_bytes(), 0o600).map_err(|e| fail(&e));
     }
     let draft = path.with_extension("key.new");
-    // One that an attempt left which was cut off.
+    // Left over from an interrupted attempt.
     let _ = std::fs::remove_file(&draft);
     key.write_new(&draft).map_err(|e| fail(&e))?;
     std::fs::rename(&draft, path).map_err(|e| fail(&e))?;
     whole_file::sync_folder(path.parent().unwrap_or(Path::new("."))).map_err(|e| fail(&e))
 }
 
-/// Refuses what is no passphrase.
+/// Checks the length of a passphrase.
 pub(crate) fn check(passphrase: &str) -> Result<(), Failure> {
     match passphrase.chars().count() >= LEAST_CHARS {
         true => Ok(()),
@@ -160,7 +161,7 @@ pub(crate) fn check(passphrase: &str) -> Result<(), Failure> {
             Kind::Config,
             format!("a passphrase has at least {LEAST_CHARS} characters"),
         )
-        .hint("four or five words that have nothing to do with each other are easy to keep")),
+        .hint("four or five unrelated words are easy to remember")),
     }
 }
 
@@ -189,7 +190,7 @@ impl Sealed {
         Ok(text + "\n")
     }
 
-    /// `None` if the file holds nothing like it.
+    /// Returns `None` if the file has another format.
     fn read(path: &Path) -> Option<Self> {
         let text = regular_file::read(path, MAX_BYTES).ok()?;
         let sealed: Self = serde_json::from_slice(&text).ok()?;
@@ -212,13 +213,13 @@ impl Sealed {
                 "the root key is sealed with another passphrase, or its file is damaged",
             )
             .code("wrong_passphrase")
-            .hint("try again; nobody can open it without its passphrase")
+            .hint("try again; the key cannot be opened without its passphrase")
         })
     }
 }
 
 impl Header {
-    /// What is authenticated with the secret.
+    /// Bytes that are authenticated with the secret.
     fn bytes(&self) -> Result<Vec<u8>, Failure> {
         serde_json::to_vec(self).map_err(Failure::internal)
     }
@@ -238,7 +239,7 @@ impl Header {
             || costs.lanes > MOST.lanes
         {
             return Err(refuse(
-                &"it takes more memory or time than any that this program made",
+                &"it demands more memory or time than this program accepts",
             ));
         }
         let params = Params::new(costs.memory_kib, costs.passes, costs.lanes, Some(32));
@@ -262,7 +263,7 @@ mod tests {
     const WORDS: &str = "correct horse battery staple";
 
     #[test]
-    fn a_sealed_key_opens_with_its_passphrase_and_no_other_and_comes_back_as_it_was() {
+    fn a_sealed_key_opens_only_with_its_passphrase() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("root.key");
         assert!(RootKey::read(&path).unwrap().is_none());
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_sealed_key_can_be_changed() {
+    fn a_changed_sealed_key_does_not_open() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("root.key");
         let (key, other) = (NodeKey::generate().unwrap(), NodeKey::generate().unwrap());
@@ -307,14 +308,14 @@ mod tests {
             let refused = changed(from, to).unwrap_err();
             assert!(refused.has_code("wrong_passphrase"), "{from}: {refused}");
         }
-        // What costs too much is not even tried.
+        // Excessive costs are refused without an attempt.
         for (from, to) in [
             ("\"passes\":3", "\"passes\":4000000000"),
             ("\"memory_kib\":65536", "\"memory_kib\":4000000000"),
         ] {
             assert!(changed(from, to).unwrap_err().has_code("bad_root_key"));
         }
-        // A format of another version, or anything else, is no key.
+        // Another version of the format is no key.
         assert_eq!(
             changed("key-1\"", "key-2\"").unwrap_err().kind,
             Kind::Refused

@@ -1,4 +1,4 @@
-//! The runtime for network I/O.
+//! Runtime for network I/O.
 
 use std::time::Duration;
 
@@ -7,10 +7,9 @@ use tokio::runtime::Runtime;
 
 use crate::failure::{Failure, Kind};
 
-/// Threads for tasks.
 const WORKERS: usize = 2;
 
-/// The failure of a thread that the system does not give.
+/// Error if the system refuses a thread.
 pub(crate) fn no_thread(error: &dyn std::fmt::Display) -> Failure {
     Failure::new(
         Kind::Host,
@@ -23,9 +22,9 @@ pub(crate) fn no_thread(error: &dyn std::fmt::Display) -> Failure {
     )
 }
 
-/// The runtime for network I/O. Chats and engines run on threads of their own.
+/// Starts the runtime for network I/O. Chats and engines run on threads of their own.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    // Beside them at least one is needed for what blocks.
+    // At least one more thread is needed for blocking work.
     threads_can_start(WORKERS + 1).map_err(|e| no_thread(&e))?;
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
@@ -34,8 +33,8 @@ pub(crate) fn runtime() -> Result<Runtime, Failure> {
         .map_err(Failure::internal)
 }
 
-/// Runs something to its end on a runtime of its own. What it leaves behind, as connections that say
-/// goodbye, has half a second.
+/// Runs a future on a new runtime. Remaining tasks, such as closing connections, have half a
+/// second.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = runtime()?;
     let outcome = runtime.block_on(work);

@@ -1,6 +1,5 @@
-//! Secrets that a person or a program hands over: invite codes and passphrases. Never on the command
-//! line, which every user of the machine can read: typed at a terminal, or a line of standard input or
-//! of a file.
+//! Reads secrets: invite codes and passphrases. Never from the command line, which every user of
+//! the machine can read, but from a terminal, or from a line of standard input or of a file.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read, Write as _};
@@ -11,15 +10,15 @@ use zeroize::Zeroizing;
 
 use crate::failure::{Failure, Kind};
 
-/// Longest line, in bytes: many times an invite code with all its hints, and less than the 4095 at which a
-/// terminal cuts it.
+/// Longest line, in bytes: many times an invite code with all its hints, and less than the 4095
+/// bytes at which a terminal cuts it.
 pub(crate) const MAX_BYTES: usize = 4000;
 
-/// A line of standard input; on a terminal it is asked for first, and is seen when it is typed if
+/// Reads a line of standard input. On a terminal it prompts first, and hides the input unless
 /// `shown`.
 ///
 /// # Errors
-/// If it is empty, too long or no text, or was given up with Ctrl-C.
+/// Returns an error if the line is empty, too long or not UTF-8, or after Ctrl-C.
 pub(crate) fn ask(what: &str, shown: bool) -> Result<Zeroizing<String>, Failure> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
@@ -32,13 +31,14 @@ pub(crate) fn ask(what: &str, shown: bool) -> Result<Zeroizing<String>, Failure>
     line(&mut stdin.lock(), what)
 }
 
-/// The first line of a file: of `/dev/fd/3`, say, what a program left there.
+/// Reads the first line of a file, for example of `/dev/fd/3`.
 pub(crate) fn in_file(path: &Path, what: &str) -> Result<Zeroizing<String>, Failure> {
     let mut file = File::open(path).map_err(|e| Failure::file("read", path, e))?;
     line(&mut file, what)
 }
 
-/// A line, without its end. Byte by byte: what follows belongs to whoever reads next.
+/// Reads a line without its end. Reads single bytes, because the rest of the input belongs to the
+/// next reader.
 fn line(source: &mut impl Read, what: &str) -> Result<Zeroizing<String>, Failure> {
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES));
     let mut byte = [0];
@@ -56,7 +56,7 @@ fn finished(bytes: &[u8], what: &str) -> Result<Zeroizing<String>, Failure> {
     match str::from_utf8(bytes) {
         Ok("") => Err(unusable(what, "is missing")),
         Ok(text) => Ok(Zeroizing::new(text.to_owned())),
-        Err(_) => Err(unusable(what, "is no UTF-8 text")),
+        Err(_) => Err(unusable(what, "is not UTF-8 text")),
     }
 }
 
@@ -65,9 +65,9 @@ fn unusable(what: &str, why: &str) -> Failure {
         .hint("type it at a terminal, or write it as one line into standard input")
 }
 
-/// What is typed until Enter, while the terminal shows nothing of it.
+/// Reads a line from the terminal without echo.
 fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
-    /// As the terminal was; it is so again when this is dropped.
+    /// Restores the terminal mode when dropped.
     struct Before(Termios);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -77,12 +77,12 @@ fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
     }
     let before = tcgetattr(io::stdin()).map_err(io::Error::from)?;
     let mut hidden = before.clone();
-    // Every key comes at once, Ctrl-C too: nobody is left with a terminal that shows nothing.
+    // Raw input, Ctrl-C included, so that the program always restores the echo.
     let shows = LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
     hidden.local_modes.remove(shows);
     tcsetattr(io::stdin(), OptionalActions::Flush, &hidden).map_err(io::Error::from)?;
     let _before = Before(before);
-    // Not earlier: what is typed before would be shown, and be gone.
+    // Prompt only now: earlier input would be echoed, and then discarded.
     let _ = write!(io::stderr(), "{what}: ");
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES));
     let mut key = [0];
@@ -93,7 +93,7 @@ fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
             b'\r' | b'\n' => break,
             // Ctrl-C, Ctrl-D.
             3 | 4 => return Err(Failure::new(Kind::Interrupted, "nothing was changed")),
-            // Backspace takes a whole character.
+            // Backspace removes a whole character.
             8 | 127 => while bytes.pop().is_some_and(|byte| byte & 0xc0 == 0x80) {},
             // Ctrl-U.
             21 => bytes.clear(),
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_one_line_and_what_follows_is_left_for_the_next() {
+    fn a_secret_is_one_line_and_the_rest_is_not_consumed() {
         let mut input = &b"hearth1abc\r\nsecond\nlast"[..];
         assert_eq!(*line(&mut input, "code").unwrap(), "hearth1abc");
         assert_eq!(*line(&mut input, "code").unwrap(), "second");
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_too_long_or_no_text_is_no_secret() {
+    fn an_empty_long_or_non_utf8_secret_is_refused() {
         let long = "x".repeat(MAX_BYTES + 1);
         for wrong in [&b"\n"[..], b"\xff\n", long.as_bytes()] {
             let error = line(&mut &wrong[..], "passphrase").unwrap_err();

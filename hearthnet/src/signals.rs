@@ -1,4 +1,4 @@
-//! What ends the program from outside.
+//! Handles signals that end the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use crate::failure::{Failure, Kind};
 use crate::runtime::{no_thread, runtime};
 
-/// The first Ctrl-C (or SIGTERM) cancels what is being answered; the second ends the program.
+/// The first Ctrl-C (or SIGTERM) cancels the running answer; the second ends the program.
 pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
     runtime.spawn(async move {
         let Ok(mut term) = signal(SignalKind::terminate()) else {
@@ -30,7 +30,7 @@ pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
     });
 }
 
-/// A flag that Ctrl-C and SIGTERM set.
+/// Returns a flag that is set by Ctrl-C or SIGTERM.
 pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     let runtime = runtime()?;
@@ -38,7 +38,7 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     watch_interrupt(&runtime, cancel.clone());
     let thread = std::thread::Builder::new().name("signals".into());
     let watching = thread.spawn(move || {
-        // The runtime lives here for as long as the program does: it waits for the signals.
+        // This thread keeps the runtime alive until the program ends, so that signals are handled.
         runtime.block_on(cancel.cancelled());
         seen.store(true, Ordering::Release);
         runtime.block_on(std::future::pending::<()>());
@@ -46,17 +46,18 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     watching.map(|_| flag).map_err(|e| no_thread(&e))
 }
 
-/// How often a program was asked to stop: a second time means at once.
+/// Requests to stop: the first is orderly, the second immediate.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop {
-    /// Any of these asks once.
+    /// Any of these counts as the first request.
     asked: Vec<Cancel>,
     twice: Cancel,
 }
 
 impl Stop {
-    /// Counts every SIGINT, SIGTERM and SIGHUP (the terminal was closed: open streams are served to
-    /// their end as with SIGTERM) from now on, and the end of standard input when it is the lifeline.
+    /// Counts SIGINT, SIGTERM and SIGHUP from now on, and with `lifeline` the end of standard
+    /// input. SIGHUP (the terminal was closed) acts as SIGTERM: open streams are served to their
+    /// end.
     pub(crate) fn listen(lifeline: bool) -> Result<Self, Failure> {
         let (sender, mut requests) = mpsc::channel(4);
         let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
@@ -74,7 +75,7 @@ impl Stop {
             let thread = std::thread::Builder::new().name("lifeline".into());
             let watching = thread.spawn(move || {
                 let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-                // The receiver is gone when the program is ending anyway.
+                // No receiver: the program is already ending.
                 let _ = sender.blocking_send(());
             });
             watching.map_err(|e| no_thread(&e))?;
@@ -94,31 +95,30 @@ impl Stop {
         Ok(stop)
     }
 
-    /// What is asked of this one, and to stop when the other that is returned is dropped.
+    /// Returns a handle that also stops when the returned guard is dropped.
     pub(crate) fn or_dropped(&self) -> (Self, StopWhenDropped) {
         let (mut either, dropped) = (self.clone(), Cancel::default());
         either.asked.push(dropped.clone());
         (either, StopWhenDropped(dropped))
     }
 
-    /// Whether it was asked to stop.
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.iter().any(Cancel::is_cancelled)
     }
 
-    /// Resolves when it was asked to stop.
+    /// Resolves at the first request.
     pub(crate) async fn asked(&self) {
         let asked = self.asked.iter().map(|cancel| Box::pin(cancel.cancelled()));
         futures_util::future::select_all(asked).await;
     }
 
-    /// Resolves when it was asked twice.
+    /// Resolves at the second request.
     pub(crate) async fn asked_twice(&self) {
         self.twice.cancelled().await;
     }
 }
 
-/// Asks something to stop when dropped.
+/// Requests a stop when dropped.
 pub(crate) struct StopWhenDropped(Cancel);
 
 impl Drop for StopWhenDropped {
@@ -127,9 +127,9 @@ impl Drop for StopWhenDropped {
     }
 }
 
-/// Whether whoever started this program wants it to outlive the terminal, as `nohup` does.
+/// Whether the parent process ignores SIGHUP for this program, as `nohup` does.
 fn hangup_is_ignored() -> bool {
-    // Where the system does not tell, it is taken for one that was not asked to.
+    // If the system does not report it, SIGHUP is handled.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status
         .lines()

@@ -1,33 +1,32 @@
-//! Text on a terminal: cut at words, and nothing in it that a terminal would obey. Pure.
+//! Text on a terminal: wrapped at words, and sanitized. Pure.
 
 use hearthnet_text::is_plain_in_text;
 use unicode_width::UnicodeWidthChar as _;
 
-/// Columns that a tab goes on to a multiple of.
 const TAB: usize = 8;
 
-/// Puts line ends between the words of a text that comes in pieces, so that no word is cut by the
-/// edge of the terminal. A word is shown when it is whole, so whatever else is written meanwhile
-/// is never in the middle of one; a word that is longer than a line is left to the terminal.
+/// Wraps streamed text between words, so that the terminal's edge cuts no word. A word is shown
+/// when it is complete, so that other output never appears inside it. A word longer than a line is
+/// left to the terminal.
 ///
-/// What comes out is what went in, [tamed](hearthnet_text), and with some spaces turned into line
-/// ends: copied text has no others added.
+/// The output is the [sanitized](hearthnet_text) input, with some spaces replaced by newlines, so
+/// that copied text has no additional characters.
 #[derive(Debug, Default)]
 pub(crate) struct Wrap {
-    /// Columns of the line that are taken.
+    /// Occupied columns of the line.
     column: usize,
-    /// Spaces behind them that the next word brings along, if it fits.
+    /// Spaces before the next word, if it fits on the line.
     spaces: String,
     word: String,
     word_width: usize,
-    /// Whether this line began because the last one was full.
+    /// Whether this line started because the previous one was full.
     cut: bool,
-    /// Whether what was written last may be cut off from what follows, space or not.
+    /// Whether a line may break after the last output even without a space.
     after_wide: bool,
 }
 
 impl Wrap {
-    /// What can be shown of the text so far, on lines of `width` columns (at least 1).
+    /// Returns the text that can be shown now, on lines of `width` columns (at least 1).
     pub(crate) fn push(&mut self, text: &str, width: usize) -> String {
         let width = width.max(1);
         let mut out = String::new();
@@ -45,14 +44,14 @@ impl Wrap {
                 }
                 c => {
                     let columns = char::width(c).unwrap_or(0);
-                    // Scripts that are written without spaces may be cut at every character.
+                    // Scripts without spaces may be broken at every character.
                     let alone = columns > 1;
                     if alone {
                         self.end_word(width, &mut out);
                     }
                     self.word.push(c);
                     self.word_width += columns;
-                    // Longer than any line: to wait for its end would hold it back for nothing.
+                    // Longer than any line: waiting for its end would only delay it.
                     if alone || self.word_width >= width {
                         self.end_word(width, &mut out);
                     }
@@ -62,7 +61,7 @@ impl Wrap {
         out
     }
 
-    /// The rest: the last word.
+    /// Returns the last word.
     pub(crate) fn finish(&mut self, width: usize) -> String {
         let mut out = String::new();
         self.end_word(width.max(1), &mut out);
@@ -70,12 +69,11 @@ impl Wrap {
         out
     }
 
-    /// Whether the cursor is at the beginning of a line.
     pub(crate) fn at_start(&self) -> bool {
         self.column == 0
     }
 
-    /// Something else has been written, and the cursor is at the beginning of a line.
+    /// Other output was written, and the cursor is at the start of a line.
     pub(crate) fn interrupted(&mut self) {
         (self.column, self.cut) = (0, true);
     }
@@ -97,7 +95,7 @@ impl Wrap {
             out.push('\n');
             (self.column, self.cut) = (0, true);
         } else if self.column > 0 || !self.cut {
-            // Spaces at the beginning of a line are the text's own, unless we began it.
+            // Leading spaces belong to the text, unless the line started with a break.
             out.push_str(&self.spaces);
             self.column = column;
         }
@@ -105,7 +103,7 @@ impl Wrap {
         self.after_wide = wide(self.word.chars().next_back());
         self.column += self.word_width;
         if self.column > width {
-            // The terminal has cut it.
+            // The terminal has wrapped it.
             self.column = (self.column - 1) % width + 1;
         }
         self.spaces.clear();
@@ -137,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_fits_on_no_line_is_left_whole_for_whoever_copies_it() {
+    fn a_word_longer_than_a_line_is_not_broken() {
         assert_eq!(
             wrapped("see http://a.example/b now", 8),
             "see\nhttp://a.example/b now"
@@ -148,7 +146,7 @@ mod tests {
     #[test]
     fn wide_characters_take_two_columns_and_may_be_cut_anywhere() {
         let mut wrap = Wrap::default();
-        // Nothing is held back although there is no space.
+        // Wide characters are not held back, although there is no space.
         assert_eq!(wrap.push("日本語", 4), "日本\n語");
         assert_eq!(wrapped("né\u{301} x", 4), "né\u{301} x");
     }
@@ -159,13 +157,13 @@ mod tests {
         assert_eq!(wrap.push("Hel", 80), "");
         assert_eq!(wrap.push("lo wor", 80), "Hello");
         assert!(!wrap.at_start());
-        // A notice was written on a line of its own.
+        // A notice was written on its own line.
         wrap.interrupted();
         assert_eq!(wrap.push("ld.", 80) + &wrap.finish(80), "world.");
     }
 
     #[test]
-    fn what_a_terminal_would_obey_is_left_out() {
+    fn control_characters_are_removed() {
         let evil = "a\u{1b}[2Jb\u{9b}31mc\rd\u{7}e\u{202e}f\u{0}\u{7f}g";
         assert_eq!(wrapped(evil, 80), "a[2Jb31mcdefg");
     }
@@ -193,7 +191,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_comes_nothing_but_text_goes_out(text in any::<String>(), width in 0_usize..20) {
+        fn any_input_yields_only_plain_text(text in any::<String>(), width in 0_usize..20) {
             prop_assert!(wrapped(&text, width).chars().all(is_plain_in_text));
         }
     }

@@ -3,7 +3,7 @@
     openai_http.py BASE_URL MODEL WHAT
 
 WHAT is the name of one of the functions below that have no leading underscore. Prints one JSON
-object with what it saw; a claim that does not hold is an AssertionError.
+object with its results; a failed claim is an AssertionError.
 """
 
 import json
@@ -26,7 +26,7 @@ class Door:
         self.base_url = base_url
         self.root = base_url.removesuffix("/v1")
         self.model = model
-        # Retries would hide the refusals that are looked for here.
+        # Retries would hide the refusals that these tests look for.
         self.client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
 
     def ask(self, messages=QUESTION, **options):
@@ -169,7 +169,7 @@ def errors(door):
 
 
 def turns(door):
-    """A conversation: every turn finds what the turns before it have computed."""
+    """A conversation: every turn finds the earlier ones in the prefix cache."""
     messages, cached, texts = list(QUESTION), [], []
     for question in ("Tell me more.", "And then?", "Why?"):
         answer = door.ask(messages, user="turns")
@@ -181,15 +181,15 @@ def turns(door):
     assert cached[0][0] == 0, cached
     for (_, before), (now, prompt) in zip(cached, cached[1:]):
         assert before <= now < prompt, cached
-    # Computed anew the last turn says the same.
-    again = door.ask(messages[:-2], user="nobody before")
+    # Computed without the cache, the last turn gives the same answer.
+    again = door.ask(messages[:-2], user="a new user")
     assert again.usage.prompt_tokens_details.cached_tokens == 0
     assert again.choices[0].message.content == texts[-1]
     return {"cached": cached}
 
 
 def crowd(door):
-    """Ten at once: each is answered like the others, or told to come again."""
+    """Ten at once: each gets the same answer, or a refusal with Retry-After."""
     say, lock = [], threading.Lock()
 
     def ask(n):
@@ -213,7 +213,7 @@ def crowd(door):
 
 
 def disconnect(door):
-    """A client that goes away in the middle frees what it had."""
+    """A client that disconnects in the middle frees its resources."""
     pieces = door.ask(stream=True, max_tokens=2000, messages=[
         {"role": "user", "content": "Write a very long story about the sea."}])
     for chunk in pieces:
@@ -249,7 +249,7 @@ def metrics(door):
 
 
 def key(door):
-    """Without the key: 401, as OpenAI's package knows it."""
+    """Without the key: 401, which OpenAI's package reports as its own error."""
     refused = _fails(openai.AuthenticationError, 401, "invalid_api_key", None, door.ask)
     return {"message": refused.message}
 

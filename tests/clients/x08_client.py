@@ -3,24 +3,24 @@
 
     specs/session-grant.md         node ids and the session token
     specs/x08-tensor-transport.md  everything on the wire ("X08" below)
-    specs/shard-host.md            what a host does with it
+    specs/shard-host.md            behaviour of a host
 
 It shares no code with the reference implementation. Python's own `ssl` is the TLS library;
 from PyPI come `cryptography` (keys, certificate), `cbor2`, and `websockets`, of which only the
 protocol part without input and output is used: one thread, one socket, one loop that reads.
 
-As a command it holds a host to the specification, and prints one JSON object:
+As a command it tests a host against the specification, and prints one JSON object:
 
     x08_client.py --address ADDR:PORT#NODEID --secret HEX --weights HEX --lo 0 --hi 14 \
         --width 576 --rows rows.bin --out answer.bin --block block.bin --block-out answer2.bin
 
 `rows.bin` and `block.bin` hold rows of the residual stream, fp16, little-endian, row after row.
 The first must fit into one message (`inline_max`, 64 KiB); the second must not, so that it
-travels as chunks, under credit. The answers are what the layers LO to HI made of them.
+travels as chunks, under credit. The answers are the results of layers LO to HI.
 
 Exit status: 0, all well; 1, the host broke the specification; 2, wrong arguments; 3, the host
 or the network refused, with the reason under "refused". The secret on the command line is for
-tests only: every process of the machine can read it there.
+tests only, because every process of the machine can read it there.
 """
 
 import argparse
@@ -68,7 +68,7 @@ class StreamError(Exception):
 
 
 class Broken(Exception):
-    """The host did something that the specification rules out."""
+    """The host violated the specification."""
 
 
 def must(condition, sentence):
@@ -162,7 +162,7 @@ def session_token(key, audience, now):
 
 
 def tls_context(key):
-    """TLS 1.3 with a self-signed certificate over the node key, and no look at a trust store."""
+    """TLS 1.3 with a self-signed certificate over the node key, without a trust store."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x08 client")])
     certificate = (
         x509.CertificateBuilder()
@@ -188,7 +188,7 @@ def tls_context(key):
 
 
 def peer_key(tls):
-    """The node key in the host's certificate: nothing else in it has a meaning."""
+    """The node key in the host's certificate, its only meaningful field."""
     key = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True)).public_key()
     must(isinstance(key, Ed25519PublicKey), "the host's certificate is not an Ed25519 one")
     return key.public_bytes_raw()
@@ -209,8 +209,8 @@ FP16 = 1
 ELEMENT_BYTES = {1: 2, 2: 4, 3: 2, 4: 1}
 NONE, LAST, ALL = 0, 1, 2
 
-# Keys of the bodies that a host sends: those that must be there, and those that may. HELLO may
-# have any.
+# Required and optional keys of the bodies that a host sends. HELLO may
+# have any key.
 LIFE = {"stream", "epoch"}
 BODIES = {
     TENSOR_END: ({"tensor"}, set()),
@@ -223,8 +223,8 @@ BODIES = {
     LEAVING: ({"within_ms"}, set()),
 }
 
-# What this client offers. The chunks are the smallest, and the window narrow, so that a tensor
-# of a few rows needs more credit than either side has at first. No compression.
+# Limits that this client offers. Chunks have the minimum size and the window is narrow, so that
+# a tensor of a few rows needs more credit than either side has at first. No compression.
 LIMITS = {"chunk_bytes": 4096, "window_chunks": 4, "inline_max": 65536}
 DEFAULTS = {
     "chunk_bytes": 1 << 20,
@@ -239,7 +239,7 @@ DEFAULTS = {
 
 @dataclass
 class Result:
-    """A STEP_RESULT, whole: `data` holds `rows` rows, and `chunks` says how they came."""
+    """A complete STEP_RESULT of `rows` rows; `chunks` is 0 for inline rows."""
 
     stream: int
     epoch: int
@@ -281,7 +281,7 @@ class Session:
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self.tls = tls_context(key).wrap_socket(tcp, server_hostname=None)
-            # Before anything else is sent: is this the host that was meant?
+            # Checks the host's identity before anything else is sent.
             if peer_key(self.tls) != host_key:
                 raise Refused("identity_mismatch", 4080)
             self._upgrade(address)
@@ -354,7 +354,7 @@ class Session:
         self.received += 1
         must(version == 1 and reserved == 0, "a header of another version")
         must(sequence == self.received, "a sequence number is out of order")
-        must(length == len(message) - HEADER.size, "a payload length disagrees with its message")
+        must(length == len(message) - HEADER.size, "a payload length does not match its message")
         must(flags == 0 or kind == TENSOR_DATA, "a flag where none is defined")
         return kind, flags, message[HEADER.size :]
 
@@ -381,7 +381,7 @@ class Session:
         must(body.get("version") == 1, "the host chose another version than the one offered")
         theirs = {name: body.get(name, default) for name, default in DEFAULTS.items()}
         ours = DEFAULTS | LIMITS
-        # What both must respect is the smaller; what the host can take is the host's.
+        # Shared limits are the smaller ones; the host's buffer is the host's own limit.
         self.chunk_bytes = min(ours["chunk_bytes"], theirs["chunk_bytes"])
         self.inline_max = min(ours["inline_max"], theirs["inline_max"])
         self.window = theirs["window_chunks"]
@@ -389,7 +389,7 @@ class Session:
         self.hello = body
 
     def _end(self, bye):
-        """The host said BYE: its close frame follows with the number of the code."""
+        """After the host's BYE, its close frame follows with the number of the code."""
         try:
             while True:
                 self._message()  # nothing after BYE counts
@@ -424,12 +424,12 @@ class Session:
         elif kind == NACK:
             self._nack(body["tensor"])
         elif kind == TENSOR_END:
-            # The host gives a result up. Every chunk of it that came was acknowledged at once.
+            # The host abandons a result. Its received chunks are acknowledged already.
             must(body["tensor"] in self.incoming, "TENSOR_END of a tensor that never began")
             del self.incoming[body["tensor"]]
             self.send_map(ACK, tensor=body["tensor"], chunks=0, end=True)
         elif kind == LEAVING:
-            # What is open may go on for that long. A new stream would be refused.
+            # Open streams may go on for that long. A new stream would be refused.
             self.leaving = body["within_ms"]
         elif kind == FLOWCTL:
             self.window += body["grant"]
@@ -440,7 +440,7 @@ class Session:
         return None
 
     def wait(self, ready, life=None):
-        """Pumps until `ready()` gives something, or the stream `life` has ended."""
+        """Pumps until `ready()` returns a value, or the stream `life` has ended."""
         while not (value := ready()):
             if life in self.errors:
                 raise self.errors[life]
@@ -452,7 +452,7 @@ class Session:
     def send_tensor(self, tensor, dims, data):
         """The chunks of an announced tensor, each when the host has credit for it.
 
-        Stops when the host refuses the tensor: what it belongs to fails with STREAM_ERROR.
+        Stops when the host refuses the tensor: its step fails with STREAM_ERROR.
         """
         head = struct.pack(f">HBB{len(dims)}I", tensor, FP16, len(dims), *dims)
         for start in range(0, len(data), self.chunk_bytes):
@@ -491,19 +491,19 @@ class Session:
         must(tensor in self.incoming, "chunks of a tensor that no result announced")
         incoming = self.incoming[tensor]
         result = incoming.result
-        must(dims == (result.rows, result.width), "a tensor's shape is not its result's")
-        must(dtype == result.dtype, "a tensor's element type is not its result's")
+        must(dims == (result.rows, result.width), "a tensor's shape differs from its result's")
+        must(dtype == result.dtype, "a tensor's element type differs from its result's")
         total = result.rows * result.width * ELEMENT_BYTES[dtype]
         chunk = payload[4 + 4 * rank :]
         due = min(self.chunk_bytes, total - len(incoming.data))
-        must(len(chunk) == due, "a chunk is not as long as is due")
+        must(len(chunk) == due, "a chunk has the wrong length")
         incoming.data += chunk
         result.chunks += 1
         whole = len(incoming.data) == total
         must(whole == (flags == FINAL), "FINAL is missing or misplaced")
         if not whole:
             return self.send_map(ACK, tensor=tensor, chunks=1)
-        # It is taken here and now, so the last unit goes back at once.
+        # The tensor is consumed here, so its last unit of credit is returned at once.
         del self.incoming[tensor]
         result.data = bytes(incoming.data)
         self.results.append(result)
@@ -524,7 +524,7 @@ class Session:
         self.wait(lambda: (stream, epoch) in self.opened, (stream, epoch))
 
     def step(self, stream, epoch, position, width, data, want=ALL):
-        """Runs fp16 rows through the stream's layers, and waits for what it makes of them."""
+        """Runs fp16 rows through the stream's layers, and waits for the result."""
         rows, rest = divmod(len(data), width * ELEMENT_BYTES[FP16])
         must(rest == 0 and rows > 0, "the rows are not whole")
         inline = len(data) <= self.inline_max
@@ -599,20 +599,20 @@ class Session:
 
 
 # ---------------------------------------------------------------------------------------------
-# The examination
+# The test of a host
 
 
 def fails_with(code, action):
     try:
         action()
     except StreamError as error:
-        must(error.code == code, f"{code} was due, and {error.code} came")
+        must(error.code == code, f"expected {code}, got {error.code}")
     else:
-        raise Broken(f"{code} was due, and nothing came")
+        raise Broken(f"expected {code}, got no error")
 
 
 def examine(session, args, rows, block):
-    """Every kind of frame once or more; returns the answers to the rows and to the block."""
+    """Sends every kind of frame; returns the answers to the rows and to the block."""
     weights, width, lo, hi = args.weights, args.width, args.lo, args.hi
     size = width * ELEMENT_BYTES[FP16]
     count = len(rows) // size
@@ -620,7 +620,7 @@ def examine(session, args, rows, block):
     positions = max(count, len(block) // size)
 
     def step(epoch, first, end, want=ALL):
-        """Rows `first` to `end` of the row file at their places."""
+        """Rows `first` to `end` of the row file at their positions."""
         return session.step(7, epoch, first, width, rows[first * size : end * size], want).data
 
     session.ping()
@@ -636,7 +636,7 @@ def examine(session, args, rows, block):
     answer = step(0, 0, count)
     session.close_stream(7, 0)
 
-    # A new life of the same number: in two steps, and in single rows, the same bits.
+    # A new epoch of the same stream: two steps, and single rows, give the same bits.
     half = max(1, count // 2)
     session.open(7, 1, weights, lo, hi, positions)
     split = step(1, 0, half) + (step(1, half, count) if half < count else b"")
@@ -649,9 +649,9 @@ def examine(session, args, rows, block):
     session.truncate(7, 1, half)
     must(step(1, half, count) == answer[half * size :], "a replay after TRUNCATE differs")
     must(step(1, 0, count, LAST) == answer[-size:], "a replay in place differs")
-    must(step(1, 0, count, NONE) == b"", "rows that nobody wanted")
+    must(step(1, 0, count, NONE) == b"", "rows although none were requested")
 
-    # An older life is refused, and so is a step beyond the end; both end their stream.
+    # An older epoch is refused, and so is a step beyond the end; both end their stream.
     fails_with("stale_epoch", lambda: session.open(7, 0, weights, lo, hi, positions))
     session.close_stream(7, 0)
     fails_with("position_gap", lambda: session.step(7, 1, count + 1, width, rows[:size]))
@@ -660,17 +660,17 @@ def examine(session, args, rows, block):
     session.close_stream(8, 0)
     fails_with("weights_mismatch", lambda: session.open(8, 1, bytes(32), lo, hi, positions))
     session.close_stream(8, 1)
-    # Rows that come as a tensor for a stream that is not there: its credit comes home as well.
+    # Rows as a tensor for an unknown stream: its credit is returned too.
     fails_with("unknown_stream", lambda: session.step(8, 2, 0, width, block))
     session.wait(lambda: not session.unacknowledged)
     session.close_stream(8, 2)
 
-    # The large block, which needs chunks and credit both ways; then its first rows alone.
+    # The large block, which needs chunks and credit both ways; then its first row alone.
     session.open(9, 0, weights, lo, hi, positions)
     large = session.step(9, 0, 0, width, block)
     again = session.step(9, 0, 0, width, block[:size])
     must(again.data == large.data[:size], "the first row of the block alone differs")
-    # All credit comes home: the host has let go of the block.
+    # All credit is returned: the host has released the block.
     session.wait(lambda: not session.unacknowledged)
     session.close_stream(9, 0)
     return descriptor, answer, large

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
 MODEL = "smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# What HearthNet wants to reach, as a multiple of llama.cpp's tokens per second.
+# HearthNet's goals, as multiples of llama.cpp's tokens per second.
 BARS = {
     "q4_0": {"prefill": 2.5, "decode": 1.6},
     "q4_1": {"prefill": 2.5, "decode": 1.6},
@@ -39,18 +39,18 @@ SHAPES = {
     "qwen2.5-7b": {"prefill": 2.5, "decode": 1.6},
     "qwen3-30b-a3b": {"prefill": 1.3, "decode": 1.3},
 }
-# How llama.cpp is built so that it uses what HearthNet uses.
+# Build flags with which llama.cpp uses the same instructions as HearthNet.
 AVX2 = ["-DGGML_NATIVE=OFF", "-DGGML_AVX2=ON", "-DGGML_FMA=ON", "-DGGML_F16C=ON", "-DGGML_BMI2=ON"]
 ISAS = {
     "native": ["-DGGML_NATIVE=ON"],
     "avx2": AVX2,
-    # Where a compiler takes the machine for one with more than its hypervisor lets through.
+    # For machines whose hypervisor hides instructions that a native build would use.
     "avx512": [*AVX2, "-DGGML_AVX512=ON", "-DGGML_AVX512_VNNI=ON", "-DGGML_AVX512_VBMI=ON"],
 }
 
 
 class Failed(Exception):
-    """Something could not be run; the message says what, and what to do."""
+    """A step could not run; the message names it, and what to do."""
 
 
 def say(line):
@@ -76,11 +76,11 @@ def cache():
 
 
 # ---------------------------------------------------------------------------------------------------------
-# What is compared
+# Subjects of the comparison
 
 
 def build_llama_cpp(targets, isa):
-    """Builds llama.cpp in the user's cache, unless it has been; returns the directory of its programs."""
+    """Builds llama.cpp in the user's cache if it is missing; returns the directory of its programs."""
     home = cache() / "compare" / f"{PACKAGE}-{VERSION}"
     build = home / f"build-{isa}"
     programs = build / "bin"
@@ -102,7 +102,7 @@ def build_llama_cpp(targets, isa):
             with tarfile.open(archive) as tar:
                 tar.extractall(scratch, filter="data")
             (unpacked,) = (path for path in Path(scratch).iterdir() if path.is_dir())
-            # Last, and at once: what stands under this name is whole.
+            # Renamed last, so that a directory with this name is complete.
             (unpacked / "vendor" / "llama.cpp").rename(source)
     say(f"llama.cpp: building {', '.join(targets)} for {isa} (some minutes; log in {home})")
     tools = python.parent
@@ -117,7 +117,7 @@ def build_llama_cpp(targets, isa):
 
 
 def build_hearthnet():
-    """Builds the release program with cargo, and returns its path as cargo says it."""
+    """Builds the release program with cargo, and returns its path as cargo reports it."""
     say("hearthnet: building the release program")
     command = ["cargo", "build", "--release", "--package", "hearthnet", "--message-format", "json-render-diagnostics"]
     command += ["--manifest-path", ROOT / "Cargo.toml"]
@@ -153,7 +153,7 @@ def shape_files(shapes):
         if not files[name].exists():
             say(f"hearthnet: writing random weights in the shape of {name}")
             files[name].parent.mkdir(parents=True, exist_ok=True)
-            # Their tokens are those of llama.cpp's vocabularies, which this fetches unless they are there.
+            # Their tokens come from llama.cpp's vocabularies, which this script fetches if they are missing.
             run([sys.executable, ROOT / "tests" / "vocabularies.py"])
             part = files[name].with_suffix(".part")
             command = ["cargo", "run", "--release", "--quiet", "--package", "hearthnet-testkit"]
@@ -197,7 +197,7 @@ def measure_hearthnet(program, file, threads, args):
 
 
 def compare(engines, files, args):
-    """Rows of results, one by one; the engines take turns."""
+    """Yields rows of results; the engines run alternately."""
     for name, file in files.items():
         for threads in args.threads:
             samples = {engine: {} for engine in engines}
@@ -211,7 +211,7 @@ def compare(engines, files, args):
                 speeds = {engine: samples[engine][test] for engine in engines}
                 medians = {engine: statistics.median(values) for engine, values in speeds.items()}
                 phase, tokens = test.split()[:2]
-                # Fewer rows than a piece of a prompt has are held to being no slower.
+                # With fewer rows than a prompt chunk, HearthNet must only not be slower.
                 bar = (BARS | SHAPES).get(name, {}).get(phase) if phase == "decode" or int(tokens) >= 512 else 1.0
                 yield {
                     "model": name,

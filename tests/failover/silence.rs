@@ -1,8 +1,8 @@
-//! Hosts that fall silent, at the default settings: stopped, behind a pulled cable, or dead while a
-//! chat connects; and hosts that are only slow. What an answer stood still for is printed:
+//! Silent hosts at the default settings: stopped, behind a pulled cable, or dead while a chat
+//! connects; and hosts that are only slow. The tests print how long an answer paused:
 //!
 //! ```text
-//! cargo test -p hearthnet --test failover -- --nocapture silence
+//! cargo test -p hearthnet --test program -- failover::silence:: --nocapture
 //! ```
 
 use hearthnet_bus::NodeId;
@@ -14,10 +14,10 @@ use hearthnet_testkit::lab::Lab;
 use super::*;
 use crate::support::Server;
 
-/// A silent host that only this machine can replace holds an answer up for no longer.
+/// Maximum pause of an answer if only this machine can replace a silent host.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
 
-/// Says for how long an answer stood still.
+/// Prints how long an answer paused.
 fn stood_still(what: &str, heard: &Heard) {
     println!(
         "{what}: stood still for {:.2} s",
@@ -26,11 +26,11 @@ fn stood_still(what: &str, heard: &Heard) {
 }
 
 #[test]
-fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
+fn a_host_stopped_in_the_prompt_or_the_answer_is_replaced_by_its_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let mut fleet = Fleet::new(&caller, 2);
-    // Before anything is known of it, and when it is known.
+    // Positions 0 and 1 come before the host was measured, 20 comes after.
     for (victim, position) in [(0, 0), (1, 0), (0, 1), (1, 1), (0, 20), (1, 20)] {
         let what = format!("host {victim} stops at token {position}");
         let mut struck = String::new();
@@ -44,7 +44,8 @@ fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
         stood_still(&what, &answer.heard);
         match position {
             0 => assert_eq!(answer.heard.degraded, ["silent"], "{what}"),
-            // A history may say sooner that it is late than its silence that it is gone.
+            // The measured history of a host can report it as slow before its silence counts as a
+            // failure.
             _ => assert_eq!(answer.heard.degraded.len(), 1, "{what}"),
         }
         assert_eq!(answer.heard.recoveries.len(), 1, "{what}");
@@ -54,7 +55,7 @@ fn a_host_that_is_stopped_in_the_prompt_or_the_answer_is_left_for_its_spare() {
 }
 
 #[test]
-fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
+fn a_host_stopped_in_a_long_prompt_is_replaced_by_its_spare() {
     let caller = caller();
     let mut long = usual();
     let text = "The keeper of the lighthouse wrote down the weather of the day. ".repeat(40);
@@ -68,7 +69,7 @@ fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
         let fleet = &fleet;
         scope.spawn(move || {
             let node = begun.recv().expect("the route");
-            // Somewhere in the prompt: which piece it is makes no difference.
+            // Any moment within the prompt.
             std::thread::sleep(Duration::from_millis(100));
             fleet.strike(&node, Fault::Stop);
         });
@@ -85,14 +86,14 @@ fn a_host_that_stops_in_the_middle_of_a_long_prompt_is_left_for_its_spare() {
 }
 
 #[test]
-fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() {
+fn a_silent_host_without_a_replacement_is_waited_for_visibly() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
     let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
     let host = fleet.0[1].process.child.id();
     let mut heard = Heard {
-        // It comes back when the caller has been told that it waits for it.
+        // The host resumes once the caller has reported that it waits for it.
         on_wait: Some(Box::new(move || {
             let pid = crate::support::pid(host);
             rustix::process::kill_process(pid, Signal::CONT).expect("it is stopped");
@@ -110,7 +111,7 @@ fn a_silent_host_that_nobody_can_replace_is_waited_for_and_the_screen_says_so() 
 }
 
 #[test]
-fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
+fn a_silent_host_is_replaced_locally_after_a_short_wait() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let fleet = Fleet::new(&caller, 1);
@@ -121,7 +122,7 @@ fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
                 fleet.strike(&route[1], Fault::Stop);
                 let stopped = &fleet.0[fleet.place(&route[1])];
                 scope.spawn(move || {
-                    // Time itself is tried: by then it is too late for the host.
+                    // This sleep is the pause under test; afterwards the host is too late.
                     std::thread::sleep(MOST_SILENCE);
                     stopped.signal(Signal::CONT);
                 });
@@ -130,12 +131,12 @@ fn a_silent_host_that_only_this_machine_can_replace_is_not_waited_for_long() {
     });
     answer.says(&undisturbed, "silent, and no spare");
     stood_still("silent, and no spare", &answer.heard);
-    // Not the code of a host that the health timeout has found.
+    // Not the code of a host that reached the health timeout.
     assert_eq!(answer.heard.degraded, ["silent"]);
     assert!(answer.heard.local);
 }
 
-/// Two tokens of an answer: enough for a prompt and a step behind it.
+/// Answer of three tokens: enough for a prompt and the steps behind it.
 fn short() -> ChatRequest {
     ChatRequest {
         max_tokens: Some(3),
@@ -144,9 +145,9 @@ fn short() -> ChatRequest {
 }
 
 #[test]
-fn hosts_that_honestly_take_seconds_for_a_step_are_not_left() {
-    // Two pieces of a prompt and two tokens at 2.5 s each; nothing is known of any before, and the
-    // health timeout is not far.
+fn honestly_slow_hosts_are_kept() {
+    // Two prompt chunks and two tokens at 2.5 s each, without earlier measurements and close to the
+    // health timeout.
     let slow = Lie::Slow(Duration::from_millis(2500));
     let caller = Caller::new(u32::MAX, Duration::from_secs(9));
     let undisturbed = caller.alone(&short());
@@ -175,11 +176,11 @@ fn hosts_that_honestly_take_seconds_for_a_step_are_not_left() {
 }
 
 #[test]
-fn a_slow_host_of_all_layers_is_measured_by_this_machine_and_left_for_idle_spares() {
+fn a_slow_host_of_all_layers_is_replaced_by_idle_spares() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let (first, second) = (caller.host(RANGES[0], &[]), caller.host(RANGES[1], &[]));
-    // Nobody works beside it, and it reaches further than the spares: it is taken.
+    // The slow host is chosen: it is idle and covers more layers than the spares.
     let (_slow, slow) = liar_with(&caller, Lie::Slow(Duration::from_secs(1)), 0, 0..30);
     let all = [first.address.clone(), second.address.clone(), slow];
     let answer = ask(&caller, &all, false, |_, _| {});
@@ -191,7 +192,7 @@ fn a_slow_host_of_all_layers_is_measured_by_this_machine_and_left_for_idle_spare
 }
 
 #[test]
-fn of_two_hosts_that_are_as_slow_one_is_tried_after_the_other_and_then_kept() {
+fn of_two_equally_slow_hosts_the_second_is_tried_once_and_kept() {
     let caller = caller();
     let mut request = usual();
     request.max_tokens = Some(8);
@@ -209,11 +210,11 @@ fn of_two_hosts_that_are_as_slow_one_is_tried_after_the_other_and_then_kept() {
 }
 
 #[test]
-fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
+fn a_host_slow_from_its_first_token_is_replaced_by_an_idle_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());
     let first = caller.host(RANGES[0], &[]);
-    // One host reaches the end of the model where two others have to share: it is taken.
+    // The slow host is chosen: it reaches the end of the model alone, the others need two hops.
     let (bridge, spare) = (caller.host("15-19", &[]), caller.host("20-29", &[]));
     let (_slow, slow) = liar(&caller, Lie::Slow(Duration::from_secs(1)), 0);
     let all = [&first.address, &bridge.address, &spare.address, &slow];
@@ -227,7 +228,7 @@ fn a_host_that_is_slow_from_its_first_token_is_left_for_an_idle_spare() {
     assert_eq!(route.iter().filter(|hop| hop.host.is_some()).count(), 3);
 }
 
-/// A conversation over hosts known by address, as `serve --shard` keeps them.
+/// Conversation over hosts known by address, as `serve --shard` keeps them.
 fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPool>), ChatError> {
     let address = |host: &String| host.parse::<HostAddr>().expect("an address");
     let choice = caller.choice();
@@ -246,7 +247,7 @@ fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPo
 }
 
 #[test]
-fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
+fn a_stopped_host_does_not_block_connections_to_the_others() {
     let caller = caller();
     let undisturbed = caller.alone(&short());
     let fleet = Fleet::new(&caller, 2);
@@ -264,7 +265,7 @@ fn a_stopped_host_does_not_keep_a_chat_from_connecting_to_the_others() {
 }
 
 #[test]
-fn a_session_whose_host_has_stopped_since_is_passed_over_by_the_next_chat() {
+fn the_next_chat_skips_a_session_whose_host_has_stopped() {
     let caller = caller();
     let undisturbed = caller.alone(&short());
     let fleet = Fleet::new(&caller, 2);
@@ -298,11 +299,12 @@ fn a_session_whose_host_has_stopped_since_is_passed_over_by_the_next_chat() {
 }
 
 #[test]
-fn a_host_that_dies_while_a_chat_connects_is_passed_over_for_its_spare() {
+fn a_host_that_dies_during_the_connect_is_replaced_by_its_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&short());
     let mut fleet = Fleet::new(&caller, 2);
-    // Each of them at a moment of its own, from the first byte to the first row.
+    // Each round kills its host a bit later, from the first byte of the connection to the first
+    // row.
     for round in 0..24 {
         let victim = round % fleet.0.len();
         let after = Duration::from_millis(3 * round as u64);
@@ -328,13 +330,13 @@ fn a_host_that_dies_while_a_chat_connects_is_passed_over_for_its_spare() {
 }
 
 #[test]
-fn a_pulled_cable_costs_seconds_and_no_word() {
+fn a_pulled_cable_costs_seconds_but_no_token() {
     let Some(lab) = Lab::or_skip(5, 1) else {
         return;
     };
     let homes: Vec<_> = (0..5).map(|_| support::Home::new()).collect();
     let lab = Arc::new(lab);
-    // The caller is on machine 0, and so is every thread that it starts.
+    // This thread and all threads that it starts are on machine 0, with the caller.
     let (here, cables) = (lab.host(0).clone(), Arc::clone(&lab));
     let run = move || {
         let caller = caller();

@@ -1,5 +1,5 @@
-//! A caller in the test's own process, over hosts that are processes: so that a host can be
-//! struck at an exact token.
+//! Caller in the test's own process over host processes, so that a host can be hit at an exact
+//! token.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,14 +20,15 @@ use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
+use parking_lot::RwLockReadGuard;
 use tokio::runtime::{Handle, Runtime};
 
-use super::support::{Home, Host, model};
+use super::{Home, Host, PROCESSORS, model};
 
 /// Tokens of an answer.
 pub(crate) const TOKENS: u32 = 48;
 
-/// A caller in this process. Chats of several threads share it.
+/// Caller in this process, which chats of several threads share.
 pub(crate) struct Caller {
     pub(crate) runtime: Runtime,
     pub(crate) key: NodeKey,
@@ -35,12 +36,13 @@ pub(crate) struct Caller {
     health_timeout: Duration,
     text: TextModel,
     local: Arc<EngineOnDemand>,
-    /// The layers that hosts run, when they have gone.
+    /// Engine for the hosts' layers, used when they have gone.
     between: Arc<EngineOnDemand>,
     private: PrivateLayers,
+    _processors: RwLockReadGuard<'static, ()>,
 }
 
-/// A fixed set of hosts with open sessions.
+/// Fixed set of hosts with open sessions.
 struct Connected {
     runtime: Handle,
     links: Vec<Arc<HostLink>>,
@@ -55,7 +57,7 @@ impl HostSource for Connected {
         let there = self.links.iter().zip(answers).filter(|(_, there)| *there);
         let there: Vec<Arc<HostLink>> = there.map(|(link, _)| Arc::clone(link)).collect();
         match self.choice.among(&there, search) {
-            // A host that is silent now may be back in a moment, where there is no other.
+            // If no other host can serve, a silent host may be back in a moment.
             Err(_) if search.patience != Patience::None && there.len() < self.links.len() => {
                 self.choice.among(&self.links, search)
             }
@@ -68,25 +70,25 @@ impl HostSource for Connected {
     }
 }
 
-/// What an answer went through.
+/// Events of an answer.
 #[derive(Default)]
 pub(crate) struct Heard {
     pub(crate) text: String,
     /// Codes of failures.
     pub(crate) degraded: Vec<String>,
-    /// Codes of hosts that were waited for.
+    /// Codes of hosts that the caller waited for.
     pub(crate) waits: Vec<String>,
-    /// Codes of what became better, and how long that took in milliseconds.
+    /// Codes of recoveries, and their durations in milliseconds.
     pub(crate) recoveries: Vec<(String, f64)>,
     pub(crate) aborted: Vec<String>,
     pub(crate) local: bool,
-    /// The longest that the answer stood still: before its first token, or between two.
+    /// Longest pause: before the first token, or between two.
     pub(crate) longest: Duration,
-    /// Called when the caller is told that it waits.
+    /// Called when the caller reports that it waits.
     pub(crate) on_wait: Option<Box<dyn FnMut() + Send>>,
 }
 
-/// Engines of the tests, which share few cores.
+/// Engine options for tests that share few cores.
 pub(crate) fn options() -> EngineOptions {
     EngineOptions {
         threads: 1,
@@ -94,7 +96,7 @@ pub(crate) fn options() -> EngineOptions {
     }
 }
 
-/// A question, and a seed to answer it by.
+/// Question with a sampling seed.
 pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
     ChatRequest {
         prompt: Prompt::Messages(vec![ChatMessage::user(question)]),
@@ -110,15 +112,16 @@ pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
 }
 
 impl Caller {
-    /// Whose conversations are no longer than so many positions, and for whom a host that has
-    /// been silent for `health_timeout` has stalled.
+    /// Caller whose conversations have at most `context` positions, and for which a host silent for
+    /// `health_timeout` has stalled.
     pub(crate) fn new(context: u32, health_timeout: Duration) -> Self {
-        // As many private layers as by default.
+        // Default number of private layers.
         Self::with(context, health_timeout, (2, 0))
     }
 
-    /// The same with so many first and last layers of its own.
+    /// Caller that computes this many first and last layers itself.
     pub(crate) fn with(context: u32, health_timeout: Duration, private: (u32, u32)) -> Self {
+        let processors = PROCESSORS.read();
         let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
@@ -149,16 +152,17 @@ impl Caller {
             between: on_demand(private.hosted()),
             private,
             wire,
+            _processors: processors,
         }
     }
 
-    /// A host process for a range of layers that admits this caller.
+    /// Host process for a range of layers that admits this caller.
     pub(crate) fn host(&self, layers: &str, extra: &[&str]) -> Host {
         let own = Home::new();
         Host::start(&own, model(), layers, &self.key.id().to_string(), extra)
     }
 
-    /// What this machine alone says.
+    /// Answer of this machine alone.
     pub(crate) fn alone(&self, request: &ChatRequest) -> Done {
         let backend: LocalBackend = self.local.open().expect("a backend");
         let mut conversation = Conversation::new(Box::new(backend));
@@ -168,7 +172,7 @@ impl Caller {
             .expect("an answer")
     }
 
-    /// A session with each host.
+    /// Opens a session with each host.
     pub(crate) fn connect(&self, hosts: &[String]) -> Vec<Arc<HostLink>> {
         let connect = |host: &String| {
             let addr: HostAddr = host.parse().expect("an address");
@@ -179,7 +183,7 @@ impl Caller {
         hosts.iter().map(connect).collect()
     }
 
-    /// How these tests choose hosts.
+    /// Host selection of these tests.
     pub(crate) fn choice(&self) -> Choice {
         Choice {
             model: self.wire.clone(),
@@ -187,12 +191,12 @@ impl Caller {
             own_id: self.key.id(),
             allow_self: false,
             exact: Exact::Require,
-            // Of each conversation: tests strike the same hosts again and again.
+            // Fresh for each conversation, because tests hit the same hosts repeatedly.
             health: SharedHealth::default(),
         }
     }
 
-    /// A conversation over hosts, which this machine continues if it may.
+    /// Conversation over hosts, with optional local fallback.
     pub(crate) fn open(&self, links: &[Arc<HostLink>], fallback: bool) -> Conversation {
         let source = Connected {
             runtime: self.runtime.handle().clone(),
@@ -202,7 +206,7 @@ impl Caller {
         self.open_over(Box::new(source), fallback).expect("a route")
     }
 
-    /// The same over any source of hosts.
+    /// Conversation over any source of hosts.
     pub(crate) fn open_over(
         &self,
         source: Box<dyn HostSource>,
@@ -241,7 +245,7 @@ impl Caller {
 
     /// Asks, and calls `at` after each token (0: before the prompt is sent).
     ///
-    /// `at` hears who runs the layers now, the first ones first, and then who took over.
+    /// `at` gets the hosts of the route in order, followed by the replacements so far.
     pub(crate) fn answer(
         &self,
         conversation: &mut Conversation,
@@ -296,7 +300,7 @@ impl Caller {
     }
 }
 
-/// That an answer has the words of the undisturbed one, each streamed once.
+/// Asserts that an answer equals the undisturbed one, each token streamed once.
 pub(crate) fn same(
     result: &Result<Done, ChatError>,
     heard: &Heard,

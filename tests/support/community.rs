@@ -1,8 +1,8 @@
-//! A community on this machine: a founder, members, no multicast.
+//! Community on this machine: a founder, members, no multicast.
 
 use super::{Home, Server, model};
 
-/// What every node here is started with.
+/// Settings of every node.
 const ALONE: [&str; 6] = [
     "--set",
     "policy.research.enable=true",
@@ -13,13 +13,13 @@ const ALONE: [&str; 6] = [
     "http.listen=127.0.0.1:0",
 ];
 
-/// Founds a community that computes together.
+/// Founds a community with research enabled.
 pub(crate) fn found(founder: &Home) {
     let create = ["community", "create", "Elm Street", "--research", "on"];
     founder.json(&[&create[..], &["--json"]].concat());
 }
 
-/// A founder, and its running node, with settings of its own.
+/// Founder and its running node, with extra settings.
 pub(crate) fn founded(settings: &[&str]) -> (Home, Server) {
     let founder = Home::new();
     found(&founder);
@@ -34,17 +34,17 @@ pub(crate) fn serve(home: &Home, settings: &[&str]) -> Server {
     start(home, settings, &command)
 }
 
-/// Where a node listens for others.
+/// Address where a node listens for others.
 pub(crate) fn address(server: &Server) -> &str {
     server.ready["addresses"][0].as_str().expect("an address")
 }
 
-/// A new trusted member, admitted by the founder's running node.
+/// New trusted member, admitted by the founder's running node.
 pub(crate) fn join(founder: &Home, node: &Server) -> Home {
     join_as("trusted", founder, node)
 }
 
-/// A new member of a level.
+/// New member of a level.
 pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
     let member = Home::new();
     let invite = founder.json(&["community", "invite", "--level", level, "--json"]);
@@ -54,12 +54,12 @@ pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
     member
 }
 
-/// `hearthnet shard serve` of a member who knows the founder's running node.
+/// `hearthnet shard serve` of a member that knows the founder's running node.
 pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
     host_with(member, node, &[], layers)
 }
 
-/// The same with settings of its own.
+/// `hearthnet shard serve` with extra settings.
 pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers: &str) -> Server {
     let model = model();
     let peers = peers(node);
@@ -71,7 +71,7 @@ pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers:
     )
 }
 
-/// The setting with which the founder's running node is found.
+/// Setting that names the founder's running node.
 pub(crate) fn peers(node: &Server) -> String {
     format!("discovery.static_peers=[\"{}\"]", address(node))
 }

@@ -1,9 +1,9 @@
-//! What processes say of themselves to Prometheus, as far as tests ask.
+//! Prometheus metrics of processes, as far as the tests need them.
 
 use super::{Host, http};
 
-/// What is zero in a host where nothing goes on: streams, steps, pages of keys and values, credit,
-/// bytes on their way. (Sessions with its callers stay.)
+/// Gauges that are zero in an idle host: streams, steps, KV pages, credit, bytes in flight.
+/// Sessions with its callers may stay.
 pub(crate) const HOST: [&str; 8] = [
     "hearthnet_shard_streams",
     "hearthnet_shard_steps_waiting",
@@ -15,7 +15,7 @@ pub(crate) const HOST: [&str; 8] = [
     "hearthnet_transport_buffered_bytes{side=\"host\"}",
 ];
 
-/// The same in a service.
+/// Gauges that are zero in an idle service.
 pub(crate) const SERVICE: [&str; 7] = [
     "hearthnet_pipelines_running",
     "hearthnet_pipelines_waiting",
@@ -26,17 +26,17 @@ pub(crate) const SERVICE: [&str; 7] = [
     "hearthnet_transport_buffered_bytes{side=\"caller\"}",
 ];
 
-/// Has a host started with this tell its numbers.
+/// Arguments that make a host publish its metrics.
 pub(crate) const SHOWN: [&str; 2] = ["--metrics", "127.0.0.1:0"];
 
-/// Where such a host tells them.
+/// Metrics address of such a host.
 pub(crate) fn address(host: &Host) -> String {
     let url = host.process.ready["metrics"].as_str().expect("a URL");
     let address = url.trim_start_matches("http://");
     address.trim_end_matches("/metrics").to_owned()
 }
 
-/// The numbers of a process, as of now.
+/// Metrics of a process at one moment.
 pub(crate) struct Gauges(String);
 
 impl Gauges {
@@ -44,12 +44,12 @@ impl Gauges {
         Self::of(http::get(address, "/metrics"))
     }
 
-    /// Those in a text for Prometheus.
+    /// Metrics in Prometheus' text format.
     pub(crate) fn of(text: String) -> Self {
         Self(text)
     }
 
-    /// A number by its name and labels; `None` if the process does not tell it.
+    /// Value of a metric by its name and labels; `None` if the process does not publish it.
     pub(crate) fn value(&self, name: &str) -> Option<f64> {
         let mut values = self
             .0
@@ -58,13 +58,13 @@ impl Gauges {
         values.next()?.parse().ok()
     }
 
-    /// The same as a count, which must be told.
+    /// Value of a counter, which must exist.
     pub(crate) fn count(&self, name: &str) -> u64 {
         self.value(name)
             .unwrap_or_else(|| panic!("{name} is not told")) as u64
     }
 
-    /// Those of some numbers that are not zero, or not told.
+    /// Names of those metrics that are not zero or not published.
     pub(crate) fn restless(&self, names: &[&str]) -> Vec<String> {
         names
             .iter()

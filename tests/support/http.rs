@@ -1,4 +1,4 @@
-//! A small client of the HTTP interface, whose connection the test has in its own hands.
+//! Small client of the HTTP interface, with full control of its connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::{PATIENCE, Server};
+use super::{Server, TIMEOUT};
 
-/// Where a service listens for HTTP.
+/// HTTP address of a service.
 pub(crate) fn address(server: &Server) -> String {
     let url = server.ready["url"].as_str().expect("a URL");
     let address = url.trim_start_matches("http://").trim_end_matches("/v1");
     address.to_owned()
 }
 
-/// What a server answers at a path, which must be there.
+/// Body at a path, which must exist.
 pub(crate) fn get(address: &str, path: &str) -> String {
     let asked = Instant::now();
     let request = send(address, &format!("GET {path} HTTP/1.1\r\n"), None);
@@ -24,12 +24,12 @@ pub(crate) fn get(address: &str, path: &str) -> String {
     reply.text()
 }
 
-/// The same as JSON.
+/// JSON body at a path.
 pub(crate) fn get_json(address: &str, path: &str) -> Value {
     serde_json::from_str(&get(address, path)).expect("JSON")
 }
 
-/// Sends a request for an answer to a conversation; of the answer nothing is read.
+/// Sends a chat request without reading the answer.
 pub(crate) fn post_chat(address: &str, body: &Value) -> TcpStream {
     let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json\r\n";
     send(address, head, Some(&body.to_string()))
@@ -37,7 +37,7 @@ pub(crate) fn post_chat(address: &str, body: &Value) -> TcpStream {
 
 fn send(address: &str, head: &str, body: Option<&str>) -> TcpStream {
     let mut stream = TcpStream::connect(address).expect("the service listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a socket");
     let body = body.unwrap_or_default();
     let length = body.len();
     let request = format!(
@@ -47,19 +47,19 @@ fn send(address: &str, head: &str, body: Option<&str>) -> TcpStream {
     stream
 }
 
-/// An answer whose head has come.
+/// Answer whose head has arrived.
 pub(crate) struct Reply {
-    /// When it was asked for.
+    /// Time of the request.
     pub(crate) asked: Instant,
     pub(crate) status: u16,
     pub(crate) retry_after: Option<Duration>,
-    /// Whether it says that this machine answered alone.
+    /// Whether the header says that this machine answered alone.
     pub(crate) alone: bool,
     body: BufReader<TcpStream>,
 }
 
 impl Reply {
-    /// Asks for an answer to a conversation.
+    /// Sends a chat request and reads the head of the answer.
     pub(crate) fn chat(address: &str, body: &Value) -> Self {
         let asked = Instant::now();
         Self::head(asked, post_chat(address, body))
@@ -95,15 +95,15 @@ impl Reply {
         }
     }
 
-    /// The whole body.
+    /// Whole body.
     pub(crate) fn text(&mut self) -> String {
         let mut text = String::new();
         self.body.read_to_string(&mut text).expect("a body");
         text
     }
 
-    /// The next event of a stream; `None` after `[DONE]`. (Chunks of the transfer are lines of
-    /// their own, which are passed over.)
+    /// Next event of a stream; `None` after `[DONE]`. Lines of the chunked transfer coding are
+    /// skipped.
     pub(crate) fn event(&mut self) -> Option<Value> {
         let mut line = String::new();
         loop {

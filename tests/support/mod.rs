@@ -1,8 +1,7 @@
-//! What the tests of the whole program share: a home of its own for every test,
-//! and hosts that end with it.
-#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
-#![allow(dead_code, reason = "every test file uses its own part")]
+//! Shared parts of the whole-program tests: a home of its own for every test, and hosts that end
+//! with it.
 
+pub(crate) mod caller;
 pub(crate) mod community;
 pub(crate) mod gauges;
 pub(crate) mod http;
@@ -13,30 +12,36 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Consent to the research, without which nothing is computed together.
+/// Consent to the research, which joint computing needs.
 pub(crate) const ENABLE: [&str; 2] = ["--set", "policy.research.enable=true"];
-/// No multicast: nobody is found who is not named.
+/// No multicast: only named nodes are found.
 pub(crate) const QUIET: [&str; 2] = ["--set", "discovery.mdns=false"];
-/// An answer that comes from hosts or not at all.
+/// Only hosts answer, or the command fails.
 pub(crate) const TOGETHER: [&str; 2] = [
     "--set",
     "research.distributed_inference.fallback_to_local=false",
 ];
 
-/// The arguments that name hosts.
+/// Lock on the processors of this machine. A [`caller::Caller`] shares it, because it compares the
+/// pace of its hosts with limits. A test whose processes load every processor for long holds it
+/// exclusively, and must not make a `Caller`: that would wait for the lock for ever.
+pub(crate) static PROCESSORS: RwLock<()> = RwLock::new(());
+
+/// Arguments that name hosts.
 pub(crate) fn shards<'a>(addresses: impl IntoIterator<Item = &'a String>) -> Vec<&'a str> {
     let addresses = addresses.into_iter();
     addresses.flat_map(|at| ["--shard", at.as_str()]).collect()
 }
 
-/// A user with an own key and no configuration, sharing only the model cache.
+/// User with an own key and no configuration, sharing only the model cache.
 pub(crate) struct Home {
     dir: tempfile::TempDir,
 }
@@ -57,7 +62,8 @@ impl Home {
         self.hearthnet_with(Command::new(env!("CARGO_BIN_EXE_hearthnet")), args)
     }
 
-    /// The same, begun by a command that brings it to another machine.
+    /// `hearthnet ARGS` as this user, started by `command`, such as one that enters another
+    /// machine.
     pub(crate) fn hearthnet_with(&self, mut command: Command, args: &[&str]) -> Command {
         command
             .args(args)
@@ -74,13 +80,13 @@ impl Home {
         self.hearthnet(args).output().expect("hearthnet starts")
     }
 
-    /// What a command that must succeed prints.
+    /// Output of a command that must succeed.
     #[track_caller]
     pub(crate) fn says(&self, args: &[&str]) -> String {
         succeeded(&self.run(args))
     }
 
-    /// The same of one that prints one JSON object.
+    /// JSON output of a command that must succeed.
     #[track_caller]
     pub(crate) fn json(&self, args: &[&str]) -> Value {
         serde_json::from_str(&self.says(args)).expect("one JSON object on standard output")
@@ -107,19 +113,19 @@ impl Home {
     }
 }
 
-/// A program that serves until this is dropped, and what it said when it was ready.
+/// Serving process, stopped when dropped, and its message when it became ready.
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) ready: Value,
 }
 
 impl Server {
-    /// Starts `hearthnet ARGS` as a user, up to the line of JSON that it is ready.
+    /// Starts `hearthnet ARGS` as a user and waits for its ready line in JSON.
     pub(crate) fn start(home: &Home, args: &[&str]) -> Self {
         Self::run(&mut home.hearthnet(args))
     }
 
-    /// The same for a command of whatever machine.
+    /// Starts any command and waits for its ready line in JSON.
     pub(crate) fn run(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
@@ -147,13 +153,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have been ended by the test itself.
+        // The test itself may have ended it.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A host process.
+/// Host process.
 pub(crate) struct Host {
     pub(crate) process: Server,
     pub(crate) address: String,
@@ -189,14 +195,14 @@ pub(crate) fn pid(id: u32) -> Pid {
     Pid::from_raw(id as i32).expect("a process id")
 }
 
-/// Waits until a process (ours or not) has ended; panics when it does not.
+/// Waits until a process, possibly not a child, has ended; panics after [`TIMEOUT`].
 pub(crate) fn wait_for_end(id: u32) {
-    // A process that is gone already has no descriptor to wait on.
+    // A process that has ended already has no descriptor to wait on.
     let Ok(fd) = pidfd_open(pid(id), PidfdFlags::empty()) else {
         return;
     };
     let timeout = Timespec {
-        tv_sec: PATIENCE.as_secs() as i64,
+        tv_sec: TIMEOUT.as_secs() as i64,
         tv_nsec: 0,
     };
     let ready = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).expect("poll");
@@ -208,7 +214,7 @@ pub(crate) fn interrupt(child: &Child) {
     kill_process(pid(child.id()), Signal::INT).expect("it runs");
 }
 
-/// Processes that a process has started.
+/// Child processes of a process.
 pub(crate) fn children_of(id: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{id}/task")).expect("the process runs");
     tasks
@@ -222,12 +228,12 @@ pub(crate) fn children_of(id: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The frames that a command prints, one a line, until it has ended well. After `count` of them
-/// `meddle` hears the frames so far, once.
+/// Runs a command to its successful end and returns the frames that it prints, one per line. After
+/// `count` frames `on_frames` is called once with the frames so far.
 pub(crate) fn frames(
     command: &mut Command,
     count: usize,
-    meddle: impl FnOnce(&[Value]),
+    on_frames: impl FnOnce(&[Value]),
 ) -> Vec<Value> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -235,14 +241,14 @@ pub(crate) fn frames(
         .spawn()
         .expect("hearthnet starts");
     let stdout = child.stdout.take().expect("a pipe");
-    let (mut frames, mut meddle) = (Vec::new(), Some(meddle));
+    let (mut frames, mut on_frames) = (Vec::new(), Some(on_frames));
     for line in BufReader::new(stdout).lines() {
         let line = line.expect("a line");
         frames.push(serde_json::from_str::<Value>(&line).expect("JSON"));
         if frames.len() == count
-            && let Some(meddle) = meddle.take()
+            && let Some(on_frames) = on_frames.take()
         {
-            meddle(&frames);
+            on_frames(&frames);
         }
     }
     let output = child.wait_with_output().expect("its end");
@@ -254,7 +260,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The real model's file, as every `--model` here names it.
+/// File of the real model, for every `--model` here.
 pub(crate) fn model() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| {
         let path = hearthnet_testkit::smollm2();
@@ -263,18 +269,18 @@ pub(crate) fn model() -> &'static str {
     &PATH
 }
 
-/// Asks until `is` holds; how long it took. Between two questions it pauses: who is asked, and what
-/// it waits for, may need the same core.
+/// Polls until `is` holds. Returns the time taken. Pauses between polls, because the polled process
+/// may need the same core.
 pub(crate) fn until(what: &str, mut is: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !is() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(20));
     }
     start.elapsed()
 }
 
-/// Runs a command again until it succeeds: those whom it needs may not have been heard of yet.
+/// Repeats a command until it succeeds: the nodes that it needs may not be known yet.
 pub(crate) fn until_answered(mut ask: impl FnMut() -> Output) -> Output {
     let start = Instant::now();
     loop {
@@ -282,11 +288,11 @@ pub(crate) fn until_answered(mut ask: impl FnMut() -> Output) -> Output {
         if output.status.success() {
             return output;
         }
-        assert!(start.elapsed() < PATIENCE, "{}", text(&output.stderr));
+        assert!(start.elapsed() < TIMEOUT, "{}", text(&output.stderr));
     }
 }
 
-/// What all frames of one kind say.
+/// Data of all frames of one kind.
 pub(crate) fn told<'a>(frames: &'a [Value], event: &str) -> Vec<&'a Value> {
     let of_kind = frames.iter().filter(|frame| frame["event"] == event);
     of_kind.map(|frame| &frame["data"]).collect()
@@ -301,8 +307,8 @@ pub(crate) fn chat_app(home: &Home, args: &[&str]) -> Output {
         .expect("Python starts")
 }
 
-/// A script of the repository, by its path from this crate, in the Python that has the packages of
-/// other people's that the tests use.
+/// Script of the repository, by its path from this crate, in the Python that has the third-party
+/// packages of the tests.
 pub(crate) fn python(script: &str) -> Command {
     let python = std::env::var_os("HEARTHNET_TEST_PYTHON")
         .unwrap_or_else(|| panic!("run tests/run, or set HEARTHNET_TEST_PYTHON to its Python"));
@@ -314,22 +320,22 @@ pub(crate) fn python(script: &str) -> Command {
     command
 }
 
-/// What a program that must have succeeded has printed.
+/// Output of a program that must have succeeded.
 #[track_caller]
 pub(crate) fn succeeded(output: &Output) -> String {
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
 }
 
-/// Asserts that a program has complained of something, in these words.
+/// Asserts that a program's standard error contains these words.
 #[track_caller]
 pub(crate) fn assert_complains(output: &Output, words: &str) {
     let complaint = text(&output.stderr);
     assert!(complaint.contains(words), "{words}: {complaint}");
 }
 
-/// Asserts a failure of the program: exit status, code on standard output (JSON), a
-/// hint, and nothing that looks like a panic.
+/// Asserts a failure of the program: exit status, code on standard output (JSON), a hint, and no
+/// sign of a panic.
 pub(crate) fn assert_fails(output: &Output, status: i32, code: &str) {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(status), "{out}{err}");

@@ -1,5 +1,5 @@
-//! Access is decided in the TLS handshake: whose key is not admitted gets no further, however sound it is.
-//! Nobody gets in without showing a certificate at all, either.
+//! Access is decided in the TLS handshake: a valid key that is not admitted gets no session, and
+//! neither does a client without a certificate.
 
 use crate::bench::new_key;
 
@@ -18,6 +18,6 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         .upgrade()
         .await?;
     let held = !answer.starts_with("HTTP/");
-    found.check("nobody in particular", "no session", answer, held);
+    found.check("a client without a certificate", "no session", answer, held);
     Ok(())
 }

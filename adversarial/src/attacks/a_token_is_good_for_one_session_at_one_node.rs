@@ -1,5 +1,5 @@
-//! Whoever sees a token must not be able to use it again: not at the node that it was made for,
-//! which remembers it, and not at another one, which it does not name.
+//! A token that was observed must not be usable again: not at its own node, which remembers it, and
+//! not at another node, which it does not name.
 
 use hearthnet_transport::CloseCode;
 
@@ -20,7 +20,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let again = bench.show(token).await?;
     found.ended("again, when the session is over", code, &again);
 
-    // All HELLOs are on their way before the first answer is read.
+    // All HELLOs are sent before the first answer is read.
     let token = bench.grant(attacker)?.sign(attacker)?;
     let hello = Hello::new("pipeline", token);
     let mut peers = Vec::new();

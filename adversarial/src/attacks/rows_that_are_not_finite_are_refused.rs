@@ -1,5 +1,5 @@
-//! One NaN in a row makes every later answer of its sequence NaN. It is found before the engine
-//! sees it; the stream ends, and the caller is told that the host before this one is at fault.
+//! One NaN in a row turns all later results of its sequence into NaN. The host detects it before
+//! the engine does, ends the stream, and reports that the preceding host is at fault.
 
 use crate::raw::{Step, kind};
 use crate::{Bench, Findings, HarnessError};
@@ -8,13 +8,13 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let width = bench.target.width;
     let (first, last) = (0, width as usize - 1);
     for (what, at, bits) in [
-        ("infinity in the first place", first, 0x7c00u16),
-        ("negative infinity in the last place", last, 0xfc00),
+        ("infinity at the first position", first, 0x7c00u16),
+        ("negative infinity at the last position", last, 0xfc00),
         ("a quiet NaN", last, 0x7e00),
         ("a signalling NaN", first, 0x7c01),
         ("a NaN with every bit set", last / 2, 0xffff),
     ] {
-        // Three rows, of which the second one is bad.
+        // Three rows, of which the second one is invalid.
         let mut values = vec![0x3c00u16; 3 * width as usize];
         if let Some(value) = values.get_mut(width as usize + at) {
             *value = bits;
@@ -28,7 +28,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         let mut peer = bench.stream().await?;
         peer.send(step.frame()).await;
         found.refused(what, "tensor_nonfinite", &peer.receive().await);
-        // The session goes on, and the stream can begin anew.
+        // The session stays open, and a new stream works.
         peer.send(bench.stream_open(2)).await;
         let next = peer.receive().await;
         let opened = next.is(kind::STREAM_OPENED);

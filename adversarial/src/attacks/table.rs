@@ -1,6 +1,6 @@
-//! Attacks of one kind: get so far, send this, and be ended or refused with that code. One function
-//! an attack, whose name is the claim that must hold. What the session by itself can be tried with
-//! comes from [`violations`], where the transport's own tests have it from too.
+//! Attacks of one pattern: get to a state, send some data, and be ended or refused with a given
+//! code. One function per attack, named after its claim. Attacks on the session alone come from
+//! [`violations`], which the transport's own tests use too.
 
 use std::iter::{once, repeat_n};
 
@@ -13,13 +13,13 @@ use crate::raw::{
 };
 use crate::{Bench, Findings, HarnessError};
 
-/// What the attacker would send if nobody stopped it.
+/// Messages of a flood without any limit.
 const MILLION: usize = 1_000_000;
 
-/// Bytes of a chunk: what both sides agree on by default.
+/// Default chunk size in bytes.
 const CHUNK: u32 = 1 << 20;
 
-/// One thing that is tried.
+/// Single attempt.
 pub(super) struct Try {
     what: String,
     at: At,
@@ -27,7 +27,7 @@ pub(super) struct Try {
     must: Must,
 }
 
-/// How far the attacker gets before it does what it must not.
+/// State that the attacker reaches before it sends the attack.
 enum At {
     Tls,
     Upgrade,
@@ -38,25 +38,25 @@ enum At {
 enum Sent {
     Bytes(Vec<u8>),
     Pieces(Vec<Outgoing>),
-    /// As much of it as the host lets it, whose answers are read meanwhile.
+    /// Sent until the host ends the session; answers are read meanwhile.
     Flood(Box<dyn Iterator<Item = Outgoing> + Send>),
 }
 
-/// What must come of it.
+/// Expected result.
 enum Must {
     /// The session ends with this code.
     End(CloseCode),
-    /// The same, before all of a flood could be sent.
+    /// The session ends with this code before the whole flood was sent.
     Stop(CloseCode),
-    /// The same, whether or not the attacker, which did not read, hears of it.
+    /// The session ends with this code; a peer that did not read may miss it.
     CutOff(CloseCode),
-    /// The stream is refused with this code, and the session goes on.
+    /// The stream is refused with this code, and the session stays open.
     Refuse(&'static str),
-    /// There is no session that could be given a code.
+    /// No session is created, so there is no code.
     NoSession,
 }
 
-/// What is tried of an attack, one after the other.
+/// Attempts of an attack, in order.
 pub(super) type Tries = Result<Vec<Try>, HarnessError>;
 
 fn tried(what: impl Into<String>, at: At, sent: impl Into<Sent>, must: Must) -> Try {
@@ -89,7 +89,7 @@ impl Sent {
     }
 }
 
-/// Rules of the wire that are broken, each in a session of its own.
+/// Violations of the wire protocol, each in a session of its own.
 pub(super) fn breaking(bench: &Bench, violations: Vec<Violation>) -> Tries {
     let tries = violations.into_iter().map(|violation| {
         let Violation {
@@ -113,7 +113,7 @@ pub(super) fn breaking(bench: &Bench, violations: Vec<Violation>) -> Tries {
     tries.collect()
 }
 
-/// Tries everything.
+/// Carries out all attempts.
 pub(super) async fn carry_out(
     bench: &Bench,
     tries: Tries,
@@ -169,44 +169,49 @@ pub(super) async fn carry_out(
     Ok(())
 }
 
-/// A header that names more or less payload than the message has is a lie about where the next
-/// field is. There is no next frame in a message and no rest to wait for: it must match exactly.
-pub(super) fn a_length_that_disagrees_with_the_message_closes_the_session(bench: &Bench) -> Tries {
+/// A header whose payload length differs from the message misplaces the next field. A message holds
+/// exactly one frame, so the lengths must match exactly.
+pub(super) fn payload_length_mismatch_closes_the_session(bench: &Bench) -> Tries {
     breaking(bench, violations::lengths())
 }
 
-/// What this version does not know it does not guess: no frame is skipped, no flag ignored, no
-/// older version fallen back to. Otherwise two implementations could disagree on what was said,
-/// and a later version's meaning could not be trusted.
+/// A host never guesses: it skips no frame, ignores no flag and falls back to no older version.
+/// Otherwise two implementations could interpret the same bytes differently, and later versions
+/// could not rely on new fields.
 pub(super) fn an_unknown_version_type_flag_or_reserved_bit_closes_the_session(
     bench: &Bench,
 ) -> Tries {
     breaking(bench, violations::unknown())
 }
 
-/// Every frame has states in which it may come, and a side that may send it. Before HELLO nobody
-/// is known to be allowed anything, so nothing but HELLO may come, however well formed.
+/// Every frame has states in which it is valid and a side that may send it. Before HELLO the peer
+/// has no rights, so even a well-formed frame other than HELLO is invalid.
 pub(super) fn a_known_frame_in_the_wrong_state_closes_the_session(bench: &Bench) -> Tries {
     let mut tries = breaking(bench, violations::states())?;
     let tensor = chunk(1, dtype::I8, &[4], &[0; 4]);
     let tensor = Frame::new(kind::TENSOR_DATA, tensor).flags(flag::FINAL);
     let must = Must::End(CloseCode::ProtocolState);
-    tries.push(tried("a tensor of no step", At::Stream, tensor, must));
-    // On a stream that was never opened only the stream is refused.
+    tries.push(tried("a tensor without a step", At::Stream, tensor, must));
+    // A step on a stream that was never opened ends only that stream.
     let (at, must) = (pipeline(bench)?, Must::Refuse("unknown_stream"));
-    tries.push(tried("a step of no stream", at, row(bench).frame(), must));
+    tries.push(tried(
+        "a step without a stream",
+        at,
+        row(bench).frame(),
+        must,
+    ));
     Ok(tries)
 }
 
-/// Frames are numbered from 1, one by one. TLS delivers in order, so any other number is a defect
-/// or an attempt to have a frame counted twice, or not at all.
+/// Frames are numbered from 1 without gaps. TLS delivers in order, so any other number is a defect
+/// or an attempt to have a frame counted twice or not at all.
 pub(super) fn a_gap_duplicate_or_wrap_in_the_sequence_closes_the_session(bench: &Bench) -> Tries {
     breaking(bench, violations::sequences())
 }
 
-/// Small things that cost the host more than the attacker: fragments that are joined, pings that
-/// are answered, control frames that change state. Each kind has a rate; beyond it the session
-/// ends, and nothing piles up meanwhile.
+/// Small messages that cost the host more than the attacker: fragments to join, pings to answer,
+/// control frames that change state. Each kind has a rate limit; above it the session ends, and
+/// nothing accumulates meanwhile.
 pub(super) fn a_flood_of_fragments_or_control_frames_is_cut_off(bench: &Bench) -> Tries {
     let fragments = |payload: &[u8]| {
         let first = Message::binary(payload).unfinished();
@@ -235,7 +240,7 @@ pub(super) fn a_flood_of_fragments_or_control_frames_is_cut_off(bench: &Bench) -
         ("a million empty fragments", fragments(&[])),
         ("WebSocket pings", pings),
         ("PINGs", frames(Frame::ping())),
-        ("closes of no stream", frames(close)),
+        ("closes without a stream", frames(close)),
         ("DESCRIBEs", frames(Frame::new(kind::DESCRIBE, []))),
     ] {
         tries.push(tried(what, pipeline(bench)?, sent, Must::End(code)));
@@ -243,10 +248,10 @@ pub(super) fn a_flood_of_fragments_or_control_frames_is_cut_off(bench: &Bench) -
     Ok(tries)
 }
 
-/// X08 speaks in binary messages and nothing else. What RFC 6455 forbids a client, and what it
-/// allows but X08 has no use for, ends the session.
-pub(super) fn what_is_not_a_masked_binary_message_closes_the_session(bench: &Bench) -> Tries {
-    // A frame that would be right if it came in the right wrapping.
+/// X08 uses binary messages only. Anything that RFC 6455 forbids to a client, or that X08 does not
+/// use, ends the session.
+pub(super) fn a_message_that_is_not_masked_binary_closes_the_session(bench: &Bench) -> Tries {
+    // Valid frame, sent in invalid WebSocket messages.
     let ping = Frame::ping().encode(2);
     let binary = || Message::binary(ping.clone());
     let of = |opcode| vec![Message::of(opcode, ping.clone())];
@@ -261,7 +266,7 @@ pub(super) fn what_is_not_a_masked_binary_message_closes_the_session(bench: &Ben
         ("a frame without a mask", vec![binary().unmasked()]),
         ("an opcode for data that does not exist", of(0x3)),
         ("an opcode for control that does not exist", of(0xb)),
-        ("a continuation of nothing", of(opcode::CONTINUATION)),
+        ("a continuation without a message", of(opcode::CONTINUATION)),
         (
             "a message within a message",
             vec![binary().unfinished(), binary()],
@@ -306,15 +311,15 @@ pub(super) fn what_is_not_a_masked_binary_message_closes_the_session(bench: &Ben
     Ok(tries)
 }
 
-/// Credit bounds what a peer can have in the host's hands. The host returns it when it can say
-/// so: against a peer that does not listen, it keeps it, and one chunk more than the window is
-/// the end.
+/// Credit bounds the data that a peer can leave with the host. The host returns credit by ACKs; if
+/// the peer does not read them, the host keeps it, and one chunk beyond the window ends the
+/// session.
 pub(super) fn a_chunk_beyond_the_window_closes_the_session(bench: &Bench) -> Tries {
-    /// Chunks that the attacker sends at most, without ever reading an ACK: sockets and the host's
-    /// write buffer take about 8 MiB of echoes before the ACKs behind them are stuck, then the
-    /// window of 16 is used up. (Loopback sockets hold up to 10 MiB.)
+    /// Maximum chunks that the attacker sends without reading an ACK. Sockets and the host's write
+    /// buffer take about 8 MiB of echoes before the ACKs behind them are stuck; then the window of
+    /// 16 is used up. (Loopback sockets hold up to 10 MiB.)
     const CHUNKS: u16 = 48;
-    // A session for measuring: its tensors come back, which fills the way back.
+    // A `bench` session echoes its tensors, which fills the return direction.
     let hello = bench
         .hello("bench")?
         .with("window_chunks", 1024)
@@ -330,16 +335,16 @@ pub(super) fn a_chunk_beyond_the_window_closes_the_session(bench: &Bench) -> Tri
     Ok(vec![tried(what, At::Session(hello), chunks, must)])
 }
 
-/// A grant widens the window in which the host may send. Unbounded it would overflow a counter,
-/// or make the host pile up what a peer never reads: the ceiling is 1,024 chunks.
+/// A grant widens the window in which the host may send. Without a limit it would overflow a
+/// counter or make the host queue data that a peer never reads. The limit is 1,024 chunks.
 pub(super) fn a_grant_above_the_ceiling_closes_the_session(bench: &Bench) -> Tries {
     breaking(bench, violations::grants())
 }
 
-/// A peer that asks for data and then never returns its credit would keep it in the host's
-/// memory for ever. There is a deadline.
+/// A peer that asks for data and never returns its credit would keep that data in the host's memory
+/// for ever. A deadline ends the session.
 pub(super) fn credit_withheld_past_the_deadline_closes_the_session(bench: &Bench) -> Tries {
-    /// The smallest chunk that can be agreed on.
+    /// Smallest chunk size that can be negotiated.
     const CHUNK: u32 = 4096;
     let hello = bench
         .hello("bench")?
@@ -353,17 +358,17 @@ pub(super) fn credit_withheld_past_the_deadline_closes_the_session(bench: &Bench
     Ok(vec![tried(what, At::Session(hello), data.to_vec(), must)])
 }
 
-/// The first frame of a stream, or of a tensor, says how large it is going to be. What is too
-/// large must be refused before anything is kept of it.
+/// The first frame of a stream or tensor announces its size. If it is too large, the host refuses
+/// it before it keeps anything.
 pub(super) fn an_oversized_first_frame_creates_no_stream(bench: &Bench) -> Tries {
     breaking(bench, violations::sizes())
 }
 
-/// Opening a stream makes the host work, and cancelling it at once makes it work for nothing
-/// (the "rapid reset" of HTTP/2). What was begun counts, whether or not it was cancelled.
+/// Opening a stream makes the host work, and an immediate cancel makes that work useless (the
+/// "rapid reset" of HTTP/2). Opened streams count even if they are cancelled.
 pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Bench) -> Tries {
-    /// Streams that the attacker would open if nobody stopped it. The limit is 64 in a second, with
-    /// four seconds' worth saved up.
+    /// Streams that the attacker tries to open. The limit is 64 per second, with a burst of four
+    /// seconds.
     const STREAMS: u32 = 10_000;
     let target = bench.target;
     let churn = (1..=STREAMS).flat_map(move |stream| {
@@ -381,7 +386,7 @@ pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Be
 }
 
 /// A chunk of one byte costs the host as much work as one of a MiB. Every chunk but the last has
-/// exactly the agreed size, and that has a floor.
+/// exactly the agreed size, which has a minimum.
 pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) -> Tries {
     let mut tries = breaking(bench, violations::small_chunks())?;
     let byte = Frame::new(kind::TENSOR_DATA, chunk(1, dtype::I8, &[2 * CHUNK], &[0]));
@@ -394,9 +399,8 @@ pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) ->
     Ok(tries)
 }
 
-/// Layers of one model continued by those of another give fluent nonsense, or worse. A stream
-/// names the weights that it is for; the host serves exactly those or nothing, and for those only
-/// layers that it has.
+/// Layers of different models do not fit together and give wrong text. A stream names the weights
+/// that it is for; the host serves only those weights, and only layers that it has.
 pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
     let target = bench.target;
     let mut flipped = target.weights;
@@ -419,19 +423,19 @@ pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
             (lo, hi + 1),
         ),
         (
-            "the last layer there can be",
+            "the largest layer number",
             Must::Refuse(layers),
             own,
             (u32::MAX, u32::MAX),
         ),
         (
-            "every layer there can be",
+            "all possible layers",
             Must::Refuse(layers),
             own,
             (0, u32::MAX),
         ),
         (
-            "layers that run backwards",
+            "an inverted layer range",
             Must::End(CloseCode::BodyMalformed),
             own,
             (hi, lo),
@@ -443,11 +447,11 @@ pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
     Ok(tries)
 }
 
-/// Sizes are products of numbers that the peer chose. They are multiplied with care, compared
-/// with what is there, and with what the model takes.
-pub(super) fn a_shape_that_cannot_be_is_refused(bench: &Bench) -> Tries {
+/// Sizes are products of numbers that the peer chose. They are multiplied with overflow checks, and
+/// compared with the data received and with the model.
+pub(super) fn an_impossible_shape_is_refused(bench: &Bench) -> Tries {
     let mut tries = breaking(bench, violations::shapes())?;
-    // Sound in itself, and not what this model takes: only the stream is refused.
+    // Valid by itself, but not for this model: only the stream is refused.
     let (row, code) = (row(bench), CloseCode::TensorShape.as_str());
     let narrow = Step {
         width: row.width / 2,
@@ -465,8 +469,8 @@ pub(super) fn a_shape_that_cannot_be_is_refused(bench: &Bench) -> Tries {
     Ok(tries)
 }
 
-/// A few KiB of zstd can stand for many MiB. The size of a chunk is known before it is
-/// decompressed, and that much room there is; whatever does not fill it exactly is refused.
+/// A few KiB of zstd can expand to many MiB. The chunk size is known before decompression and
+/// exactly that much is reserved; a chunk that does not fill it exactly is refused.
 pub(super) fn a_chunk_that_does_not_decompress_to_its_size_closes_the_session(
     bench: &Bench,
 ) -> Tries {
@@ -477,7 +481,7 @@ fn pipeline(bench: &Bench) -> Result<At, HarnessError> {
     Ok(At::Session(bench.hello("pipeline")?))
 }
 
-/// A step of one row, as the model takes it.
+/// Valid step of one row.
 fn row(bench: &Bench) -> Step {
     bench.zeros(1, 1)
 }

@@ -1,5 +1,5 @@
-//! Events of a community's log, written from `specs/event-log.md`: right in every respect unless told
-//! otherwise.
+//! Events of a community's log, written from `specs/event-log.md`. All fields are valid unless the
+//! attack changes them.
 
 use ciborium::Value;
 use ed25519_dalek::{Signer, SigningKey};
@@ -11,18 +11,18 @@ use sha2::{Digest, Sha256};
 use super::cbor;
 use crate::HarnessError;
 
-/// What comes before the fields when they are signed.
+/// Domain separator in front of the signed fields.
 pub(crate) const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
 
-/// The largest body that an event may have.
+/// Maximum size of an event's body, in bytes.
 pub(crate) const MAX_BODY: usize = 6144;
 
-/// Bytes as they stand in an event.
+/// CBOR byte string.
 pub(crate) fn bytes(bytes: &[u8]) -> Value {
     Value::Bytes(bytes.to_vec())
 }
 
-/// What an event says that lets a node in with an invite.
+/// Body of an event that admits a node by an invite.
 pub(crate) fn admission(
     invite: &Invite,
     node: &NodeKey,
@@ -38,16 +38,16 @@ pub(crate) fn admission(
     ]))
 }
 
-/// Where an event is kept.
+/// Lane of an event.
 #[derive(Clone, Debug)]
 pub(crate) enum Lane {
-    /// For ever, after the author's event with this hash.
+    /// Kept for ever; follows the author's event with this hash.
     Durable([u8; 32]),
-    /// In a slot, until a time.
+    /// Kept in a slot until a time (Unix ms).
     Ephemeral(String, u64),
 }
 
-/// The fields of an event.
+/// Fields of an event.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub(crate) struct Event {
@@ -62,7 +62,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// The bytes that are signed.
+    /// The signed bytes.
     pub(crate) fn fields(&self) -> Vec<u8> {
         let mut id = self.time.to_be_bytes()[2..].to_vec();
         let noise = Sha256::digest(self.body.as_slice());
@@ -92,12 +92,12 @@ impl Event {
         cbor(&fields.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// The event, with this key's signature: the author's, if it is to be believed.
+    /// The event with this key's signature. Valid only if the key is the author's.
     pub(crate) fn signed(&self, key: &NodeKey) -> Vec<u8> {
         self.signed_for(key, DOMAIN)
     }
 
-    /// The same with a signature over another domain.
+    /// The event with a signature over another domain.
     pub(crate) fn signed_for(&self, key: &NodeKey, domain: &[u8]) -> Vec<u8> {
         let mut event = self.fields();
         let signing = SigningKey::from_bytes(&key.secret());
@@ -106,13 +106,13 @@ impl Event {
         event
     }
 
-    /// What the next event of the chain names.
+    /// Hash to which the next event of the chain refers.
     pub(crate) fn hash(&self) -> [u8; 32] {
         Sha256::digest(self.fields()).into()
     }
 }
 
-/// A member who writes into the log, with its place in it.
+/// Member that writes into the log, with its position in it.
 #[derive(Debug)]
 pub(crate) struct Author {
     community: [u8; 32],
@@ -121,7 +121,7 @@ pub(crate) struct Author {
 }
 
 impl Author {
-    /// Somebody who has not written yet.
+    /// Author without events.
     pub(crate) fn new(community: [u8; 32], key: &NodeKey) -> Author {
         Author {
             community,
@@ -130,12 +130,11 @@ impl Author {
         }
     }
 
-    /// Its key.
     pub(crate) fn key(&self) -> &NodeKey {
         &self.key
     }
 
-    /// What it could write next, durably.
+    /// Unsigned next durable event.
     pub(crate) fn draft(&self, kind: &str, body: Vec<u8>) -> Event {
         let (seq, lamport, prev) = match &self.last {
             None => (1, 1000, [0; 32]),
@@ -153,19 +152,20 @@ impl Author {
         }
     }
 
-    /// Goes on from an event.
+    /// Signs the event and makes it the last one of the chain.
     pub(crate) fn go_on(&mut self, event: &Event) -> Vec<u8> {
         self.last = Some(event.clone());
         event.signed(&self.key)
     }
 
-    /// Writes a note: of a kind that means nothing to the community, but is kept and passed on.
+    /// Writes a note: an event of a kind that no node interprets, but every node stores and passes
+    /// on.
     pub(crate) fn note(&mut self, bytes: usize, fill: u8) -> Vec<u8> {
         let event = self.draft("notes.written", vec![fill; bytes]);
         self.go_on(&event)
     }
 
-    /// Says something that holds for a while.
+    /// Unsigned ephemeral event that expires after `life_ms`.
     pub(crate) fn say(
         &self,
         kind: &str,
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_here_is_what_the_library_reads() {
+    fn the_library_reads_the_events_written_here() {
         let key = NodeKey::from_secret(&[3; 32]);
         let community = *NodeKey::from_secret(&[4; 32]).id().as_bytes();
         let mut author = Author::new(community, &key);

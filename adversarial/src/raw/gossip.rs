@@ -1,4 +1,4 @@
-//! One side of a gossip session, written from `specs/gossip.md`.
+//! Gossip client of the attacker, written from `specs/gossip.md`.
 
 use std::net::SocketAddr;
 
@@ -9,24 +9,23 @@ use hearthnet_bus::log::Heads;
 use super::{Came, Credentials, Message, Peer};
 use crate::HarnessError;
 
-/// Most events and bytes of a batch.
+/// Maximum events and bytes of a batch.
 const BATCH: (usize, usize) = (1024, 512 * 1024);
 
-/// What became of a batch.
+/// Host's reaction to a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// It was stored, as far as it was taken.
+    /// The host acknowledged the batch.
     Stored {
-        /// Events that were new.
+        /// New events.
         accepted: u64,
-        /// Events that were not taken, and not known either.
+        /// Events that were neither accepted nor known already.
         refused: u64,
     },
-    /// The session was closed, with this number, if there was one.
+    /// The session was closed, with this close code if there was one.
     Closed(Option<u16>),
 }
 
-/// A gossip session.
 #[derive(Debug)]
 pub(crate) struct Gossip {
     peer: Peer,
@@ -35,16 +34,16 @@ pub(crate) struct Gossip {
 
 fn message(fields: Vec<Value>) -> Message {
     let mut bytes = Vec::new();
-    // Integers and strings written to memory have no way to fail.
+    // Writing integers and strings to memory cannot fail.
     let _ = ciborium::into_writer(&Value::Array(fields), &mut bytes);
     Message::binary(bytes)
 }
 
 impl Gossip {
-    /// Connects as a member, and says HELLO.
+    /// Connects as a member and sends HELLO.
     ///
     /// # Errors
-    /// If the host does not let it.
+    /// If the host refuses the connection.
     pub(crate) async fn open(
         addr: SocketAddr,
         key: &NodeKey,
@@ -58,7 +57,8 @@ impl Gossip {
         Ok(Gossip { peer, number: 0 })
     }
 
-    /// Sends events, batch by batch, and hears what becomes of them: the sum of all, or the end.
+    /// Sends events batch by batch. Returns the sum of the acknowledgements, or the end of the
+    /// session.
     pub(crate) async fn push(&mut self, events: &[Vec<u8>]) -> Pushed {
         let (mut all, mut events) = ((0, 0), events);
         while !events.is_empty() {
@@ -84,10 +84,10 @@ impl Gossip {
         Pushed::Stored { accepted, refused }
     }
 
-    /// Says that it has nothing, and hears what the host has: the heads, and all events that it sends.
+    /// Sends empty heads; returns the heads of the host and all events that it sends.
     ///
     /// # Errors
-    /// If the session ends before the host has said that this is all.
+    /// If the session ends before the host has sent everything.
     pub(crate) async fn ask(
         &mut self,
         none: &Heads,
@@ -120,7 +120,7 @@ impl Gossip {
         Ok((theirs, events))
     }
 
-    /// The end of the session, for which it waits.
+    /// Waits for the end of the session.
     pub(crate) async fn ending(&mut self) -> Pushed {
         loop {
             if let closed @ Pushed::Closed(_) = self.acknowledged().await {
@@ -143,7 +143,7 @@ impl Gossip {
                 u64::try_from(field).ok()
             };
             match (number(0), number(1)) {
-                // What the host knows and this side does not ask for.
+                // Events which the host sends although this side does not ask for them.
                 (Some(2), Some(batch)) => {
                     let ack = vec![3.into(), batch.into(), 0.into(), 0.into()];
                     self.peer.send(message(ack)).await;

@@ -1,4 +1,4 @@
-//! Somebody who listens where somebody else is expected.
+//! Listener at an address where another node is expected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,40 +11,38 @@ use tokio::task::AbortHandle;
 use super::{Credentials, Failed, acceptor};
 use crate::HarnessError;
 
-/// What an impostor does with those who come.
+/// Reaction of an impostor to connections.
 pub(crate) enum Trick {
-    /// Answers with a certificate, signing with a key.
+    /// Completes TLS with a certificate that it signs with a key.
     Answer(Box<Credentials>),
-    /// Hands everything on to where it belongs, and back, as anybody on the way can.
+    /// Relays all bytes to the real host and back, as any node on the path can.
     Relay(SocketAddr),
 }
 
-/// What an impostor has seen.
+/// Counters of an impostor.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Connections that came.
+    /// Accepted connections.
     pub(crate) connections: AtomicU64,
-    /// Of these: went through a TLS handshake with it.
+    /// Connections with a completed TLS handshake.
     pub(crate) handshakes: AtomicU64,
-    /// Bytes that it could read after that.
+    /// Decrypted bytes received after the handshake.
     pub(crate) bytes: AtomicU64,
 }
 
-/// An impostor at work. It ends when this is dropped.
+/// Running impostor. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct Impostor {
-    /// Where it listens.
     pub(crate) addr: SocketAddr,
-    /// What it has seen.
     pub(crate) seen: Arc<Seen>,
     task: AbortHandle,
 }
 
 impl Impostor {
-    /// Begins to listen.
+    /// Starts listening.
     ///
     /// # Errors
-    /// If the system gives no port, or the credentials are of no use.
+    /// If no port is free or the credentials are invalid.
     pub(crate) async fn listen(trick: Trick) -> Result<Impostor, HarnessError> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
@@ -62,7 +60,7 @@ impl Impostor {
                 match &trick {
                     Err(to) => {
                         if let Ok(mut there) = TcpStream::connect(to).await {
-                            // It ends when either side does.
+                            // Ends when either side ends.
                             let _ = copy_bidirectional(&mut came, &mut there).await;
                         }
                     }

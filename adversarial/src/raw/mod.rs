@@ -1,9 +1,9 @@
-//! A peer under the attacker's control, byte by byte.
+//! Peer under the attacker's control, byte by byte.
 //!
-//! It is authenticated like anybody else (that is what makes it dangerous), and shares nothing
-//! with the program's own encoders: TLS, WebSocket and frames are the test kit's, which the transport's
-//! tests use too; events and gossip are written here, all of it from the specifications, so that
-//! every field can be wrong on purpose.
+//! It is authenticated like any other member, and shares no code with the program's own encoders.
+//! TLS, WebSocket and frames come from the test kit, which the transport's tests use too; events
+//! and gossip are written here. All of it is written from the specifications, so that every field
+//! can be wrong on purpose.
 
 pub(crate) mod event;
 mod gossip;

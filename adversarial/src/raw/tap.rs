@@ -1,4 +1,4 @@
-//! A passive tap on the wire: hands every byte on, and keeps a copy.
+//! Passive tap on the wire: relays every byte and keeps a copy.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::HarnessError;
 
-/// A tap between callers and a host. It ends when this is dropped.
+/// Tap between callers and a host. Stops when dropped.
 #[derive(Debug)]
 pub(crate) struct Tap {
     pub(crate) addr: SocketAddr,
@@ -21,7 +21,7 @@ pub(crate) struct Tap {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// What went either way, one connection after the other as far as they did not overlap.
+    /// Bytes of both directions. Connections follow each other as far as they did not overlap.
     copied: Mutex<Vec<u8>>,
     cut: AtomicBool,
 }
@@ -43,7 +43,7 @@ impl Tap {
                 copying.spawn(async move {
                     let ((from_caller, to_caller), (from_host, to_host)) =
                         (came.into_split(), there.into_split());
-                    // Either way's end ends both.
+                    // The end of one direction ends both.
                     tokio::select! {
                         () = copy(from_caller, to_host, &of) => {}
                         () = copy(from_host, to_caller, &of) => {}
@@ -58,12 +58,12 @@ impl Tap {
         })
     }
 
-    /// All that went either way.
+    /// All bytes of both directions.
     pub(crate) fn copied(&self) -> Vec<u8> {
         self.shared.copied.lock().clone()
     }
 
-    /// Ends each connection with the next byte on it.
+    /// Ends each connection at the next byte on it.
     pub(crate) fn cut(&self) {
         self.shared.cut.store(true, Ordering::Relaxed);
     }

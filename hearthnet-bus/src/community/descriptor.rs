@@ -1,78 +1,77 @@
-//! What a shard host says about itself: the record that routing works on.
+//! Shard descriptor: a host's record of its served layers, which routing uses.
 
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
 
-/// Largest model this network routes, in layers; a descriptor beyond it is nonsense.
+/// Maximum number of layers of a model.
 ///
 /// The deepest published dense models have 126 layers; 1024 leaves room and bounds the router.
 pub const MAX_LAYERS: u32 = 1024;
 
-/// Longest text field of a descriptor, in bytes.
+/// Maximum length of a text field of a descriptor in bytes.
 pub const MAX_TEXT: usize = 256;
 
-/// A shard host's description of the layers it serves (DESIGN.md section 8).
+/// A host's description of the layers that it serves (`specs/shard-host.md`, section 5).
 ///
-/// It comes from a peer: call [`Descriptor::validate`] before using any field.
+/// It comes from a peer: call [`Descriptor::validate`] before using a field.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Descriptor {
-    /// `<model_id>:<lo>-<hi>`.
+    /// Shard id, `<model_id>:<lo>-<hi>`.
     pub shard_id: String,
     /// Catalogue id or file stem of the model.
     pub model_id: String,
-    /// Identity of the weights, 64 lowercase hex digits.
+    /// Hash of the weights, 64 lower-case hex digits.
     pub weights_sha256: String,
-    /// First and last layer served, both inclusive.
+    /// First and last served layer, both inclusive.
     pub layer_range: (u32, u32),
-    /// Layers of the whole model.
+    /// Number of layers of the whole model.
     pub total_layers: u32,
-    /// Memory that the layers and their KV budget take, in MiB: the sum of the two that follow.
+    /// Memory of the layers and their KV budget, in MiB: `weights_mb + kv_mb`.
     pub vram_required_mb: u64,
-    /// Memory that the layers take, in MiB; 0 from a host that does not say.
+    /// Memory of the layers in MiB; 0 if the host does not state it.
     #[serde(default)]
     pub weights_mb: u64,
-    /// Memory that keys and values may take, in MiB; 0 from a host that does not say.
+    /// Memory for keys and values in MiB; 0 if the host does not state it.
     #[serde(default)]
     pub kv_mb: u64,
-    /// Streams served at once; one more is refused.
+    /// Maximum number of concurrent streams.
     pub max_concurrent_streams: u32,
-    /// The host.
     pub host: NodeId,
-    /// `ADDR:PORT` of the tensor endpoint.
+    /// Address `ADDR:PORT` of the tensor endpoint.
     pub endpoint: String,
-    /// Unix time of this statement, in seconds.
+    /// Unix time of the advertisement, in seconds.
     pub advertised_at: u64,
     /// Data type of the residual stream between blocks: `fp16`, `bf16` or `fp32`.
     pub boundary_dtype: String,
-    /// Arithmetic that produced the answers: `canonical-1` is exact.
+    /// Arithmetic of the host. Results of `canonical-1` are exact.
     pub arithmetic: String,
-    /// Measured milliseconds per decoded token for the whole range; 0 when nothing was measured yet.
+    /// Measured milliseconds per decoded token for the whole range; 0 before the first measurement.
     pub ms_per_token: f32,
-    /// Streams open now.
+    /// Number of open streams.
     pub queue_depth: u32,
-    /// Name and version of the software, and the identity of the text ([`Descriptor::text_id`]).
+    /// Name and version of the software, and the text id ([`Descriptor::text_id`]).
     pub software: String,
 }
 
-/// Why a descriptor is refused. All of them carry the code `bad_descriptor`.
+/// Reason why a descriptor is refused. All have the code `bad_descriptor`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DescriptorError {
-    /// The bytes are not a descriptor in CBOR, or too long.
+    /// The bytes are not a descriptor in CBOR, or are too long.
     #[error("the descriptor cannot be read: {0}")]
     Malformed(String),
-    /// The first layer lies after the last one.
+    /// The first layer is after the last one.
     #[error("the layer range {0}-{1} runs backwards")]
     Backwards(u32, u32),
-    /// The range leaves the model, or the model is impossibly deep.
+    /// The range exceeds the model, or the model exceeds [`MAX_LAYERS`].
     #[error("layers up to {hi} do not fit a model of {total} layers")]
     BeyondModel {
-        /// Last layer claimed.
+        /// Last layer of the range.
         hi: u32,
-        /// Layers of the model as claimed.
+        /// Number of layers of the model.
         total: u32,
     },
     /// A text field is too long or holds control characters.
@@ -90,23 +89,23 @@ pub enum DescriptorError {
 }
 
 impl DescriptorError {
-    /// The stable code of this refusal.
+    /// Stable code of the refusal.
     pub fn code(&self) -> Code {
         Code::new("bad_descriptor")
     }
 }
 
-/// Largest encoded descriptor, in bytes: what one control message of X08 carries.
+/// Maximum length of an encoded descriptor in bytes: the limit of a control message of X08.
 pub const MAX_ENCODED: usize = 4080;
 
 impl Descriptor {
-    /// The shard id that belongs to a model and an inclusive layer range.
+    /// Shard id of a model and an inclusive layer range.
     pub fn shard_id(model_id: &str, lo: u32, hi: u32) -> String {
         format!("{model_id}:{lo}-{hi}")
     }
 
-    /// Identity of the tokenizer and the chat template in the host's file, if it says so: 64 hex digits
-    /// as `text/` among the products of `software`, where nodes of before take it.
+    /// Identity of the tokenizer and chat template in the host's file, if the host states it: 64
+    /// hex digits, as the product `text/` in `software`. Older nodes accept it there.
     pub fn text_id(&self) -> Option<&str> {
         let mut products = self.software.split(' ');
         products.find_map(|product| product.strip_prefix("text/"))
@@ -129,7 +128,7 @@ impl Descriptor {
         Ok(out)
     }
 
-    /// Decodes and validates what a peer sent.
+    /// Decodes and validates a descriptor of a peer.
     ///
     /// # Errors
     /// Any [`DescriptorError`].
@@ -146,7 +145,7 @@ impl Descriptor {
         Ok(this)
     }
 
-    /// Checks every field for sense.
+    /// Checks every field.
     ///
     /// # Errors
     /// The first [`DescriptorError`] that applies.

@@ -1,14 +1,14 @@
-//! What a community agreed on, how its members come to know it, and how one is asked to join.
-//! Imports `identity` and the transport.
+//! State of a community, its synchronisation between members, and joining. Imports `identity` and
+//! the transport.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | what a shard host offers | [`Descriptor`] | `descriptor.rs` |
-//! | how one is asked to join | [`invite`] | `invite/` |
-//! | what was agreed on, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
-//! | how logs become the same | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
+//! | shard that a host offers | [`Descriptor`] | `descriptor.rs` |
+//! | invite codes and join requests | [`invite`] | `invite/` |
+//! | state of the community, and its store | [`log`] | `log/` (normative: `specs/event-log.md`) |
+//! | gossip between members | [`sync`] | `sync/` (normative: `specs/gossip.md`) |
 //!
-//! `log/` says which of its files touch the disk; `sync/link.rs` is the one that uses a socket.
+//! `log/` says which of its files touch the disk. Of `sync/`, only `link.rs` uses a socket.
 
 mod descriptor;
 pub mod invite;

@@ -1,20 +1,20 @@
-//! Rights that can be granted, by name and version.
+//! Capabilities: rights that can be granted, by name and version.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Longest name, in bytes; the ones in use have about 40.
+/// Maximum length of a name in bytes. The names in use have about 40.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The right to open a session on a shard host and to run rows through its layers.
+/// Right to open a session on a shard host and to run rows through its layers.
 pub const SHARD_SERVE: &str = "experimental.distributed_llm.shard.serve@1.0";
 
-/// To be answered by a model that runs on the community's machines.
+/// Right to chat with a model that runs on the community's machines.
 pub const CHAT: &str = "experimental.distributed_llm.chat@1.0";
 
-/// A capability: a dotted lower-case name and a version, written `name@major.minor`.
+/// Right, as a dotted lower-case name and a version, written and serialised as `name@major.minor`.
 ///
 /// ```
 /// # use hearthnet_bus::Capability;
@@ -23,7 +23,6 @@ pub const CHAT: &str = "experimental.distributed_llm.chat@1.0";
 /// assert!(held.satisfies(&asked));
 /// assert!(!asked.satisfies(&held));
 /// ```
-/// Serialised as that text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Capability {
     name: String,
@@ -40,32 +39,32 @@ pub struct Capability {
 pub struct CapabilityError;
 
 impl Capability {
-    /// The right to use a shard host's layers, [`SHARD_SERVE`].
+    /// Right to use the layers of a shard host, [`SHARD_SERVE`].
     pub fn shard_serve() -> Self {
         Self::first("experimental.distributed_llm.shard.serve")
     }
 
-    /// To chat, [`CHAT`].
+    /// Right to chat, [`CHAT`].
     pub fn chat() -> Self {
         Self::first("experimental.distributed_llm.chat")
     }
 
-    /// To read what happened on a node of late.
+    /// Right to read the recent flight record of a node.
     pub fn diagnose() -> Self {
         Self::first("experimental.distributed_llm.diagnose")
     }
 
-    /// To become a member: what strangers may call, and nothing else.
+    /// Right to become a member: the only capability that strangers may call.
     pub(crate) fn community_join() -> Self {
         Self::first("community.join")
     }
 
-    /// To learn what a node can be asked to do.
+    /// Right to list the capabilities of a node.
     pub fn bus_describe() -> Self {
         Self::first("bus.describe")
     }
 
-    /// Version 1.0 of what has this name.
+    /// Version 1.0 of the capability with this name.
     fn first(name: &str) -> Self {
         Self {
             name: name.into(),
@@ -74,23 +73,22 @@ impl Capability {
         }
     }
 
-    /// The name without the version.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The major version: another one is another capability.
+    /// Major version. Versions with another major number are other capabilities.
     pub fn major(&self) -> u16 {
         self.major
     }
 
-    /// The minor version: a higher one can do all that a lower one can.
+    /// Minor version. A higher one includes all that a lower one allows.
     pub(crate) fn minor(&self) -> u16 {
         self.minor
     }
 
-    /// Whether holding this one is enough where `asked` is asked for: the same name
-    /// and major version, and at least the minor version.
+    /// Returns whether this capability includes `asked`: the same name and major version, and at
+    /// least its minor version.
     pub fn satisfies(&self, asked: &Self) -> bool {
         self.name == asked.name && self.major == asked.major && self.minor >= asked.minor
     }
@@ -133,7 +131,7 @@ impl<'de> Deserialize<'de> for Capability {
     }
 }
 
-/// A decimal number in its only spelling: no sign, no leading zero.
+/// Decimal number in its only spelling: no sign, no leading zero.
 fn number(text: &str) -> Result<u16, CapabilityError> {
     let value: u16 = text.parse().map_err(|_| CapabilityError)?;
     if value.to_string() == text {

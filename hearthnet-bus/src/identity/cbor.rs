@@ -1,9 +1,9 @@
-//! Canonical CBOR for signed records: one content has one encoding.
+//! Canonical CBOR for signed records: each content has exactly one encoding.
 //!
-//! A record is a struct whose fields stand in the order of their encoded keys (RFC 8949
-//! section 4.2.1: shorter keys first, then bytewise), so that encoding it yields the
-//! deterministic form. Decoding encodes again and compares: other lengths, orders, tags,
-//! indefinite lengths and tails are refused without a second parser.
+//! The fields of a record's struct stand in the order of their encoded keys (RFC 8949 section
+//! 4.2.1: shorter keys first, then bytewise), so that its encoding is deterministic. Decoding
+//! encodes the record again and compares the bytes. This refuses other lengths, orders, tags,
+//! indefinite lengths and trailing bytes without a second parser.
 
 use ciborium::Value;
 use serde::Serialize;
@@ -20,8 +20,9 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>, NotCanonical> 
     Ok(bytes)
 }
 
-/// Whether the keys of every map stand in the order of their encodings, for assertions. [`decode`] cannot
-/// see that: it compares with the order of the struct's fields. (A descriptor has an order of its own.)
+/// Returns whether the keys of every map are in the order of their encodings, for assertions.
+/// [`decode`] cannot detect that, because it compares with the order of the struct's fields.
+/// Descriptors use another order.
 pub(crate) fn is_in_order(bytes: &[u8]) -> bool {
     fn walk(value: &Value) -> bool {
         match value {
@@ -41,8 +42,8 @@ pub(crate) fn is_in_order(bytes: &[u8]) -> bool {
     ciborium::from_reader(bytes).is_ok_and(|value| walk(&value))
 }
 
-/// Decodes a record of at most `depth` nested levels. The caller has bounded `bytes`; what is
-/// allocated is bounded by them.
+/// Decodes a record of at most `depth` nested levels. The caller bounds the length of `bytes`,
+/// which bounds the allocations.
 pub(crate) fn decode<T: Serialize + DeserializeOwned>(
     bytes: &[u8],
     depth: usize,
@@ -62,7 +63,7 @@ mod tests {
 
     #[test]
     fn fields_out_of_order_are_seen_at_any_depth() {
-        // {"by": null, "name": ""}, alone and within an array within a map.
+        // {"by": null, "name": ""}, at the top level and within an array within a map.
         assert!(is_in_order(b"\xa2\x62by\xf6\x64name\x60"));
         assert!(is_in_order(b"\xa1\x61a\x81\xa2\x62by\xf6\x64name\x60"));
         // {"name": "", "by": null}

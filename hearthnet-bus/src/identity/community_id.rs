@@ -1,4 +1,4 @@
-//! The name of a community: the public key of its root.
+//! Identity of a community: the public key of its root.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,19 +7,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{NodeId, NodeIdError};
 
-/// What every printed community id begins with.
+/// Prefix of a printed community id.
 const PREFIX: &str = "hearth:";
-/// What the printed node id of the same key begins with.
+/// Prefix of the printed node id of the same key.
 const NODE_PREFIX: &str = "ed25519:";
 /// Characters of the key that [`CommunityId::short`] shows.
 const SHORT_CHARS: usize = 8;
 
-/// A community's identity: the Ed25519 public key of its root (32 bytes), as strictly
-/// checked as a [`NodeId`]. The root key signs the community's first event, so the id is
-/// all that a joiner needs in order to check everything else.
+/// Identity of a community: the Ed25519 public key of its root (32 bytes), checked as strictly as a
+/// [`NodeId`]. The root key signs the community's first event, so a joiner needs only the id to
+/// verify all other events.
 ///
-/// Printed, parsed and serialised as `hearth:` and 43 characters of base64url without
-/// padding. It is another type than a node id, so that the two cannot be confused.
+/// Printed, parsed and serialised as `hearth:` and 43 characters of base64url without padding. A
+/// type of its own, so that it cannot be confused with a node id.
 ///
 /// ```
 /// # use hearthnet_bus::{CommunityId, NodeKey};
@@ -29,20 +29,20 @@ const SHORT_CHARS: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommunityId(NodeId);
 
-/// Why something is not a community id.
+/// Reason why a text or key is not a community id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommunityIdError {
     /// The text does not begin with `hearth:`.
     #[error("a community id begins with \"hearth:\"; copy it whole")]
     Prefix,
-    /// What follows is not a key.
+    /// The text after the prefix is not a valid key.
     #[error("the community id is not valid: {0}")]
     Key(#[from] NodeIdError),
 }
 
 impl CommunityId {
-    /// Checks a raw public key.
+    /// Checks a raw public key of 32 bytes.
     ///
     /// # Errors
     /// [`CommunityIdError::Key`], as [`NodeId::from_bytes`].
@@ -50,17 +50,16 @@ impl CommunityId {
         Ok(Self(NodeId::from_bytes(bytes)?))
     }
 
-    /// The raw public key.
     pub fn as_bytes(&self) -> &[u8; 32] {
         self.0.as_bytes()
     }
 
-    /// The root key, to check its signatures.
+    /// Root key, for verifying its signatures.
     pub fn root(&self) -> NodeId {
         self.0
     }
 
-    /// A form for tables and logs: `hearth:` and the first 8 characters of the key.
+    /// Short form for tables and logs: `hearth:` and the first 8 characters of the key.
     pub fn short(&self) -> String {
         self.to_string()
             .chars()
@@ -69,7 +68,6 @@ impl CommunityId {
     }
 }
 
-/// The community whose root key this is.
 impl From<NodeId> for CommunityId {
     fn from(root: NodeId) -> Self {
         Self(root)

@@ -11,27 +11,26 @@ use serde_bytes::ByteArray;
 use crate::identity::cbor;
 use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
 
-/// Longest token, in bytes: about 300 are in use, the rest is room for longer names.
+/// Maximum token length in bytes. Tokens have about 300; the rest is room for longer names.
 pub const MAX_GRANT_BYTES: usize = 512;
 
-/// Longest life of a grant, in seconds. It bounds how long a replay cache has to
-/// remember, and how long a stolen token is worth anything.
+/// Maximum lifetime of a grant in seconds. It bounds the memory of a replay cache and the use of a
+/// stolen token.
 pub const MAX_GRANT_LIFETIME_SECS: u64 = 3600;
 
-/// Largest difference between two nodes' clocks that a check may be told to forgive,
-/// in seconds.
+/// Upper bound of the clock skew (seconds) that a check tolerates.
 pub const MAX_CLOCK_SKEW_SECS: u64 = 300;
 
-/// The version of the body, its field `v`.
+/// Value of the body's field `v`.
 const VERSION: u8 = 1;
 
-/// A signed statement: `issuer` lets `subject` use `scope` on `audience` for a while.
+/// Signed grant: `issuer` allows `subject` to use `scope` on `audience` for a limited time.
 ///
 /// ```
 /// # use hearthnet_bus::{Capability, Expectation, Grant, NodeKey, ReplayCache};
 /// let (caller, host) = (NodeKey::from_secret(&[1; 32]), NodeKey::from_secret(&[2; 32]));
 /// let grant = Grant {
-///     issuer: caller.id(), // until communities exist, a caller issues its own
+///     issuer: caller.id(), // here the caller issues its own grant
 ///     subject: caller.id(),
 ///     audience: host.id(),
 ///     scope: Capability::shard_serve(),
@@ -53,108 +52,96 @@ const VERSION: u8 = 1;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Who gives the right, and signs.
+    /// Node that grants the right and signs the token.
     pub issuer: NodeId,
-    /// Who may use it: must be the key of the TLS peer that shows the token.
+    /// Node that may present the token: the key of its TLS connection must be this one.
     pub subject: NodeId,
-    /// The node on which it may be used.
+    /// Node at which the token may be used.
     pub audience: NodeId,
-    /// What it allows.
     pub scope: Capability,
-    /// First second (Unix time) in which it holds.
+    /// First second (Unix time) in which the grant is valid.
     pub not_before: u64,
-    /// First second in which it no longer holds; at most
-    /// [`MAX_GRANT_LIFETIME_SECS`] after `not_before`.
+    /// First second in which the grant is no longer valid; at most [`MAX_GRANT_LIFETIME_SECS`]
+    /// after `not_before`.
     pub expires: u64,
-    /// Random id; a token is good for one session only.
+    /// Random id. A token opens one session only.
     pub id: [u8; 16],
 }
 
-/// What a node expects of a token before it lets its bearer in.
+/// Conditions that a token must meet for its bearer to be admitted.
 #[derive(Debug, Clone)]
 pub struct Expectation<'a> {
-    /// The key that the TLS handshake proved.
+    /// Key that the TLS handshake proved.
     pub peer: NodeId,
-    /// Whom it counts with where room is shared: itself, or in a community who answers for it.
+    /// Node that the peer's quotas are charged to: the peer itself, or the member that answers for
+    /// it in the community.
     pub party: NodeId,
-    /// The node that checks: this one.
+    /// The node that runs the check.
     pub audience: NodeId,
-    /// The capability that is asked for.
+    /// Capability that the peer asks for.
     pub scope: &'a Capability,
 }
 
-/// Why a token is refused. [`GrantError::code`] is the stable name.
+/// Reason why a token is refused. [`GrantError::code`] is the stable name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantError {
     /// Longer than [`MAX_GRANT_BYTES`] or too short to carry a signature.
-    #[error("the session token has {found} bytes, which no token can have")]
+    #[error("the session token has {found} bytes, which is not a valid length")]
     Length {
         /// Bytes received.
         found: usize,
     },
-    /// Not the canonical CBOR map of a grant, or a field holds an impossible value.
+    /// The bytes are not the canonical CBOR map of a grant, or a field holds an impossible value.
     #[error("the session token cannot be read: {what}")]
-    Malformed {
-        /// What is wrong with it.
-        what: &'static str,
-    },
-    /// The signature does not belong to the issuer and these bytes.
+    Malformed { what: &'static str },
+    /// The signature was not made by the issuer over these bytes.
     #[error("the session token's signature is not valid")]
     Signature,
-    /// The issuer named is not the key that is to sign (only when signing).
+    /// Signing only: the key is not the issuer's.
     #[error("a grant can only be signed by the issuer that it names")]
     NotIssuer,
-    /// The token was made for another node than the TLS peer.
-    #[error("the session token was given to {subject}, not to the node that shows it")]
+    /// The token was issued to another node than the TLS peer.
+    #[error("the session token was issued to {subject}, not to the node that presents it")]
     Subject {
-        /// Whose token it is.
+        /// Node that may present the token.
         subject: NodeId,
     },
-    /// The token is for use at another node.
     #[error("the session token is for use at {audience}, not at this node")]
     Audience {
-        /// Where it may be used.
+        /// Node at which the token may be used.
         audience: NodeId,
     },
-    /// The token was shown before.
+    /// A session was opened with this token before.
     #[error("the session token was used before; make a new one for each session")]
     Replayed,
-    /// The token no longer holds.
     #[error(
         "the session token expired at Unix time {expires}, {late} s ago; compare the clocks of \
          the two machines"
     )]
     Expired {
-        /// When it expired.
+        /// End of validity, in Unix seconds.
         expires: u64,
-        /// Seconds since then by this node's clock.
+        /// Seconds since the end, by this node's clock.
         late: u64,
     },
-    /// The token does not hold yet.
     #[error(
-        "the session token holds only from Unix time {not_before}, in {early} s; compare the \
+        "the session token is valid only from Unix time {not_before}, in {early} s; compare the \
          clocks of the two machines"
     )]
     NotYet {
-        /// When it begins.
+        /// Start of validity, in Unix seconds.
         not_before: u64,
-        /// Seconds until then by this node's clock.
+        /// Seconds until the start, by this node's clock.
         early: u64,
     },
-    /// The token allows something else than what is asked for.
-    #[error("the session token allows {granted}, which is not what is asked for")]
-    Scope {
-        /// What it allows.
-        granted: Capability,
-    },
-    /// The issuer has no say at this node.
-    #[error("the session token was issued by {issuer}, who may not give rights at this node")]
-    Issuer {
-        /// Who issued it.
-        issuer: NodeId,
-    },
-    /// The replay cache is full, and a token that cannot be remembered is not accepted.
+    /// The token grants another capability than the requested one.
+    #[error("the session token allows {granted}, not the requested capability")]
+    Scope { granted: Capability },
+    /// This node does not accept grants of the issuer.
+    #[error("the session token was issued by {issuer}, which may not grant rights at this node")]
+    Issuer { issuer: NodeId },
+    /// The replay cache is full. A token that cannot be recorded is refused.
     #[error("too many session tokens were used in the last hour; try again later")]
     CacheFull,
 }
@@ -164,7 +151,7 @@ fn malformed(what: &'static str) -> GrantError {
 }
 
 impl GrantError {
-    /// The stable code of the refusal, as peers, counters and logs spell it.
+    /// Stable code of the refusal, as peers, metrics and logs spell it.
     pub fn code(&self) -> CloseCode {
         match self {
             Self::Length { .. } | Self::Malformed { .. } => CloseCode::TokenInvalid,
@@ -206,12 +193,12 @@ impl Grant {
         }
     }
 
-    /// Everything that has to hold before the bearer of `token` is let in: form and
-    /// signature, that the peer is the subject and this node the audience, scope,
-    /// time, that `may_issue` accepts the issuer, and that the token was never shown
-    /// before. It is remembered in `seen` only if all else holds, so that refused
-    /// tokens cannot fill the cache. `now` is in Unix seconds; `skew` is how many seconds the
-    /// clocks may differ, at most [`MAX_CLOCK_SKEW_SECS`].
+    /// Verifies `token` and records it as used.
+    ///
+    /// The checks are: form and signature, subject, audience, scope, time, issuer (by `may_issue`)
+    /// and replay. The token is recorded in `seen` only if all other checks pass, so refused tokens
+    /// cannot fill the cache. `now` is in Unix seconds. `skew` is the tolerated difference of the
+    /// clocks in seconds, at most [`MAX_CLOCK_SKEW_SECS`].
     ///
     /// # Errors
     /// Any [`GrantError`] but `NotIssuer`.
@@ -249,8 +236,8 @@ impl Grant {
         Ok(grant)
     }
 
-    /// First second in which no check with this skew accepts the grant any more.
-    pub(crate) fn dead_from(&self, skew: u64) -> u64 {
+    /// First second in which a check with this skew refuses the grant as expired.
+    pub(crate) fn expires_at(&self, skew: u64) -> u64 {
         self.expires.saturating_add(skew.min(MAX_CLOCK_SKEW_SECS))
     }
 
@@ -284,7 +271,7 @@ impl Grant {
                 early,
             });
         }
-        if now >= self.dead_from(skew) {
+        if now >= self.expires_at(skew) {
             let late = now.saturating_sub(self.expires);
             return Err(GrantError::Expired {
                 expires: self.expires,
@@ -295,8 +282,8 @@ impl Grant {
     }
 }
 
-/// The signed map. The order of the fields is that of their encoded keys (RFC 8949
-/// section 4.2.1), so that encoding a body yields its canonical form.
+/// Signed map. The fields stand in the order of their encoded keys (RFC 8949 section 4.2.1), so the
+/// encoding of a body is canonical.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body {
@@ -329,7 +316,7 @@ impl Body {
     }
 
     fn read(bytes: &[u8]) -> Result<Grant, GrantError> {
-        // The map is flat; two levels of recursion are one more than it needs.
+        // The map is flat; a recursion limit of 2 is one more than it needs.
         let it: Self = cbor::decode(bytes, 2)
             .map_err(|_| malformed("it is not the canonical map of a grant"))?;
         if it.v != VERSION {

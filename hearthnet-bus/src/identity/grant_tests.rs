@@ -8,7 +8,7 @@ fn key(seed: u8) -> NodeKey {
     NodeKey::from_secret(&[seed; 32])
 }
 
-/// Issued and shown by key 1 at node 2.
+/// Grant issued and presented by key 1, for node 2.
 fn sample() -> Grant {
     Grant {
         issuer: key(1).id(),
@@ -25,7 +25,7 @@ fn hex(bytes: &[u8]) -> String {
     hex::encode(bytes)
 }
 
-/// Signs any body at all as key 1, as an attacker with an admitted key can.
+/// Signs an arbitrary body as key 1, as an attacker with an admitted key can.
 fn signed(body: &[u8]) -> Vec<u8> {
     [body, &key(1).sign(Domain::SessionGrant, body)].concat()
 }
@@ -47,7 +47,7 @@ fn admit(token: &[u8], seen: &mut ReplayCache) -> Result<Grant, GrantError> {
     )
 }
 
-/// Form, signature and time, without who shows it where.
+/// Checks form, signature and time, but not subject and audience.
 fn verify(token: &[u8], now: u64, skew: u64) -> Result<Grant, GrantError> {
     let grant = Grant::verify_signature(token)?;
     grant.check_time(now, skew)?;
@@ -58,7 +58,7 @@ fn verify(token: &[u8], now: u64, skew: u64) -> Result<Grant, GrantError> {
 fn the_worked_example_of_the_specification_is_what_this_code_makes() {
     let token = sample().sign(&key(1)).unwrap();
     let spec = include_str!("../../../specs/session-grant.md");
-    // The example stands in the page as one block of hex, broken into lines.
+    // The specification prints the example as one block of hex, broken into lines.
     let block = spec
         .split("```hex")
         .nth(1)
@@ -172,7 +172,7 @@ fn a_lifetime_that_is_empty_or_too_long_is_neither_signed_nor_accepted() {
 }
 
 #[test]
-fn nobody_signs_in_the_name_of_another() {
+fn a_grant_is_signed_only_by_its_issuer() {
     assert_eq!(sample().sign(&key(2)), Err(GrantError::NotIssuer));
 }
 

@@ -1,9 +1,8 @@
 //! A node key on disk.
 //!
-//! One line of text, `ed25519-secret:` and the base64url of the 32 secret bytes, so
-//! that whoever opens the file sees what it is. The file appears whole or not at all,
-//! is readable by its owner only, and one that others can read is refused: its secret
-//! has to be taken for known.
+//! The file holds one line of text: `ed25519-secret:` and the base64url of the 32 secret bytes. The
+//! prefix tells a reader that the content is secret. The file is written atomically and is readable
+//! by its owner only. A file that others can read is refused, because its secret may be known.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
@@ -18,39 +17,28 @@ use zeroize::Zeroizing;
 use crate::identity::whole_file;
 use crate::{NodeKey, RandomnessError};
 
-/// What the file's only line begins with.
+/// Prefix of the file's only line.
 const PREFIX: &str = "ed25519-secret:";
-/// More than the 59 bytes of a key file; what is read of any file before it is judged.
+/// Bytes read of any file before it is checked; a key file has 59.
 const MAX_FILE_BYTES: u64 = 256;
 
-/// Why a key file could not be read or made.
+/// Reason why a key file could not be read or made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFileError {
-    /// There is no such file.
     #[error("there is no node key at {}; start once without naming it, or copy the key there", path.display())]
-    NotFound {
-        /// Where the key was looked for.
-        path: PathBuf,
-    },
-    /// The path is a symbolic link. A link could lead the key anywhere.
+    NotFound { path: PathBuf },
+    /// The path is a symbolic link, which could point to any file.
     #[error("the node key {} is a symbolic link; name the file itself", path.display())]
-    SymbolicLink {
-        /// The link.
-        path: PathBuf,
-    },
-    /// The path is a folder, a pipe, a device or the like.
+    SymbolicLink { path: PathBuf },
+    /// The path is a folder, pipe, device or socket.
     #[error("the node key {} is not a regular file", path.display())]
-    NotAFile {
-        /// What is not a file.
-        path: PathBuf,
-    },
+    NotAFile { path: PathBuf },
     /// The file belongs to another user, who can read and replace it.
     #[error("the node key {} belongs to another user (uid {owner}); make a key of your own", path.display())]
     Owner {
-        /// The key file.
         path: PathBuf,
-        /// The user id that owns it.
+        /// User id of the owner.
         owner: u32,
     },
     /// Group or others may read or write the file.
@@ -60,17 +48,15 @@ pub enum KeyFileError {
         path.display()
     )]
     Permissions {
-        /// The key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// Group or others may write to the folder, and could put another key there.
+    /// Group or others may write to the folder and could replace the key.
     #[error("other users may write to {} (mode {mode:03o}), which holds a secret key", folder.display())]
     Folder {
-        /// The folder of the key file.
         folder: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the folder.
         mode: u32,
     },
     /// The content is not one line with one key.
@@ -79,21 +65,16 @@ pub enum KeyFileError {
          restore it from a copy, or move it away to get a new identity",
         path.display()
     )]
-    Format {
-        /// The file with the wrong content.
-        path: PathBuf,
-    },
-    /// The file system refused.
+    Format { path: PathBuf },
+    /// A file system operation failed.
     #[error("could not {action} the node key {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed operation, as a verb for the message.
         action: &'static str,
-        /// The key file.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
-    /// No randomness to make a key from.
+    /// The system provided no randomness for a new key.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
 }
@@ -102,8 +83,8 @@ impl NodeKey {
     /// Reads a key file.
     ///
     /// # Errors
-    /// Every variant of [`KeyFileError`] but `Randomness`. A file that is a link, not
-    /// this user's, or open to others is refused before anything of it is used.
+    /// Every variant of [`KeyFileError`] but `Randomness`. A file that is a link, belongs to
+    /// another user or is open to others is refused before its content is used.
     pub fn load(path: &Path) -> Result<Self, KeyFileError> {
         private_folder(path)?;
         let file = open_private(path)?;
@@ -119,13 +100,12 @@ impl NodeKey {
         Ok(Self::from_secret(&secret))
     }
 
-    /// Reads a key file, or makes a new key and writes it there (mode 0600; missing
-    /// folders are made with mode 0700). Of several processes that do this at once,
-    /// all end up with the same key.
+    /// Reads a key file, or generates a key and writes it there (mode 0600; missing folders get
+    /// mode 0700). Processes that do this at the same time all return the same key.
     ///
     /// # Errors
-    /// As [`NodeKey::load`], but for the missing file; a new key that could not be
-    /// written whole leaves nothing behind.
+    /// As [`NodeKey::load`], except for the missing file. If a new key cannot be written
+    /// completely, no file is left behind.
     pub fn load_or_create(path: &Path) -> Result<Self, KeyFileError> {
         match Self::load(path) {
             Err(KeyFileError::NotFound { .. }) => {}
@@ -134,7 +114,7 @@ impl NodeKey {
         let key = Self::generate()?;
         match key.write_new(path) {
             Ok(()) => Ok(key),
-            // Another process was faster: its key is the one.
+            // Another process created the file first: use its key.
             Err(KeyFileError::Io { source, .. })
                 if source.kind() == io::ErrorKind::AlreadyExists =>
             {
@@ -147,8 +127,8 @@ impl NodeKey {
     /// Writes the key to a file that must not exist yet.
     ///
     /// # Errors
-    /// [`KeyFileError::Io`]; with [`io::ErrorKind::AlreadyExists`] if there is
-    /// something at `path`, which then stays as it is.
+    /// [`KeyFileError::Io`]; with [`io::ErrorKind::AlreadyExists`] if `path` exists, which then
+    /// stays unchanged.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyFileError> {
         whole_file::make_folder(whole_file::folder_of(path), 0o700)
             .map_err(|e| io_error("make the folder of", path, e))?;
@@ -177,7 +157,7 @@ fn private_folder(path: &Path) -> Result<(), KeyFileError> {
 
 /// Opens a file that only its owner, this user, can read.
 fn open_private(path: &Path) -> Result<File, KeyFileError> {
-    // NOFOLLOW: no link; NONBLOCK: no waiting for the other end of a pipe.
+    // NOFOLLOW refuses links; NONBLOCK avoids waiting for the other end of a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file = OpenOptions::new()
         .read(true)
@@ -282,7 +262,7 @@ mod tests {
         );
         assert_eq!(NodeKey::load_or_create(&path).unwrap().id(), made.id());
         assert_eq!(NodeKey::load(&path).unwrap().id(), made.id());
-        // Nothing but the key is left in the folder.
+        // The folder holds only the key.
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
@@ -332,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_file_is_refused_without_waiting_for_it() {
+    fn a_folder_or_pipe_is_refused_without_blocking() {
         let dir = folder();
         let inner = dir.path().join("folder");
         fs::create_dir(&inner).unwrap();

@@ -1,22 +1,22 @@
-//! Who a node is and what it may do: keys, signatures, ids, grants. Imports nothing of ours but the
-//! transport.
+//! Identity and authority of nodes: keys, signatures, ids, grants. Of the workspace, it imports
+//! only the transport.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | who a node is | [`NodeId`](crate::NodeId) | of the transport |
-//! | the secret behind it | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
-//! | what a signature is over | [`Domain`] | `signature.rs` |
-//! | records of one encoding | | `cbor.rs`, `raw_keys.rs` |
-//! | a right that can be granted | [`Capability`] | `capability.rs` |
-//! | a session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
-//! | "seen before" | [`ReplayCache`] | `replay.rs` |
-//! | which community | [`CommunityId`] | `community_id.rs` |
+//! | identity of a node | [`NodeId`](crate::NodeId) | in the transport crate |
+//! | its secret key | [`NodeKey`] | `node_key.rs`, on disk: `key_file.rs` |
+//! | domain separation of signatures | [`Domain`] | `signature.rs` |
+//! | canonical encoding of records | | `cbor.rs`, `raw_keys.rs` |
+//! | right that can be granted | [`Capability`] | `capability.rs` |
+//! | session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
+//! | replay detection | [`ReplayCache`] | `replay.rs` |
+//! | identity of a community | [`CommunityId`] | `community_id.rs` |
 //! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
-//! | files that are read only if they are regular ones | [`regular_file`] | `regular_file.rs` |
-//! | the time of day | [`now_ms`] | `unix_time.rs` |
+//! | reading of regular files only | [`regular_file`] | `regular_file.rs` |
+//! | system clock | [`now_ms`] | `unix_time.rs` |
 //!
-//! `key_file.rs`, `regular_file.rs` and `whole_file.rs` use files, `unix_time.rs` reads the clock, and keys are made
-//! from the system's randomness; all else is pure.
+//! `key_file.rs`, `regular_file.rs` and `whole_file.rs` use files, `unix_time.rs` reads the clock,
+//! and new keys come from the system's randomness. All other code is pure.
 
 mod capability;
 pub(crate) mod cbor;

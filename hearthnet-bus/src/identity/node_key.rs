@@ -1,4 +1,4 @@
-//! The secret behind a node id.
+//! Secret key of a node.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use zeroize::Zeroizing;
 
 use crate::NodeId;
 
-/// A node's Ed25519 key pair. Overwritten in memory when dropped; its `Debug` shows
-/// the public half only. Kept on disk by [`NodeKey::load_or_create`].
+/// Ed25519 key pair of a node. Overwritten in memory when dropped; its `Debug` shows the public
+/// half only. Stored on disk by [`NodeKey::load_or_create`].
 pub struct NodeKey {
     signing: SigningKey,
     id: NodeId,
@@ -28,36 +28,34 @@ impl NodeKey {
     /// Makes a new key from the operating system's randomness.
     ///
     /// # Errors
-    /// [`RandomnessError`] if the system has none to give.
+    /// [`RandomnessError`] if the system provides none.
     pub fn generate() -> Result<Self, RandomnessError> {
         let mut secret = Zeroizing::new([0; 32]);
         getrandom::fill(secret.as_mut_slice()).map_err(RandomnessError)?;
         Ok(Self::from_secret(&secret))
     }
 
-    /// The key pair of a 32-byte secret (the seed of RFC 8032 section 5.1.5). Every
-    /// value is a valid secret.
+    /// Derives the key pair from a 32-byte secret (the seed of RFC 8032 section 5.1.5). Every value
+    /// is a valid secret.
     pub fn from_secret(secret: &[u8; 32]) -> Self {
         let signing = SigningKey::from_bytes(secret);
         let id = NodeId::from_own_key(&signing.verifying_key());
         Self { signing, id }
     }
 
-    /// The public half.
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// A copy of the secret, overwritten when dropped: what TLS needs to prove that
-    /// this node is who it says.
+    /// Copy of the secret, overwritten when dropped. TLS needs it to prove this node's identity.
     pub fn secret(&self) -> Zeroizing<[u8; 32]> {
         Zeroizing::new(self.signing.to_bytes())
     }
 
-    /// The certificate with which this node answers and connects.
+    /// TLS certificate of this node, for both directions.
     ///
     /// # Errors
-    /// If the certificate cannot be made: a defect of the TLS libraries.
+    /// If the certificate cannot be made, which is a bug of the TLS libraries.
     pub fn identity(&self) -> Result<Identity, IdentityError> {
         Identity::from_secret(&self.secret())
     }

@@ -1,5 +1,6 @@
-//! Node ids as raw keys in records, for `#[serde(with)]`. They are taken as they are: what the log
-//! stores was checked before, and what a peer sent is checked by whoever decodes it.
+//! Serde adapters (`#[serde(with)]`) for node ids as raw keys in records. Deserialising does not
+//! check the keys: the log checks events before it stores them, and decoders of messages from peers
+//! check the keys themselves.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_bytes::ByteArray;

@@ -1,5 +1,5 @@
-//! Opening files that must be regular ones. Opening a named pipe waits for its other end, and a
-//! device may never end: both are refused at once.
+//! Opens regular files only. Opening a named pipe waits for its other end, and a device may never
+//! end: both are refused at once.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -19,7 +19,8 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens a regular file.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] if `path` is something else; otherwise the file system's error.
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file; otherwise the file system's
+/// error.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let other = || io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
     let opened = options
@@ -28,7 +29,7 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match opened {
         Ok(file) if file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(other()),
-        // A pipe that has no reader cannot be opened for writing, nor a socket at all.
+        // The system refuses to open a pipe without a reader for writing, and any socket.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error()) => {
             Err(other())
         }

@@ -1,20 +1,20 @@
-//! Which tokens were shown before.
+//! Replay detection: a bounded record of used tokens.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Grant, GrantError, NodeId};
 
-/// What names a token: an id is only unique among one issuer's grants.
+/// Identity of a token. Ids are unique only among the grants of one issuer.
 type Token = (NodeId, [u8; 16]);
 
-/// Remembers tokens until they have expired, in bounded memory.
+/// Used tokens, kept until they expire, in bounded memory.
 ///
-/// When there is no room, tokens are refused: one that is forgotten could be used twice. The places are
-/// shared by *holders*, the parties of `specs/gossip.md` section 4. Each holder has [`OWN`] places of its
-/// own. Beyond these it may take a common place only while it has taken fewer of them than are free. So
-/// *n* holders that want all of the common places leave one part in *n* + 1 free, and a holder that uses
-/// few always has a place.
+/// If there is no room, tokens are refused, because a forgotten token could be used twice. Room is
+/// shared by *holders*, the parties of `specs/gossip.md` section 4. Each holder has 32 places of
+/// its own. Beyond these, it may take a common place only while it has fewer common places than are
+/// free. So *n* holders that want all common places leave one part in *n* + 1 free, and a holder
+/// that uses few places is never refused.
 ///
 /// ```
 /// # use hearthnet_bus::{Capability, Grant, GrantError, NodeKey, ReplayCache};
@@ -29,47 +29,46 @@ type Token = (NodeId, [u8; 16]);
 /// ```
 #[derive(Debug)]
 pub struct ReplayCache {
-    /// Common places that are free.
+    /// Free common places.
     free: usize,
     seen: BTreeSet<Token>,
-    /// With the holder of its place.
-    by_death: BTreeMap<(u64, Token), NodeId>,
-    /// Places of each holder: its own first, then common ones.
+    /// Tokens by expiry, each with the holder of its place.
+    by_expiry: BTreeMap<(u64, Token), NodeId>,
+    /// Places in use per holder: its own first, then common ones.
     held: BTreeMap<NodeId, usize>,
 }
 
-/// Places of each holder beyond the common ones. A chat asks each of its hosts for one grant, so 32 calls
-/// in the four minutes for which a call is remembered are more than a person causes. The 4,096 members
-/// that a community may have take 26 MiB with these, if all of them are parties of their own.
+/// Places of each holder beyond the common ones. A chat asks each of its hosts for one grant, and a
+/// call is remembered for four minutes; a person causes fewer than 32 calls in that time. The 4,096
+/// members of a full community take 26 MiB with these, if each is a party of its own.
 const OWN: usize = 32;
 
-/// Why something could not be noted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotNoted {
-    /// It was noted before.
+pub(crate) enum ReplayError {
+    /// The token was recorded before.
     Seen,
-    /// There is no room for this holder.
+    /// The holder has no place left.
     Full,
 }
 
 impl ReplayCache {
-    /// A cache with `capacity` common places for unexpired tokens (about 200 bytes each; memory
-    /// is taken as it fills).
+    /// Creates a cache with `capacity` common places for unexpired tokens. A token takes about 200
+    /// bytes, allocated when it is recorded.
     pub fn new(capacity: usize) -> Self {
         Self {
             free: capacity,
             seen: BTreeSet::new(),
-            by_death: BTreeMap::new(),
+            by_expiry: BTreeMap::new(),
             held: BTreeMap::new(),
         }
     }
 
-    /// Takes note of a grant whose form, signature and time were checked, in a place of `holder`, and drops
-    /// what has expired by `now` (Unix seconds). `skew` as in [`Grant::admit`]: the
-    /// grant is remembered for as long as that would accept it.
+    /// Records a grant whose form, signature and time were checked, in a place of `holder`. Drops
+    /// tokens that have expired by `now` (Unix seconds). The grant is remembered for as long as
+    /// [`Grant::admit`] with this `skew` would accept it.
     ///
     /// # Errors
-    /// [`GrantError::Replayed`] if it was noted before, [`GrantError::CacheFull`] if
+    /// [`GrantError::Replayed`] if the grant was recorded before, [`GrantError::CacheFull`] if
     /// there is no room for it.
     pub fn remember(
         &mut self,
@@ -79,53 +78,52 @@ impl ReplayCache {
         skew: u64,
     ) -> Result<(), GrantError> {
         let token = (grant.issuer, grant.id);
-        self.note(token, holder, grant.dead_from(skew), now)
+        self.note(token, holder, grant.expires_at(skew), now)
             .map_err(|refusal| match refusal {
-                NotNoted::Seen => GrantError::Replayed,
-                NotNoted::Full => GrantError::CacheFull,
+                ReplayError::Seen => GrantError::Replayed,
+                ReplayError::Full => GrantError::CacheFull,
             })
     }
 
-    /// Takes note of anything that has an issuer and an id, in a place of `holder`, until `death`: the
-    /// first moment in which no check accepts it any more, in the same unit as `now`.
+    /// Records a token in a place of `holder` until `expires_at`: the first moment at which every check
+    /// refuses it, in the unit of `now`.
     pub(crate) fn note(
         &mut self,
         token: Token,
         holder: NodeId,
-        death: u64,
+        expires_at: u64,
         now: u64,
-    ) -> Result<(), NotNoted> {
+    ) -> Result<(), ReplayError> {
         self.forget_expired(now);
         if self.seen.contains(&token) {
-            return Err(NotNoted::Seen);
+            return Err(ReplayError::Seen);
         }
         let held = self.held.get(&holder).copied().unwrap_or(0);
         if held >= OWN {
             if held - OWN >= self.free {
-                return Err(NotNoted::Full);
+                return Err(ReplayError::Full);
             }
             self.free -= 1;
         }
         self.seen.insert(token);
-        self.by_death.insert((death, token), holder);
+        self.by_expiry.insert((expires_at, token), holder);
         self.held.insert(holder, held + 1);
         Ok(())
     }
 
-    /// Tokens remembered now.
+    /// Number of remembered tokens.
     pub fn len(&self) -> usize {
         self.seen.len()
     }
 
-    /// Whether no token is remembered.
     pub fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }
 
     fn forget_expired(&mut self, now: u64) {
-        while let Some(first) = self.by_death.first_entry() {
-            let (death, token) = *first.key();
-            if death > now {
+        while let Some(first) = self.by_expiry.first_entry() {
+            let (expires_at, token) = *first.key();
+            if expires_at > now {
                 break;
             }
             let holder = first.remove();
@@ -201,14 +199,15 @@ mod tests {
         NodeKey::from_secret(&[n; 32]).id()
     }
 
-    /// How many calls of this holder, from the number `from` on, are noted at `now` before one is refused.
-    fn fill(seen: &mut ReplayCache, holder: NodeId, from: u32, death: u64, now: u64) -> usize {
+    /// Records calls of this holder, numbered from `from`, until one is refused. Returns their
+    /// number.
+    fn fill(seen: &mut ReplayCache, holder: NodeId, from: u32, expires_at: u64, now: u64) -> usize {
         let tokens = (from..).map(|n| {
             let mut id = [0; 16];
             id[..4].copy_from_slice(&n.to_be_bytes());
             (holder, id)
         });
-        let noted = tokens.map(|token| seen.note(token, holder, death, now));
+        let noted = tokens.map(|token| seen.note(token, holder, expires_at, now));
         noted.take_while(|noted| *noted == Ok(())).count()
     }
 
@@ -219,21 +218,21 @@ mod tests {
         assert_eq!(fill(&mut seen, issuer(1), 0, 160, 100), first);
         assert_eq!(fill(&mut seen, issuer(1), 1000, 160, 100), 0);
         let replayed = seen.note((issuer(1), [0; 16]), issuer(1), 160, 100);
-        assert_eq!(replayed, Err(NotNoted::Seen));
-        // What is dead leaves its places to others.
+        assert_eq!(replayed, Err(ReplayError::Seen));
+        // Expired tokens free their places.
         assert_eq!(fill(&mut seen, issuer(1), 2000, 260, 160), first);
         assert_eq!((seen.len(), seen.free), (first, 2));
     }
 
-    /// Members that date 10 calls a second 115 s ahead have each remembered for 235 s.
+    /// Members that post-date 10 calls a second by 115 s have each remembered for 235 s.
     #[test]
-    fn however_many_call_without_end_a_member_that_calls_seldom_has_a_place() {
+    fn a_member_that_calls_seldom_has_a_place_beside_greedy_ones() {
         for greedy in [1, 4, 8, 40] {
             let mut seen = ReplayCache::new(8192);
             let mut refused = 0;
             for second in 0..600u32 {
                 let now = u64::from(second);
-                // Each second another one begins.
+                // Each second another holder begins.
                 for holder in 1..=greedy.min(second) {
                     let holder = issuer(u8::try_from(holder).unwrap());
                     for n in 0..10 {
@@ -243,7 +242,7 @@ mod tests {
                         refused += usize::from(noted.is_err());
                     }
                 }
-                // One call in four seconds is remembered for 120 s: 30 of them.
+                // At one call in four seconds, remembered for 120 s, 30 are held at a time.
                 if second % 4 == 0 {
                     let mut id = [0; 16];
                     id[..4].copy_from_slice(&second.to_be_bytes());
@@ -251,7 +250,7 @@ mod tests {
                     assert_eq!(noted, Ok(()), "{greedy} greedy, second {second}");
                 }
             }
-            // One that calls as often as it may has a place for each call.
+            // A single holder that calls as often as it may has a place for each call.
             assert_eq!(refused > 0, greedy > 1, "{greedy} greedy: {refused}");
             let parties = usize::try_from(greedy).unwrap() + 1;
             assert!(seen.len() <= 8192 + parties * OWN);
@@ -259,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn those_that_want_all_places_leave_as_many_as_each_has() {
+    fn greedy_holders_leave_an_equal_part_free() {
         let mut seen = ReplayCache::new(8192);
         for second in 0..1000u32 {
             let now = u64::from(second);
-            // Each wants 100 a second, and the first begins long before the last.
+            // Each holder wants 100 places a second, and the first begins long before the last.
             for holder in (1..=4).filter(|holder| u32::from(*holder) * 50 <= second) {
                 for n in 0..100 {
                     let mut id = [0; 16];
@@ -281,26 +280,26 @@ mod tests {
     }
 
     #[test]
-    fn those_for_whom_one_answers_have_its_places_together() {
+    fn nodes_of_one_holder_share_its_places() {
         let (one, other) = (issuer(1), issuer(9));
         let mut seen = ReplayCache::new(0);
         for n in 1..=OWN as u8 {
             assert_eq!(seen.note((issuer(n), [0; 16]), one, 160, 100), Ok(()));
         }
         let next = (issuer(77), [0; 16]);
-        assert_eq!(seen.note(next, one, 160, 100), Err(NotNoted::Full));
+        assert_eq!(seen.note(next, one, 160, 100), Err(ReplayError::Full));
         assert_eq!(seen.note((other, [1; 16]), other, 160, 100), Ok(()));
-        // What is dead leaves its place to whose it was.
+        // An expired token frees the place of its holder.
         assert_eq!(seen.note(next, one, 260, 160), Ok(()));
         assert_eq!(seen.held.get(&one), Some(&1));
         assert_eq!(seen.held.len(), 1);
     }
 
     proptest! {
-        /// Against a model that remembers everything: no token is accepted twice while
-        /// it can still be valid, and the bound holds at every step.
+        /// Compares with a model that remembers everything: no token is accepted twice while it can
+        /// still be valid, and the bound holds at every step.
         #[test]
-        fn nothing_is_accepted_twice_in_its_lifetime(
+        fn no_token_is_accepted_twice_in_its_lifetime(
             steps in proptest::collection::vec((1u8..3, 0u8..64, 60u64..120, 0u64..3), 1..300),
         ) {
             let mut seen = ReplayCache::new(0);
@@ -312,14 +311,14 @@ mod tests {
                 let before = accepted.get(&(token.id, token.issuer)).copied();
                 match remember(&mut seen, &token, now, 10) {
                     Ok(()) => {
-                        prop_assert!(before.is_none_or(|death| death <= now));
+                        prop_assert!(before.is_none_or(|expires_at| expires_at <= now));
                         accepted.insert((token.id, token.issuer), token.expires + 10);
                     }
                     Err(GrantError::Replayed) => prop_assert!(before.is_some_and(|d| d > now)),
                     Err(error) => prop_assert_eq!(error, GrantError::CacheFull),
                 }
                 prop_assert!(seen.held.values().all(|held| *held <= OWN));
-                prop_assert_eq!(seen.by_death.len(), seen.len());
+                prop_assert_eq!(seen.by_expiry.len(), seen.len());
                 prop_assert_eq!(seen.held.values().sum::<usize>(), seen.len());
             }
         }

@@ -1,4 +1,4 @@
-//! Signatures, each bound to what it is about.
+//! Signatures with domain separation.
 
 use ed25519_dalek::{Signature, Signer as _, VerifyingKey};
 
@@ -7,11 +7,11 @@ use crate::{NodeId, NodeKey};
 /// Bytes of an Ed25519 signature.
 pub const SIGNATURE_BYTES: usize = 64;
 
-/// What a signature is about.
+/// Kind of record that a signature covers.
 ///
-/// The signed message is the domain's prefix followed by the exact bytes of the
-/// record. Prefixes end in a NUL byte and contain no other, so none is the beginning
-/// of another: a signature made for one kind of record never verifies for another.
+/// The signed message is the domain's prefix followed by the exact bytes of the record. A prefix
+/// ends in a NUL byte and contains no other, so no prefix is the beginning of another. A signature
+/// over one kind of record therefore never verifies for another kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Domain {
@@ -26,7 +26,6 @@ pub enum Domain {
 }
 
 impl Domain {
-    /// The bytes that precede the record in the signed message.
     pub const fn prefix(self) -> &'static [u8] {
         match self {
             Self::SessionGrant => b"hearthnet/session-grant/v1\0",
@@ -38,12 +37,12 @@ impl Domain {
 
     /// Checks a signature by `signer` over the exact bytes of a record.
     ///
-    /// Strict (RFC 8032 section 5.1.7 without the cofactor): the scalar must be below
-    /// the group order and the commitment must not have a small order, so that nobody
-    /// can turn one valid signature into another.
+    /// Strict (RFC 8032 section 5.1.7 without the cofactor): the scalar must be below the group
+    /// order and the commitment must not have a small order. Otherwise a third party could turn one
+    /// valid signature into another.
     ///
     /// # Errors
-    /// [`InvalidSignature`], whatever is wrong.
+    /// [`InvalidSignature`] for every failure.
     pub fn verify(
         self,
         signer: &NodeId,

@@ -1,8 +1,8 @@
-//! The time of day.
+//! System clock.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Unix time in milliseconds by this machine's clock; 0 before 1970. What is pure is given its time.
+/// Unix time in ms by the system clock; 0 before 1970. Pure code takes the time as an argument.
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| {

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, also after the power was cut: the contents reach
+//! Atomic, durable file writes: after a power cut a file is complete or absent. The content reaches
 //! the disk before the name does, and the name before the call returns.
 
 use std::ffi::OsString;
@@ -9,10 +9,10 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-/// Writes a file, in place of one that may be there. `mode` is for its permissions.
+/// Writes a file with the permissions `mode`, replacing an existing one.
 ///
 /// # Errors
-/// What the file system says; then the file is what it was.
+/// The file system's error; the old file then stays unchanged.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     filled(path, bytes, mode)?.persist(path)?;
     sync_folder(folder_of(path))
@@ -21,16 +21,16 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 /// Writes a file that must not exist yet.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if there is something at `path`, which then stays as it is;
-/// else what the file system says.
+/// [`io::ErrorKind::AlreadyExists`] if `path` exists, which then stays unchanged; otherwise the
+/// file system's error.
 pub fn create(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     publish(filled(path, bytes, mode)?, path)
 }
 
-/// Makes a folder and what is missing above it, so that they outlast a power cut.
+/// Creates a folder and its missing parents durably.
 ///
 /// # Errors
-/// What the file system says.
+/// The file system's error.
 pub fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
     let missing: Vec<&Path> = path
         .ancestors()
@@ -43,10 +43,10 @@ pub fn make_folder(path: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes what was named, renamed or removed in a folder durable, where the file system can.
+/// Makes changes of a folder's entries durable, where the file system supports it.
 ///
 /// # Errors
-/// If it tried and failed.
+/// If the file system supports it and fails.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     use io::ErrorKind::{InvalidInput, Unsupported};
     match File::open(folder)?.sync_all() {
@@ -55,13 +55,14 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The permission bits of a folder in which other users may make, replace or remove files.
+/// Returns the permission bits of a folder in which other users may create, replace or remove
+/// files; `None` for other folders.
 pub fn writable_by_others(folder: &Path) -> Option<u32> {
     let mode = std::fs::metadata(folder).ok()?.permissions().mode() & 0o7777;
     (mode & 0o022 != 0).then_some(mode)
 }
 
-/// The folder in which a file lies, or is to lie.
+/// Parent folder of a path; `.` for a bare file name.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -69,7 +70,7 @@ pub fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// An empty file of these permissions beside its future name, removed when dropped.
+/// Creates an empty temporary file with these permissions beside `target`; removed when dropped.
 pub(crate) fn draft(target: &Path, mode: u32) -> io::Result<NamedTempFile> {
     let mut prefix = OsString::from(".");
     prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
@@ -88,7 +89,7 @@ fn filled(target: &Path, bytes: &[u8], mode: u32) -> io::Result<NamedTempFile> {
     Ok(draft)
 }
 
-/// Gives a draft, whose content is on the disk, its name, which must be free.
+/// Renames a draft, whose content is on the disk, to `target`, which must not exist.
 pub(crate) fn publish(draft: NamedTempFile, target: &Path) -> io::Result<()> {
     draft.persist_noclobber(target)?;
     sync_folder(folder_of(target))
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_never_overwritten_by_a_new_file() {
+    fn create_never_overwrites_an_existing_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/er/a");
         make_folder(path.parent().unwrap(), 0o700).unwrap();

@@ -1,6 +1,6 @@
-//! Who may use which path: asked when a connection is made, and again with every change of the
-//! log for as long as it is open. That binds both directions: whoever asks this node, and the
-//! hosts that this node asks.
+//! Access control of connections: checked when a connection is made, and again after every change
+//! of the log while it is open. It covers both directions: peers that call this node, and hosts
+//! that this node calls.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,30 +18,30 @@ use crate::node::flight;
 use crate::now_ms;
 use crate::{Grant, NodeId};
 
-/// How long a peer that this node has dialled may stay unknown: until then the log that says who
-/// it is may be on its way, from itself.
+/// Time for which a dialled peer may be unknown, in milliseconds: the event that makes it a member
+/// may still have to come from that peer.
 const UNKNOWN_MS: u64 = 60_000;
 
-/// What a shard host decides about tensor sessions. Membership has been looked at before.
+/// A shard host's decision about tensor sessions. The node checks membership before it.
 pub trait TensorAcceptor: Send + Sync {
-    /// Whether a session may be opened. `now_unix` is in seconds.
+    /// Decides whether a session may be opened. `now_unix` is in seconds.
     ///
     /// # Errors
     /// The code to close with: `purpose_unknown`, or one of the `token_` codes.
     fn admit_hello(&self, peer: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
 
-    /// A session has ended, or was refused, and why. For counting.
+    /// Called when a session has ended or was refused, for metrics.
     fn session_ended(&self, _peer: &NodeId, _closed: &SessionClosed) {}
 }
 
-/// What a connection is used for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Bus,
     Sync,
-    /// With the grant that the session stands on.
+    /// A session of a caller, with the grant that authorises it.
     Tensor(Option<(NodeId, [u8; 16])>),
-    /// The same from the caller's side: the peer is to see this node's rows, or to say how it can.
+    /// A connection to a host that receives this node's rows or is asked for a grant.
     Host(Option<(NodeId, [u8; 16])>),
 }
 
@@ -56,27 +56,26 @@ impl Use {
     }
 }
 
-/// Whether a peer may use a path, as the log is now.
+/// Checks the right of a peer to a connection against `state`.
 pub(super) fn may_use(
     state: &Community,
     peer: &NodeId,
     what: Use,
     now_ms: u64,
 ) -> Result<(), CloseCode> {
-    // It is no member: all that it may is to bring what it has signed (`sync/link.rs`).
+    // The root key is not a member: it may only deliver events that it signed (`sync/link.rs`).
     if *peer == state.id.root() {
         return match what {
             Use::Sync => Ok(()),
             _ => Err(CloseCode::Unauthorized),
         };
     }
-    // Frozen or revoked, its key counts no more. It has to be told: nobody will send it the events
-    // that say so.
+    // The key is frozen or revoked. The refusal says so, because no peer sends that node the event.
     if state.is_revoked(peer) || state.is_frozen(peer) {
         return Err(CloseCode::Revoked);
     }
     if state.level(peer).is_none() {
-        // A stranger may ask to join, while there is an invite with which it could.
+        // A stranger may call `community.join` while an invite is open.
         let invited = || state.invites().any(|(_, invite)| is_open(invite, now_ms));
         return match what {
             Use::Bus if invited() => Ok(()),
@@ -85,7 +84,7 @@ pub(super) fn may_use(
     }
     match what {
         Use::Bus | Use::Sync => Ok(()),
-        // Whoever sees what others compute has to be trusted.
+        // A host sees the rows of others, so it has to be trusted.
         Use::Host(_) if state.level(peer) < Some(Level::Trusted) => Err(CloseCode::Unauthorized),
         Use::Tensor(_) | Use::Host(_) if !state.policy.research => Err(CloseCode::Unauthorized),
         Use::Tensor(Some((issuer, id))) | Use::Host(Some((issuer, id)))
@@ -97,22 +96,22 @@ pub(super) fn may_use(
     }
 }
 
-/// Whether somebody may still join with an invite.
+/// True if the invite can still be used to join.
 pub(super) fn is_open(invite: &OpenInvite, now_ms: u64) -> bool {
     !invite.withdrawn && invite.used < invite.uses && invite.expires_ms > now_ms
 }
 
-/// Where tensor sessions go.
+/// Acceptor and receiver of tensor sessions.
 #[derive(Clone)]
 pub(super) struct TensorService {
     pub(super) acceptor: Arc<dyn TensorAcceptor>,
     pub(super) sessions: mpsc::Sender<Connection>,
 }
 
-/// The community's rules, for the listener and for calls.
+/// The community's rules for the listener and for calls.
 pub(super) struct Access {
     pub(super) log: EventLog,
-    /// This machine's own setting.
+    /// This machine's setting `policy.research.enable`.
     pub(super) research: bool,
     pub(super) tensor: RwLock<Option<TensorService>>,
 }
@@ -147,7 +146,7 @@ impl Admission for Access {
             false => Use::Bus,
         };
         match may_use(&state, key, what, now_ms()) {
-            // Who was revoked gets to the upgrade, which tells it so.
+            // A revoked peer is admitted up to the upgrade, which tells it so.
             Ok(()) | Err(CloseCode::Revoked) => true,
             Err(code) => {
                 flight::peer_refused(*key, code);
@@ -202,30 +201,29 @@ impl Authority for Access {
         }
     }
 
-    fn answers_for(&self, node: &NodeId) -> NodeId {
+    fn quota_key(&self, node: &NodeId) -> NodeId {
         self.log.state().answers_for(node)
     }
 }
 
-/// The grant that a session with this token stands on.
+/// Grant of a session token, as issuer and id.
 pub(super) fn grant_of(token: &[u8]) -> Option<(NodeId, [u8; 16])> {
-    // The session authoriser has checked, or will check, everything else about it.
+    // The session authoriser checks everything else about the grant.
     let grant = Grant::verify_signature(token).ok()?;
     Some((grant.issuer, grant.id))
 }
 
-/// One open connection.
 struct Open {
     peer: NodeId,
     what: Use,
     closer: Closer,
-    /// When this node dialled it; `None`: the peer did.
+    /// Time at which this node dialled; `None` if the peer did.
     dialled_ms: Option<u64>,
     was_member: bool,
 }
 
-/// Every open connection of a node, whoever made it: each is looked at again with every change of
-/// the log, and closed when the right to it has ended. Clones are the same table.
+/// Table of a node's open connections, incoming and outgoing. After every change of the log each is
+/// checked again, and closed if its right has ended. Clones share the table.
 #[derive(Clone)]
 pub struct Connections {
     log: EventLog,
@@ -240,8 +238,8 @@ impl Connections {
         }
     }
 
-    /// A table of its own, for a program that asks hosts while another one is the node: looked
-    /// at with every change of `log` until its last clone is dropped.
+    /// A table for a program that calls hosts while another process is the node. It is checked
+    /// after every change of `log` until its last clone is dropped.
     ///
     /// Must be called within a tokio runtime.
     pub fn watched(log: EventLog) -> Connections {
@@ -258,16 +256,16 @@ impl Connections {
         this
     }
 
-    /// Watches a connection to `host` over which this node is to send rows, or to be granted a
-    /// session: from now on it lasts as long as the host is trusted, the community computes
-    /// together, and the grant in `token`, if there is one already, holds. It is closed with
-    /// `revoked` or `unauthorized`, at once if its right has ended while it was being made.
+    /// Watches a connection to `host` over which this node sends rows or asks for a grant. It stays
+    /// open while the host is trusted, the policy allows research and the grant in `token`, if any,
+    /// is valid. After that, or if the right is gone already, it is closed with `revoked` or
+    /// `unauthorized`.
     pub fn watch_host(&self, host: NodeId, token: Option<&[u8]>, closer: Closer) {
         self.add(host, Use::Host(token.and_then(grant_of)), closer, false);
     }
 
-    /// Watches a connection from now on, and closes it at once if the right to it was lost while
-    /// it was being made.
+    /// Watches a connection from now on. Closes it at once if its right was lost while it was being
+    /// made.
     pub(super) fn add(&self, peer: NodeId, what: Use, closer: Closer, dialled: bool) {
         let now_ms = now_ms();
         let mut open = Open {
@@ -280,14 +278,14 @@ impl Connections {
         let mut guard = self.open.lock();
         let (serial, all) = &mut *guard;
         all.retain(|_, one| !one.closer.is_closed());
-        // The state is read under the lock: a change after this finds the connection in the table.
+        // The state is read under the lock, so a later change finds the connection in the table.
         if open.check(&self.log.state(), now_ms) {
             *serial += 1;
             all.insert(*serial, open);
         }
     }
 
-    /// Looks at every open connection again.
+    /// Checks every open connection again.
     pub(super) fn check(&self, now_ms: u64) {
         let state = self.log.state();
         self.open
@@ -296,7 +294,6 @@ impl Connections {
             .retain(|_, open| !open.closer.is_closed() && open.check(&state, now_ms));
     }
 
-    /// Closes everything.
     pub(super) fn close_all(&self, code: CloseCode) {
         for (_, open) in self.open.lock().1.drain() {
             open.closer.close(code);
@@ -317,7 +314,7 @@ impl std::fmt::Debug for Connections {
 }
 
 impl Open {
-    /// Closes the connection if its right is gone. `true`: it stays.
+    /// Closes the connection if its right is gone. Returns true if it stays open.
     fn check(&mut self, state: &Community, now_ms: u64) -> bool {
         let right = may_use(state, &self.peer, self.what, now_ms);
         let is_member = state.level(&self.peer).is_some();
@@ -326,8 +323,8 @@ impl Open {
                 self.was_member |= is_member;
                 true
             }
-            // A node that this one has chosen to dial: the log that makes it a member may only be
-            // coming. Nothing is sent to it before (`sync/link.rs`).
+            // This node dialled the peer, and the log that makes it a member may still be on its
+            // way. Nothing is sent to the peer before that (`sync/link.rs`).
             Err(CloseCode::Unauthorized)
                 if !self.was_member
                     && self

@@ -1,5 +1,5 @@
-//! Bringing what the root key has signed to others, also where nobody talks to this node's own key any
-//! more: the root proves itself, and is heard for what it has signed (`specs/gossip.md`, section 6).
+//! Delivery of events signed by the root key, also when members refuse this node's own key: the
+//! root key proves itself and may deliver the events that it signed (`specs/gossip.md`, section 6).
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,16 +13,17 @@ use super::Node;
 use crate::community::sync::{Accounts, Progress, gossip, path_rule};
 use crate::{NodeId, NodeKey};
 
-/// How often it is looked whether somebody was found meanwhile.
+/// Interval at which discovery is polled for more members.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Node {
-    /// Brings the root's events to every member that is found, as `root`, for as long as `within`, or until
-    /// nobody is left to be asked after some were. Who has them now.
+    /// Delivers the root's events to every member that discovery finds, connecting as `root`. Ends
+    /// after `within`, or when at least one member has the events and no attempt is running.
+    /// Returns the members that have them.
     ///
     /// # Errors
-    /// If the key makes no certificate.
-    pub async fn bring_as_root(
+    /// If no certificate can be made from the key.
+    pub async fn push_root_events(
         &self,
         root: &NodeKey,
         within: Duration,
@@ -55,7 +56,8 @@ impl Node {
         *node != self.inner.id && self.inner.log.state().level(node).is_some()
     }
 
-    /// One member, if it is one, and if it comes to have all that the root has signed.
+    /// Delivers to one address. Returns the node there if it is a member and now has all of the
+    /// root's events.
     async fn bring(
         &self,
         identity: &Identity,
@@ -67,7 +69,9 @@ impl Node {
         let (addr, rule) = (endpoint.to_string(), path_rule());
         let connected = connect_path(&addr, identity, expected, &rule, &settings.transport).await;
         let socket = connected
-            .inspect_err(|error| tracing::debug!(%endpoint, %error, "the root is not heard"))
+            .inspect_err(
+                |error| tracing::debug!(%endpoint, %error, "could not connect as the root key"),
+            )
             .ok()?;
         let peer = socket.peer();
         if !self.is_other_member(&peer) {

@@ -1,27 +1,26 @@
-//! Whom to dial, and when again: pure.
+//! Choice of nodes to dial, and back-off after failures. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use crate::NodeId;
 
-/// Most nodes that are kept connected. More members than that are reached through others.
+/// Upper bound of linked nodes. Events of other members arrive through these.
 pub(super) const MAX_LINKS: usize = 64;
-/// Dials that run at the same time.
+/// Upper bound of concurrent dials.
 const MAX_DIALS: usize = 8;
-/// The first rest after a failure; doubled with each, up to [`LONGEST_MS`]. A cable that is plugged
-/// in again should not be waited for much longer than it takes to notice.
+/// First back-off after a failure; doubled with each further one, up to [`LONGEST_MS`]. Short, so
+/// that a node comes back soon after its cable is plugged in again.
 const FIRST_MS: u64 = 1_000;
 const LONGEST_MS: u64 = 15_000;
-/// Somebody who was just heard of is tried after this long, whatever failed before.
+/// Back-off of a target after a new announcement from it, whatever failed before.
 const HEARD_MS: u64 = 300;
 
-/// Somebody to connect to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Target {
-    /// A node, wherever it may be.
+    /// A node, at any of its addresses.
     Node(NodeId),
-    /// Whoever listens there.
+    /// Any node of the community at this address.
     Address(SocketAddr),
 }
 
@@ -33,12 +32,12 @@ struct Record {
     heard_ms: u64,
 }
 
-/// Remembers what was tried.
+/// State of all targets.
 #[derive(Debug)]
 pub(super) struct Dialer {
     own: NodeId,
     records: BTreeMap<Target, Record>,
-    /// When the first of those that rest may be dialled.
+    /// Earliest time at which a waiting target may be dialled.
     next_ms: Option<u64>,
 }
 
@@ -51,8 +50,9 @@ impl Dialer {
         }
     }
 
-    /// Of those `wanted` (each with the time when it was last heard of) and not `linked`, the ones
-    /// to dial now. They count as being dialled from then on.
+    /// Selects the targets to dial now: `wanted` (with the time of each one's last announcement)
+    /// without those `linked`. A selected target counts as being dialled until
+    /// [`ended`](Self::ended).
     pub(super) fn plan(
         &mut self,
         now_ms: u64,
@@ -61,8 +61,8 @@ impl Dialer {
     ) -> Vec<Target> {
         self.records
             .retain(|target, record| record.dialing || wanted.contains_key(target));
-        // Those who follow this node in the order of ids, around the ring: so all nodes together
-        // are one net, however many there are.
+        // Take the ids that follow this node's own around the ring, so that all nodes together form
+        // one connected net at any size.
         let own = Target::Node(self.own);
         let (before, after): (Vec<_>, Vec<_>) =
             wanted.iter().partition(|(target, _)| **target <= own);
@@ -72,7 +72,7 @@ impl Dialer {
         let mut next_ms = u64::MAX;
         for (target, heard_ms) in ring.take(MAX_LINKS) {
             if matches!(target, Target::Node(node) if *node == self.own || linked.contains(node)) {
-                // A link that lasts longer than the rest before it is a success.
+                // The link has outlasted its back-off: count the dial as a success.
                 if let Some(record) = self.records.get_mut(target)
                     && record.next_ms <= now_ms
                 {
@@ -81,7 +81,7 @@ impl Dialer {
                 continue;
             }
             let record = self.records.entry(*target).or_default();
-            // A clock that was set back must not make a rest longer.
+            // If the clock was set back, the back-off must not become longer.
             record.next_ms = record.next_ms.min(now_ms.saturating_add(LONGEST_MS));
             if *heard_ms > record.heard_ms {
                 if record.failures > 0 {
@@ -102,9 +102,9 @@ impl Dialer {
         chosen
     }
 
-    /// A dial came to an end, well or not: a connection that does not last is not tried again at
-    /// once either. `noise` is a random number.
-    pub(super) fn ended(&mut self, target: Target, now_ms: u64, noise: u64) {
+    /// Records the end of a dial, successful or not: a connection that does not last has a back-off
+    /// too. `jitter` is a random number.
+    pub(super) fn ended(&mut self, target: Target, now_ms: u64, jitter: u64) {
         let Some(record) = self.records.get_mut(&target) else {
             return;
         };
@@ -112,14 +112,15 @@ impl Dialer {
         record.failures = record.failures.saturating_add(1);
         let rest = FIRST_MS << record.failures.saturating_sub(1).min(6);
         let rest = rest.min(LONGEST_MS);
-        // A quarter of it is chance, so that nodes that fell out together do not try together.
-        record.next_ms = now_ms.saturating_add(rest - noise % (rest / 4));
+        // Up to a quarter is random, so that nodes which lost contact together do not dial
+        // together.
+        record.next_ms = now_ms.saturating_add(rest - jitter % (rest / 4));
         self.next_ms = self
             .next_ms
             .map_or(Some(record.next_ms), |next| Some(next.min(record.next_ms)));
     }
 
-    /// When [`plan`](Self::plan) has something new to say, if nothing else changes.
+    /// Time at which [`plan`](Self::plan) next selects a target, if nothing else changes.
     pub(super) fn next_ms(&self) -> Option<u64> {
         self.next_ms
     }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_dialled_once_and_rests_longer_after_each_failure() {
+    fn each_target_is_dialled_once_and_backs_off_after_each_failure() {
         let mut dialer = Dialer::new(node(1));
         let (peers, nobody) = (wanted([2]), BTreeSet::new());
         let target = Target::Node(node(2));
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_just_heard_of_is_tried_soon() {
+    fn a_target_with_a_new_announcement_is_dialled_soon() {
         let mut dialer = Dialer::new(node(1));
         let (mut peers, nobody) = (wanted([2]), BTreeSet::new());
         let target = Target::Node(node(2));
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_linked_and_oneself_are_not_dialled() {
+    fn linked_nodes_and_the_own_node_are_not_dialled() {
         let mut dialer = Dialer::new(node(1));
         let linked = BTreeSet::from([node(2)]);
         let chosen = dialer.plan(0, &wanted([1, 2, 3]), &linked);
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_does_not_last_is_not_dialled_without_rest() {
+    fn a_short_connection_backs_off() {
         let mut dialer = Dialer::new(node(1));
         let (peers, nobody) = (wanted([2]), BTreeSet::new());
         let target = Target::Node(node(2));
@@ -226,11 +227,11 @@ mod tests {
     }
 
     #[test]
-    fn noise_shortens_a_rest_by_less_than_a_quarter() {
-        for noise in [0, 1, 249, 250, u64::MAX] {
+    fn jitter_shortens_a_backoff_by_less_than_a_quarter() {
+        for jitter in [0, 1, 249, 250, u64::MAX] {
             let mut dialer = Dialer::new(node(1));
             dialer.plan(0, &wanted([2]), &BTreeSet::new());
-            dialer.ended(Target::Node(node(2)), 0, noise);
+            dialer.ended(Target::Node(node(2)), 0, jitter);
             let next = dialer.next_ms().unwrap();
             assert!((751..=1_000).contains(&next), "{next}");
         }

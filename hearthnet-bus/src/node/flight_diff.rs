@@ -1,4 +1,4 @@
-//! What changes in the community, for the flight record: pure.
+//! Changes of the community since the last look, for the flight record. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,18 +7,18 @@ use crate::community::log::Community;
 use crate::node::flight::Event;
 use hearthnet_transport::Code;
 
-/// What was so when it was last looked at.
+/// Last seen state.
 #[derive(Debug, Default)]
 pub(super) struct FlightDiff {
-    /// Advertised shards, with the time until which they hold.
+    /// Advertised shards, with the end of their validity in Unix milliseconds.
     adverts: BTreeMap<(NodeId, String), u64>,
     revoked: BTreeSet<NodeId>,
-    /// Why nodes could not be reached, of those that could not.
+    /// Last failure of each node that could not be reached.
     unreachable: BTreeMap<NodeId, Code>,
 }
 
 impl FlightDiff {
-    /// What is different now.
+    /// Events for everything that has changed since the last call.
     pub(super) fn look(&mut self, state: &Community, now_ms: u64) -> Vec<Event> {
         let mut events = Vec::new();
         for (node, _) in state.revoked() {
@@ -60,13 +60,13 @@ impl FlightDiff {
         events
     }
 
-    /// A node could not be reached: news, unless it was so before and for the same reason.
+    /// Event for a node that could not be reached, unless the last attempt failed in the same way.
     pub(super) fn unreachable(&mut self, peer: NodeId, code: Code) -> Option<Event> {
         let before = self.unreachable.insert(peer, code.clone());
         (before.as_ref() != Some(&code)).then_some(Event::PeerUnreachable { peer, code })
     }
 
-    /// A node is connected.
+    /// Event for a connected node.
     pub(super) fn connected(&mut self, peer: NodeId) -> Event {
         self.unreachable.remove(&peer);
         Event::PeerConnected { peer }

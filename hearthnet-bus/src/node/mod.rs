@@ -1,34 +1,35 @@
-//! A node of a community: one listener for calls, gossip and tensors; a link to each member that
-//! can be reached; and nobody connected who has no right to be.
+//! A running node of a community: one listener for calls, gossip and tensors, and a link to each
+//! reachable member.
 //!
 //! | concept | type | file |
 //! |---|---|---|
 //! | the node | [`Node`], [`NodeSettings`] | this file |
-//! | who may use which path, and who may be asked, at first and later | [`TensorAcceptor`], [`Connections`] | `access.rs` |
-//! | whom to dial when | | `dialer.rs` |
-//! | accepting, linking, watching, telling | | `tasks.rs` |
-//! | what the flight record is told | | `flight_diff.rs` |
-//! | what a node can be asked to do | [`calls`] | `calls/` |
-//! | how a stranger joins through it | [`joining`] | `joining/` |
-//! | who may be where | [`discovery`] | `discovery/` |
-//! | what happened of late | [`flight`] | `flight/` |
+//! | access control, at the connection and after each change of the log | [`TensorAcceptor`], [`Connections`] | `access.rs` |
+//! | choice and back-off of dials | | `dialer.rs` |
+//! | accepting, linking, watching rights, advertising | | `tasks.rs` |
+//! | changes for the flight record | | `flight_diff.rs` |
+//! | capabilities and calls | [`calls`] | `calls/` |
+//! | joining a community | [`joining`] | `joining/` |
+//! | addresses of nodes | [`discovery`] | `discovery/` |
+//! | recent events | [`flight`] | `flight/` |
 //! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
-//! | bringing what the root key has signed | [`Node::bring_as_root`] | `by_root.rs` |
+//! | delivering events signed by the root key | [`Node::push_root_events`] | `by_root.rs` |
 //!
 //! ```text
 //!                        one TLS listener
 //!   /bus/v1     calls     ── CallServer ── Registry (this node's capabilities)
-//!   /sync/v1    gossip    ── one link per member, whoever dialled ── EventLog
+//!   /sync/v1    gossip    ── one link per member, dialled by either side ── EventLog
 //!   /tensor/v1  sessions  ── TensorAcceptor ── TensorSessions (a shard host)
 //! ```
 //!
-//! # What always holds
+//! # Invariants
 //!
-//! - Who may connect is read from the log when a connection is made, and again with every change of
-//!   the log: connections of those who lost their right are closed with `revoked` or `unauthorized`.
-//!   So are this node's own, with hosts that may not see its rows any more.
-//! - A discovered address is a hint. What counts is the key that answers there.
-//! - A stranger gets no further than asking to join, and that only while there is an invite.
+//! - The right to a connection is read from the log when the connection is made, and again after
+//!   every change of the log. A connection whose peer lost its right is closed with `revoked` or
+//!   `unauthorized`. This includes the node's own connections to hosts that may no longer see its
+//!   rows.
+//! - A discovered address is only a hint; the TLS handshake proves the key of the node there.
+//! - A stranger can only call `community.join`, and only while an invite is open.
 
 mod access;
 mod by_root;
@@ -68,30 +69,30 @@ use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
 use flight_diff::FlightDiff;
 
-/// Sessions that wait for the shard host; beyond them `session_limit`.
+/// Accepted sessions that the shard host has not taken yet. Further ones get `session_limit`.
 const WAITING_SESSIONS: usize = 16;
 
-/// How a node is to run. [`NodeSettings::new`] fills in the defaults.
+/// Settings of a node. [`NodeSettings::new`] fills in the defaults.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct NodeSettings {
-    /// Where to listen, `host:port`; port 0 picks a free one. `None`: no listener, for programs
-    /// that ask and go.
+    /// Listen address, `host:port`; port 0 picks a free one. `None`: no listener, for short-lived
+    /// client programs.
     pub listen: Option<String>,
-    /// What others are told to dial, `ADDR:PORT`. Empty: this machine's addresses.
+    /// Addresses advertised to other nodes, `ADDR:PORT`. Empty: this machine's addresses.
     pub endpoints: Vec<String>,
-    /// How to look for others. Which node and which community is filled in.
+    /// Discovery settings; [`Node::start`] fills in the node and the community.
     pub discovery: DiscoverySettings,
-    /// What is announced to the network: names of capabilities.
+    /// Names of capabilities that are announced to the network.
     pub caps: Vec<String>,
-    /// What this node is called among members, at most 64 bytes.
+    /// This node's name in the community, at most 64 bytes.
     pub name: String,
     /// Name and version of the software.
     pub software: String,
     /// This machine's setting `policy.research.enable`.
     pub research: bool,
-    /// Limits and deadlines of connections. The keep-alive is 10 s unless set otherwise: after 20 s
-    /// of silence a neighbour is known to be gone.
+    /// Limits and deadlines of connections. The default keep-alive is 10 s: a silent peer counts as
+    /// gone after 20 s.
     pub transport: Config,
     /// Limits of gossip.
     pub sync: SyncConfig,
@@ -117,23 +118,23 @@ impl NodeSettings {
     }
 }
 
-/// Why a node did not start.
+/// Cause of a failed start of a node.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The address is taken or not this machine's, or a setting is out of its range.
+    /// The address is in use or not this machine's, or a setting is out of its range.
     #[error(transparent)]
     Listen(#[from] BindError),
-    /// The node key makes no certificate.
+    /// No certificate can be made from the node key.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// What is to be announced is not sound.
+    /// The announcement is not valid.
     #[error(transparent)]
     Discovery(#[from] DiscoveryError),
 }
 
 impl NodeError {
-    /// The stable code, for machines.
+    /// Stable code for machines.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::Listen(_) => "listen",
@@ -147,32 +148,30 @@ impl NodeError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerInfo {
-    /// Node id of the member.
     pub node: NodeId,
-    /// What the log says it may do.
+    /// Level according to the log; `None` for a node that is not a member.
     pub level: Option<Level>,
-    /// The link, if there is one.
     pub link: Option<LinkInfo>,
-    /// Where it may be, best first.
+    /// Known addresses, best first.
     pub endpoints: Vec<SocketAddr>,
 }
 
-/// A link to a member: gossip goes over it.
+/// A gossip link to a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkInfo {
-    /// Whether this node dialled it.
+    /// True if this node dialled the link.
     pub dialled: bool,
-    /// Since when, in Unix milliseconds.
+    /// Time of the link's start, in Unix milliseconds.
     pub since_ms: u64,
-    /// What went over it, and whether both logs are even.
+    /// Transferred events, and whether both logs are in sync.
     pub progress: Progress,
 }
 
-/// A link that is up.
+/// An open link.
 struct Link {
     serial: u64,
-    /// Whether the node with the lower id dialled it: such a link wins over the other.
+    /// True if the node with the lower id dialled the link: of two links, that one is kept.
     by_lower: bool,
     dialled: bool,
     since_ms: u64,
@@ -186,7 +185,7 @@ struct Inner {
     identity: Identity,
     log: EventLog,
     settings: NodeSettings,
-    rights: Arc<Access>,
+    access: Arc<Access>,
     server: Arc<CallServer>,
     discovery: Discovery,
     listen: Option<SocketAddr>,
@@ -194,21 +193,21 @@ struct Inner {
     links: Mutex<(u64, HashMap<NodeId, Link>)>,
     accounts: Accounts,
     flight_diff: Mutex<FlightDiff>,
-    /// Members that refused this node because it was put out of the community.
-    put_out_by: Mutex<BTreeSet<NodeId>>,
-    /// Members to which this node was nobody when they were last asked.
-    strange_to: Mutex<BTreeSet<NodeId>>,
-    /// Grows when a link comes, goes or becomes even, or a member says that this node was put out.
+    /// Members that refused this node with `revoked`.
+    revoked_by: Mutex<BTreeSet<NodeId>>,
+    /// Members that refused this node with `unauthorized` when it last dialled them.
+    unknown_to: Mutex<BTreeSet<NodeId>>,
+    /// Incremented when a link starts, ends or gets in sync, or when a member first refuses this
+    /// node.
     changed: watch::Sender<u64>,
-    /// Somebody may have to be dialled.
+    /// Wakes the dial task.
     dial: Notify,
-    /// This node has become a member: it says where it is without delay.
-    tell: Notify,
-    /// Everything that runs for this node.
+    /// This node has become a member: advertise its addresses at once.
+    advertise: Notify,
     tasks: Mutex<Option<JoinSet<()>>>,
 }
 
-/// The rule of the path for calls, for listeners and for those who dial.
+/// Path rule for calls, used by listeners and callers.
 pub fn bus_rule() -> PathRule {
     PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES)
         .with_text()
@@ -216,7 +215,8 @@ pub fn bus_rule() -> PathRule {
         .with_strangers(16)
 }
 
-/// A node at work. Clones are the same one; it ends when it is shut down, or with its last clone.
+/// A running node. Clones share it. It ends at [`Node::shutdown`], or when the last clone is
+/// dropped.
 #[derive(Clone)]
 pub struct Node {
     inner: Arc<Inner>,
@@ -234,8 +234,8 @@ impl Drop for Owner {
 }
 
 impl Node {
-    /// Starts a node: listens, if it is to, looks for others, and keeps a link to each member. The
-    /// registry's capabilities are served to members.
+    /// Starts the listener if one is configured, discovery, and a link to each member. Members can
+    /// call the capabilities of `registry`.
     ///
     /// Must be called within a tokio runtime.
     ///
@@ -248,7 +248,7 @@ impl Node {
         registry: Arc<Registry>,
     ) -> Result<Node, NodeError> {
         let (id, identity) = (key.id(), key.identity()?);
-        let rights = Arc::new(Access {
+        let access = Arc::new(Access {
             log: log.clone(),
             research: settings.research,
             tensor: RwLock::new(None),
@@ -256,7 +256,7 @@ impl Node {
         let listener = match &settings.listen {
             None => None,
             Some(addr) => {
-                let admission = Arc::clone(&rights) as Arc<dyn Admission>;
+                let admission = Arc::clone(&access) as Arc<dyn Admission>;
                 let rules = [bus_rule(), crate::community::sync::path_rule()];
                 let config = settings.transport.clone();
                 Some(Listener::bind(addr, &identity, admission, config, &rules).await?)
@@ -277,17 +277,17 @@ impl Node {
             ..settings.discovery.clone()
         };
         let (discovery, found) = Discovery::start(discovery, announcement)?;
-        let server = CallServer::new(id, registry, Arc::clone(&rights) as _);
+        let server = CallServer::new(id, registry, Arc::clone(&access) as _);
         let inner = Arc::new(Inner {
             connections: Connections::new(log.clone()),
             links: Mutex::default(),
             accounts: Accounts::new(&settings.sync),
             flight_diff: Mutex::default(),
-            put_out_by: Mutex::default(),
-            strange_to: Mutex::default(),
+            revoked_by: Mutex::default(),
+            unknown_to: Mutex::default(),
             changed: watch::Sender::new(0),
             dial: Notify::new(),
-            tell: Notify::new(),
+            advertise: Notify::new(),
             tasks: Mutex::new(Some(JoinSet::new())),
             server: Arc::new(server),
             key,
@@ -295,7 +295,7 @@ impl Node {
             identity,
             log,
             settings,
-            rights,
+            access,
             discovery,
             listen,
         });
@@ -310,42 +310,39 @@ impl Node {
         })
     }
 
-    /// This node.
     pub fn id(&self) -> NodeId {
         self.inner.id
     }
 
-    /// Where it listens, if it does.
+    /// Bound address of the listener, if there is one.
     pub fn listen_addr(&self) -> Option<SocketAddr> {
         self.inner.listen
     }
 
-    /// Where others can reach it, best first; empty without a listener.
+    /// Addresses at which other nodes can reach this one, best first; empty without a listener.
     pub fn own_endpoints(&self) -> Vec<String> {
         self.inner.own_endpoints()
     }
 
-    /// The community's log.
     pub fn log(&self) -> &EventLog {
         &self.inner.log
     }
 
-    /// Its open connections, which end with the right to them.
+    /// Open connections; each is closed when the right to it ends.
     pub fn connections(&self) -> &Connections {
         &self.inner.connections
     }
 
-    /// Who is where.
     pub fn discovery(&self) -> &Discovery {
         &self.inner.discovery
     }
 
-    /// What answers this node's calls; also for a [`LocalApi`](crate::node::calls::LocalApi).
+    /// Server for this node's calls, shared with a [`LocalApi`](crate::node::calls::LocalApi).
     pub fn call_server(&self) -> &Arc<CallServer> {
         &self.inner.server
     }
 
-    /// All other members, and whoever is linked, by node id.
+    /// All other members and all linked nodes, by node id.
     pub fn peers(&self) -> Vec<PeerInfo> {
         let state = self.inner.log.state();
         let mut links: HashMap<NodeId, LinkInfo> = self
@@ -380,21 +377,21 @@ impl Node {
             .collect()
     }
 
-    /// Members that refuse this node because its key counts no more: it was revoked, or frozen. The
-    /// events that say so do not reach a node that nobody talks to any more. What a member says is
-    /// not proved by that; an anchor could have made the event.
+    /// Members that refuse this node because its key was revoked or frozen. Only this refusal tells
+    /// the node, since no peer sends it the event. The claim of a member is no proof: an anchor
+    /// could have made the event.
     pub fn refused_by(&self) -> Vec<NodeId> {
-        self.inner.put_out_by.lock().iter().copied().collect()
+        self.inner.revoked_by.lock().iter().copied().collect()
     }
 
-    /// A number that grows when a link comes, goes, or becomes even, and when a member says that
-    /// this node was put out of the community.
+    /// Counter that grows when a link starts, ends or gets in sync, and when a member first refuses
+    /// this node.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.inner.changed.subscribe()
     }
 
-    /// Resolves once there is a link, and every link is even: this node knows then what its
-    /// neighbours know.
+    /// Resolves once there is at least one link and all links are in sync. The node then has every
+    /// event that its linked members have.
     pub async fn until_in_sync(&self) {
         let mut changes = self.changes();
         loop {
@@ -407,50 +404,50 @@ impl Node {
         }
     }
 
-    /// Members that took this node for a stranger when they were last asked: they have not heard that it
-    /// was let in, or whoever let it in had no right to.
-    pub fn strange_to(&self) -> Vec<NodeId> {
-        self.inner.strange_to.lock().iter().copied().collect()
+    /// Members that refused this node with `unauthorized` when it last dialled them: they lack the
+    /// event that admitted it, or its admission is not valid for them.
+    pub fn unknown_to(&self) -> Vec<NodeId> {
+        self.inner.unknown_to.lock().iter().copied().collect()
     }
 
-    /// Whom a caller counts with where what one may have is limited: who
-    /// [answers for it](crate::community::log::Community::answers_for). This node stands for itself.
-    pub fn party(&self, node: &NodeId) -> NodeId {
+    /// Quota key of a caller: itself, or the member that [answers for
+    /// it](crate::community::log::Community::answers_for). This node is its own quota key.
+    pub fn quota_key(&self, node: &NodeId) -> NodeId {
         match *node == self.id() {
             true => *node,
             false => self.inner.log.state().answers_for(node),
         }
     }
 
-    /// Serves tensor sessions from now on: those that `acceptor` lets in come out of what is returned.
-    /// Replaces whoever served them before. Until then, and after what is returned was dropped,
-    /// nobody gets any.
+    /// Starts to serve tensor sessions. The returned receiver yields the sessions that `acceptor`
+    /// admits, and replaces an earlier receiver. Without a live receiver, sessions are refused with
+    /// `purpose_unknown`.
     pub fn serve_tensors(&self, acceptor: Arc<dyn TensorAcceptor>) -> TensorSessions {
         let (sender, sessions) = mpsc::channel(WAITING_SESSIONS);
         let service = TensorService {
             acceptor,
             sessions: sender,
         };
-        let tensor = &self.inner.rights.tensor;
+        let tensor = &self.inner.access.tensor;
         let mut tensor = tensor.write();
         *tensor = Some(service);
         TensorSessions {
             sessions,
-            rights: Arc::clone(&self.inner.rights),
+            access: Arc::clone(&self.inner.access),
         }
     }
 
-    /// Opens a tensor session with whoever serves them at this very node, without a wire: what is
-    /// asked of a member is asked of this node, and its right is watched like any other's.
+    /// Opens a tensor session with the shard host of this same node, without a network connection.
+    /// The same checks apply as for a member, now and after each change of the log.
     ///
     /// # Errors
-    /// The code with which a member would be turned away.
+    /// The code with which a member would be refused.
     pub fn open_here(&self, hello: &Hello, config: &Config) -> Result<Connection, CloseCode> {
         let inner = &self.inner;
         let key = inner.id;
-        inner.rights.admit_path(&key, PATH)?;
-        inner.rights.admit_hello(&key, hello, now_ms() / 1000)?;
-        let service = inner.rights.tensor().ok_or(CloseCode::PurposeUnknown)?;
+        inner.access.admit_path(&key, PATH)?;
+        inner.access.admit_hello(&key, hello, now_ms() / 1000)?;
+        let service = inner.access.tensor().ok_or(CloseCode::PurposeUnknown)?;
         let (ours, theirs) = connect_here(key, hello, config, &inner.settings.transport);
         let what = Use::Tensor(access::grant_of(theirs.token()));
         let closer = theirs.closer();
@@ -461,7 +458,7 @@ impl Node {
         }
     }
 
-    /// A handle that does not keep the node alive, for what the node itself holds.
+    /// A weak handle, for components that the node itself owns.
     pub fn downgrade(&self) -> WeakNode {
         WeakNode {
             inner: Arc::downgrade(&self.inner),
@@ -469,13 +466,12 @@ impl Node {
         }
     }
 
-    /// Limits and deadlines of this node's connections.
     pub fn transport(&self) -> &Config {
         &self.inner.settings.transport
     }
 
-    /// Stops: says goodbye to the network, closes every connection with `shutdown`, ends every
-    /// task. What was stored is stored.
+    /// Announces the node's end to the network, closes every connection with `shutdown`, and ends
+    /// every task. The log is already stored.
     pub async fn shutdown(&self) {
         self.inner.discovery.shutdown().await;
         self.inner.connections.close_all(CloseCode::Shutdown);
@@ -483,12 +479,12 @@ impl Node {
         if let Some(mut tasks) = tasks {
             tasks.shutdown().await;
         }
-        // What was being connected meanwhile.
+        // Connections that were made during the shutdown.
         self.inner.connections.close_all(CloseCode::Shutdown);
     }
 }
 
-/// A handle to a node that may have ended. See [`Node::downgrade`].
+/// Weak handle to a node. See [`Node::downgrade`].
 #[derive(Clone)]
 pub struct WeakNode {
     inner: Weak<Inner>,
@@ -496,7 +492,7 @@ pub struct WeakNode {
 }
 
 impl WeakNode {
-    /// The node, unless its last handle is gone.
+    /// The node, or `None` if its last handle was dropped.
     pub fn upgrade(&self) -> Option<Node> {
         Some(Node {
             inner: self.inner.upgrade()?,
@@ -515,14 +511,14 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// The tensor sessions of a node, as they come.
+/// Receiver of a node's admitted tensor sessions.
 pub struct TensorSessions {
     sessions: mpsc::Receiver<Connection>,
-    rights: Arc<Access>,
+    access: Arc<Access>,
 }
 
 impl TensorSessions {
-    /// The next session; `None` when somebody else has taken over, or the node has ended.
+    /// The next session; `None` if another receiver has replaced this one, or the node has ended.
     pub async fn next(&mut self) -> Option<Connection> {
         self.sessions.recv().await
     }
@@ -531,9 +527,9 @@ impl TensorSessions {
 impl Drop for TensorSessions {
     fn drop(&mut self) {
         self.sessions.close();
-        let tensor = &self.rights.tensor;
+        let tensor = &self.access.tensor;
         let mut tensor = tensor.write();
-        // Only this one's: it may have been replaced.
+        // A later receiver may have replaced this one already: remove only our own.
         tensor.take_if(|service| service.sessions.is_closed());
     }
 }

@@ -1,4 +1,4 @@
-//! Finding a node at one of its addresses, and calling it.
+//! Connecting to a node at one of its addresses, and calling it.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -14,11 +14,11 @@ use super::{Inner, Node, bus_rule};
 use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
-/// How long an address has before the next one is tried beside it.
+/// Delay before the next address is tried in parallel (as in Happy Eyeballs, RFC 8305).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Tries all `candidates`, each beginning a moment after the one before it or as soon as that one
-/// has failed, and takes the first that works. `Err`: what went wrong with each.
+/// Runs `attempt` for all `candidates`, starting each [`STAGGER`] after the one before it, or as
+/// soon as an attempt has failed. Returns the first success, or the error of each.
 async fn first_of<C: Copy, T, E, F: Future<Output = Result<T, E>>>(
     candidates: impl IntoIterator<Item = C>,
     mut attempt: impl FnMut(C) -> F,
@@ -49,7 +49,7 @@ async fn first_of<C: Copy, T, E, F: Future<Output = Result<T, E>>>(
 }
 
 impl Inner {
-    /// A socket to a node, wherever it is, with what failed where.
+    /// Connects to a node at any of its addresses. Returns the error of each address if all fail.
     pub(super) async fn reach(
         &self,
         node: NodeId,
@@ -70,7 +70,7 @@ impl Inner {
             Err(failed) => {
                 for (endpoint, error) in &failed {
                     tracing::debug!(node = %node.short(), %endpoint, %error, "could not connect");
-                    // A node that answers and refuses is where it was said to be.
+                    // A node that refuses has answered: the address is right.
                     if !matches!(error, ConnectError::Refused { .. }) {
                         self.discovery.failed(Some(&node), *endpoint);
                     }
@@ -87,7 +87,7 @@ impl Inner {
             return Err(CallError::new(Code::UNAUTHORIZED, message));
         }
         if to == self.id {
-            // No wire, and all checks.
+            // A call to this node itself needs no socket; all checks still apply.
             let (ours, theirs) = Wire::pair();
             let server = Arc::clone(&self.server);
             self.spawn(async move { server.serve_wire(theirs, Origin::Peer(to)).await });
@@ -102,7 +102,7 @@ impl Inner {
     }
 }
 
-/// Why nobody answered, in a sentence.
+/// Error message for a node that could not be connected.
 fn unreachable(node: NodeId, failed: &[(SocketAddr, ConnectError)]) -> CallError {
     let refused = failed.iter().find_map(|(_, error)| error.code());
     if let Some(code @ (CloseCode::Unauthorized | CloseCode::Revoked)) = refused {
@@ -111,7 +111,7 @@ fn unreachable(node: NodeId, failed: &[(SocketAddr, ConnectError)]) -> CallError
     }
     let (message, hint) = match failed.first() {
         None => (
-            format!("nobody knows an address of {node}"),
+            format!("no address of {node} is known"),
             "is it switched on, and on this network? Networks without multicast need static peers",
         ),
         Some((endpoint, error)) => (
@@ -123,12 +123,12 @@ fn unreachable(node: NodeId, failed: &[(SocketAddr, ConnectError)]) -> CallError
 }
 
 impl Node {
-    /// Begins a call of a node's capability, over a connection of its own that ends with it. Its
-    /// events and its end come from the stream.
+    /// Begins a call over its own connection, which ends with the call. The stream yields the
+    /// events and the result.
     ///
     /// # Errors
-    /// `unreachable` if the node cannot be connected, `unauthorized` if it is no member, or this
-    /// node is none for it; and as [`Client::call`].
+    /// `unreachable` if no connection can be made; `unauthorized` if one of the two nodes is not a
+    /// member for the other; and as [`Client::call`].
     pub async fn call(
         &self,
         to: NodeId,

@@ -1,5 +1,5 @@
-//! What a node does all the time: accepting, linking, dialling, watching rights, telling where it
-//! is.
+//! Background tasks of a node: accepting, linking, dialling, watching rights, advertising its
+//! addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -25,19 +25,18 @@ use crate::node::discovery::{Claims, Source};
 use crate::node::flight;
 use crate::now_ms;
 
-/// How often the node looks after itself: addresses, time limits.
+/// Interval of housekeeping: addresses and time limits.
 const TICK: Duration = Duration::from_secs(1);
-/// How often a node says where it is: well before what it said expires.
+/// Interval at which a node advertises its addresses: well before the last advertisement expires.
 const TELL_MS: u64 = ADVERT_LIFE_MS / 3;
-/// How often expired events are dropped.
+/// Interval at which expired events are deleted.
 const COMPACT_MS: u64 = 5 * 60_000;
 
-/// Starts everything.
 pub(super) fn start(inner: &Arc<Inner>, listener: Option<Listener>, found: watch::Receiver<u64>) {
     if let Some(listener) = listener {
         inner.spawn(accept(Arc::clone(inner), listener));
     }
-    inner.spawn_aside(watch_rights(Arc::clone(inner)));
+    inner.spawn_background(watch_rights(Arc::clone(inner)));
     inner.spawn(dial(Arc::clone(inner), found));
     inner.spawn(housekeeping(Arc::clone(inner)));
 }
@@ -48,8 +47,8 @@ impl Inner {
         self.spawn_on(task, &Handle::current());
     }
 
-    /// The same for what other nodes can make this one do: behind the chats that are under way.
-    fn spawn_aside(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Runs a task that other nodes can trigger, at lower priority than running chats.
+    fn spawn_background(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.spawn_on(task, &background());
     }
 
@@ -60,11 +59,12 @@ impl Inner {
         }
     }
 
-    /// Whoever has refused this node with a code, where that says something of this node; and what.
+    /// The set of members for a refusal with `code`, and its meaning. `None` if the code says
+    /// nothing about this node's membership.
     fn refusals(&self, code: CloseCode) -> Option<(&Mutex<BTreeSet<NodeId>>, &'static str)> {
         match code {
-            CloseCode::Revoked => Some((&self.put_out_by, "was revoked")),
-            CloseCode::Unauthorized => Some((&self.strange_to, "is no member")),
+            CloseCode::Revoked => Some((&self.revoked_by, "was revoked")),
+            CloseCode::Unauthorized => Some((&self.unknown_to, "is no member")),
             _ => None,
         }
     }
@@ -88,7 +88,7 @@ impl Inner {
         own.iter().map(SocketAddr::to_string).collect()
     }
 
-    /// Keeps one link of the two that there may be, and lets gossip run over it.
+    /// Keeps one of the two possible links with a peer, and runs gossip over it.
     pub(super) fn adopt(self: &Arc<Self>, socket: PeerSocket, dialled: bool) {
         let peer = socket.peer();
         if peer == self.id {
@@ -119,8 +119,8 @@ impl Inner {
         };
         self.connections
             .add(peer, Use::Sync, socket.closer(), dialled);
-        self.put_out_by.lock().remove(&peer);
-        self.strange_to.lock().remove(&peer);
+        self.revoked_by.lock().remove(&peer);
+        self.unknown_to.lock().remove(&peer);
         self.bump();
         tracing::info!(peer = %peer.short(), dialled, "linked");
         flight::record(self.flight_diff.lock().connected(peer));
@@ -128,7 +128,7 @@ impl Inner {
         let inner = Arc::clone(self);
         let (log, config) = (self.log.clone(), self.settings.sync.clone());
         let (own, accounts) = (self.id, self.accounts.clone());
-        self.spawn_aside(async move {
+        self.spawn_background(async move {
             let mut progress = progress;
             let mut running = std::pin::pin!(gossip(socket, own, log, config, accounts, shown));
             let mut was_in_sync = false;
@@ -160,22 +160,22 @@ impl Inner {
         });
     }
 
-    /// Takes what whoever holds the root key has signed with it: that is no link, for the root is no
+    /// Receives events from the holder of the root key. This is not a link, since the root is not a
     /// member.
-    fn hear_root(self: &Arc<Self>, socket: PeerSocket) {
+    fn accept_root_events(self: &Arc<Self>, socket: PeerSocket) {
         let (root, closer) = (socket.peer(), socket.closer());
         self.connections.add(root, Use::Sync, closer, false);
         let (own, log, config) = (self.id, self.log.clone(), self.settings.sync.clone());
         let (shown, _) = watch::channel(Progress::default());
         let accounts = self.accounts.clone();
-        self.spawn_aside(async move {
+        self.spawn_background(async move {
             let closed = gossip(socket, own, log, config, accounts, shown).await;
-            tracing::info!(code = %closed.code, "heard whoever has the root key");
+            tracing::info!(code = %closed.code, "session with the root key ended");
         });
     }
 
-    /// Tells the flight record what has changed in the community.
-    fn remember(&self, state: &Community, now_ms: u64) {
+    /// Records changes of the community in the flight record.
+    fn record_changes(&self, state: &Community, now_ms: u64) {
         let events = self.flight_diff.lock().look(state, now_ms);
         events.into_iter().for_each(flight::record);
     }
@@ -189,14 +189,14 @@ impl Inner {
             .collect()
     }
 
-    /// Who should be linked, with the time when each was last heard of.
+    /// Nodes that should be linked, with the time of each one's last announcement.
     fn wanted(&self) -> BTreeMap<Target, u64> {
         let state = self.log.state();
         let mut wanted = BTreeMap::new();
         for hint in self.discovery.found() {
             match hint.node {
-                // Until the first sync nobody is known: whoever says to belong to this community
-                // may have its history, and can be checked by it.
+                // Before the first sync no member is known. Any node that claims this community may
+                // have its history, which proves itself.
                 Some(node) if !state.is_created() || state.level(&node).is_some() => {
                     wanted.insert(Target::Node(node), hint.last_seen_ms);
                 }
@@ -211,7 +211,7 @@ impl Inner {
     }
 }
 
-/// Takes what arrives at the listener.
+/// Dispatches connections from the listener.
 async fn accept(inner: Arc<Inner>, mut listener: Listener) {
     loop {
         match listener.accept().await {
@@ -219,7 +219,7 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                 let peer = session.peer();
                 let what = Use::Tensor(grant_of(session.token()));
                 inner.connections.add(peer, what, session.closer(), false);
-                let sent = match inner.rights.tensor() {
+                let sent = match inner.access.tensor() {
                     Some(service) => service.sessions.try_send(session).map_err(|error| {
                         error.into_inner().close(CloseCode::SessionLimit);
                     }),
@@ -229,7 +229,7 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                     }
                 };
                 if sent.is_err() {
-                    tracing::debug!(peer = %peer.short(), "nobody took a tensor session");
+                    tracing::debug!(peer = %peer.short(), "no shard host took a tensor session");
                 }
             }
             Arrival::Peer(socket) if socket.path() == BUS_PATH => {
@@ -241,7 +241,7 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                 inner.spawn(async move { server.serve(socket).await });
             }
             Arrival::Peer(socket) if socket.peer() == inner.log.community().root() => {
-                inner.hear_root(socket);
+                inner.accept_root_events(socket);
             }
             Arrival::Peer(socket) => inner.adopt(socket, false),
             _ => {}
@@ -249,7 +249,7 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
     }
 }
 
-/// Looks at every connection again when the log has changed, and learns from it who is where.
+/// After each change of the log, checks every connection again and updates the known addresses.
 async fn watch_rights(inner: Arc<Inner>) {
     let mut changes = inner.log.changes();
     let mut was_member = false;
@@ -257,13 +257,13 @@ async fn watch_rights(inner: Arc<Inner>) {
         changes.mark_unchanged();
         let (state, now_ms) = (inner.log.state(), now_ms());
         inner.connections.check(now_ms);
-        inner.remember(&state, now_ms);
+        inner.record_changes(&state, now_ms);
         let members = state.members().map(|(node, _)| *node);
         inner.discovery.set_members(members);
         let (own, local) = (inner.own_endpoints(), inner.discovery.local());
         let claims = Claims::new(&state, &own, local, now_ms);
-        // Also what has expired: a node that has just started, and has been away for a while, knows
-        // nothing else that the others have signed.
+        // Include expired events: after an absence, a node that has just started has no other
+        // signed addresses.
         for seen in state.nodes(0).filter(|seen| seen.node != inner.id) {
             let endpoints = seen.endpoints.iter();
             let signed: Vec<SocketAddr> = endpoints.filter_map(|text| text.parse().ok()).collect();
@@ -275,7 +275,7 @@ async fn watch_rights(inner: Arc<Inner>) {
         inner.dial.notify_one();
         let is_member = state.level(&inner.id).is_some();
         if is_member && !was_member {
-            inner.tell.notify_one();
+            inner.advertise.notify_one();
         }
         was_member = is_member;
         if changes.changed().await.is_err() {
@@ -284,7 +284,7 @@ async fn watch_rights(inner: Arc<Inner>) {
     }
 }
 
-/// Connects to whoever should be linked and is not.
+/// Dials the wanted nodes that are not linked.
 async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
     let mut dialer = Dialer::new(inner.id);
     let (done, mut ended) = tokio::sync::mpsc::channel::<Target>(64);
@@ -301,16 +301,16 @@ async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
         });
         tokio::select! {
             Some(target) = ended.recv() => {
-                dialer.ended(target, now_ms(), noise());
+                dialer.ended(target, now_ms(), jitter());
                 if !matches!(target, Target::Node(node) if inner.linked().contains(&node)) {
-                    // Perhaps it is somewhere else now.
+                    // The node may have a new address.
                     inner.discovery.look_again();
                 }
             }
             () = inner.dial.notified() => {}
             changed = found.changed() => {
                 if changed.is_err() {
-                    // Discovery has ended: what is known stays.
+                    // Discovery has ended: keep its last results.
                     inner.dial.notified().await;
                 }
             }
@@ -319,12 +319,12 @@ async fn dial(inner: Arc<Inner>, mut found: watch::Receiver<u64>) {
     }
 }
 
-fn noise() -> u64 {
-    // Without randomness nodes may try at the same time, which does no harm.
+fn jitter() -> u64 {
+    // Without randomness nodes may dial at the same time, which is harmless.
     getrandom::u64().unwrap_or(0)
 }
 
-/// One attempt at linking.
+/// Makes one attempt at a link.
 async fn connect(inner: &Arc<Inner>, target: Target) {
     let rule = path_rule();
     let socket = match target {
@@ -374,41 +374,40 @@ async fn connect(inner: &Arc<Inner>, target: Target) {
     inner.adopt(socket, true);
 }
 
-/// Notes that a member says that this node was put out, or is nobody. Said once, however often it is
-/// asked again.
+/// Records that a member refuses this node as revoked or unknown. Logged once per member.
 fn refused(inner: &Inner, by: NodeId, code: CloseCode) {
     let Some((said, what)) = inner.refusals(code) else {
         return;
     };
     if said.lock().insert(by) {
-        tracing::info!(node = %by.short(), "it says that this node {what}");
+        tracing::info!(node = %by.short(), "a member refuses this node: it {what}");
         inner.bump();
     }
 }
 
-/// Tells where this node is, lets what waits in the log take effect, drops what has expired.
+/// Advertises this node's addresses, applies events that are due, and deletes expired events.
 async fn housekeeping(inner: Arc<Inner>) {
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut told: (u64, Vec<String>) = (0, Vec::new());
-    // A clock that is set may also go back.
+    // The clock may also be set back.
     let passed = |since: u64, now: u64, ms: u64| now.abs_diff(since) >= ms;
     let mut compacted_ms = now_ms();
     loop {
         tokio::select! {
             _ = tick.tick() => {}
-            () = inner.tell.notified() => {}
+            () = inner.advertise.notified() => {}
         }
         let now_ms = now_ms();
         let state = inner.log.state();
         // Rights can also end with time: invites expire.
         inner.connections.check(now_ms);
-        inner.remember(&state, now_ms);
+        inner.record_changes(&state, now_ms);
 
         let (log, key) = (inner.log.clone(), Arc::clone(&inner.key));
-        let tended = tokio::task::spawn_blocking(move || log.tend(&key, now_ms)).await;
+        let tended = tokio::task::spawn_blocking(move || log.maintain(&key, now_ms)).await;
         if let Ok(Err(error)) = tended {
-            tracing::debug!(%error, "could not tend the log");
+            tracing::debug!(%error, "maintenance of the log failed");
         }
 
         let endpoints = inner.own_endpoints();
@@ -428,7 +427,9 @@ async fn housekeeping(inner: Arc<Inner>) {
             match appended.await {
                 Ok(Ok(_)) => told = (now_ms, endpoints),
                 // The next tick tries again.
-                Ok(Err(error)) => tracing::debug!(%error, "could not say where this node is"),
+                Ok(Err(error)) => {
+                    tracing::debug!(%error, "could not advertise this node's addresses");
+                }
                 Err(_) => {}
             }
         }

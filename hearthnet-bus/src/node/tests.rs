@@ -1,5 +1,5 @@
-//! Whole nodes over real sockets on the loopback interface. The network has no multicast here:
-//! what a node knows at first is one address.
+//! Tests of whole nodes over real sockets on the loopback interface. There is no multicast here: a
+//! node starts with one known address.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Handler for Echo {
     }
 }
 
-/// A node that listens, and its log.
+/// A listening node and its log.
 struct Home {
     node: Node,
     community: testing::Home,
@@ -57,12 +57,12 @@ async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Ho
     }
 }
 
-/// Key 1, who has founded a community that computes together, and lets everybody in.
+/// A node with key 1 that has founded a community with research on.
 async fn founder() -> Home {
     start(1, testing::Home::founded(key(1), true), Vec::new()).await
 }
 
-/// A node that knows the community's key and one address.
+/// A node that knows the community's id and one address.
 async fn joiner(seed: u8, at: &Home) -> Home {
     let community = testing::Home::joining(key(seed));
     start(seed, community, vec![at.address()]).await
@@ -114,7 +114,7 @@ impl Home {
         });
     }
 
-    /// Shows this node that key `seed` has written two histories.
+    /// Freezes key `seed` at this node, by two contradicting histories.
     fn freeze(&self, seed: u8) {
         let log = self.node.log();
         let twin = |byte: u8| {
@@ -154,12 +154,12 @@ impl Home {
         until(|| self.links() == expected).await;
     }
 
-    /// Until this node knows where key `seed` listens.
+    /// Waits until this node knows an address of key `seed`.
     async fn knows(&self, seed: u8) {
         until(|| !self.node.discovery().endpoints(&id(seed)).is_empty()).await;
     }
 
-    /// A socket of key `seed`, made by hand.
+    /// Connects to this node with key `seed`.
     async fn dial(&self, seed: u8, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
         let own = key(seed).identity().unwrap();
         let (expect, config) = (Some(self.node.id()), Config::default());
@@ -207,7 +207,7 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
     let second = joiner(2, &first).await;
     let third = joiner(3, &first).await;
     first.linked_with(&[2, 3]).await;
-    // Nobody told these two of each other: the log did.
+    // These two learned each other's address from the log alone.
     second.linked_with(&[1, 3]).await;
     third.linked_with(&[1, 2]).await;
     for home in [&first, &second, &third] {
@@ -215,11 +215,10 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
         assert_eq!(home.node.log().state().members().count(), 3);
     }
     second.knows(3).await;
-    // They call each other.
     let stream = second.node.call(id(3), &echo(), &json!({})).await.unwrap();
     let answer = stream.result_within(PATIENCE).await;
     assert_eq!(answer.unwrap()["caller"], id(2).to_string());
-    // A node that goes is missed, and comes back under another port.
+    // A node that leaves is noticed, and found again at another port.
     second.node.shutdown().await;
     first.linked_with(&[3]).await;
     let second = start(2, testing::Home::joining(key(2)), vec![third.address()]).await;
@@ -285,16 +284,16 @@ async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite
     let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66)));
     let refused = client.call(&echo(), &json!({})).unwrap().result().await;
     assert_eq!(refused.unwrap_err().code().as_str(), "unauthorized");
-    // The last invite is withdrawn: joiners are refused, also those that are connected.
+    // The last invite is withdrawn: joiners are refused, and connected ones are closed.
     first.withdraw();
     assert_eq!(end_of(&mut socket).await.code, CloseCode::Unauthorized);
     assert_eq!(refusal(first.dial(66, bus).await), CloseCode::Unauthorized);
 }
 
-/// Lets everybody in who comes this far.
-struct OpenDoor;
+/// Admits every session that gets this far.
+struct AdmitAll;
 
-impl TensorAcceptor for OpenDoor {
+impl TensorAcceptor for AdmitAll {
     fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Ok(())
     }
@@ -305,7 +304,7 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
     let first = founder().await;
     first.invite();
     first.admit(2);
-    let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+    let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
     let mut sync = first
         .dial(2, &crate::community::sync::path_rule())
@@ -328,7 +327,7 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
         .unwrap_err();
     assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
     first.linked_with(&[]).await;
-    // It does not come in again, by any path.
+    // The node is refused on every path.
     for path in [&bus_rule(), &crate::community::sync::path_rule()] {
         assert_eq!(refusal(first.dial(2, path).await), CloseCode::Revoked);
     }
@@ -336,7 +335,7 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
+async fn a_revoked_or_frozen_node_is_told_so_wherever_it_dials() {
     let first = founder().await;
     first.invite();
     first.admit(2);
@@ -348,7 +347,7 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
     assert_eq!(second.node.refused_by(), []);
     first.revoke(2);
     until(|| second.node.refused_by() == [id(1)]).await;
-    // Frozen by two histories, it hears the same.
+    // Frozen by two histories, it gets the same code.
     first.admit(3);
     let third = joiner(3, &first).await;
     third.linked_with(&[1]).await;
@@ -368,7 +367,7 @@ async fn a_node_whose_key_counts_no_more_is_told_so_wherever_it_dials() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_is_known_by_its_address_alone_is_heard_when_it_refuses() {
+async fn a_refusal_counts_from_a_member_known_only_by_address() {
     let first = founder().await;
     first.invite();
     first.admit(2);
@@ -377,7 +376,7 @@ async fn a_member_that_is_known_by_its_address_alone_is_heard_when_it_refuses() 
     timeout(PATIENCE, second.node.until_in_sync())
         .await
         .unwrap();
-    // The only anchor in an old copy: it knows of the member, and not where that is.
+    // The only anchor, with an old copy of the log: the member is in it, its address is not.
     let old = testing::Home::joining(key(1));
     let mut known = first.node.log().missing(&old.log.heads(), 100, 1 << 20);
     let known = &mut known.as_mut().unwrap().events;
@@ -412,7 +411,7 @@ async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
     let first = founder().await;
     first.invite();
     first.admit(2);
-    let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+    let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
     let grant = |number: u8| Grant {
         issuer: id(1),
         subject: id(2),
@@ -444,22 +443,22 @@ async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_callers_sessions_end_when_it_is_frozen_or_the_community_computes_no_more() {
+async fn a_callers_sessions_end_when_it_is_frozen_or_research_is_switched_off() {
     for (end, code, open) in [
         ((|home| home.freeze(2)) as fn(&Home), CloseCode::Revoked, 0),
         (
             |home| home.append(Body::PolicyChanged(Policy::default())),
             CloseCode::Unauthorized,
-            // Calls go on: there is more than computing together.
+            // Calls continue: they do not depend on the research policy.
             1,
         ),
     ] {
         let first = founder().await;
         first.invite();
         first.admit(2);
-        let mut sessions = first.node.serve_tensors(Arc::new(OpenDoor));
+        let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
         let bus = first.dial(2, &bus_rule()).await.unwrap();
-        // One that runs something, and one that is only kept.
+        // Two sessions of one caller.
         let mut kept = Vec::new();
         for _ in 0..2 {
             let tensor = first.tensor(2, vec![]).await.unwrap();
@@ -482,7 +481,7 @@ async fn a_callers_sessions_end_when_it_is_frozen_or_the_community_computes_no_m
 type End = fn(&Home);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_it() {
+async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
     let ends: [(End, CloseCode); 5] = [
         (
             |home| home.set_level(3, Level::Member),
@@ -518,11 +517,11 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
         first.invite();
         first.admit(3);
         first.set_level(3, Level::Trusted);
-        // A host that knows of no community but one in which it may do everything.
+        // A host in its own community, which grants it every right.
         let host = start(3, testing::Home::founded(key(3), true), Vec::new()).await;
         host.admit(1);
-        let mut sessions = host.node.serve_tensors(Arc::new(OpenDoor));
-        // The node's own table, and that of a program beside the node.
+        let mut sessions = host.node.serve_tensors(Arc::new(AdmitAll));
+        // The table of the node, and that of a program beside the node.
         let beside = Connections::watched(first.node.log().clone());
         let mut links = Vec::new();
         for watch in [first.node.connections(), &beside] {
@@ -538,7 +537,7 @@ async fn a_link_to_a_host_ends_with_the_right_of_the_host_though_the_host_keeps_
             let closed = timeout(PATIENCE, session.recv()).await.unwrap();
             assert_eq!(closed.unwrap_err().code, code);
         }
-        // One that was being made meanwhile does not come to life.
+        // A connection made meanwhile is closed when it is watched.
         let late = host.tensor(1, token.clone()).await.unwrap();
         first
             .node
@@ -557,8 +556,8 @@ async fn without_a_shard_host_there_are_no_tensor_sessions() {
         refusal(first.tensor(2, vec![]).await),
         CloseCode::PurposeUnknown
     );
-    let sessions = first.node.serve_tensors(Arc::new(OpenDoor));
-    let mut newer = first.node.serve_tensors(Arc::new(OpenDoor));
+    let sessions = first.node.serve_tensors(Arc::new(AdmitAll));
+    let mut newer = first.node.serve_tensors(Arc::new(AdmitAll));
     drop(sessions);
     let _session = first.tensor(2, vec![]).await.unwrap();
     assert!(newer.next().await.is_some());
@@ -570,14 +569,14 @@ async fn without_a_shard_host_there_are_no_tensor_sessions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_answers_at_an_address_has_to_be_a_member() {
-    // A node of another community, which says nothing of it.
+async fn a_node_at_a_static_address_must_be_a_member() {
+    // A node of another community; its peer entry has no node id.
     let other = testing::Home::founded_as(201, key(7), false);
     let other = start(7, other, Vec::new()).await;
     other.invite();
 
     let unnamed = StaticPeer::new(other.node.listen_addr().unwrap(), None);
-    // And its address under the name of a member: another key answers there.
+    // The same address with a member's node id: another key answers there.
     let wrong = StaticPeer::new(other.node.listen_addr().unwrap(), Some(id(2)));
     let community = testing::Home::founded(key(1), false);
     let first = start(1, community, vec![unnamed, wrong]).await;
@@ -614,7 +613,7 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
         }
     };
     timeout(PATIENCE, again).await.unwrap();
-    // Without a shutdown: the last handle ends it.
+    // Without `shutdown`, dropping the last handle ends the node.
     let second = founder().await;
     second.invite();
     second.admit(2);
@@ -624,7 +623,7 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
     assert_eq!(end_of(&mut bus).await.code, CloseCode::Shutdown);
 }
 
-/// Answers a call with pages of a flight record, none of which is honest.
+/// Answers a call with forged pages of a flight record.
 struct Liar(fn(u64) -> Value, u64);
 
 impl Handler for Liar {
@@ -649,7 +648,7 @@ fn record(seq: u64, event: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn what_a_lying_node_says_of_its_past_is_bounded_and_harmless() {
+async fn a_forged_flight_record_is_bounded_and_harmless() {
     let endless = |n: u64| {
         let event = json!({"kind": "connection_refused", "code": "\u{1b}[2J\u{202e}".repeat(9)});
         let records: Vec<Value> = (1..=200).map(|k| record(n * 200 + k, &event)).collect();

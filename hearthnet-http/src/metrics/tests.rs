@@ -10,7 +10,7 @@ fn known() -> BTreeSet<String> {
         .collect()
 }
 
-/// Rust files of the crates that count, without their tests.
+/// Rust files of the crates that record metrics, without their tests.
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut dirs: Vec<PathBuf> = ["bus", "http", "transport", "shard", "orchestrator"]
@@ -34,7 +34,7 @@ fn sources() -> Vec<PathBuf> {
     files
 }
 
-/// The names that the macro gets as a literal: its first argument.
+/// Names passed to the macro as literals, its first argument.
 fn names_in<'a>(text: &'a str, call: &str) -> Vec<&'a str> {
     text.split(call)
         .skip(1)
@@ -43,7 +43,7 @@ fn names_in<'a>(text: &'a str, call: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn every_number_is_counted_somewhere_and_none_that_is_not_described() {
+fn every_metric_is_described_and_recorded() {
     let mut counted = BTreeSet::new();
     for path in sources() {
         let text = std::fs::read_to_string(&path).unwrap();
@@ -88,7 +88,7 @@ fn names_and_units_are_as_prometheus_wants_them() {
 }
 
 #[test]
-fn the_dashboard_shows_every_number_that_there_is_and_no_other() {
+fn the_dashboard_shows_exactly_the_metrics() {
     let text = include_str!("../../../config/grafana-dashboard.json");
     let dashboard: serde_json::Value = serde_json::from_str(text).unwrap();
     let mut shown = BTreeSet::new();

@@ -1,10 +1,10 @@
-//! A complete model on this machine.
+//! Complete model on one machine.
 
 use super::error::{EngineError, LoadError};
 use super::{Engine, EngineOptions, Head, SeqId, Span};
 use crate::model_file::ModelFile;
 
-/// All layers of a model and its head, on the same threads.
+/// All layers of a model and its head, on one thread pool.
 #[derive(Debug)]
 pub struct FullModel {
     engine: Engine,
@@ -13,7 +13,8 @@ pub struct FullModel {
 }
 
 impl FullModel {
-    /// Loads everything. `progress` is called with the bytes of the layers done so far and in all.
+    /// Loads all layers and the head. `progress` receives the bytes of the layers read so far, and
+    /// the total.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -31,37 +32,35 @@ impl FullModel {
         })
     }
 
-    /// The layers.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// The layers, to open, fork, truncate and close sequences.
+    /// Mutable engine, for opening, forking, truncating and closing sequences.
     pub fn engine_mut(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// Embedding and output matrix.
     pub fn head(&self) -> &Head {
         &self.head
     }
 
-    /// Memory that all weights take.
+    /// Bytes of memory of all packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.engine.weight_bytes() + self.head.weight_bytes()
     }
 
-    /// Bytes of weights that a token reads on its way through: all but the embeddings of others,
-    /// and of a layer's experts those that it is sent to.
+    /// Bytes of weights that one token reads: the layers and the output matrix, but only the
+    /// experts that the token is routed to.
     pub fn token_bytes(&self) -> u64 {
         self.engine.token_bytes() + self.head.token_bytes()
     }
 
-    /// Appends tokens to a sequence, and replaces `logits` by those of the last one: `vocab`
-    /// values, or none when there are no tokens.
+    /// Appends tokens to a sequence, and replaces `logits` by the logits of the last token: `vocab`
+    /// values, or no values if `ids` is empty.
     ///
     /// # Errors
-    /// See [`EngineError`]; the sequence is then as before.
+    /// See [`EngineError`]. The sequence is then unchanged.
     pub fn append(
         &mut self,
         seq: SeqId,

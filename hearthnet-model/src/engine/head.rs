@@ -1,4 +1,4 @@
-//! What lies outside the blocks: embedding, last norm, output matrix.
+//! Tensors outside the blocks: embedding, last norm, output matrix.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 
-/// Rows that are multiplied with the output matrix together.
+/// Rows multiplied with the output matrix per pass.
 const TILE: usize = 64;
-/// Parts per thread into which the output matrix is cut: a thread that wakes late, or has less of
-/// the memory's bandwidth, takes fewer.
+/// Work units of the output matrix per thread. A thread that wakes late, or gets less memory
+/// bandwidth, processes fewer units.
 const UNITS: usize = 16;
 
 /// Embedding, last norm and output matrix of a model.
@@ -27,7 +27,7 @@ pub struct Head {
     thread_pool: Arc<ThreadPool>,
     embedding: Packed,
     norm: Vec<f32>,
-    /// `None` where the embedding is also the output matrix.
+    /// `None` if the embedding is also the output matrix.
     output: Option<Packed>,
     weight_bytes: u64,
     act: Mutex<Act>,
@@ -42,8 +42,8 @@ impl Head {
         Self::with(file, options.kernels()?, options.thread_pool()?)
     }
 
-    /// As [`Self::load`], on the threads of an engine in the same process: as they take turns,
-    /// threads of its own would only be in the way.
+    /// As [`Self::load`], on the threads of an engine in the same process. Engine and head run in
+    /// turn, so threads of its own would only compete for cores.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -85,12 +85,11 @@ impl Head {
         })
     }
 
-    /// Hyperparameters of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// Memory that the weights take.
+    /// Bytes of memory of the packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
@@ -100,12 +99,12 @@ impl Head {
         self.output.as_ref().unwrap_or(&self.embedding).bytes() as u64
     }
 
-    /// Replaces `out` by the embeddings of some tokens, one row of `width` values each, rounded
-    /// to the boundary dtype: what the first layer reads.
+    /// Replaces `out` by the embeddings of `ids`, the input of the first layer: one row of `width`
+    /// values per token, rounded to the boundary dtype.
     ///
     /// # Errors
-    /// [`EngineError::UnknownToken`], [`EngineError::InputNotFinite`] when the file's embedding is
-    /// beyond the boundary dtype; `out` is then empty.
+    /// [`EngineError::UnknownToken`]; [`EngineError::InputNotFinite`] when an embedding exceeds the
+    /// range of the boundary dtype. `out` is then empty.
     pub fn embed(&self, ids: &[u32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.clear();
         let vocab = self.spec.vocab;
@@ -128,12 +127,12 @@ impl Head {
         Ok(())
     }
 
-    /// Replaces `out` by the logits of some rows, `vocab` values each. `rows` are outputs of the
-    /// last layer, `width` values each; usually it is one row, that of the last position.
+    /// Replaces `out` by the logits of `rows`, `vocab` values per row. `rows` are outputs of the
+    /// last layer, `width` values each; usually only the row of the last position.
     ///
     /// # Errors
     /// [`EngineError::RowsMismatch`] when `rows` is not whole rows,
-    /// [`EngineError::InputNotFinite`]; `out` is then empty.
+    /// [`EngineError::InputNotFinite`]. `out` is then empty.
     pub fn logits(&self, rows: &[f32], out: &mut Vec<f32>) -> Result<(), EngineError> {
         out.clear();
         let (width, vocab) = (self.spec.width as usize, self.spec.vocab as usize);
@@ -177,8 +176,8 @@ impl Head {
             .norm_prepare(rows, &self.norm, self.spec.norm_eps, form, &mut act);
         let (act, count) = (&*act, rows.len() / self.norm.len());
         let out = SharedMut::new(out);
-        self.thread_pool.run(&|member| {
-            member.phase(units, |unit| {
+        self.thread_pool.run(&|thread| {
+            thread.phase(units, |unit| {
                 let range = panels * unit / units..panels * (unit + 1) / units;
                 let columns = range.start * LANES..vocab.min(range.end * LANES);
                 // SAFETY: units have separate panels, and so separate columns.
@@ -190,7 +189,7 @@ impl Head {
 }
 
 impl fmt::Debug for Head {
-    /// Without weights.
+    /// Omits the weights.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Head")
             .field("architecture", &self.spec.architecture)

@@ -1,21 +1,21 @@
-//! The exact CPU engine: blocks of a model over rows of any sequences.
+//! Exact CPU engine: runs rows of any sequences through the blocks of a model.
 //!
-//! An [`Engine`] holds a contiguous range of layers and the keys and values of the sequences that
-//! run through them. A [`Head`] holds what lies before the first layer and behind the last:
-//! embedding, last norm, output matrix. [`FullModel`] is both for a complete model.
+//! An [`Engine`] holds a contiguous range of layers and the KV cache of the sequences that run
+//! through them. A [`Head`] holds the tensors outside the layers: embedding, last norm, output
+//! matrix. [`FullModel`] combines both for a complete model.
 //!
 //! # Exactness
-//! A row's result is a function of the weights, of the row and of the rows before it in its
-//! sequence, and of nothing else: not of what shares its batch, of how a prompt is cut into
-//! batches, of the number of threads, of the processor's instruction set, of where the model is
-//! cut, or of how the sequence came about (appended, truncated and replayed, forked, imported).
+//! The result for a row depends only on the weights, on the row and on the earlier rows of its
+//! sequence. It does not depend on the rest of the batch, on how a prompt is split into batches, on
+//! the number of threads, on the instruction set, on how the layers are split between engines, or
+//! on how the sequence was built (appended, truncated and replayed, forked).
 //! `specs/canonical-arithmetic.md` defines it to the bit.
 //!
 //! | what | where |
 //! |---|---|
-//! | sequences, pages, snapshots | `sequence`, `kv` |
-//! | a batch through the layers, the split between threads | `forward` |
-//! | tables of rotations | `rope_tables` |
+//! | sequences, pages | `sequence`, `kv` |
+//! | running a batch through the layers, split between threads | `forward` |
+//! | RoPE tables | `rope_tables` |
 //! | threads | `thread_pool` |
 //! | loading and repacking | `weights` |
 //! | arithmetic | [`crate::kernels`] |
@@ -34,44 +34,36 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
-
-pub use error::{EngineError, ImportError, LoadError};
+pub use error::{EngineError, LoadError};
 pub use full_model::FullModel;
 pub use head::Head;
-pub use kv::KvSnapshot;
 pub use rope_tables::RopeTables;
 pub use sequence::{SeqId, Span};
 
 use crate::kernels::{Isa, Kernels};
-use crate::manifest::WeightsId;
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
-use forward::{Overflow, Parts, Scratch};
+use forward::{EngineContext, Overflow, Scratch};
 use kv::{Geometry, KvCache, Limits};
 use thread_pool::ThreadPool;
 use weights::{Layer, Loader};
 
-/// More threads than any machine that this engine is for.
+/// Sanity limit, above the core count of any supported machine.
 const MAX_THREADS: usize = 1024;
-/// How an engine is to run. None of it changes a result.
+/// Options of an engine. They do not change results.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Threads that compute, the calling one included: 1 to 1024. Default: one per core that this
+    /// Compute threads, including the calling thread: 1 to 1024. Default: one per core that this
     /// process may use.
     pub threads: usize,
-    /// Instruction set of the kernels. Default: the best there is.
+    /// Instruction set of the kernels. Default: the best of this CPU.
     pub isa: Isa,
-    /// Memory for keys and values, in bytes; taken page by page as sequences grow. Default: 1 GiB.
+    /// Limit of the KV cache in bytes, allocated page by page as sequences grow. Default: 1 GiB.
     pub max_kv_bytes: u64,
-    /// Open sequences. Default: 4096.
+    /// Limit of open sequences. Default: 4096.
     pub max_sequences: usize,
-    /// Positions of a sequence, if fewer than the model allows. Default: what the model allows.
+    /// Limit of positions per sequence, if below that of the model. Default: the model's.
     pub max_context: Option<u32>,
-    /// Identity of the weights, to which KV snapshots are bound. Default: computed at load over
-    /// the tensors of the layer range; then only engines of exactly the same range exchange
-    /// snapshots.
-    pub weights: Option<WeightsId>,
 }
 
 impl Default for EngineOptions {
@@ -84,7 +76,6 @@ impl Default for EngineOptions {
             max_kv_bytes: 1 << 30,
             max_sequences: 4096,
             max_context: None,
-            weights: None,
         }
     }
 }
@@ -108,7 +99,7 @@ impl EngineOptions {
     }
 }
 
-/// A contiguous range of a model's layers, and the sequences that run through them.
+/// Contiguous range of a model's layers, and the sequences that run through them.
 ///
 /// ```no_run
 /// # use hearthnet_model::{ModelFile, engine::*};
@@ -129,7 +120,6 @@ impl EngineOptions {
 pub struct Engine {
     spec: ModelSpec,
     range: Range<u32>,
-    weights: WeightsId,
     layers: Vec<Layer>,
     weight_bytes: u64,
     kernels: Kernels,
@@ -140,8 +130,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Reads the layers of a half-open range, and nothing else, from the file, and repacks them.
-    /// `progress` is called with the bytes of the file done so far and in all.
+    /// Reads and repacks only the layers of a half-open range. `progress` receives the bytes of the
+    /// file read so far, and the total.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -161,9 +151,6 @@ impl Engine {
         check(spec)?;
         let kernels = options.kernels()?;
         let thread_pool = options.thread_pool()?;
-        let weights = options
-            .weights
-            .unwrap_or_else(|| identity(file, layers.clone()));
         let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
         let geometry = Geometry {
             first_layer: layers.start,
@@ -181,7 +168,6 @@ impl Engine {
             weight_bytes: packed.iter().map(|layer| layer.bytes as u64).sum(),
             spec: spec.clone(),
             range: layers,
-            weights,
             layers: packed,
             kernels,
             thread_pool,
@@ -191,37 +177,30 @@ impl Engine {
         })
     }
 
-    /// Hyperparameters of the model.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// The layers that are here, half-open.
+    /// Layers of this engine, half-open.
     pub fn layers(&self) -> Range<u32> {
         self.range.clone()
     }
 
-    /// What KV snapshots are bound to: see [`EngineOptions::weights`].
-    pub fn weights(&self) -> WeightsId {
-        self.weights
-    }
-
-    /// Number of threads that compute.
+    /// Number of compute threads, including the calling thread.
     pub fn threads(&self) -> usize {
         self.thread_pool.threads()
     }
 
-    /// Instruction set of the kernels.
     pub fn isa(&self) -> Isa {
         self.kernels.isa()
     }
 
-    /// Memory that the weights take.
+    /// Bytes of memory of the packed weights.
     pub fn weight_bytes(&self) -> u64 {
         self.weight_bytes
     }
 
-    /// Bytes of weights that one row reads.
+    /// Bytes of weights that one row reads; of the experts, only those that it is routed to.
     pub(crate) fn token_bytes(&self) -> u64 {
         let used = self.spec.experts.map_or(0, |experts| experts.used as usize);
         self.layers
@@ -230,17 +209,16 @@ impl Engine {
             .sum()
     }
 
-    /// Memory of the pages that sequences own. It grows and shrinks by pages of 32 positions.
+    /// Bytes of the KV pages that sequences own. A page has 32 positions.
     pub fn kv_bytes_in_use(&self) -> u64 {
         self.cache.bytes_in_use()
     }
 
-    /// Memory that a position takes in all layers.
+    /// Bytes of KV cache per position, over all layers of the engine.
     pub fn kv_bytes_per_position(&self) -> u64 {
         self.cache.geometry().position_bytes() * u64::from(self.range.end - self.range.start)
     }
 
-    /// Number of open sequences.
     pub fn sequences(&self) -> usize {
         self.cache.sequences()
     }
@@ -253,12 +231,12 @@ impl Engine {
         self.cache.open()
     }
 
-    /// Closes a sequence and frees what only it owned. Returns whether it was open.
+    /// Closes a sequence and frees the pages that only it owned. Returns false if it was not open.
     pub fn close(&mut self, seq: SeqId) -> bool {
         self.cache.close(seq)
     }
 
-    /// Positions of a sequence.
+    /// Number of positions of a sequence.
     ///
     /// # Errors
     /// [`EngineError::UnknownSequence`].
@@ -266,15 +244,16 @@ impl Engine {
         self.cache.len(seq)
     }
 
-    /// Forgets the positions of a sequence from `len` on.
+    /// Shortens a sequence to `len` positions.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSequence`]; [`EngineError::PositionGap`] when it is shorter.
+    /// [`EngineError::UnknownSequence`]; [`EngineError::PositionGap`] when it is shorter than
+    /// `len`.
     pub fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), EngineError> {
         self.cache.truncate(seq, len)
     }
 
-    /// Opens a copy of a sequence. Memory is shared until one of the two appends.
+    /// Opens a copy of a sequence. The two share pages; appending to a shared page copies it.
     ///
     /// # Errors
     /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`].
@@ -282,39 +261,21 @@ impl Engine {
         self.cache.fork(seq)
     }
 
-    /// Keys and values of the first `len` positions of a sequence.
-    ///
-    /// # Errors
-    /// [`EngineError::UnknownSequence`]; [`EngineError::PositionGap`] when it is shorter;
-    /// [`EngineError::OutOfMemory`].
-    pub fn export(&self, seq: SeqId, len: u32) -> Result<KvSnapshot, EngineError> {
-        self.cache.export(&self.weights.0, seq, len)
-    }
-
-    /// Opens a sequence with the positions of a snapshot, which may come from anywhere: its
-    /// format, sizes and numbers are checked. That its numbers are the right ones cannot be.
-    ///
-    /// # Errors
-    /// See [`ImportError`].
-    pub fn import(&mut self, snapshot: &KvSnapshot) -> Result<SeqId, ImportError> {
-        self.cache.import(&self.weights.0, snapshot)
-    }
-
     /// Runs rows through all layers, and appends them to their sequences.
     ///
-    /// `x` has `width` values per row, the rows of the spans one after another; each row is
-    /// replaced by its output. Rows must be values of the boundary dtype (rounding them again
-    /// would change nothing), which embeddings and the outputs of other engines are.
+    /// `x` has the rows of the spans one after another, `width` values each; outputs replace them.
+    /// Values must already be rounded to the boundary dtype, as embeddings and outputs of other
+    /// engines are.
     ///
     /// # Errors
-    /// See [`EngineError`]. After an error no sequence has changed; after
-    /// [`EngineError::BoundaryOverflow`] the content of `x` is lost.
+    /// See [`EngineError`]. After an error, all sequences are unchanged; after
+    /// [`EngineError::BoundaryOverflow`], the content of `x` is undefined.
     pub fn forward(&mut self, spans: &[Span], x: &mut [f32]) -> Result<(), EngineError> {
         self.forward_layers(self.range.clone(), spans, x)
     }
 
-    /// As [`Self::forward`], through some of the engine's layers only, counted over the model and
-    /// half-open. A sequence must stay with the layers that its first rows ran through.
+    /// As [`Self::forward`], through a half-open subrange of the engine's layers, numbered as in
+    /// the model. All rows of a sequence must run through the same layers.
     ///
     /// # Errors
     /// As [`Self::forward`]; [`EngineError::Layers`] and [`EngineError::OtherLayers`].
@@ -354,7 +315,7 @@ impl Engine {
             .unwrap_or(0);
         self.ropes.cover(end as usize);
         let first = (layers.start - self.range.start) as usize;
-        let parts = Parts {
+        let context = EngineContext {
             spec: &self.spec,
             kernels: self.kernels,
             thread_pool: &self.thread_pool,
@@ -365,7 +326,7 @@ impl Engine {
         };
         let result = {
             let pages = self.cache.views(spans);
-            forward::run(&parts, &mut self.scratch, spans, &pages, x)
+            forward::run(&context, &mut self.scratch, spans, &pages, x)
         };
         match result {
             Ok(()) => {
@@ -384,7 +345,7 @@ impl Engine {
 }
 
 impl fmt::Debug for Engine {
-    /// Without weights, keys and values.
+    /// Omits weights, keys and values.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("architecture", &self.spec.architecture)
@@ -396,7 +357,7 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// What the kernels ask of a model, beyond what a model file is checked for.
+/// Checks a requirement of the kernels that [`ModelSpec::check`] does not cover.
 fn check(spec: &ModelSpec) -> Result<(), LoadError> {
     let dim = spec.head_dim;
     match dim.is_multiple_of(8) {
@@ -405,24 +366,4 @@ fn check(spec: &ModelSpec) -> Result<(), LoadError> {
             "heads of {dim} values; a multiple of 8 is needed"
         ))),
     }
-}
-
-/// A digest of everything that decides the keys and values of a layer range.
-fn identity(file: &ModelFile, layers: Range<u32>) -> WeightsId {
-    let mut hash = Sha256::new();
-    let mut field = |bytes: &[u8]| {
-        hash.update((bytes.len() as u64).to_le_bytes());
-        hash.update(bytes);
-    };
-    field(b"hearthnet layer range 1");
-    // All fields of the spec, floating point in shortest exact form.
-    field(format!("{:?}", file.spec()).as_bytes());
-    let own = layers.flat_map(|layer| file.layer_tensors(layer));
-    for info in file.shared_tensors().chain(own) {
-        field(info.name.as_bytes());
-        field(info.dtype.name().as_bytes());
-        field(format!("{:?}", info.dims).as_bytes());
-        field(file.gguf().data(info));
-    }
-    WeightsId(hash.finalize().into())
 }

@@ -1,4 +1,4 @@
-//! The tables of rotations that a model's blocks use.
+//! RoPE tables of a model.
 
 use super::error::LoadError;
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
@@ -6,14 +6,14 @@ use crate::kernels::RopeTable;
 use crate::model_file::ModelFile;
 use crate::spec::{RopeScaling, Rotation};
 
-/// Positions by which a table grows.
+/// Tables grow by this many positions.
 const STEP: usize = 256;
 
-/// A table for each rotation of a model. Other engines read their angles from it, too.
+/// RoPE table of each [`Rotation`] of a model. The libtorch engine reads its angles from it, too.
 #[derive(Debug)]
 pub struct RopeTables {
     global: RopeTable,
-    /// For blocks with a sliding window, if theirs is another.
+    /// Table of blocks with a sliding window, if their base differs.
     local: Option<RopeTable>,
 }
 
@@ -21,7 +21,7 @@ impl RopeTables {
     /// Empty tables for a model.
     ///
     /// # Errors
-    /// [`LoadError::Unsupported`] when a factor of a frequency is no positive number.
+    /// [`LoadError::Unsupported`] when a frequency factor is not a positive normal number.
     pub fn of(file: &ModelFile) -> Result<Self, LoadError> {
         let rope = &file.spec().rope;
         let mut frequencies = RopeTable::frequencies(rope.dims as usize, rope.theta);
@@ -55,7 +55,6 @@ impl RopeTables {
         })
     }
 
-    /// Extends the tables to cover at least `positions` positions.
     pub fn cover(&mut self, positions: usize) {
         for table in [Some(&mut self.global), self.local.as_mut()] {
             if let Some(table) = table.filter(|table| table.positions() < positions) {
@@ -64,7 +63,7 @@ impl RopeTables {
         }
     }
 
-    /// The table of a block, if it turns anything.
+    /// Table for a rotation; `None` for [`Rotation::None`].
     pub fn table(&self, rotation: Rotation) -> Option<&RopeTable> {
         match rotation {
             Rotation::None => None,
@@ -74,14 +73,14 @@ impl RopeTables {
     }
 }
 
-/// Divides each frequency by its number in a tensor of the file.
+/// Divides each frequency by its factor in tensor `name`.
 fn divide(file: &ModelFile, name: &str, frequencies: &mut [f64]) -> Result<(), LoadError> {
     let view = file.tensor(name)?;
     let (factors, _) = view.bytes.as_chunks::<4>();
     for (frequency, factor) in frequencies.iter_mut().zip(factors) {
         let factor = f32::from_le_bytes(*factor);
         if !(f32::MIN_POSITIVE..=f32::MAX).contains(&factor) {
-            let what = format!("{name:?} holds {factor}, which is no positive number");
+            let what = format!("{name:?} holds {factor}, which is not a positive number");
             return Err(LoadError::Unsupported(what));
         }
         *frequency /= f64::from(factor);

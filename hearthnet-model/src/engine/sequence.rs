@@ -1,8 +1,8 @@
-//! What callers name sequences by, and the rows that they add to them.
+//! Sequence ids, and spans of rows to append to sequences.
 
 use std::fmt;
 
-/// Names a sequence of one engine. Ids are never used twice.
+/// Id of a sequence of one engine. An engine never reuses ids.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SeqId(pub(super) u64);
 
@@ -12,12 +12,11 @@ impl fmt::Display for SeqId {
     }
 }
 
-/// Rows to append to a sequence, named by `S`.
+/// Rows to append to a sequence. `S` is the type of sequence ids.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span<S = SeqId> {
-    /// The sequence.
     pub seq: S,
-    /// Where the rows begin: the sequence's length.
+    /// Position of the first row; must equal the length of the sequence.
     pub position: u32,
     /// Number of rows, at least 1.
     pub rows: u32,

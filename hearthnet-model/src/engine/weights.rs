@@ -1,4 +1,4 @@
-//! Weights of a layer range, repacked for the kernels.
+//! Loading and repacking of the weights of a layer range.
 
 use std::ops::Range;
 
@@ -8,65 +8,57 @@ use crate::model_file::{ModelFile, TensorView};
 use crate::spec::{Activation, LayerTensor, ModelSpec, Rotation};
 use crate::{ModelError, TensorType};
 
-/// One block's weights.
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) attn_norm: Vec<f32>,
-    /// Of what attention reads; where it is latent, the narrow rows.
+    /// Matrices that read the normalised residual stream. With latent attention, their outputs are
+    /// the low-rank rows.
     pub(super) qkv: Qkv,
     pub(super) latent: Option<Latent>,
     pub(super) qk_norm: Option<QkNorms>,
     pub(super) rotation: Rotation,
-    /// Positions that a row attends to; `None` for all.
+    /// Sliding window in positions; `None` for all positions.
     pub(super) window: Option<usize>,
-    /// For each query head.
+    /// Attention sink of each query head.
     pub(super) sinks: Option<Vec<f32>>,
     pub(super) attn_output: Packed,
     pub(super) attn_output_bias: Option<Vec<f32>>,
     pub(super) attn_post_norm: Option<Vec<f32>>,
     pub(super) ffn_norm: Vec<f32>,
-    pub(super) feed: Feed,
+    pub(super) feed_forward: FeedForward,
     pub(super) ffn_post_norm: Option<Vec<f32>>,
-    /// Memory that all of it takes.
+    /// Bytes of memory of all weights.
     pub(super) bytes: usize,
 }
 
-/// Norms of queries and keys.
+/// RMSNorm weights of queries and keys.
 #[derive(Debug)]
 pub(super) struct QkNorms {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
 }
 
-/// The feed-forward layer.
 #[derive(Debug)]
-pub(super) enum Feed {
-    /// The same for all rows.
+pub(super) enum FeedForward {
     Dense {
-        /// Gate and up.
         ffn: Ffn,
-        /// Back to the residual stream.
         down: Packed,
     },
-    /// Rows go through some of many.
     Experts {
-        /// Scores of the experts.
         router: Router,
-        /// All of them; they are of one size.
+        /// All experts, which have equal sizes.
         experts: Vec<Expert>,
-        /// Memory that they take.
         bytes: usize,
     },
 }
 
-/// What scores the experts of a layer.
+/// Matrix that scores the experts of a layer.
 #[derive(Debug)]
 pub(super) struct Router {
     pub(super) matrix: Packed,
     pub(super) bias: Option<Vec<f32>>,
 }
 
-/// One expert of a layer.
 #[derive(Debug)]
 pub(super) struct Expert {
     pub(super) ffn: Ffn,
@@ -74,7 +66,6 @@ pub(super) struct Expert {
     pub(super) bias: Option<ExpertBias>,
 }
 
-/// What is added to the outputs of an expert's matrices.
 #[derive(Debug)]
 pub(super) struct ExpertBias {
     pub(super) gate: Vec<f32>,
@@ -82,39 +73,32 @@ pub(super) struct ExpertBias {
     pub(super) down: Vec<f32>,
 }
 
-/// Query, key and value matrices: their outputs stand side by side.
+/// Query, key and value matrices. Their outputs form one row.
 #[derive(Debug)]
 pub(super) struct Qkv {
-    /// One matrix where types and shapes allow it, else three.
+    /// A fused matrix if types and shapes allow it, otherwise three (latent attention: two).
     pub(super) parts: Vec<Packed>,
     pub(super) form: ActForm,
-    /// What is added to all outputs.
     pub(super) bias: Option<Vec<f32>>,
 }
 
-/// What latent attention does to its narrow rows.
+/// Norms and up-projections of the low-rank rows of latent attention.
 #[derive(Debug)]
 pub(super) struct Latent {
     pub(super) q_norm: Vec<f32>,
     pub(super) kv_norm: Vec<f32>,
-    /// To queries.
+    /// Up-projection to queries.
     pub(super) q: Packed,
-    /// To keys and values.
+    /// Up-projection to keys and values.
     pub(super) kv: Packed,
 }
 
-/// Gate and up matrices.
 #[derive(Debug)]
 pub(super) enum Ffn {
-    /// Interleaved, so that the gate is applied in the same pass.
+    /// Interleaved panels, so that the kernel applies the gate in the same pass.
     Fused(Packed),
-    /// Of different types.
-    Split {
-        /// The gate.
-        gate: Packed,
-        /// What it is multiplied with.
-        up: Packed,
-    },
+    /// Separate matrices, for cases that the fused kernel does not cover (see [`Loader::ffn`]).
+    Split { gate: Packed, up: Packed },
 }
 
 impl Qkv {
@@ -127,14 +111,12 @@ impl Qkv {
         }
     }
 
-    /// Outputs of all parts, in groups of 16.
     pub(super) fn panels(&self) -> usize {
         self.parts.iter().map(Packed::panels).sum()
     }
 }
 
 impl Latent {
-    /// Outputs of both matrices, in groups of 16.
     pub(super) fn panels(&self) -> usize {
         self.q.panels() + self.kv.panels()
     }
@@ -148,12 +130,11 @@ impl Ffn {
         }
     }
 
-    /// Outputs of each of the two, in groups of 16.
+    /// Panels of each of the two matrices.
     pub(super) fn panels(&self) -> usize {
         self.gate().panels()
     }
 
-    /// The outputs that are in some of these groups.
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
         let rows = self.gate().rows();
         panels.start * LANES..rows.min(panels.end * LANES)
@@ -168,11 +149,11 @@ impl Ffn {
 }
 
 impl Layer {
-    /// Bytes that one row reads, which goes through `used` of the experts.
+    /// Bytes of weights that one row reads, if it is routed to `used` experts.
     pub(super) fn token_bytes(&self, used: usize) -> usize {
-        match &self.feed {
-            Feed::Dense { .. } => self.bytes,
-            Feed::Experts { experts, bytes, .. } => {
+        match &self.feed_forward {
+            FeedForward::Dense { .. } => self.bytes,
+            FeedForward::Experts { experts, bytes, .. } => {
                 let idle = experts.len().saturating_sub(used);
                 self.bytes - bytes / experts.len().max(1) * idle
             }
@@ -180,13 +161,13 @@ impl Layer {
     }
 }
 
-/// Reads tensors of a file into an arena of the right size, and lets the file's pages go.
+/// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
 pub(super) struct Loader<'a> {
     file: &'a ModelFile,
     arena: Arena,
-    /// Repacks the panels of a matrix side by side.
+    /// Threads that repack the panels of a matrix in parallel.
     pool: rayon::ThreadPool,
-    /// Memory of what was loaded.
+    /// Bytes of memory of the weights loaded so far.
     pub(super) bytes: usize,
     done: u64,
     total: u64,
@@ -194,7 +175,8 @@ pub(super) struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// For matrices that come to `packed` bytes, read from `total` bytes of the file.
+    /// A loader with memory for `packed` bytes of matrices. It reports progress out of `total`
+    /// bytes of the file.
     pub(super) fn new(
         file: &'a ModelFile,
         threads: usize,
@@ -218,7 +200,7 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// The layers of a range that lies in the model.
+    /// Loads the layers of a range, which must lie within the model.
     pub(super) fn layers(
         file: &'a ModelFile,
         threads: usize,
@@ -289,13 +271,13 @@ impl<'a> Loader<'a> {
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
             ffn_norm: self.vector(&get(T::FfnNorm)?)?,
-            feed: self.feed(layer)?,
+            feed_forward: self.feed_forward(layer)?,
             ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
             bytes: self.bytes - before,
         })
     }
 
-    /// A vector that a model may have.
+    /// Loads a vector that the model may lack.
     fn optional(&mut self, layer: u32, which: LayerTensor) -> Result<Option<Vec<f32>>, LoadError> {
         match self.file.has(which) {
             true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
@@ -303,7 +285,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn feed(&mut self, layer: u32) -> Result<Feed, LoadError> {
+    fn feed_forward(&mut self, layer: u32) -> Result<FeedForward, LoadError> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
@@ -318,7 +300,7 @@ impl<'a> Loader<'a> {
                 }
                 false => (get(T::FfnGate)?, get(T::FfnUp)?),
             };
-            return Ok(Feed::Dense {
+            return Ok(FeedForward::Dense {
                 ffn: self.ffn(&gate, &up)?,
                 down: self.matrix(&get(T::FfnDown)?)?,
             });
@@ -341,14 +323,14 @@ impl<'a> Loader<'a> {
             });
         }
         let bytes = self.bytes - before;
-        Ok(Feed::Experts {
+        Ok(FeedForward::Experts {
             router,
             experts,
             bytes,
         })
     }
 
-    /// The biases of each expert of a layer, or none.
+    /// Loads the biases of each expert of a layer. Empty if there are none.
     fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
         use LayerTensor as T;
         let file = self.file;
@@ -380,7 +362,7 @@ impl<'a> Loader<'a> {
     }
 
     fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
-        // The kernel that applies the gate in the same pass knows one activation and no biases.
+        // The fused kernel supports only SiLU, without biases.
         let spec = self.file.spec();
         let plain = !spec.experts.is_some_and(|experts| experts.bias);
         let fused = plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
@@ -396,12 +378,11 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// A matrix by itself.
     pub(super) fn matrix(&mut self, view: &TensorView<'_>) -> Result<Packed, LoadError> {
         self.pack(&[view], Packed::pack_stacked)
     }
 
-    /// Some matrices as one.
+    /// Loads several matrices as one.
     fn pack(
         &mut self,
         views: &[&TensorView<'_>],
@@ -420,7 +401,7 @@ impl<'a> Loader<'a> {
         Ok(packed)
     }
 
-    /// A vector, which is F32 in every model file that was opened.
+    /// Loads a vector. [`ModelFile`] accepts only F32 vectors.
     pub(super) fn vector(&mut self, view: &TensorView<'_>) -> Result<Vec<f32>, LoadError> {
         if view.dtype != TensorType::F32 {
             return Err(LoadError::Unsupported(format!(
@@ -439,7 +420,7 @@ impl<'a> Loader<'a> {
         Ok(values)
     }
 
-    /// A tensor is done.
+    /// Releases a loaded tensor's file pages and reports progress.
     fn step(&mut self, view: &TensorView<'_>) {
         self.file.gguf().release(view.bytes);
         self.done += view.bytes.len() as u64;
@@ -447,7 +428,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// The matrices of a tensor: one, those of all experts, or gate and up.
+/// Splits a tensor into its matrices: those of all experts, gate and up, or a single one.
 fn matrices<'a>(
     spec: &ModelSpec,
     view: &TensorView<'a>,
@@ -463,7 +444,6 @@ fn matrices<'a>(
     })
 }
 
-/// Memory that a matrix takes when packed.
 pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {
     Packed::bytes_for(weight_type(view)?, view.rows(), view.cols())
         .map_err(|source| pack_error(view, source))

@@ -1,4 +1,4 @@
-//! The families that can be run, one constant each; keys and tensor names are those of llama.cpp's
+//! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
 use super::rules::*;
@@ -8,10 +8,10 @@ use crate::spec::{Activation, QkNorm, RopeKind};
 
 /// Llama: RMSNorm, grouped-query attention with interleaved RoPE, SwiGLU, no biases.
 ///
-/// Also Llama 3.1 to 3.3 (RoPE with factors), Mistrals with YaRN, SmolLM, SmolLM2, TinyLlama,
-/// Mistral 7B, Mixtral (experts) and others that converters store under this architecture. Sources:
-/// "LLaMA: Open and Efficient Foundation Language Models" (arXiv 2302.13971), "Mixtral of Experts"
-/// (2401.04088).
+/// Also Llama 3.1 to 3.3 (RoPE with factors), Mistral models with YaRN, SmolLM, SmolLM2,
+/// TinyLlama, Mistral 7B, Mixtral (experts) and others that converters store under this
+/// architecture. Sources: "LLaMA: Open and Efficient Foundation Language Models" (arXiv
+/// 2302.13971), "Mixtral of Experts" (2401.04088).
 pub(super) const LLAMA: Family = Family {
     layer: &[ATTENTION, FEED_FORWARD, EXPERTS],
     reads: &[
@@ -25,8 +25,8 @@ pub(super) const LLAMA: Family = Family {
     ..Family::BASE
 };
 
-/// Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and the halves of a head
-/// turned against each other. Source: "Qwen2 Technical Report" (arXiv 2407.10671).
+/// Qwen2 and Qwen2.5: Llama with biases of queries, keys and values, and NeoX RoPE. Source: "Qwen2
+/// Technical Report" (arXiv 2407.10671).
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
     rope: RopeKind::Halves,
@@ -36,8 +36,8 @@ pub(super) const QWEN2: Family = Family {
     ..Family::BASE
 };
 
-/// Qwen3: every head of queries and keys is normalised before it is turned; no biases. Source:
-/// "Qwen3 Technical Report" (arXiv 2505.09388).
+/// Qwen3: every head of queries and keys is normalised before RoPE; no biases. Source: "Qwen3
+/// Technical Report" (arXiv 2505.09388).
 pub(super) const QWEN3: Family = Family {
     architecture: "qwen3",
     rope: RopeKind::Halves,
@@ -47,7 +47,7 @@ pub(super) const QWEN3: Family = Family {
     ..Family::BASE
 };
 
-/// Qwen3-MoE: Qwen3 with experts whose weights are normalised. Source: as of Qwen3.
+/// Qwen3-MoE: Qwen3 with experts whose weights are normalised. Source: as for Qwen3.
 pub(super) const QWEN3_MOE: Family = Family {
     architecture: "qwen3moe",
     layer: &[ATTENTION, QK_NORM, FEED_FORWARD, EXPERTS],
@@ -60,8 +60,8 @@ pub(super) const QWEN3_MOE: Family = Family {
     ..QWEN3
 };
 
-/// OLMoE: queries and keys normalised over all heads together, experts with the weights that the
-/// softmax over all of them gives. Source: "OLMoE: Open Mixture-of-Experts Language Models" (arXiv
+/// OLMoE: queries and keys normalised over all heads together; expert weights are those of the
+/// softmax over all experts. Source: "OLMoE: Open Mixture-of-Experts Language Models" (arXiv
 /// 2409.02060).
 pub(super) const OLMOE: Family = Family {
     architecture: "olmoe",
@@ -72,8 +72,8 @@ pub(super) const OLMOE: Family = Family {
     ..Family::BASE
 };
 
-/// SmolLM3: Llama in which every fourth block turns nothing ("NoPE"). Source: "SmolLM3: smol,
-/// multilingual, long-context reasoner" (Hugging Face, 2025); files do not say which blocks,
+/// SmolLM3: Llama without RoPE in every fourth block ("NoPE"). Source: "SmolLM3: smol,
+/// multilingual, long-context reasoner" (Hugging Face, 2025). Files do not state which blocks;
 /// llama.cpp has the same number.
 pub(super) const SMOLLM3: Family = Family {
     architecture: "smollm3",
@@ -85,8 +85,8 @@ pub(super) const SMOLLM3: Family = Family {
 /// Phi-3, Phi-3.5 and Phi-4: fused matrices, LongRoPE, a sliding window in some. Source: "Phi-3
 /// Technical Report" (arXiv 2404.14219), "LongRoPE" (2402.13753).
 ///
-/// Which of LongRoPE's factors apply is decided by the model's context, not by the length of a
-/// text: keys that were turned one way cannot be turned another later.
+/// The model's context selects LongRoPE's factors, not the length of a text: cached keys cannot be
+/// rotated again with other factors.
 pub(super) const PHI3: Family = Family {
     architecture: "phi3",
     rope: RopeKind::Halves,
@@ -96,11 +96,11 @@ pub(super) const PHI3: Family = Family {
     ..Family::BASE
 };
 
-/// Gemma 2: norms behind attention and feed-forward layer as well, GELU, soft caps, a scaled
+/// Gemma 2: norms also after attention and feed-forward layer, GELU, soft caps, a scaled
 /// embedding, a sliding window in every other block. Source: "Gemma 2: Improving Open Language
 /// Models at a Practical Size" (arXiv 2408.00118).
 ///
-/// Made in bf16, whose range its residual stream needs.
+/// Trained in bf16; its residual stream exceeds the range of f16.
 pub(super) const GEMMA2: Family = Family {
     architecture: "gemma2",
     rope: RopeKind::Halves,
@@ -115,14 +115,14 @@ pub(super) const GEMMA2: Family = Family {
     post_norms: true,
     scaled_embedding: true,
     global_every: Some(2),
-    // The one with 27 billion parameters.
+    // The 27B model.
     scaled_by_width: &[46],
     ..Family::BASE
 };
 
-/// Gemma 3, its text: as Gemma 2, with queries and keys normalised instead of capped, and five
-/// blocks with a sliding window and a RoPE base of their own for each without. Source: "Gemma 3
-/// Technical Report" (arXiv 2503.19786).
+/// Gemma 3 (text part): Gemma 2 with normalised queries and keys instead of capped scores. Five of
+/// six blocks have a sliding window, with their own RoPE base. Source: "Gemma 3 Technical Report"
+/// (arXiv 2503.19786).
 pub(super) const GEMMA3: Family = Family {
     architecture: "gemma3",
     layer: &[ATTENTION, QK_NORM, FEED_FORWARD, POST_NORMS],
@@ -134,7 +134,7 @@ pub(super) const GEMMA3: Family = Family {
     qk_norm: Some(QkNorm::Head),
     rope_local_theta: Some(10_000.0),
     global_every: Some(6),
-    // The one with 27 billion parameters.
+    // The 27B model.
     scaled_by_width: &[62],
     ..GEMMA2
 };
@@ -153,11 +153,11 @@ pub(super) const GRANITE: Family = Family {
     ..Family::BASE
 };
 
-/// GLM-4 of 2025: norms behind attention and feed-forward layer as well, gate and up in one
-/// matrix, half of each head turned. Source: "ChatGLM: A Family of Large Language Models from
+/// GLM-4-0414 (2025): norms also after attention and feed-forward layer, gate and up in one
+/// matrix, RoPE on half of each head. Source: "ChatGLM: A Family of Large Language Models from
 /// GLM-130B to GLM-4" (arXiv 2406.12793) and the model cards of GLM-4-0414.
 ///
-/// Made in bf16, whose range its residual stream needs.
+/// Trained in bf16; its residual stream exceeds the range of f16.
 pub(super) const GLM4: Family = Family {
     architecture: "glm4",
     boundary: BoundaryDtype::Bf16,
@@ -167,14 +167,14 @@ pub(super) const GLM4: Family = Family {
     ..Family::BASE
 };
 
-/// gpt-oss: experts with biases and a clamped SwiGLU, a sink for each head, biases all over, a
-/// sliding window in every other block, YaRN. Source: "gpt-oss-120b & gpt-oss-20b Model Card"
-/// (OpenAI, 2025; arXiv 2508.10925) and the code that came with it.
+/// gpt-oss: experts with biases and a clamped SwiGLU, a sink for each head, biases in all
+/// projections, a sliding window in every other block, YaRN. Source: "gpt-oss-120b & gpt-oss-20b
+/// Model Card" (OpenAI, 2025; arXiv 2508.10925) and the code published with it.
 ///
-/// Where the ramp of YaRN begins and ends falls between two pairs, in that code as in
-/// `transformers`; llama.cpp takes whole ones, as for all families. Files do not say it.
+/// YaRN's ramp begins and ends between two pairs in that code and in `transformers`; llama.cpp
+/// uses whole pairs, as for all families. Files do not state it.
 ///
-/// Made in bf16, whose range its residual stream needs.
+/// Trained in bf16; its residual stream exceeds the range of f16.
 pub(super) const GPT_OSS: Family = Family {
     architecture: "gpt-oss",
     rope: RopeKind::Halves,
@@ -197,7 +197,7 @@ pub(super) const GPT_OSS: Family = Family {
     output_bias: true,
     sinks: true,
     activation: Activation::Clamped,
-    // The softmax over the chosen ones is the part of the softmax over all, made to add up to 1.
+    // A softmax over the chosen experts equals the softmax over all experts, normalised to 1.
     experts_normalised: true,
     experts_biased: true,
     yarn: Yarn::Exact,
@@ -205,14 +205,13 @@ pub(super) const GPT_OSS: Family = Family {
     ..Family::BASE
 };
 
-/// MiniCPM3: latent attention, and constant factors of embedding, residual stream and logits, as
-/// the first MiniCPM has them. Sources: "MiniCPM: Unveiling the Potential of Small Language Models"
-/// (arXiv 2404.06395), "DeepSeek-V2" (2405.04434) for the attention, and the model card of
-/// MiniCPM3-4B.
+/// MiniCPM3: latent attention, and constant factors of embedding, residual stream and logits as in
+/// the first MiniCPM. Sources: "MiniCPM: Unveiling the Potential of Small Language Models" (arXiv
+/// 2404.06395), "DeepSeek-V2" (2405.04434) for the attention, and the model card of MiniCPM3-4B.
 ///
-/// Files say neither the factors nor the norms' epsilon in the attention. The factors are those of
-/// the published model (llama.cpp has the same), the epsilon is that of the published code and of
-/// `transformers`; llama.cpp takes that of the other norms.
+/// Files state neither the factors nor the epsilon of the norms in attention. The factors are those
+/// of the published model and of llama.cpp. The epsilon is that of the published code and of
+/// `transformers`; llama.cpp uses the epsilon of the other norms.
 pub(super) const MINICPM3: Family = Family {
     architecture: "minicpm3",
     rope: RopeKind::Halves,
@@ -226,9 +225,9 @@ pub(super) const MINICPM3: Family = Family {
     ..Family::BASE
 };
 
-/// Mistral Small 3.1 and Ministral 3, their text: Llama with YaRN, whose amplitude is undone, and
-/// queries that grow with the position. Source: the model cards of Mistral-Small-3.1 and
-/// Ministral-3.
+/// Mistral Small 3.1 and Ministral 3 (text part): Llama with YaRN, whose amplitude is cancelled,
+/// and a query factor that grows with the position. Source: the model cards of Mistral-Small-3.1
+/// and Ministral-3.
 pub(super) const MISTRAL3: Family = Family {
     architecture: "mistral3",
     layer: &[ATTENTION, FEED_FORWARD],

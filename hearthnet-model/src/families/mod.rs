@@ -1,15 +1,13 @@
-//! Model families as data: which metadata and which tensors make up a model.
+//! Model families as data: metadata keys and tensors of each supported architecture.
 //!
-//! A family is one constant [`Family`] in `known.rs`, listed in [`ALL`]. It says how the tensors of
-//! a block are called and shaped, which kind of RoPE it uses, what its blocks have beyond those of
-//! Llama, and which metadata says more of it. The code here turns a file and its family into a
-//! [`ModelSpec`] that the engine interprets; what neither the family nor this code knows (an
-//! architecture, a hyperparameter, a tensor) is a clear error and never a guess, because ignoring it
-//! would give plausible wrong answers.
+//! A family is a constant [`Family`] in `known.rs`, listed in [`ALL`]. It describes the tensors of
+//! a block, the kind of RoPE, the differences from Llama, and the metadata keys to read. This
+//! module turns a file and its family into a [`ModelSpec`] that the engine interprets.
+//! An unknown architecture, hyperparameter or tensor is an error, because ignoring it would give
+//! plausible wrong answers.
 //!
-//! To add a family whose blocks need something new: add the role to [`LayerTensor`] or the field
-//! to [`ModelSpec`], teach the engine to interpret it, then describe the family. Families that
-//! need nothing new are one constant.
+//! A family that needs no new feature is one constant. For a new feature, first add the tensor to
+//! [`LayerTensor`] or the field to [`ModelSpec`], and implement it in the engine.
 
 mod known;
 mod rules;
@@ -22,7 +20,7 @@ use crate::spec::{
     RopeKind, RopeScaling, RopeSpec, ScaleSpec, TemperatureSpec, WindowSpec, YarnSpec,
 };
 
-/// Every family that can be run.
+/// All supported families.
 pub const ALL: &[&Family] = &[
     &known::LLAMA,
     &known::QWEN2,
@@ -40,7 +38,7 @@ pub const ALL: &[&Family] = &[
     &known::MISTRAL3,
 ];
 
-/// Metadata key by which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
+/// Metadata key with which a file overrides its family's boundary dtype (`f16`, `bf16`, `f32`).
 pub const BOUNDARY_KEY: &str = "hearthnet.boundary_dtype";
 
 /// Token embedding, `[width, vocab]`.
@@ -50,23 +48,23 @@ pub const OUTPUT_NORM: &str = "output_norm.weight";
 /// Output matrix, `[width, vocab]`; a file without it uses the embedding.
 pub const OUTPUT: &str = "output.weight";
 
-/// Scores of the experts, `[width, experts]`, after `blk.N.`.
+/// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
 pub const ROUTER: &str = "ffn_gate_inp.weight";
-/// By what RoPE's frequencies are divided, `[pairs]`: see [`RopeScaling`].
+/// Divisors of RoPE frequencies, `[pairs]`: see [`RopeScaling::Factors`].
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
-/// The same for a context as long as that of the first training.
+/// LongRoPE divisors for contexts within the original training length, `[pairs]`.
 pub const ROPE_FACTORS_SHORT: &str = "rope_factors_short.weight";
-/// The same for a longer one.
+/// LongRoPE divisors for longer contexts, `[pairs]`.
 pub const ROPE_FACTORS_LONG: &str = "rope_factors_long.weight";
 
-/// The tensors before the first block and behind the last, with their shapes.
+/// Tensors outside the blocks, with their shapes.
 const HEAD: [(&str, &[Dim]); 3] = [
     (EMBEDDING, &[Dim::Width, Dim::Vocab]),
     (OUTPUT_NORM, &[Dim::Width]),
     (OUTPUT, &[Dim::Width, Dim::Vocab]),
 ];
 
-/// The tensors that every block uses.
+/// Tensors outside the blocks that every block uses.
 fn shared(spec: &ModelSpec) -> &'static [&'static str] {
     match spec.rope.scaling {
         Some(RopeScaling::Factors) => &[ROPE_FACTORS],
@@ -75,43 +73,41 @@ fn shared(spec: &ModelSpec) -> &'static [&'static str] {
     }
 }
 
-/// Description of a family.
 #[derive(Debug)]
 pub struct Family {
     /// Value of `general.architecture`, and prefix of the family's metadata keys.
     pub architecture: &'static str,
-    /// Which values RoPE pairs.
+    /// Pairing of the values that RoPE rotates.
     pub rope: RopeKind,
-    /// Format of the residual stream between blocks, unless the file names another.
+    /// Format of the residual stream between blocks, unless the file has [`BOUNDARY_KEY`].
     pub boundary: BoundaryDtype,
-    /// The tensors that a block can have, in groups; a model has those that its
-    /// [spec](LayerTensor::present) asks for.
+    /// Groups of tensors that a block can have. [`LayerTensor::present`] selects those of a model.
     pub layer: &'static [&'static [Rule]],
-    /// Metadata that is interpreted beside that of all families, after the architecture's prefix.
+    /// Metadata keys read for this family only, without the architecture's prefix.
     pub reads: &'static [&'static str],
     /// Whether queries, keys and values have biases.
     pub qkv_bias: Presence,
-    /// The norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
-    /// Whether what attention gives has a bias.
+    /// Whether the attention output projection has a bias.
     pub output_bias: bool,
-    /// Whether heads have sinks.
+    /// Whether query heads have attention sinks.
     pub sinks: bool,
-    /// What is applied to the gate.
+    /// Activation of the feed-forward gate.
     pub activation: Activation,
-    /// Whether what a block adds to the residual stream is normalised.
+    /// Whether the outputs of attention and feed-forward layer are normalised before they are added
+    /// to the residual stream.
     pub post_norms: bool,
-    /// Attention is latent, with this epsilon in its norms.
+    /// Epsilon of the norms in latent attention; `None` for ordinary attention.
     pub latent_norm_eps: Option<f32>,
-    /// [`ScaleSpec::embedding`], where files do not say it.
+    /// Default of [`ScaleSpec::embedding`] for files without the key.
     pub embedding_scale: Option<f32>,
-    /// [`ScaleSpec::residual`] times the root of the number of layers, where files do not say it.
+    /// `depth_scale / sqrt(layers)` is [`ScaleSpec::residual`]; files do not state it.
     pub depth_scale: Option<f64>,
-    /// The width at which logits are not scaled; they are divided by how much wider the model is.
+    /// Base width: logits are divided by `width / logits_by_width`.
     pub logits_by_width: Option<f32>,
-    /// Whether the embedding is multiplied with the root of the width.
+    /// Whether the embedding is multiplied by `sqrt(width)`.
     pub scaled_embedding: bool,
-    /// Whether the weights of the experts of a row add up to 1.
+    /// Whether the weights of a row's experts add up to 1.
     pub experts_normalised: bool,
     /// Whether the router and the matrices of the experts have biases.
     pub experts_biased: bool,
@@ -119,73 +115,68 @@ pub struct Family {
     pub rope_factors: bool,
     /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
     pub long_rope: bool,
-    /// Whether a file may ask for YaRN.
     pub yarn: Yarn,
-    /// Numbers of layers of the models whose scores are multiplied by the inverse root of
-    /// `width / heads`, not of `head_dim`. The files do not say it; llama.cpp goes by the same.
+    /// Layer counts of the models whose scores are scaled by `1 / sqrt(width / heads)` instead of
+    /// `1 / sqrt(head_dim)`. Files do not state it; llama.cpp uses the layer count, too.
     pub scaled_by_width: &'static [u32],
     /// [`RopeSpec::skip_every`]
     pub rope_skip_every: Option<u32>,
-    /// [`RopeSpec::local_theta`], unless the file names another.
+    /// Default of [`RopeSpec::local_theta`] for files without the key.
     pub rope_local_theta: Option<f64>,
     /// [`WindowSpec::global_every`]
     pub global_every: Option<u32>,
 }
 
-/// Whether the models of a family have something.
+/// Whether the models of a family have a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// None of them.
     Never,
-    /// All of them.
     Always,
-    /// Those whose file has its tensors.
+    /// If the file has its tensors.
     IfStored,
 }
 
-/// Whether models of a family may use YaRN, and how: [`YarnSpec::whole`], which files do not say.
+/// Whether models of a family may use YaRN, and with which [`YarnSpec::whole`], which files do not
+/// state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Yarn {
-    /// Not at all.
     Never,
-    /// Between whole pairs, as nearly all do.
+    /// The ramp begins and ends at whole pairs, as in nearly all families.
     Whole,
-    /// Between pairs where the numbers of turns fall.
+    /// The ramp begins and ends at fractional pair indices.
     Exact,
 }
 
-/// A tensor of a block.
+/// Name and shape of a tensor of a block.
 #[derive(Debug)]
 pub struct Rule {
-    /// What it does.
     pub tensor: LayerTensor,
-    /// Its name after `blk.N.`.
+    /// Name without the prefix `blk.N.`.
     pub name: &'static str,
-    /// Its shape, row length first: one dimension for a vector, two for a matrix, three for the
+    /// Shape, row length first: one dimension for a vector, two for a matrix, three for the
     /// matrices of all experts.
     pub dims: &'static [Dim],
 }
 
 impl Rule {
-    /// Whether it is one matrix or several, not a vector or the biases of all experts.
+    /// Returns true for a matrix or the matrices of all experts, false for vectors and biases.
     pub fn is_matrix(&self) -> bool {
         self.dims.len() > 1 && !self.name.ends_with(".bias")
     }
 
-    /// The tensor's full name in block `layer`.
+    /// Full tensor name in block `layer`.
     pub fn full_name(&self, layer: u32) -> String {
         format!("blk.{layer}.{}", self.name)
     }
 }
 
-/// The value that a key of [`NEUTRAL`] must have.
+/// Value that a key of [`NEUTRAL`] must have.
 #[derive(Debug)]
 enum Only {
-    /// This number, stored as integer or float.
+    /// A number, stored as integer or float.
     Number(f64),
-    /// This boolean.
     Bool(bool),
-    /// The key has no influence on the arithmetic.
+    /// Any value: the key does not affect the arithmetic.
     Anything,
 }
 
@@ -202,7 +193,7 @@ impl Only {
     }
 }
 
-/// Keys that [`Family::spec`] reads of every family, after the architecture's prefix.
+/// Keys that [`Family::spec`] reads for every family, without the architecture's prefix.
 const READ: [&str; 15] = [
     "block_count",
     "context_length",
@@ -221,15 +212,14 @@ const READ: [&str; 15] = [
     "rope.scaling.original_context_length",
 ];
 
-/// Keys that are read of the families that may use YaRN.
 const YARN: [&str; 3] = [
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// What a file may say of the features that its family does not have, as long as it says nothing
-/// that would change the arithmetic: keys after the architecture's prefix.
+/// Keys (without the architecture's prefix) of features that a family does not have. They are
+/// accepted if their value disables the feature.
 const NEUTRAL: &[(&str, Only)] = &[
     ("rope.scale_linear", Only::Number(1.0)),
     ("rope.scaling.attn_factor", Only::Number(1.0)),
@@ -238,7 +228,7 @@ const NEUTRAL: &[(&str, Only)] = &[
     ("expert_count", Only::Number(0.0)),
     ("expert_used_count", Only::Number(0.0)),
     ("expert_shared_count", Only::Number(0.0)),
-    // llama.cpp's number for the softmax.
+    // llama.cpp's number for a softmax.
     ("expert_gating_func", Only::Number(1.0)),
     ("expert_weights_scale", Only::Number(1.0)),
     ("attention.sliding_window", Only::Number(0.0)),
@@ -251,12 +241,12 @@ const NEUTRAL: &[(&str, Only)] = &[
     ("final_logit_softcapping", Only::Number(0.0)),
     ("attention.causal", Only::Bool(true)),
     ("use_parallel_residual", Only::Bool(false)),
-    // Written by early converters; says in which order the *source* file had its rows.
+    // Written by early converters: row order of the converter's *source* file.
     ("tensor_data_layout", Only::Anything),
 ];
 
 impl Family {
-    /// What families differ from: Llama without anything of its own.
+    /// Base of all families: plain Llama without optional features.
     const BASE: Self = Self {
         architecture: "llama",
         rope: RopeKind::Interleaved,
@@ -285,7 +275,6 @@ impl Family {
         global_every: None,
     };
 
-    /// The family of that name.
     pub fn named(architecture: &str) -> Option<&'static Self> {
         ALL.iter()
             .find(|family| family.architecture == architecture)
@@ -295,7 +284,7 @@ impl Family {
     /// The family of a file, by its `general.architecture`.
     ///
     /// # Errors
-    /// When the key is missing or no string, or the architecture is none of [`ALL`].
+    /// When the key is missing or not a string, or the architecture is not in [`ALL`].
     pub fn of(gguf: &Gguf) -> Result<&'static Self, ModelError> {
         let key = "general.architecture";
         let missing = || MetadataError::Missing(key.to_owned());
@@ -313,8 +302,8 @@ impl Family {
     /// The hyperparameters of a file of this family.
     ///
     /// # Errors
-    /// When a key is missing, of the wrong type, out of range or at odds with another, or when
-    /// the file asks for something that the engine does not do.
+    /// When a key is missing, of the wrong type, out of range or inconsistent with another, or when
+    /// the file needs a feature that the engine does not implement.
     pub fn spec(&self, gguf: &Gguf) -> Result<ModelSpec, ModelError> {
         self.refuse_unknown_keys(gguf)?;
         let keys = Keys { gguf, family: self };
@@ -393,7 +382,7 @@ impl Family {
             qkv_bias: match self.qkv_bias {
                 Presence::Never => false,
                 Presence::Always => true,
-                // That all of them are there is checked with the tensors.
+                // The check of the tensors requires all of them.
                 Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
             },
             qk_norm: self.qk_norm,
@@ -435,7 +424,7 @@ impl Family {
     }
 
     fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
-        // A factor of 1 is none: files that compute the same are the same model.
+        // A factor of 1 becomes `None`, so that equivalent files have equal specs.
         let factor = |key| Ok::<_, ModelError>(keys.float32(key)?.filter(|f| *f != 1.0));
         Ok(ScaleSpec {
             embedding: match self.scaled_embedding {
@@ -486,7 +475,7 @@ impl Family {
                 let context = keys.u32("context_length")?;
                 let key = "rope.scaling.original_context_length";
                 let original = match self.latent_norm_eps {
-                    // Their converter does not write it; llama.cpp's default is the context.
+                    // The converter of these models omits the key; llama.cpp uses the context.
                     Some(_) => keys.optional_u32(key)?.unwrap_or(context),
                     None => keys.u32(key)?,
                 };
@@ -533,7 +522,7 @@ impl Family {
         Ok(YarnSpec {
             factor,
             original: keys.u32("rope.scaling.original_context_length")?,
-            // The paper's numbers, which are everybody's.
+            // Defaults from the YaRN paper, which all implementations use.
             fast: keys.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             slow: keys.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
             whole: self.yarn == Yarn::Whole,
@@ -543,14 +532,14 @@ impl Family {
         })
     }
 
-    /// The tensors of a block of a model, in the order of their use.
+    /// Tensors of a block of a model, in the order of use.
     pub fn rules(&self, spec: &ModelSpec) -> impl Iterator<Item = &'static Rule> {
         let rules = self.layer.iter().flat_map(|group| group.iter());
         rules.filter(|rule| rule.tensor.present(spec))
     }
 
-    /// Name and shape (row length first) of every tensor of a model of this family, those outside
-    /// the blocks first.
+    /// Name and shape (row length first) of every tensor of a model of this family. Tensors outside
+    /// the blocks come first.
     pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, &'static [Dim])> {
         let layers = (0..spec.layers).flat_map(|layer| {
             self.rules(spec)
@@ -566,12 +555,12 @@ impl Family {
             .chain(layers)
     }
 
-    /// Names of the tensors that every block of a model uses.
+    /// Names of the tensors outside the blocks that every block uses.
     pub fn shared_tensors(spec: &ModelSpec) -> impl Iterator<Item = &'static str> {
         shared(spec).iter().copied()
     }
 
-    /// Whether a key, after the architecture's prefix, says something of models of this family.
+    /// Returns true if a key (without the architecture's prefix) is read for this family.
     fn interprets(&self, key: &str) -> bool {
         let yarn = self.yarn != Yarn::Never && YARN.contains(&key);
         READ.contains(&key) || yarn || self.reads.contains(&key)
@@ -602,7 +591,7 @@ impl Family {
     }
 }
 
-/// The metadata key, after the architecture's prefix, that a field of [`ModelSpec`] comes from.
+/// Metadata key (without the architecture's prefix) from which a field of [`ModelSpec`] is read.
 fn key_of(field: &'static str) -> &'static str {
     match field {
         "layers" => "block_count",
@@ -639,8 +628,8 @@ fn key_of(field: &'static str) -> &'static str {
     }
 }
 
-/// The number of embeddings: from the metadata where it says so, else from the embedding tensor.
-/// (That the two agree is checked with the shapes.)
+/// Vocabulary size: from the metadata, or else from the embedding tensor. (The check of the shapes
+/// verifies that the two agree.)
 fn vocab(gguf: &Gguf, keys: &Keys<'_>) -> Result<u32, ModelError> {
     let from_tensor = match gguf.tensor(EMBEDDING).map(|info| info.dims.as_slice()) {
         Some(&[_, rows]) => u32::try_from(rows).ok(),
@@ -652,7 +641,7 @@ fn vocab(gguf: &Gguf, keys: &Keys<'_>) -> Result<u32, ModelError> {
         .ok_or_else(|| keys.missing("vocab_size"))
 }
 
-/// Reads keys of a family. Those that it does not interpret are not there.
+/// Reader of a file's metadata keys. Keys that the family does not read count as missing.
 struct Keys<'a> {
     gguf: &'a Gguf,
     family: &'a Family,
@@ -692,7 +681,7 @@ impl Keys<'_> {
         }
     }
 
-    /// What does not fit an f32 becomes infinite and is refused later.
+    /// A value beyond the range of f32 becomes infinite, which [`ModelSpec::check`] refuses.
     fn float32(&self, key: &str) -> Result<Option<f32>, ModelError> {
         Ok(self.float(key)?.map(|value| value as f32))
     }

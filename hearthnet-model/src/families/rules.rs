@@ -1,4 +1,4 @@
-//! Groups of tensors that families put their blocks together from, named as converters do.
+//! Groups of tensors that form the blocks of families, with the names that converters write.
 
 use super::{ROUTER, Rule};
 use crate::spec::Dim::{self, *};
@@ -8,7 +8,6 @@ const fn rule(tensor: T, name: &'static str, dims: &'static [Dim]) -> Rule {
     Rule { tensor, name, dims }
 }
 
-/// Norm, queries, keys, values and output.
 pub(super) const ATTENTION: &[Rule] = &[
     rule(T::AttnNorm, "attn_norm.weight", &[Width]),
     rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
@@ -17,7 +16,6 @@ pub(super) const ATTENTION: &[Rule] = &[
     rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
 ];
 
-/// Latent attention.
 pub(super) const LATENT_ATTENTION: &[Rule] = &[
     rule(T::AttnNorm, "attn_norm.weight", &[Width]),
     rule(T::LatentQ, "attn_q_a.weight", &[Width, LatentQueries]),
@@ -26,7 +24,7 @@ pub(super) const LATENT_ATTENTION: &[Rule] = &[
     rule(
         T::LatentKv,
         "attn_kv_a_mqa.weight",
-        &[Width, LatentKeysAndTurned],
+        &[Width, LatentKeysAndRotary],
     ),
     rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[LatentKeys]),
     rule(
@@ -37,33 +35,30 @@ pub(super) const LATENT_ATTENTION: &[Rule] = &[
     rule(T::AttnOutput, "attn_output.weight", &[Attended, Width]),
 ];
 
-/// As [`ATTENTION`], with queries, keys and values in one matrix.
+/// [`ATTENTION`] with queries, keys and values in one matrix.
 pub(super) const FUSED_ATTENTION: &[Rule] = &[
     rule(T::AttnNorm, "attn_norm.weight", &[Width]),
     rule(T::AttnQkv, "attn_qkv.weight", &[Width, Qkv]),
     rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
 ];
 
-/// Biases of queries, keys and values.
 pub(super) const QKV_BIAS: &[Rule] = &[
     rule(T::AttnQBias, "attn_q.bias", &[Queries]),
     rule(T::AttnKBias, "attn_k.bias", &[Keys]),
     rule(T::AttnVBias, "attn_v.bias", &[Keys]),
 ];
 
-/// Bias of what attention gives, and the heads' sinks.
+/// Bias of the attention output, and the sinks of the heads.
 pub(super) const OUTPUT_BIAS_AND_SINKS: &[Rule] = &[
     rule(T::AttnOutputBias, "attn_output.bias", &[Width]),
     rule(T::AttnSinks, "attn_sinks.weight", &[Heads]),
 ];
 
-/// Norms of queries and keys.
 pub(super) const QK_NORM: &[Rule] = &[
     rule(T::AttnQNorm, "attn_q_norm.weight", &[QueryNorm]),
     rule(T::AttnKNorm, "attn_k_norm.weight", &[KeyNorm]),
 ];
 
-/// Norm, gate, up and down.
 pub(super) const FEED_FORWARD: &[Rule] = &[
     rule(T::FfnNorm, "ffn_norm.weight", &[Width]),
     rule(T::FfnGate, "ffn_gate.weight", &[Width, Ffn]),
@@ -71,14 +66,14 @@ pub(super) const FEED_FORWARD: &[Rule] = &[
     rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
 ];
 
-/// As [`FEED_FORWARD`], with gate and up in one matrix.
+/// [`FEED_FORWARD`] with gate and up in one matrix.
 pub(super) const FUSED_FEED_FORWARD: &[Rule] = &[
     rule(T::FfnNorm, "ffn_norm.weight", &[Width]),
     rule(T::FfnGateUp, "ffn_up.weight", &[Width, TwoFfn]),
     rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
 ];
 
-/// Router and experts; the norm before them is that of [`FEED_FORWARD`].
+/// Router and experts, without the norm before them ([`FEED_FORWARD`] or [`MIDDLE_NORM`]).
 pub(super) const EXPERTS: &[Rule] = &[
     rule(T::Router, ROUTER, &[Width, Experts]),
     rule(
@@ -94,7 +89,6 @@ pub(super) const EXPERTS: &[Rule] = &[
     ),
 ];
 
-/// Biases of router and experts.
 pub(super) const EXPERT_BIAS: &[Rule] = &[
     rule(T::RouterBias, "ffn_gate_inp.bias", &[Experts]),
     rule(T::ExpertGateBias, "ffn_gate_exps.bias", &[Ffn, Experts]),
@@ -102,10 +96,10 @@ pub(super) const EXPERT_BIAS: &[Rule] = &[
     rule(T::ExpertDownBias, "ffn_down_exps.bias", &[Width, Experts]),
 ];
 
-/// The norm before the feed-forward layer, where converters call it by its place behind attention.
+/// Norm before the feed-forward layer, if converters name it for its position after attention.
 pub(super) const MIDDLE_NORM: &[Rule] = &[rule(T::FfnNorm, "post_attention_norm.weight", &[Width])];
 
-/// Norms of what a block adds to the residual stream.
+/// Norms of the outputs that a block adds to the residual stream.
 pub(super) const POST_NORMS: &[Rule] = &[
     rule(T::AttnPostNorm, "post_attention_norm.weight", &[Width]),
     rule(T::FfnPostNorm, "post_ffw_norm.weight", &[Width]),

@@ -1,4 +1,4 @@
-//! Bodies of the fuzz targets, so that tests replay what a fuzzer has found. No public interface.
+//! Bodies of the fuzz targets, so that tests can replay the fuzzer's findings. Not a public API.
 
 mod text;
 
@@ -10,11 +10,11 @@ use crate::inspect::inspect;
 use crate::manifest::Manifest;
 use crate::model_file::ModelFile;
 
-/// Reads bytes as a GGUF file, walks everything that the reader promises to have checked, and,
-/// if it is a model, its manifest and description.
+/// Reads bytes as a GGUF file and walks all contents that the reader promises to have checked; for
+/// a model, also its manifest and description.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn gguf(bytes: &[u8]) {
     let Ok(gguf) = Gguf::from_bytes(bytes.to_vec()) else {
         return;
@@ -70,18 +70,18 @@ pub fn gguf(bytes: &[u8]) {
 /// Reads bytes as a manifest.
 ///
 /// # Panics
-/// When one that is accepted is not in its canonical encoding.
+/// If an accepted manifest is not in the canonical encoding.
 pub fn manifest(bytes: &[u8]) {
     if let Ok(manifest) = Manifest::decode(bytes) {
         assert_eq!(manifest.encode(), bytes);
     }
 }
 
-/// Reads bytes as the files of a Hugging Face directory whose form is their own: `config.json`, the
-/// header of its weights, its tokenizer, the pieces of its vocabulary.
+/// Reads bytes as each file of a Hugging Face directory that has its own format: `config.json`, the
+/// header of the weights, the tokenizer, the pieces of the vocabulary.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn hugging_face(bytes: &[u8]) {
     for read in [hugging_face::check_config, hugging_face::check_tokenizer] {
         if let Err(error) = read(bytes) {

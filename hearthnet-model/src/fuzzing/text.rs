@@ -1,19 +1,20 @@
-//! Bodies of the fuzz targets of the text side. Inputs are text (whatever is no UTF-8 is
-//! replaced), so that seeds can be written and read by people.
+//! Fuzz targets of the text code. Inputs are text (invalid UTF-8 is replaced), so that people can
+//! read and write seeds.
 
 use crate::stop::StopMatcher;
 use crate::template::{ChatMessage, ChatTemplate, Role};
 use crate::tokenizer::{Special, TokenKind, Tokenizer, TokenizerParts};
 use std::sync::LazyLock;
 
-/// Reads the lines up to the first empty one as a vocabulary (`KIND TEXT` for a token, `+A B`
-/// for a merge), and what follows as a text to encode. The first line names the pre-tokeniser;
-/// with `llama` the vocabulary is a SentencePiece one, to which its bytes and the space are
-/// added, and with `llama-` one without the space before a text. The score of a token is its
-/// length, less the square of its kind.
+/// Reads the lines up to the first empty one as a vocabulary (`KIND TEXT` for a token, `+A B` for a
+/// merge), and the rest as a text to encode.
+///
+/// The first line names the pre-tokeniser. `llama` means a SentencePiece vocabulary with bytes and
+/// the space added; `llama-` one without the space prefix. A token's score is its length minus the
+/// square of its kind.
 ///
 /// # Panics
-/// When plain text becomes structure, or does not come back from its ids.
+/// If plain text becomes a control token, or decoding does not restore the text.
 pub fn tokenizer(bytes: &[u8]) {
     let input = String::from_utf8_lossy(bytes);
     let (vocabulary, text) = input.split_once("\n\n").unwrap_or((&input, ""));
@@ -63,16 +64,17 @@ pub fn tokenizer(bytes: &[u8]) {
         assert!(ids.iter().all(|id| kind(id).is_some()));
         assert!(special == Special::Parse || !ids.iter().any(structure));
         if tokenizer.encodes(text) {
-            // Both ways: a text that is parsed drops nothing here, as no model is called Phi-3.
+            // Also with parsing: no white space is dropped here, since the model is not called
+            // Phi-3.
             assert_eq!(tokenizer.decode_with_special(&ids), text);
         }
     }
 }
 
-/// Takes the pieces between NUL characters as the messages of a conversation.
+/// Uses the pieces between NUL characters as the messages of a conversation.
 ///
 /// # Panics
-/// When a message adds or removes a control token of the prompt.
+/// If a message adds or removes a control token of the prompt.
 pub fn template(bytes: &[u8]) {
     static MODEL: LazyLock<Option<(Tokenizer, ChatTemplate)>> = LazyLock::new(small_model);
     let Some((tokenizer, template)) = &*MODEL else {
@@ -91,7 +93,7 @@ pub fn template(bytes: &[u8]) {
     assert_eq!(structure(&messages), structure(&honest));
 }
 
-/// A small vocabulary with a template that trims, searches and wraps messages.
+/// Small vocabulary, with a template that trims, searches and wraps messages.
 fn small_model() -> Option<(Tokenizer, ChatTemplate)> {
     let control = ["<|im_start|>", "<|im_end|>", "[x]", "</s>", "<|user|>"];
     let source = "{% for m in messages %}<|{{ m.role }}|>[{{ m.content | trim }}]\
@@ -101,7 +103,7 @@ fn small_model() -> Option<(Tokenizer, ChatTemplate)> {
     Some((byte_tokenizer(&control)?, template))
 }
 
-/// A vocabulary of bytes and of control tokens.
+/// Vocabulary of bytes and control tokens.
 fn byte_tokenizer(control: &[&str]) -> Option<Tokenizer> {
     let bytes: Vec<String> = (0..=255).map(crate::tokenizer::written_byte).collect();
     let words = bytes.iter().map(String::as_str);
@@ -116,11 +118,11 @@ fn byte_tokenizer(control: &[&str]) -> Option<Tokenizer> {
     Tokenizer::new(&parts).ok()
 }
 
-/// Gives a template messages that contain the `control` tokens of its model, whole and in
-/// pieces, from everybody who can write one. Returns how many conversations it did not refuse.
+/// Renders messages that contain the model's `control` tokens, whole and in pieces, with every
+/// role. Returns the number of conversations that the template accepted.
 ///
 /// # Panics
-/// When a message adds or removes a control token of the prompt.
+/// If a message adds or removes a control token of the prompt.
 pub fn typed_text(source: &str, control: &[&str]) -> usize {
     let (Some(tokenizer), Ok(template)) = (
         byte_tokenizer(control),
@@ -159,11 +161,11 @@ pub fn typed_text(source: &str, control: &[&str]) -> usize {
     compared
 }
 
-/// Reads bytes as a template, and renders it.
+/// Reads bytes as a template, and renders it. The targets are templates that never end or exhaust
+/// memory.
 ///
 /// # Panics
-/// When an error cannot be shown on a terminal. (What is looked for is a template that does not
-/// come to an end, or takes all memory.)
+/// If an error message contains characters unfit for a terminal.
 pub fn template_source(bytes: &[u8]) {
     let source = String::from_utf8_lossy(bytes);
     let messages = [ChatMessage::system("Be brief."), ChatMessage::user("Hi")];
@@ -174,10 +176,10 @@ pub fn template_source(bytes: &[u8]) {
     }
 }
 
-/// Reads the lines up to the first empty one as stop strings, and what follows as a text.
+/// Reads the lines up to the first empty one as stop strings, and the rest as a text.
 ///
 /// # Panics
-/// When the text gives another result character by character than at once.
+/// If the result character by character differs from the result in one piece.
 pub fn stop(bytes: &[u8]) {
     let input = String::from_utf8_lossy(bytes);
     let (stops, text) = input.split_once("\n\n").unwrap_or((&input, ""));

@@ -1,8 +1,8 @@
-//! GGUF files: the container that llama.cpp and its relatives keep models in.
+//! GGUF files: llama.cpp's container for models.
 //!
 //! [`Gguf`] reads versions 2 and 3, little-endian, over a memory map. The file is treated as
-//! hostile: every offset, length, count, type and alignment is checked before it is used, and
-//! what is wrong comes back as a [`GgufError`] that names the field. [`writer`] makes such files.
+//! hostile: every offset, length, count, type and alignment is checked before use, and a violation
+//! returns a [`GgufError`] that names the field. [`writer`] writes such files.
 //!
 //! Source of the format: the GGUF specification (`docs/gguf.md` of the ggml project), and, where
 //! the two differ, what ggml's own reader accepts.
@@ -35,28 +35,27 @@ use crate::regular_file;
 use reader::{Header, SlotKind};
 
 const MAGIC: &[u8] = b"GGUF";
-/// Of the specification, for files that do not name one.
+/// From the specification, for files that do not set one.
 const DEFAULT_ALIGNMENT: u64 = 32;
-/// The specification wants a multiple of 8.
+/// The specification requires a multiple of 8.
 const MIN_ALIGNMENT: u64 = 8;
-/// Far beyond any page or sector, small enough that padding never matters.
+/// Far beyond any page or sector, and small enough that padding never matters.
 const MAX_ALIGNMENT: u64 = 1 << 16;
 /// `GGML_MAX_DIMS`.
 const MAX_DIMENSIONS: u32 = 4;
-/// Of the specification.
+/// Limit of the specification.
 const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
-/// Of the specification (`GGML_MAX_NAME`).
+/// From the specification (`GGML_MAX_NAME`).
 const MAX_NAME_BYTES: u64 = 64;
 /// The largest known files have some 30,000 tensors (experts stored one by one).
 const MAX_TENSORS: u64 = 1 << 17;
 /// Known files have fewer than 100 keys.
 const MAX_METADATA: u64 = 1 << 16;
 
-/// A GGUF file, checked: its metadata and its tensors.
+/// Checked GGUF file: its metadata and its tensors.
 ///
-/// Memory used beside the map is the header's index: keys, names and shapes, a small multiple of
-/// the header's size and never more than a small multiple of the file's. Values, token lists and
-/// weights stay in the map.
+/// Beside the map it holds only an index of the header: keys, names and shapes, a small multiple of
+/// the header's size. Values, token lists and weights stay in the map.
 #[derive(Debug)]
 pub struct Gguf {
     data: Data,
@@ -79,16 +78,15 @@ impl Data {
     }
 }
 
-/// One tensor of a file.
+/// Tensor of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorInfo {
     /// At most 64 bytes, not empty, unique in the file.
     pub name: String,
-    /// One to four lengths, none zero; the first is that of a row, which is contiguous.
+    /// Lengths, one to four, none zero; the first is that of a row, which is contiguous.
     pub dims: Vec<u64>,
-    /// How values are stored.
     pub dtype: TensorType,
-    /// Where the data begins, in bytes from the start of the file.
+    /// Offset of the data from the start of the file, in bytes.
     pub offset: u64,
     /// Length of the data in bytes.
     pub bytes: u64,
@@ -98,8 +96,8 @@ impl Gguf {
     /// Maps a file and checks its header.
     ///
     /// # Errors
-    /// [`GgufError::Io`] when the file cannot be opened or mapped, any other variant when it is
-    /// not a sound GGUF file.
+    /// [`GgufError::Io`] if the file cannot be opened or mapped, any other variant if it is not a
+    /// valid GGUF file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         let io = |source| GgufError::Io {
             path: path.to_owned(),
@@ -110,17 +108,17 @@ impl Gguf {
         if info.len() == 0 {
             return Err(GgufError::Magic(Vec::new()));
         }
-        // SAFETY: the map is read-only and private to this process. Its contents are only ever
-        // read as bytes, decoded with bounds checks each time, so that a file that is changed
-        // underneath gives wrong numbers but no wrong memory access of ours. That nobody changes
-        // or shortens the file while it is open is the one assumption; models are replaced by
-        // renaming a new file into place, which leaves this map as it was.
+        // SAFETY: the map is read-only and private to this process. Its contents are only read as
+        // bytes and decoded with bounds checks each time, so a file that is changed underneath
+        // gives wrong numbers but no invalid memory access. The one assumption is that no process
+        // changes or truncates the file while it is open. Models are replaced by renaming a new
+        // file into place, which leaves this map unchanged.
         #[allow(unsafe_code)]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Self::from_data(Data::Map(map), info.modified().ok())
     }
 
-    /// Checks a file that is in memory.
+    /// Checks a file in memory.
     ///
     /// # Errors
     /// Any variant but [`GgufError::Io`].
@@ -157,7 +155,7 @@ impl Gguf {
         self.data.bytes()
     }
 
-    /// Everything before the first tensor's data: metadata and the list of tensors.
+    /// Bytes before the first tensor's data: metadata and the list of tensors.
     pub fn head(&self) -> &[u8] {
         let bytes = self.data.bytes();
         let first = self.header.tensors.iter().map(|info| info.offset).min();
@@ -167,12 +165,12 @@ impl Gguf {
         bytes.get(..end).unwrap_or(bytes)
     }
 
-    /// When the file was last modified, as of when it was opened.
+    /// Modification time of the file when it was opened.
     pub fn modified(&self) -> Option<SystemTime> {
         self.modified
     }
 
-    /// All metadata, in the order of the keys.
+    /// All metadata, sorted by key.
     pub fn metadata(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
         self.header
             .metadata
@@ -180,7 +178,6 @@ impl Gguf {
             .filter_map(|key| Some((key.as_str(), self.get(key)?)))
     }
 
-    /// The value of a metadata key.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         let slot = self.header.metadata.get(key)?;
         let bytes = self.data.bytes().get(slot.bytes.clone())?;
@@ -190,46 +187,46 @@ impl Gguf {
         }
     }
 
-    /// An integer of any stored width that fits `u32`; `None` when the key is missing.
+    /// Integer of any stored width that fits `u32`; `None` if the key is missing.
     ///
     /// # Errors
-    /// [`MetadataError::Mismatch`] when the value is no such integer.
+    /// [`MetadataError::Mismatch`] if the value is no such integer.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, MetadataError> {
         self.typed(key, "an integer from 0 to 4294967295", |value| {
             value.as_integer().and_then(|v| u32::try_from(v).ok())
         })
     }
 
-    /// A finite float of either stored width, as stored; `None` when the key is missing.
+    /// Finite float of either stored width, as stored; `None` if the key is missing.
     ///
     /// # Errors
-    /// [`MetadataError::Mismatch`] when the value is no float, infinite or not a number.
+    /// [`MetadataError::Mismatch`] if the value is no float, infinite or NaN.
     pub fn f64(&self, key: &str) -> Result<Option<f64>, MetadataError> {
         self.typed(key, "a finite float", |value| {
             value.as_float().filter(|v| v.is_finite())
         })
     }
 
-    /// A boolean; `None` when the key is missing.
+    /// Boolean; `None` if the key is missing.
     ///
     /// # Errors
-    /// [`MetadataError::Mismatch`] when the value is no boolean.
+    /// [`MetadataError::Mismatch`] if the value is no boolean.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, MetadataError> {
         self.typed(key, "a boolean", |value| value.as_bool())
     }
 
-    /// A string; `None` when the key is missing.
+    /// String; `None` if the key is missing.
     ///
     /// # Errors
-    /// [`MetadataError::Mismatch`] when the value is no string.
+    /// [`MetadataError::Mismatch`] if the value is no string.
     pub fn str(&self, key: &str) -> Result<Option<&str>, MetadataError> {
         self.typed(key, "a string", |value| value.as_str())
     }
 
-    /// An array; `None` when the key is missing.
+    /// Array; `None` if the key is missing.
     ///
     /// # Errors
-    /// [`MetadataError::Mismatch`] when the value is no array.
+    /// [`MetadataError::Mismatch`] if the value is no array.
     pub fn array(&self, key: &str) -> Result<Option<Array<'_>>, MetadataError> {
         self.typed(key, "an array", |value| value.as_array())
     }
@@ -252,19 +249,17 @@ impl Gguf {
             })
     }
 
-    /// All tensors, in the order of the file.
+    /// All tensors, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.header.tensors
     }
 
-    /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.header.tensors.get(*self.header.by_name.get(name)?)
     }
 
-    /// Tells the system that `data`, a part of a tensor's data, will not be read again soon, so that
-    /// the file's pages need not stay in this process's memory. Reading it again reads the file
-    /// again.
+    /// Advises the system that `data`, a part of a tensor's data, is not needed soon, so that its
+    /// pages can leave this process's memory. A later read fetches them from the file.
     pub fn release(&self, data: &[u8]) {
         if let Data::Map(map) = &self.data
             && let Some(offset) = data.as_ptr().addr().checked_sub(map.as_ptr().addr())
@@ -272,9 +267,9 @@ impl Gguf {
                 .checked_add(data.len())
                 .is_some_and(|end| end <= map.len())
         {
-            // SAFETY: the map is read-only and backed by the file, so that a page that is dropped
-            // comes back with the same content when it is read: borrowed data does not change.
-            // Advice that is refused changes nothing.
+            // SAFETY: the map is read-only and backed by the file, so a dropped page returns with
+            // the same content when it is read: borrowed data does not change. Refused advice has
+            // no effect.
             #[allow(unsafe_code)]
             let _ = unsafe {
                 map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len())
@@ -282,8 +277,8 @@ impl Gguf {
         }
     }
 
-    /// The data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file
-    /// that does not fit into this one.
+    /// Data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file that
+    /// does not fit into this one.
     pub fn data(&self, info: &TensorInfo) -> &[u8] {
         let range = usize::try_from(info.offset)
             .ok()

@@ -1,5 +1,5 @@
-//! Walks the header of a GGUF file. Every length is compared with what is left of the file before
-//! it is believed, so the work and the memory that a file can cause are bounded by its size.
+//! Parses the header of a GGUF file. Every length is compared with the rest of the file before use,
+//! so the file's size bounds the work and memory that it can cause.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,20 +13,20 @@ use super::{
     MAX_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT, TensorInfo,
 };
 
-/// The header of a file: where its values and tensors are.
+/// Positions of a file's values and tensors.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) version: u32,
     pub(super) alignment: u64,
-    /// Where each value lies, by key.
+    /// Encoded values by key.
     pub(super) metadata: BTreeMap<String, Slot>,
-    /// In the order of the file, with offsets counted from the start of the file.
+    /// In file order, with offsets from the start of the file.
     pub(super) tensors: Vec<TensorInfo>,
     /// Index into `tensors`.
     pub(super) by_name: BTreeMap<String, usize>,
 }
 
-/// A metadata value: its type and its encoded bytes. Of an array, only the elements.
+/// Type and encoded bytes of a metadata value; of an array, only the elements.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub(super) kind: SlotKind,
@@ -39,7 +39,7 @@ pub(super) enum SlotKind {
     Array { element: ValueType, len: usize },
 }
 
-/// Names a field in a message; turned into text only when something is wrong.
+/// Names a field in an error message.
 #[derive(Clone, Copy)]
 enum Field<'a> {
     Header(&'static str),
@@ -64,7 +64,7 @@ impl fmt::Display for Field<'_> {
 }
 
 impl Field<'_> {
-    /// The error of a file that says something of this field that cannot be.
+    /// Error for an invalid value of this field.
     fn bad(self, problem: impl fmt::Display) -> GgufError {
         GgufError::Malformed(format!("{self}: {problem}"))
     }
@@ -72,17 +72,17 @@ impl Field<'_> {
 
 const DIMENSIONS: &str = "a tensor has one to four dimensions, none of them zero";
 const OVERFLOW: &str = "the tensor's size overflows";
-/// The format allows them; no known key uses them, and ggml refuses them.
+/// The format allows nested arrays, but no known key uses them, and ggml refuses them.
 const NESTED: &str = "arrays of arrays are not supported";
 
-/// A count, length or size beyond what a sound file has, or beyond what the file can hold.
+/// Error for a count, length or size beyond its limit or beyond the rest of the file.
 fn too_large(field: Field<'_>, value: u64, limit: u64) -> GgufError {
     field.bad(format_args!(
         "{value} is too large, at most {limit} is possible here: the file is truncated or damaged"
     ))
 }
 
-/// A position in the file.
+/// Read position in the file.
 struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -124,8 +124,8 @@ impl<'a> Cursor<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A count of things that take at least `least` bytes each: at most `limit`, and no more than
-    /// fit into the rest of the file.
+    /// Reads a count of items that take at least `least` bytes each: at most `limit`, and no more
+    /// than fit into the rest of the file.
     fn count(&mut self, limit: u64, least: u64, field: Field<'_>) -> Result<u64, GgufError> {
         let value = self.u64(field)?;
         let limit = limit.min(self.left() / least);
@@ -232,7 +232,7 @@ fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufErro
     if element == ValueType::Array {
         return Err(Field::Value(key).bad(NESTED));
     }
-    // A string takes at least its length.
+    // A string takes at least its length field.
     let least = element.fixed_bytes().unwrap_or(8) as u64;
     let len = cursor.count(u64::MAX, least, Field::Metadata(index, "value.len"))?;
     let start = cursor.at;
@@ -257,7 +257,7 @@ fn slot(cursor: &mut Cursor<'_>, key: &str, index: u64) -> Result<Slot, GgufErro
     })
 }
 
-/// Steps over one scalar or string and checks it.
+/// Skips one scalar or string after checking it.
 fn scalar(cursor: &mut Cursor<'_>, kind: ValueType, field: Field<'_>) -> Result<(), GgufError> {
     match kind {
         ValueType::String => {
@@ -377,8 +377,8 @@ fn tensor_info(
     })
 }
 
-/// Turns offsets within the data section into offsets within the file, and checks that the
-/// tensors lie inside the file, apart from one another, with nothing behind the last.
+/// Turns offsets in the data section into offsets in the file. Checks that the tensors lie inside
+/// the file, do not overlap, and that no bytes follow the last.
 fn place(
     tensors: &mut [TensorInfo],
     header_end: u64,
@@ -422,7 +422,7 @@ fn place(
     let padded = last.checked_next_multiple_of(alignment).unwrap_or(u64::MAX);
     if file_len > padded {
         return Err(Field::Header("tensor_data").bad(format_args!(
-            "{} bytes after the last tensor belong to nothing: the file is damaged",
+            "{} unexpected bytes after the last tensor: the file is damaged",
             file_len - padded
         )));
     }

@@ -1,11 +1,11 @@
-//! How a tensor's values are stored.
+//! Storage types of tensors.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Makes the type and its table: ggml's name and number, values per block, bytes per block.
+/// Defines the type and its table: ggml's name and number, values per block, bytes per block.
 macro_rules! tensor_types {
     ($(#[$attribute:meta])* $($name:ident $number:literal $values:literal $bytes:literal,)*) => {
         $(#[$attribute])*
@@ -24,9 +24,9 @@ tensor_types! {
     /// Storage type of a tensor, as numbered by ggml's `enum ggml_type`.
     ///
     /// Values come in blocks: [`block_values`](Self::block_values) values share
-    /// [`block_bytes`](Self::block_bytes) bytes, and blocks never cross the end of a row. Every type
-    /// that ggml has today is known here by name and size, so that a file that uses one can be read
-    /// and described; [`is_supported`](Self::is_supported) says which of them the engine computes with.
+    /// [`block_bytes`](Self::block_bytes) bytes, and blocks never cross the end of a row. All of
+    /// ggml's current types are known by name and size, so that any file can be read and described.
+    /// [`is_supported`](Self::is_supported) tells which of them the engine computes with.
     ///
     /// Layouts of the supported types, all little-endian (source: ggml's `ggml-common.h`):
     ///
@@ -38,12 +38,12 @@ tensor_types! {
     /// | `Q8_0` | 32 | `d: f16`, 32 `i8` | `d * q` |
     ///
     /// Byte `j` of the nibbles holds value `j` in its low half and value `j + 16` in its high half.
-    /// How the other supported types are laid out stands in `specs/canonical-arithmetic.md`.
+    /// The layouts of the other supported types are in `specs/canonical-arithmetic.md`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
     #[allow(non_camel_case_types)] // ggml's own spelling
     #[allow(missing_docs)] // the names are the documentation
     #[non_exhaustive]
-    // Numbers that are missing (4, 5, 31 to 33, 36 to 38) were types that ggml has removed.
+    // The missing numbers (4, 5, 31 to 33, 36 to 38) belonged to types that ggml has removed.
     F32 0 1 4,
     F16 1 1 2,
     Q4_0 2 32 18,
@@ -82,7 +82,7 @@ tensor_types! {
 }
 
 impl TensorType {
-    /// The types that values can be converted to, widest first.
+    /// Types that [`encode`](crate::quantize::encode) writes, widest first.
     pub const WRITABLE: [Self; 7] = [
         Self::F32,
         Self::F16,
@@ -93,7 +93,7 @@ impl TensorType {
         Self::Q4_0,
     ];
 
-    /// The types that the engine computes with, widest first.
+    /// Types that the engine computes with, widest first.
     pub(crate) const SUPPORTED: [Self; 16] = [
         Self::F32,
         Self::F16,
@@ -113,12 +113,12 @@ impl TensorType {
         Self::Q2_K,
     ];
 
-    /// The types that the engine computes with, widest first.
+    /// Types that the engine computes with, widest first.
     pub fn supported() -> impl Iterator<Item = Self> {
         Self::SUPPORTED.into_iter()
     }
 
-    /// The names of some types, for people.
+    /// List of the names, for messages.
     pub fn names(types: impl IntoIterator<Item = Self>) -> String {
         let names: Vec<&str> = types.into_iter().map(Self::name).collect();
         names.join(", ")
@@ -154,8 +154,7 @@ impl TensorType {
         Self::SUPPORTED.contains(&self)
     }
 
-    /// Bytes of a row of `values` values; `None` when they do not fill whole blocks, or when the
-    /// product overflows.
+    /// Bytes of a row of `values` values; `None` if they do not fill whole blocks, or on overflow.
     pub fn row_bytes(self, values: u64) -> Option<u64> {
         let per_block = u64::from(self.block_values());
         if !values.is_multiple_of(per_block) {

@@ -23,8 +23,8 @@ pub enum ValueType {
 
 use ValueType as V;
 
-/// Type, its name as messages show it, and the bytes of a value; of strings and arrays the length
-/// is stored.
+/// Type, name in messages, and bytes of a value; `None` for strings and arrays, whose length is
+/// stored.
 const TABLE: [(ValueType, &str, Option<usize>); 13] = [
     (V::U8, "u8", Some(1)),
     (V::I8, "i8", Some(1)),
@@ -58,7 +58,7 @@ impl ValueType {
         TABLE[self as usize].2
     }
 
-    /// Name as messages show it.
+    /// Name in messages.
     pub fn name(self) -> &'static str {
         TABLE[self as usize].1
     }
@@ -171,7 +171,7 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// An array in the file, decoded as it is walked: nothing is copied.
+/// Array in the file. Iteration decodes it in place, without a copy.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     element: ValueType,
@@ -189,12 +189,10 @@ impl<'a> Array<'a> {
         }
     }
 
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no element.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -259,8 +257,8 @@ impl<'a> Iterator for ArrayIter<'a> {
 
     fn next(&mut self) -> Option<Value<'a>> {
         self.left = self.left.checked_sub(1)?;
-        // The reader has decoded the whole array once, so this cannot fail; if the file is
-        // changed under the map it ends the iteration early.
+        // The reader has decoded the whole array once, so this cannot fail. If the file is changed
+        // under the map, iteration ends early.
         let (value, rest) = decode(self.element, self.bytes)?;
         self.bytes = rest;
         Some(value)
@@ -271,7 +269,7 @@ impl<'a> Iterator for ArrayIter<'a> {
     }
 }
 
-/// Decodes one scalar or string from the front of `bytes`; `None` when it is cut off or not valid.
+/// Decodes one scalar or string from the front of `bytes`; `None` if it is truncated or invalid.
 pub(super) fn decode(value_type: ValueType, bytes: &[u8]) -> Option<(Value<'_>, &[u8])> {
     fn take<const N: usize>(bytes: &[u8]) -> Option<([u8; N], &[u8])> {
         bytes

@@ -1,4 +1,4 @@
-//! Writes GGUF files, version 3: for `model convert`, and for tests that need small models.
+//! Writer of GGUF files, version 3, for `model convert` and for small models in tests.
 //!
 //! ```
 //! use hearthnet_model::gguf::writer::{WriteError, Writer};
@@ -25,36 +25,32 @@ use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NAME_BY
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// Writing failed.
     #[error("cannot write: {0}")]
     Io(#[from] io::Error),
-    /// A key or tensor name that is empty, too long, or used twice.
-    #[error("{0:?} cannot be used as a name here: it is empty, too long or there already")]
+    /// A key or tensor name is empty, too long, or used twice.
+    #[error("invalid name {0:?}: it is empty, too long or already used")]
     Name(String),
-    /// A shape without dimensions, with more than four, with a zero, with rows that do not fill
-    /// the blocks of the type, or whose size overflows.
+    /// The shape has no dimensions, more than four, a zero, rows that do not fill the blocks of the
+    /// type, or a size that overflows.
     #[error("tensor {name:?} of type {dtype} cannot have shape {dims:?}")]
     Shape {
-        /// The tensor.
         name: String,
-        /// Its type.
         dtype: TensorType,
-        /// Its shape, row length first.
+        /// Shape, row length first.
         dims: Vec<u64>,
     },
-    /// The data handed over for a tensor has another length than its shape and type imply.
+    /// The data of a tensor has another length than its shape and type imply.
     #[error("tensor {name:?} takes {expected} bytes, {found} were given")]
     DataLength {
-        /// The tensor.
         name: String,
-        /// Bytes that it takes.
+        /// Expected bytes.
         expected: u64,
-        /// Bytes that were given.
+        /// Bytes that the caller supplied.
         found: u64,
     },
 }
 
-/// A file in the making: metadata and tensors in the order in which they were added.
+/// Plan of a file: metadata and tensors in insertion order.
 #[derive(Clone, Debug)]
 pub struct Writer {
     metadata: Vec<u8>,
@@ -78,7 +74,7 @@ impl Default for Writer {
 }
 
 impl Writer {
-    /// An empty file, aligned to 32 bytes.
+    /// Empty file, aligned to 32 bytes.
     pub fn new() -> Self {
         Self {
             metadata: Vec::new(),
@@ -91,7 +87,7 @@ impl Writer {
     /// Aligns tensors to `alignment` bytes and records it as `general.alignment`.
     ///
     /// # Errors
-    /// When `alignment` is no power of two from 8 to 65,536, or was set before.
+    /// If `alignment` is no power of two from 8 to 65,536, or was set before.
     pub fn align(&mut self, alignment: u32) -> Result<(), WriteError> {
         let name = "general.alignment";
         let wide = u64::from(alignment);
@@ -105,10 +101,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a metadata value; arrays can be those of another file.
+    /// Adds a metadata value. Arrays must come from another file.
     ///
     /// # Errors
-    /// When the key is empty, longer than 65,535 bytes or there already.
+    /// If the key is empty, longer than 65,535 bytes or already set.
     pub fn set(&mut self, key: &str, value: Value<'_>) -> Result<(), WriteError> {
         match value {
             Value::Array(array) => {
@@ -182,10 +178,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Adds a tensor; `dims` has the row length first. Its data is asked for by [`Self::write`].
+    /// Adds a tensor; `dims` has the row length first. [`Self::write`] requests its data.
     ///
     /// # Errors
-    /// When the name is empty, longer than 64 bytes or there already, or the shape is impossible.
+    /// If the name is empty, longer than 64 bytes or already used, or the shape is invalid.
     pub fn tensor(
         &mut self,
         name: &str,
@@ -220,11 +216,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the file, asking `data` to write each tensor's bytes in turn: by its index, in the
-    /// order in which they were added.
+    /// Writes the file. Calls `data` for each tensor's bytes, with the tensor's index in insertion
+    /// order.
     ///
     /// # Errors
-    /// What `data` or the writer return, and [`WriteError::DataLength`] for data of the wrong
+    /// Errors of `data` and of the writer, and [`WriteError::DataLength`] for data of the wrong
     /// length.
     pub fn write<E: From<WriteError>>(
         &self,
@@ -248,7 +244,7 @@ impl Writer {
                 .into());
             }
         }
-        // As ggml does: the last tensor is padded like the others.
+        // ggml pads the last tensor too.
         self.pad(&mut out)
             .and_then(|()| out.flush())
             .map_err(WriteError::Io)?;
@@ -282,7 +278,7 @@ impl Writer {
     }
 }
 
-/// Counts what is written.
+/// Counts written bytes.
 struct Counting<'a> {
     out: &'a mut dyn Write,
     count: u64,
@@ -300,7 +296,7 @@ impl Write for Counting<'_> {
     }
 }
 
-/// Appends a scalar or string as the format stores it; arrays are written by `set_array`.
+/// Appends a scalar or string in GGUF encoding; arrays are written by `set_array`.
 fn encode(value: Value<'_>, out: &mut Vec<u8>) {
     match value {
         Value::U8(v) => out.push(v),

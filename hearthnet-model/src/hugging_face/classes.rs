@@ -1,152 +1,150 @@
-//! The classes of models that directories name, as data: what of `config.json` becomes which
-//! metadata, what it must say where only one value is computed, and how the tensors are called.
+//! Model classes of Hugging Face directories, as data: the metadata for each key of `config.json`,
+//! the required values of others, and the names of tensors.
 //!
-//! A class is one constant, listed in [`ALL`]; the [family](crate::families) that it belongs to
-//! says the rest. Keys, names and what is done to the tensors are those of llama.cpp's converter
-//! (`conversion/`), defaults those of the classes in Hugging Face's `transformers`.
+//! A class is one constant, listed in [`ALL`]; its [family](crate::families) defines the rest.
+//! Keys, names and transformations of tensors are those of llama.cpp's converter (`conversion/`),
+//! defaults those of the classes in Hugging Face's `transformers`.
 
-/// A class of models.
 #[derive(Debug)]
 pub(super) struct Class {
-    /// The first of `architectures`.
+    /// First element of `architectures`.
     pub(super) name: &'static str,
-    /// What `model_type` may be.
+    /// Accepted values of `model_type`.
     pub(super) model_types: &'static [&'static str],
-    /// The family: `general.architecture`.
+    /// Family: `general.architecture`.
     pub(super) architecture: &'static str,
-    /// What becomes metadata.
+    /// Keys that become metadata.
     pub(super) keys: &'static [&'static [Key]],
-    /// What must have a certain value.
-    pub(super) only: &'static [&'static [Only]],
-    /// What it may say without a say in what is computed, beside [`SILENT`].
-    pub(super) silent: &'static [&'static str],
-    /// Kinds of RoPE beside the default one.
+    /// Keys that must have certain values.
+    pub(super) requirements: &'static [&'static [Requirement]],
+    /// Keys without influence on the computation, beside [`IGNORED`].
+    pub(super) ignored: &'static [&'static str],
+    /// Accepted kinds of RoPE beside the default one.
     pub(super) ropes: &'static [&'static str],
-    /// Whether the ramp of YaRN begins and ends between pairs (`truncate` is false).
+    /// Whether YaRN's ramp begins and ends at fractional pairs (`truncate` is false).
     pub(super) yarn_exact: bool,
-    /// Whether LongRoPE is never stretched: the context is that of the first training.
+    /// Whether LongRoPE is never stretched: the context is that of the original training.
     pub(super) long_rope_plain: bool,
-    /// Names of a block's tensors: here, and in the directory behind `layers.N.`, both without
-    /// `.weight` and `.bias` where those are the same. The first that fits counts; `{}` is the number
+    /// Names of a block's tensors: in the model file, and in the directory behind `layers.N.`. Both
+    /// omit `.weight` and `.bias` if these are the same. The first match counts; `{}` is the index
     /// of an expert.
     pub(super) names: &'static [&'static [(&'static str, &'static str)]],
-    /// What may stand before the names of all tensors: of embedding, last norm and blocks, and of the
-    /// output matrix.
+    /// Accepted name prefixes: of embedding, last norm and blocks, and of the output matrix.
     pub(super) prefixes: &'static [(&'static str, &'static str)],
-    /// Beginnings of names of tensors that belong to other parts, such as a vision tower.
+    /// Name prefixes of tensors of other parts, such as a vision tower.
     pub(super) others: &'static [&'static str],
-    /// `tie_word_embeddings` where it is not said.
+    /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
     /// Whether there is never an output matrix, even if the file has one.
     pub(super) always_tied: bool,
-    /// Whether rows of queries and keys are brought into the order of interleaved RoPE.
+    /// Whether rows of queries and keys are reordered for interleaved RoPE.
     pub(super) permuted: bool,
-    /// Whether the experts of a block lie in one tensor, gates and ups together, as columns.
+    /// Whether the experts of a block are stacked in one tensor, gates and ups together, as
+    /// columns.
     pub(super) stacked_experts: bool,
-    /// Whether norms are stored with 1 subtracted.
+    /// Whether norm weights are stored minus 1.
     pub(super) norms_around_zero: bool,
     /// Whether the vocabulary's size is written.
     pub(super) vocab_size: bool,
-    /// What of a head is turned.
+    /// Rotary dimensions of a head.
     pub(super) rope_dims: RopeDims,
-    /// What is written of RoPE's base.
+    /// Base of RoPE's frequencies.
     pub(super) rope_base: RopeBase,
-    /// Whether SentencePiece texts begin with a space.
+    /// Space prefix of SentencePiece texts.
     pub(super) space_prefix: SpacePrefix,
-    /// Whether tokens that were added to a SentencePiece vocabulary are what they say, also those
+    /// Whether tokens added to a SentencePiece vocabulary keep their text and kind, including those
     /// of `tokenizer.json`.
     pub(super) plain_added: bool,
-    /// Special tokens that are known by their texts where nothing names them.
+    /// Special tokens recognised by text if no other key names them.
     pub(super) special: &'static [(&'static str, &'static str)],
-    /// Names of pre-tokenisers that this class has for those that work the same.
+    /// Aliases of pre-tokenisers in this class.
     pub(super) pre: &'static [(&'static str, &'static str)],
 }
 
-/// How `rope.dimension_count` is found.
+/// Source of `rope.dimension_count`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RopeDims {
-    /// It is not written: all of a head.
-    Silent,
-    /// All of a head, written.
+    /// Not written: the whole head.
+    Omitted,
+    /// The whole head, written.
     Head,
-    /// The width times `partial_rotary_factor`, over the heads.
+    /// The width times `partial_rotary_factor`, divided by the number of heads.
     OfWidth,
-    /// The head times `partial_rotary_factor`, which is a half where it is not said.
+    /// The head width times `partial_rotary_factor`, by default one half.
     Half,
 }
 
-/// How `rope.freq_base` is written.
+/// Source of `rope.freq_base`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum RopeBase {
-    /// As it is; it must be said.
-    Said,
-    /// As it is, else this.
+    /// `rope_theta`, which is required.
+    Required,
+    /// `rope_theta`, or else this value.
     Or(f64),
-    /// Only where it is not 10,000, which is what files without it have.
+    /// `rope_theta`, written only if it is not 10,000, the default in model files.
     Unusual,
-    /// Nothing, so it must be that.
+    /// Not written: `rope_theta` must be 10,000, the default in model files.
     Usual,
 }
 
-/// Whether `tokenizer.ggml.add_space_prefix` is written.
+/// Source of `tokenizer.ggml.add_space_prefix`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SpacePrefix {
-    /// Not at all.
-    Silent,
-    /// As `add_prefix_space` of `tokenizer_config.json` says, where it does.
-    Said,
-    /// As false.
+    /// Not written.
+    Omitted,
+    /// `add_prefix_space` of `tokenizer_config.json`, if it is present.
+    FromSettings,
+    /// Always false.
     Never,
 }
 
-/// A key of `config.json` that becomes metadata of the family.
+/// Key of `config.json` that becomes metadata of the family.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// Its name.
     pub(super) from: &'static str,
-    /// Another name, which counts where the first is not there; of [`Kind::Sum`] what is added.
+    /// Alternative name if the first is missing; for [`Kind::Sum`] the second summand.
     pub(super) other: Option<&'static str>,
     /// Metadata key after the architecture's prefix.
     pub(super) to: &'static str,
-    /// What it is, and what is written without it.
+    /// Type, and default value.
     pub(super) kind: Kind,
 }
 
-/// The type of a [`Key`].
+/// Type of a [`Key`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// An integer that must be said.
+    /// Required integer.
     Integer,
-    /// An integer, else this.
+    /// Integer with a default.
     IntegerOr(u32),
-    /// An integer, if it is said.
+    /// Optional integer.
     OptionalInteger,
-    /// The sum of both names' integers, which must be said.
+    /// Sum of the integers under both names, which are required.
     Sum,
-    /// A float that must be said.
+    /// Required float.
     Float,
-    /// A float, else this.
+    /// Float with a default.
     FloatOr(f64),
-    /// A float, if it is said.
+    /// Optional float.
     OptionalFloat,
 }
 
-/// A key of `config.json` that must have one of these values.
+/// Key of `config.json` that must have one of these values.
 #[derive(Debug)]
-pub(super) struct Only {
+pub(super) struct Requirement {
     pub(super) key: &'static str,
-    pub(super) values: &'static [Said],
-    /// Whether it may also be `null`, or not be there.
+    pub(super) values: &'static [JsonValue],
+    /// Whether the key may also be `null` or missing.
     pub(super) optional: bool,
 }
 
-/// A value of `config.json`.
+/// Value of `config.json`.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(super) enum Said {
+pub(super) enum JsonValue {
     Bool(bool),
     Text(&'static str),
     Number(f64),
-    /// A list without elements.
+    /// Empty list.
     Empty,
 }
 
@@ -183,40 +181,40 @@ const fn optional_float(from: &'static str, to: &'static str) -> Key {
     key(from, to, Kind::OptionalFloat)
 }
 
-/// What must be said.
-const fn only(key: &'static str, values: &'static [Said]) -> Only {
+/// Required key.
+const fn require(key: &'static str, values: &'static [JsonValue]) -> Requirement {
     let optional = false;
-    Only {
+    Requirement {
         key,
         values,
         optional,
     }
 }
 
-/// What must have one of these values where it is said.
-const fn if_said(key: &'static str, values: &'static [Said]) -> Only {
+/// Key that must have one of these values if it is present.
+const fn optional_value(key: &'static str, values: &'static [JsonValue]) -> Requirement {
     let optional = true;
-    Only {
+    Requirement {
         key,
         values,
         optional,
     }
 }
 
-/// What must not be switched on.
-const fn off(key: &'static str) -> Only {
-    if_said(key, &[Said::Bool(false)])
+/// Key that must be false or missing.
+const fn off(key: &'static str) -> Requirement {
+    optional_value(key, &[JsonValue::Bool(false)])
 }
 
-/// What must be switched on, or go without saying.
-const fn on(key: &'static str) -> Only {
-    if_said(key, &[Said::Bool(true)])
+/// Key that must be true or missing.
+const fn on(key: &'static str) -> Requirement {
+    optional_value(key, &[JsonValue::Bool(true)])
 }
 
-/// The window of classes that have one only where `use_sliding_window` says so.
+/// Window of classes that use it only if `use_sliding_window` is true.
 const UNUSED_WINDOW: &[&str] = &["sliding_window"];
 
-/// Of every class.
+/// Keys of every class.
 const SIZES: &[Key] = &[
     integer("num_hidden_layers", "block_count"),
     integer("max_position_embeddings", "context_length"),
@@ -243,19 +241,22 @@ const EXPERT_SIZE: &[Key] = &[integer(
 )];
 const WINDOW: &[Key] = &[optional("sliding_window", "attention.sliding_window")];
 
-const SILU: &[Only] = &[only("hidden_act", &[Said::Text("silu")])];
-const NO_BIAS: &[Only] = &[off("attention_bias"), off("mlp_bias")];
-const GELU: &[Only] = &[
+const SILU: &[Requirement] = &[require("hidden_act", &[JsonValue::Text("silu")])];
+const NO_BIAS: &[Requirement] = &[off("attention_bias"), off("mlp_bias")];
+const GELU: &[Requirement] = &[
     off("attention_bias"),
-    if_said("hidden_activation", &[Said::Text("gelu_pytorch_tanh")]),
-    // An early name of the same; where both are there the other one counts.
-    if_said(
+    optional_value("hidden_activation", &[JsonValue::Text("gelu_pytorch_tanh")]),
+    // Older name of the same key; if both are present, the other one counts.
+    optional_value(
         "hidden_act",
-        &[Said::Text("gelu_pytorch_tanh"), Said::Text("gelu")],
+        &[
+            JsonValue::Text("gelu_pytorch_tanh"),
+            JsonValue::Text("gelu"),
+        ],
     ),
     off("use_bidirectional_attention"),
 ];
-const NO_WINDOW: &[Only] = &[off("use_sliding_window")];
+const NO_WINDOW: &[Requirement] = &[off("use_sliding_window")];
 
 const ATTENTION: &[(&str, &str)] = &[
     ("attn_norm", "input_layernorm"),
@@ -315,7 +316,7 @@ const LATENT: &[(&str, &str)] = &[
     ("attn_kv_b", "self_attn.kv_b_proj"),
 ];
 
-/// How models with a vision tower call the tensors of their text.
+/// Tensor name prefixes in models with a vision tower.
 const VISION_PREFIXES: &[(&str, &str)] = &[
     ("language_model.model.", "language_model."),
     ("model.language_model.", ""),
@@ -327,9 +328,8 @@ const VISION_TENSORS: &[&str] = &[
     "model.multi_modal_projector.",
 ];
 
-/// Names that are neutral for every class: what stands in `config.json` without a say in what is
-/// computed.
-pub(super) const SILENT: &[&str] = &[
+/// Keys of `config.json` without influence on the computation in any class.
+pub(super) const IGNORED: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_commit_hash",
@@ -355,7 +355,7 @@ pub(super) const SILENT: &[&str] = &[
     "output_hidden_states",
     "output_router_logits",
     "pad_token_id",
-    // How a multiplication was cut up in training; the sums are the same.
+    // Way in which training split a multiplication; the sums are the same.
     "pretraining_tp",
     "resid_pdrop",
     "return_dict",
@@ -373,25 +373,25 @@ pub(super) const SILENT: &[&str] = &[
     "use_cache",
 ];
 
-/// What every class may say as long as it says nothing.
-pub(super) const NEUTRAL: &[Only] = &[
+/// Keys accepted for every class if their value disables the feature.
+pub(super) const NEUTRAL: &[Requirement] = &[
     on("is_causal"),
     off("rope_interleaved"),
     off("use_mrope"),
     off("is_encoder_decoder"),
     off("add_cross_attention"),
-    if_said("chunk_size_feed_forward", &[Said::Number(0.0)]),
+    optional_value("chunk_size_feed_forward", &[JsonValue::Number(0.0)]),
 ];
 
 impl Class {
-    /// What classes differ from: a Llama that is not permuted.
+    /// Common base of the classes: a Llama without reordered rows.
     const BASE: Self = Self {
         name: "",
         model_types: &[],
         architecture: "llama",
         keys: &[SIZES, HEADS],
-        only: &[SILU, NO_BIAS, NO_WINDOW],
-        silent: &[],
+        requirements: &[SILU, NO_BIAS, NO_WINDOW],
+        ignored: &[],
         ropes: &["linear", "yarn"],
         yarn_exact: false,
         long_rope_plain: false,
@@ -404,9 +404,9 @@ impl Class {
         stacked_experts: false,
         norms_around_zero: false,
         vocab_size: false,
-        rope_dims: RopeDims::Silent,
-        rope_base: RopeBase::Said,
-        space_prefix: SpacePrefix::Silent,
+        rope_dims: RopeDims::Omitted,
+        rope_base: RopeBase::Required,
+        space_prefix: SpacePrefix::Omitted,
         plain_added: false,
         special: &[],
         pre: &[],
@@ -421,7 +421,7 @@ impl Class {
         vocab_size: true,
         rope_dims: RopeDims::Head,
         rope_base: RopeBase::Or(10_000.0),
-        space_prefix: SpacePrefix::Said,
+        space_prefix: SpacePrefix::FromSettings,
         ..Self::BASE
     };
 }
@@ -429,7 +429,7 @@ impl Class {
 const MISTRAL: Class = Class {
     name: "MistralForCausalLM",
     model_types: &["mistral"],
-    // The converter leaves the window out, as llama.cpp does without it.
+    // Unlike llama.cpp, which ignores the window of this class, and its converter, which omits it.
     keys: &[SIZES, HEADS, WINDOW],
     ..Class::LLAMA
 };
@@ -439,7 +439,7 @@ const MIXTRAL_CLASS: Class = Class {
     model_types: &["mixtral"],
     keys: &[SIZES, HEADS, WINDOW, EXPERTS],
     names: &[ATTENTION, MIXTRAL, FEED_FORWARD],
-    rope_base: RopeBase::Said,
+    rope_base: RopeBase::Required,
     ..Class::LLAMA
 };
 
@@ -447,8 +447,8 @@ const QWEN2: Class = Class {
     name: "Qwen2ForCausalLM",
     model_types: &["qwen2"],
     architecture: "qwen2",
-    only: &[SILU, NO_WINDOW, &[on("attention_bias")]],
-    silent: UNUSED_WINDOW,
+    requirements: &[SILU, NO_WINDOW, &[on("attention_bias")]],
+    ignored: UNUSED_WINDOW,
     ..Class::BASE
 };
 
@@ -456,7 +456,7 @@ const QWEN3: Class = Class {
     name: "Qwen3ForCausalLM",
     model_types: &["qwen3"],
     architecture: "qwen3",
-    silent: UNUSED_WINDOW,
+    ignored: UNUSED_WINDOW,
     ..Class::BASE
 };
 
@@ -465,17 +465,17 @@ const QWEN3_MOE: Class = Class {
     model_types: &["qwen3_moe"],
     architecture: "qwen3moe",
     keys: &[SIZES, HEADS, EXPERTS, EXPERT_SIZE],
-    only: &[
+    requirements: &[
         SILU,
         NO_BIAS,
         NO_WINDOW,
         &[
-            only("norm_topk_prob", &[Said::Bool(true)]),
-            if_said("decoder_sparse_step", &[Said::Number(1.0)]),
-            if_said("mlp_only_layers", &[Said::Empty]),
+            require("norm_topk_prob", &[JsonValue::Bool(true)]),
+            optional_value("decoder_sparse_step", &[JsonValue::Number(1.0)]),
+            optional_value("mlp_only_layers", &[JsonValue::Empty]),
         ],
     ],
-    silent: UNUSED_WINDOW,
+    ignored: UNUSED_WINDOW,
     names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
     ..Class::BASE
 };
@@ -485,10 +485,10 @@ const OLMOE: Class = Class {
     model_types: &["olmoe"],
     architecture: "olmoe",
     keys: &[SIZES, EXPERTS],
-    only: &[
+    requirements: &[
         SILU,
         NO_BIAS,
-        &[off("norm_topk_prob"), if_said("clip_qkv", &[])],
+        &[off("norm_topk_prob"), optional_value("clip_qkv", &[])],
     ],
     names: &[ATTENTION, MLP_EXPERTS, FEED_FORWARD],
     pre: &[("gpt-2", "olmo")],
@@ -499,10 +499,10 @@ const SMOLLM3: Class = Class {
     name: "SmolLM3ForCausalLM",
     model_types: &["smollm3"],
     architecture: "smollm3",
-    silent: UNUSED_WINDOW,
+    ignored: UNUSED_WINDOW,
     ropes: &["linear", "yarn"],
     tied: true,
-    rope_base: RopeBase::Said,
+    rope_base: RopeBase::Required,
     ..Class::LLAMA
 };
 
@@ -521,13 +521,13 @@ const PHI3: Class = Class {
             ),
         ],
     ],
-    only: &[
+    requirements: &[
         SILU,
         NO_BIAS,
         &[
             off("lm_head_bias"),
-            if_said("full_attn_mod", &[Said::Number(1.0)]),
-            if_said("interpolate_factor", &[Said::Number(1.0)]),
+            optional_value("full_attn_mod", &[JsonValue::Number(1.0)]),
+            optional_value("interpolate_factor", &[JsonValue::Number(1.0)]),
         ],
     ],
     ropes: &["longrope", "su"],
@@ -552,7 +552,7 @@ const GEMMA2: Class = Class {
             integer_or("sliding_window", "attention.sliding_window", 4096),
         ],
     ],
-    only: &[GELU],
+    requirements: &[GELU],
     ropes: &[],
     names: &[ATTENTION, GEMMA_NORMS, FEED_FORWARD],
     tied: true,
@@ -580,17 +580,17 @@ const GEMMA3: Class = Class {
         float_or("rms_norm_eps", "attention.layer_norm_rms_epsilon", 1e-6),
         optional_float("final_logit_softcapping", "final_logit_softcapping"),
     ]],
-    only: &[GELU, &[if_said("attn_logit_softcapping", &[])]],
+    requirements: &[GELU, &[optional_value("attn_logit_softcapping", &[])]],
     ropes: &["linear"],
     rope_base: RopeBase::Or(1_000_000.0),
     ..GEMMA2
 };
 
-/// With a vision tower, which is left out.
+/// The vision tower is left out.
 const GEMMA3_VISION: Class = Class {
     name: "Gemma3ForConditionalGeneration",
     model_types: &["gemma3", "gemma3_text"],
-    silent: &[
+    ignored: &[
         "boi_token_id",
         "boi_token_index",
         "eoi_token_id",
@@ -618,8 +618,8 @@ const GRANITE: Class = Class {
             optional_float("logits_scaling", "logit_scale"),
         ],
     ],
-    // Heads are as wide as the residual stream divided by their number, whatever it says.
-    silent: &["head_dim"],
+    // Heads always have the width of the residual stream divided by their number.
+    ignored: &["head_dim"],
     ropes: &["linear", "yarn"],
     pre: &[("smollm", "refact")],
     ..Class::LLAMA
@@ -629,13 +629,13 @@ const GLM4: Class = Class {
     name: "Glm4ForCausalLM",
     model_types: &["glm4"],
     architecture: "glm4",
-    // Whether there are biases, the tensors say.
-    only: &[
+    // The tensors decide whether there are biases.
+    requirements: &[
         SILU,
         NO_WINDOW,
-        &[if_said(
+        &[optional_value(
             "attention_bias",
-            &[Said::Bool(false), Said::Bool(true)],
+            &[JsonValue::Bool(false), JsonValue::Bool(true)],
         )],
     ],
     names: &[ATTENTION, GLM_NORMS, FUSED, FEED_FORWARD],
@@ -661,16 +661,16 @@ const GPT_OSS: Class = Class {
         EXPERTS,
         &[integer("intermediate_size", "expert_feed_forward_length")],
     ],
-    only: &[
+    requirements: &[
         SILU,
         &[
             on("attention_bias"),
-            if_said("swiglu_alpha", &[Said::Number(1.702)]),
-            if_said("swiglu_limit", &[Said::Number(7.0)]),
+            optional_value("swiglu_alpha", &[JsonValue::Number(1.702)]),
+            optional_value("swiglu_limit", &[JsonValue::Number(7.0)]),
         ],
     ],
-    // Other names of what is said, too, and left from training.
-    silent: &["experts_per_token", "initial_context_length"],
+    // Aliases of other keys, and leftovers of training.
+    ignored: &["experts_per_token", "initial_context_length"],
     ropes: &["yarn"],
     yarn_exact: true,
     names: &[ATTENTION, GPT_OSS_NAMES],
@@ -694,18 +694,18 @@ const MINICPM3: Class = Class {
             },
         ],
     ],
-    only: &[
+    requirements: &[
         SILU,
         NO_BIAS,
-        // Files do not say them, and all have those of the published one.
+        // Files omit these keys, and all models have the values of the published one.
         &[
-            only("scale_emb", &[Said::Number(12.0)]),
-            only("scale_depth", &[Said::Number(1.4)]),
-            only("dim_model_base", &[Said::Number(256.0)]),
+            require("scale_emb", &[JsonValue::Number(12.0)]),
+            require("scale_depth", &[JsonValue::Number(1.4)]),
+            require("dim_model_base", &[JsonValue::Number(256.0)]),
         ],
     ],
-    // Said by the sizes of its parts.
-    silent: &["head_dim", "qk_head_dim"],
+    // Implied by the sizes of its parts.
+    ignored: &["head_dim", "qk_head_dim"],
     ropes: &["longrope"],
     long_rope_plain: true,
     names: &[ATTENTION, LATENT, FEED_FORWARD],
@@ -719,16 +719,21 @@ const MINISTRAL3: Class = Class {
     name: "Ministral3ForCausalLM",
     model_types: &["ministral3"],
     architecture: "mistral3",
-    only: &[SILU, NO_BIAS, NO_WINDOW, &[if_said("sliding_window", &[])]],
+    requirements: &[
+        SILU,
+        NO_BIAS,
+        NO_WINDOW,
+        &[optional_value("sliding_window", &[])],
+    ],
     ropes: &["yarn"],
     ..Class::LLAMA
 };
 
-/// With a vision tower, which is left out.
+/// The vision tower is left out.
 const MISTRAL3_VISION: Class = Class {
     name: "Mistral3ForConditionalGeneration",
     model_types: &["mistral3", "mistral", "ministral3"],
-    silent: &[
+    ignored: &[
         "image_token_id",
         "image_token_index",
         "multimodal_projector_bias",
@@ -742,7 +747,7 @@ const MISTRAL3_VISION: Class = Class {
     ..MINISTRAL3
 };
 
-/// Every class that is read.
+/// Every supported class.
 pub(super) const ALL: &[&Class] = &[
     &Class::LLAMA,
     &MISTRAL,

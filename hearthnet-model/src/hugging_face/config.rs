@@ -2,14 +2,16 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::classes::{ALL, Class, Key, Kind, NEUTRAL, Only, RopeBase, RopeDims, SILENT, Said};
+use super::classes::{
+    ALL, Class, IGNORED, JsonValue, Key, Kind, NEUTRAL, Requirement, RopeBase, RopeDims,
+};
 use super::error::ImportError;
 use super::rope::Rope;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::spec::{ModelSpec, Rotation};
 
-/// Keys that are read by code, not by a class's tables.
+/// Keys read by code instead of a class's tables.
 const READ: &[&str] = &[
     "_sliding_window_pattern",
     "architectures",
@@ -32,7 +34,7 @@ const READ: &[&str] = &[
     "vocab_size",
 ];
 
-/// What `config.json` says, with the text's part of it on top.
+/// Contents of `config.json`, overlaid with its text section.
 #[derive(Debug)]
 pub(super) struct Config {
     pub(super) values: Map<String, Json>,
@@ -40,35 +42,35 @@ pub(super) struct Config {
     pub(super) rope: Rope,
 }
 
-/// A value for a message: as JSON, on one line, shortened.
+/// Value for a message: as JSON, on one line, shortened.
 pub(super) fn shown(value: &Json) -> String {
     value.to_string().chars().take(80).collect()
 }
 
-/// A value that is neither missing nor `null`.
-pub(super) fn said<'a>(values: &'a Map<String, Json>, key: &str) -> Option<&'a Json> {
+/// Value of a key, unless it is missing or `null`.
+pub(super) fn present<'a>(values: &'a Map<String, Json>, key: &str) -> Option<&'a Json> {
     values.get(key).filter(|value| !value.is_null())
 }
 
-/// The error for a value that could change what the model computes, and is not known here.
+/// Error for an unsupported value, which could change the computation.
 pub(super) fn bad(key: &str, value: &Json, reason: impl std::fmt::Display) -> ImportError {
     ImportError::Unsound(format!("config.json: {key} = {}: {reason}", shown(value)))
 }
 
-/// The value of a key without which the model is not known.
+/// Value of a required key.
 pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T, ImportError> {
     value.ok_or_else(|| ImportError::MissingKey(key.into()))
 }
 
-/// A JSON object of a file of the directory.
+/// Parses a file of the directory as a JSON object.
 pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, ImportError> {
     serde_json::from_slice(text)
         .map_err(|error| ImportError::Unsound(format!("{file} cannot be read: {error}")))
 }
 
-/// A finite number, if it is said.
+/// Finite number; `None` if the key is missing or `null`.
 pub(super) fn number(values: &Map<String, Json>, key: &str) -> Result<Option<f64>, ImportError> {
-    let Some(value) = said(values, key) else {
+    let Some(value) = present(values, key) else {
         return Ok(None);
     };
     match value.as_f64().filter(|n| n.is_finite()) {
@@ -77,9 +79,9 @@ pub(super) fn number(values: &Map<String, Json>, key: &str) -> Result<Option<f64
     }
 }
 
-/// An integer from 0 to 2^32 - 1, if it is said.
+/// Integer from 0 to 2^32 - 1; `None` if the key is missing or `null`.
 pub(super) fn integer(values: &Map<String, Json>, key: &str) -> Result<Option<u32>, ImportError> {
-    let Some(value) = said(values, key) else {
+    let Some(value) = present(values, key) else {
         return Ok(None);
     };
     match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
@@ -88,29 +90,29 @@ pub(super) fn integer(values: &Map<String, Json>, key: &str) -> Result<Option<u3
     }
 }
 
-impl Only {
+impl Requirement {
     fn accepts(&self, value: Option<&Json>) -> bool {
         let Some(value) = value else {
             return self.optional;
         };
         self.values.iter().any(|accepted| match accepted {
-            Said::Bool(b) => value.as_bool() == Some(*b),
-            Said::Text(text) => value.as_str() == Some(text),
-            Said::Number(n) => value.as_f64() == Some(*n),
-            Said::Empty => value.as_array().is_some_and(Vec::is_empty),
+            JsonValue::Bool(b) => value.as_bool() == Some(*b),
+            JsonValue::Text(text) => value.as_str() == Some(text),
+            JsonValue::Number(n) => value.as_f64() == Some(*n),
+            JsonValue::Empty => value.as_array().is_some_and(Vec::is_empty),
         })
     }
 }
 
 impl Config {
-    /// Reads the text of `config.json` and checks everything that can be checked by itself.
+    /// Parses `config.json`, with all checks that need no other file.
     pub(super) fn parse(text: &[u8]) -> Result<Self, ImportError> {
         let mut values = object("config.json", text)?;
         let class = class_of(&values)?;
         if let Some(Json::Object(inner)) = values.remove("text_config") {
             values.extend(inner.into_iter().filter(|(key, _)| key != "architectures"));
         }
-        if let Some(value) = said(&values, "model_type")
+        if let Some(value) = present(&values, "model_type")
             && !value
                 .as_str()
                 .is_some_and(|t| class.model_types.contains(&t))
@@ -130,7 +132,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The number of embeddings.
+    /// Number of embeddings.
     pub(super) fn vocab(&self) -> Result<u32, ImportError> {
         let key = "vocab_size";
         required(key, integer(&self.values, key)?)
@@ -139,14 +141,14 @@ impl Config {
     /// Whether the output matrix is the embedding.
     pub(super) fn tied(&self) -> Result<bool, ImportError> {
         let key = "tie_word_embeddings";
-        match said(&self.values, key) {
+        match present(&self.values, key) {
             None => Ok(self.class.tied),
             Some(Json::Bool(tied)) => Ok(*tied),
             Some(other) => Err(bad(key, other, "must be true or false")),
         }
     }
 
-    /// The ids of special tokens, such as `bos`.
+    /// Id of a special token; `kind` is a name such as `bos`.
     pub(super) fn token_id(&self, kind: &str) -> Option<u32> {
         let id = self.values.get(&format!("{kind}_token_id"))?.as_u64()?;
         u32::try_from(id).ok()
@@ -163,7 +165,7 @@ impl Config {
         }
     }
 
-    /// The width of a head, as far as it is known.
+    /// Width of a head, or its default.
     pub(super) fn head_dim(&self) -> Result<u32, ImportError> {
         if let Some(dim) = self.integer_of("attention.key_length")? {
             return Ok(dim);
@@ -171,7 +173,7 @@ impl Config {
         self.over_heads(self.width()?)
     }
 
-    /// The width of the residual stream, as far as it is known.
+    /// Width of the residual stream; 0 if unknown.
     fn width(&self) -> Result<u32, ImportError> {
         Ok(self.integer_of("embedding_length")?.unwrap_or(0))
     }
@@ -206,7 +208,7 @@ impl Config {
             (RopeBase::Usual, Some(theta)) => {
                 return Err(bad("rope_theta", &Json::from(theta), "must be 10000"));
             }
-            (RopeBase::Said, theta) => Some(required("rope_theta", theta)?),
+            (RopeBase::Required, theta) => Some(required("rope_theta", theta)?),
             (_, theta) => theta,
         };
         if let Some(theta) = theta {
@@ -218,18 +220,18 @@ impl Config {
         Ok(())
     }
 
-    /// Positions that the model was made for.
+    /// Context length; 0 if unknown.
     pub(super) fn context(&self) -> Result<u32, ImportError> {
         Ok(self.integer_of("context_length")?.unwrap_or(0))
     }
 
-    /// How many values of a head are turned, where that is written.
+    /// Rotary dimensions of a head, if they are written.
     pub(super) fn rope_dims(&self) -> Result<Option<u32>, ImportError> {
         let partial = self.rope.partial;
         let head = self.head_dim()?;
         let part = |of: u32, partial: f64| (f64::from(of) * partial) as u32;
         Ok(match self.class.rope_dims {
-            RopeDims::Silent => None,
+            RopeDims::Omitted => None,
             RopeDims::Head => Some(head),
             RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
             RopeDims::OfWidth => {
@@ -243,7 +245,7 @@ impl Config {
         let names = [Some(first), key.other].into_iter().flatten();
         let name = names
             .clone()
-            .find(|name| said(&self.values, name).is_some());
+            .find(|name| present(&self.values, name).is_some());
         let name = name.unwrap_or(first);
         let whole = |name| integer(&self.values, name);
         let number = number(&self.values, name);
@@ -261,16 +263,16 @@ impl Config {
                 Some(Value::U32(sum))
             }
             Kind::Float => Some(float(required(first, number?)?)),
-            // `null` says that there is none.
+            // `null` disables the feature.
             Kind::FloatOr(_) if is_null => None,
             Kind::FloatOr(or) => Some(float(number?.unwrap_or(or))),
             Kind::OptionalFloat => number?.filter(|number| *number != 0.0).map(float),
         })
     }
 
-    /// Compares what the file says of each layer with what the family makes of it.
+    /// Compares per-layer values of the file with those that the family derives.
     pub(super) fn check_layers(&self, spec: &ModelSpec) -> Result<(), ImportError> {
-        let differs = "is not what models of this class are known to do";
+        let differs = "is not supported for this model class";
         let windows = |layer| match spec.window(layer) {
             Some(_) => Json::from("sliding_attention"),
             None => Json::from("full_attention"),
@@ -282,7 +284,7 @@ impl Config {
         let per_layer: [(&str, &dyn Fn(u32) -> Json); 2] =
             [("layer_types", &windows), ("no_rope_layers", &turns)];
         for (key, expected) in per_layer {
-            let Some(value) = said(&self.values, key) else {
+            let Some(value) = present(&self.values, key) else {
                 continue;
             };
             let same = value.as_array().is_some_and(|list| {
@@ -306,7 +308,7 @@ impl Config {
             ("query_pre_attn_scalar", scalar),
             ("v_head_dim", values),
         ] {
-            if let Some(value) = said(&self.values, key)
+            if let Some(value) = present(&self.values, key)
                 && value.as_f64() != expected.map(f64::from)
             {
                 return Err(bad(key, value, differs));
@@ -317,7 +319,7 @@ impl Config {
 }
 
 fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
-    let named = said(values, "architectures");
+    let named = present(values, "architectures");
     let first = named.and_then(|list| list.get(0));
     let class = first
         .and_then(Json::as_str)
@@ -326,15 +328,15 @@ fn class_of(values: &Map<String, Json>) -> Result<&'static Class, ImportError> {
         let found = named.map_or_else(|| "of no architecture".to_owned(), shown);
         let known: Vec<_> = ALL.iter().map(|c| c.name).collect();
         ImportError::Unsound(format!(
-            "config.json says that the model is {found}; known are {}",
+            "model class {found} in config.json is not supported; supported are {}",
             known.join(", ")
         ))
     })
 }
 
-/// Weights that are quantised, but for experts in MXFP4, which their tensors' names tell.
+/// Refuses quantised weights, except experts in MXFP4, which their tensors' names reveal.
 fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
-    let Some(how) = said(values, "quantization_config") else {
+    let Some(how) = present(values, "quantization_config") else {
         return Ok(());
     };
     let method = how.get("quant_method").unwrap_or(how);
@@ -349,32 +351,32 @@ fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), Imp
 }
 
 fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
-    for rule in class.only.iter().copied().flatten().chain(NEUTRAL) {
-        let value = said(values, rule.key);
+    for rule in class.requirements.iter().copied().flatten().chain(NEUTRAL) {
+        let value = present(values, rule.key);
         if !rule.accepts(value) {
             let shown = value.cloned().unwrap_or_default();
-            let reason = format!("a {} is not computed so here", class.name);
+            let reason = format!("this value is not supported for {}", class.name);
             return Err(bad(rule.key, &shown, reason));
         }
     }
     Ok(())
 }
 
-/// What is neither read nor known to be without influence.
+/// Refuses keys that are neither read nor known to have no influence.
 fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
     let keys = class.keys.iter().copied().flatten();
     let mut known: Vec<&str> = keys
         .flat_map(|key| [Some(key.from), key.other])
         .flatten()
         .collect();
-    let rules = class.only.iter().copied().flatten().chain(NEUTRAL);
+    let rules = class.requirements.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
-    known.extend([SILENT, READ, class.silent].into_iter().flatten());
-    let reason = "this key is not known here, and could change what the model computes";
+    known.extend([IGNORED, READ, class.ignored].into_iter().flatten());
+    let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)
 }
 
-/// Refuses an object that says something beside `known`.
+/// Refuses an object with keys outside of `known`.
 pub(super) fn refuse_others(
     values: &Map<String, Json>,
     known: &[&str],

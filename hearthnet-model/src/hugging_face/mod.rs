@@ -1,16 +1,15 @@
-//! Hugging Face model directories: `config.json`, safetensors and a tokenizer, as a model file.
+//! Import of Hugging Face model directories: `config.json`, safetensors and a tokenizer.
 //!
-//! A directory becomes a GGUF file with the tensors, names, types and metadata that llama.cpp's
-//! own converter gives for it, as it is or with its weights quantised on the way; from there on it
-//! is a model file like any other, and its identity is that of the file. So everything that knows
-//! model files knows directories, and nothing is computed in two ways.
+//! A directory becomes a GGUF file with the tensors, names, types and metadata that llama.cpp's own
+//! converter produces, optionally with quantised weights. The result is a model file like any
+//! other, and its identity is that of the file. So all code for model files applies to directories,
+//! and no computation exists twice.
 //!
-//! What is known of a class of models is data (`classes`). What is not known (a class, a key of
-//! `config.json`, a kind of RoPE, a tensor, a pre-tokeniser) is a clear error and never a guess.
+//! Model classes are described as data (`classes`). Anything unknown (a class, a key of
+//! `config.json`, a kind of RoPE, a tensor, a pre-tokeniser) is an error and never a guess.
 //!
-//! The files are hostile: lengths, shapes and places are checked before they are used, and
-//! weights are read and written a megabyte at a time, so a directory of any size takes little
-//! memory.
+//! The files are hostile: lengths, shapes and offsets are checked before use. Weights are read and
+//! written a megabyte at a time, so a directory of any size needs little memory.
 
 mod classes;
 mod config;
@@ -44,16 +43,16 @@ use config::Config;
 use shards::Shards;
 use tensors::{Finder, Planned};
 
-/// How a file begins that Git has left for Git LFS to fetch. (As the length of a safetensors
-/// header its first eight bytes are beyond any file.)
+/// First bytes of a pointer file that Git leaves for Git LFS. (As the length of a safetensors
+/// header, the first eight bytes exceed any file.)
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 const CONFIG: &str = "config.json";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
-/// Part of the name of what is kept: another number where the same directory gives another file.
+/// Part of the names of imported files. Change the number if the same directory gives another file.
 const FORMAT: &str = "hearthnet-import-1";
 
-/// A directory whose hyperparameters and tensors have been checked, down to the last shape.
+/// Directory whose hyperparameters and tensor shapes have been checked.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -91,14 +90,14 @@ impl Directory {
         })
     }
 
-    /// Writes the model file, with the weights as they are, or as [`crate::convert::convert`]
-    /// would store them as `dtype`. It appears under its name when it is complete and on disk.
+    /// Writes the model file, with the weights unchanged or stored as `dtype` as by
+    /// [`crate::convert::convert`]. The file gets its name when it is complete and on disk.
     ///
-    /// `progress` gets the source bytes done and in all, every few milliseconds; setting `cancel`
-    /// ends the work soon after.
+    /// `progress` receives the source bytes done and the total, every few milliseconds. Setting
+    /// `cancel` ends the work soon after.
     ///
     /// # Errors
-    /// See [`ImportError`]. Nothing is left behind.
+    /// See [`ImportError`]. No file is left behind.
     pub fn write(
         mut self,
         dtype: Option<TensorType>,
@@ -137,7 +136,7 @@ impl Directory {
         })
     }
 
-    /// Everything before the tensors' data.
+    /// Header of the file: everything before the tensors' data.
     fn header(&self, dtype: Option<TensorType>) -> Result<Writer, ImportError> {
         let mut writer = Writer::new();
         self.config.write(&mut writer)?;
@@ -164,7 +163,7 @@ impl Directory {
         Ok(writer)
     }
 
-    /// The licence that the model card names.
+    /// Licence in the model card.
     fn license(&self) -> Result<Option<String>, ImportError> {
         let Some(bytes) = read(&self.path, "README.md", MAX_CARD_BYTES)? else {
             return Ok(None);
@@ -183,8 +182,8 @@ impl Directory {
     }
 }
 
-/// A file of the same metadata, and with the names that decide of what kind the model is, so that
-/// the family reads its hyperparameters as it does from a model file.
+/// GGUF header with the metadata, and with the names that distinguish variants of the family, so
+/// that the family reads the hyperparameters as from a model file.
 fn probe<'a>(
     config: &Config,
     finder: &Finder<'_>,
@@ -213,9 +212,9 @@ fn probe<'a>(
     Gguf::from_bytes(bytes).map_err(|error| ImportError::Model(error.into()))
 }
 
-/// The model file of a directory below `cache`, written now if it is not there: named by what lies
-/// in the directory, so that a directory that has changed is another file. It tells `progress` as
-/// [`Directory::write`] does.
+/// Model file of a directory below `cache`, written if it is missing. Its name depends on the
+/// directory's contents, so a changed directory gives another file. `progress` is used as in
+/// [`Directory::write`].
 ///
 /// # Errors
 /// See [`ImportError`].
@@ -227,7 +226,8 @@ pub fn import(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<PathBuf, ImportError> {
     let target = place(path, dtype, cache)?;
-    // A file of this name was complete when it got it; one that is broken by now is made again.
+    // A file of this name was complete when it was renamed; if it is broken now, it is written
+    // again.
     if ModelFile::open(&target).is_ok() {
         return Ok(target);
     }
@@ -236,7 +236,7 @@ pub fn import(
     fs::create_dir_all(parent).map_err(|e| FileError::new("create", parent, e))?;
     let lock = lock(parent, || !cancel.load(Ordering::Relaxed))?;
     let _lock = lock.ok_or(ImportError::Cancelled)?;
-    // Who had the lock before may have made it.
+    // The previous holder of the lock may have written it.
     if ModelFile::open(&target).is_err() {
         clean(parent);
         directory.write(dtype, &target, cancel, progress)?;
@@ -244,7 +244,7 @@ pub fn import(
     Ok(target)
 }
 
-/// Removes what was left by a process that was killed while it wrote.
+/// Removes leftovers of a process that was killed while writing.
 fn clean(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.path().extension().is_some_and(|e| e == "part") {
@@ -253,8 +253,8 @@ fn clean(folder: &Path) {
     }
 }
 
-/// The name of a model whose directory has this canonical path: that of the repository in the
-/// cache of the hub's own programs (`models--OWNER--NAME/snapshots/REVISION`), else its last part.
+/// Name of the model for a canonical path: that of the repository in the cache of the hub's own
+/// programs (`models--OWNER--NAME/snapshots/REVISION`), else the last component.
 fn name_of(path: &Path) -> String {
     let last = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
     let of_hub = path
@@ -273,10 +273,10 @@ fn name_of(path: &Path) -> String {
     of_hub.or_else(|| last(path)).unwrap_or_default()
 }
 
-/// Where the model file of a directory lies below `cache`.
+/// Path below `cache` of the model file of a directory.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// The directory cannot be read.
 pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<PathBuf, ImportError> {
     let failed = |source| FileError::new("read", path, source);
     let path = path.canonicalize().map_err(failed)?;
@@ -294,7 +294,7 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
         _ => '_',
     };
     let name: String = name.chars().map(plain).take(80).collect();
-    // Neither hidden nor an option of a command.
+    // The name must be neither a hidden file nor a command option.
     let name = match name.trim_start_matches(['.', '-']) {
         "" => "model",
         name => name,
@@ -306,7 +306,7 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
     Ok(cache.join("dir").join(short).join(name))
 }
 
-/// Names of the files that a model is made of, of which some may not be there.
+/// Names of the files of a model; some may not exist.
 fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     let mut names = Shards::names(path)?;
     names.extend(
@@ -327,10 +327,10 @@ fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     Ok(names)
 }
 
-/// A file of the directory, if it is there.
+/// Opens a file of the directory, if it exists.
 ///
-/// It may be a link, but only to a file in the directory or, where that lies in the cache of the
-/// hub's own programs, which consists of links, to one of that cache.
+/// A link is accepted if its target lies in the directory. In the cache of the hub's own programs,
+/// which consists of links, the target may lie anywhere in that cache.
 fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportError> {
     let path = directory.join(name);
     let failed = |source| FileError::new("read", &path, source);
@@ -351,7 +351,7 @@ fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportE
     Ok(Some((path, file)))
 }
 
-/// All of a file of the directory that is not longer than `limit`, if it is there.
+/// Reads a file of the directory of at most `limit` bytes, if it exists.
 fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ImportError> {
     let Some((path, file)) = open(directory, name)? else {
         return Ok(None);
@@ -367,7 +367,7 @@ fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, Imp
         return Err(too_long(bytes));
     }
     let mut content = Vec::new();
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     file.take(limit + 1)
         .read_to_end(&mut content)
         .map_err(failed)?;
@@ -378,7 +378,7 @@ fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, Imp
     }
 }
 
-/// A JSON object, if the file is there.
+/// Reads a JSON object, if the file exists.
 fn read_json(
     directory: &Path,
     name: &str,
@@ -388,22 +388,22 @@ fn read_json(
     text.map(|text| config::object(name, &text)).transpose()
 }
 
-/// Reads bytes as `config.json`, for the fuzzer.
+/// Fuzzing: reads bytes as `config.json`.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
     let config = Config::parse(bytes)?;
     config.write(&mut Writer::new())
 }
 
-/// Reads bytes as a safetensors file and as a SentencePiece vocabulary, for the fuzzer; false when
-/// something was accepted that does not lie in them.
+/// Fuzzing: reads bytes as a safetensors file and as a SentencePiece vocabulary. Returns false if
+/// accepted data does not lie within the bytes.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn check_binary(bytes: &[u8]) -> bool {
     let pieces = sentencepiece::pieces(bytes).is_ok_and(|pieces| pieces.len() > bytes.len());
     shards::check(bytes) && !pieces
 }
 
-/// Reads bytes as the JSON files of a tokenizer, for the fuzzer.
+/// Fuzzing: reads bytes as the JSON files of a tokenizer.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn check_tokenizer(bytes: &[u8]) -> Result<(), ImportError> {
     vocabulary::check(bytes)

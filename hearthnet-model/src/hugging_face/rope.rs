@@ -1,32 +1,32 @@
-//! What `config.json` says of RoPE, in both of the forms that it is said in.
+//! RoPE in `config.json`, in both of its formats.
 
 use serde_json::{Map, Value as Json};
 
 use super::classes::{Class, RopeDims};
-use super::config::{Config, bad, integer, number, refuse_others, required, said};
+use super::config::{Config, bad, integer, number, present, refuse_others, required};
 use super::error::ImportError;
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::gguf::Value;
 
-/// Most pairs of a head for which there are factors.
+/// Largest number of RoPE factors per head.
 const MAX_FACTORS: usize = 1 << 12;
 
 type Object = Map<String, Json>;
 
-/// RoPE as a directory describes it.
+/// RoPE settings of a directory.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(super) struct Rope {
     /// Base of the frequencies.
     pub(super) theta: Option<f64>,
-    /// The part of a head that is turned.
+    /// Fraction of a head that is rotated.
     pub(super) partial: Option<f64>,
-    /// What else is said in the metadata, after the architecture's prefix.
+    /// Further metadata, with keys after the architecture's prefix.
     pub(super) metadata: Vec<(&'static str, Value<'static>)>,
-    /// Tensors of factors: name and values.
+    /// Tensors of RoPE factors: name and values.
     pub(super) tensors: Vec<(&'static str, Vec<f32>)>,
 }
 
-/// What a description of RoPE may say: all kinds, and each.
+/// Accepted keys: for all kinds of RoPE, and for each kind.
 const COMMON: &[&str] = &["partial_rotary_factor", "rope_theta", "rope_type", "type"];
 const YARN: &[(&str, &str)] = &[
     ("extrapolation_factor", "rope.scaling.yarn_ext_factor"),
@@ -36,10 +36,10 @@ const YARN: &[(&str, &str)] = &[
     ("beta_slow", "rope.scaling.yarn_beta_slow"),
 ];
 
-/// Whether the ramp of YaRN begins and ends at whole pairs.
+/// Whether YaRN's ramp begins and ends at whole pairs.
 const TRUNCATE: &str = "truncate";
-/// The type of models whose queries grow with the position, what is said of them beside YaRN, and
-/// what goes without saying in a model file.
+/// RoPE type of models whose attention temperature grows with the position, their keys beside
+/// YaRN's, and the defaults of a model file.
 const GROWING: &str = "ministral3";
 const GROWTH: &[(&str, &str)] = &[
     ("mscale_all_dim", "rope.scaling.yarn_log_multiplier"),
@@ -48,10 +48,10 @@ const GROWTH: &[(&str, &str)] = &[
 const MSCALE: &str = "mscale";
 
 impl Rope {
-    /// That of a configuration of which all else is known.
+    /// Reads RoPE from a configuration whose other keys are known.
     pub(super) fn read(config: &Config) -> Result<Self, ImportError> {
         let Config { values, class, .. } = config;
-        let object = |key: &str| match said(values, key) {
+        let object = |key: &str| match present(values, key) {
             None => Ok(None),
             Some(Json::Object(map)) => Ok(Some(map)),
             Some(other) => Err(bad(key, other, "must be an object")),
@@ -91,7 +91,7 @@ impl Rope {
         self.metadata.push((key, Value::F32(number as f32)));
     }
 
-    /// What is said of the frequencies beside their base.
+    /// Reads the scaling of the frequencies.
     fn scale(
         &mut self,
         rope: &Object,
@@ -99,21 +99,21 @@ impl Rope {
         original: Option<u32>,
     ) -> Result<(), ImportError> {
         let Config { values, class, .. } = config;
-        let kind = match said(rope, "rope_type").or_else(|| said(rope, "type")) {
+        let kind = match present(rope, "rope_type").or_else(|| present(rope, "type")) {
             None => "default",
             Some(value) => match value.as_str() {
                 Some(kind) if kind == "default" || class.ropes.contains(&kind) => kind,
                 _ => {
-                    let reason = "this kind of RoPE is not computed here";
+                    let reason = "this kind of RoPE is not supported";
                     return Err(bad("rope_type", value, reason));
                 }
             },
         };
         let needs = |key: &str| required(format!("rope_scaling.{key}"), number(rope, key)?);
         let needs_original = || required(ORIGINAL, original.filter(|n| *n > 0));
-        let grows = said(values, "model_type").is_some_and(|t| t == GROWING);
+        let grows = present(values, "model_type").is_some_and(|t| t == GROWING);
         if grows && kind != "yarn" {
-            let reason = format!("models of the type {GROWING} have YaRN");
+            let reason = format!("models of the type {GROWING} require YaRN");
             return Err(bad("rope_type", &Json::from(kind), reason));
         }
         let mut known = vec![ORIGINAL];
@@ -179,39 +179,39 @@ impl Rope {
                     }
                 }
                 known.push(TRUNCATE);
-                let whole = said(rope, TRUNCATE);
+                let whole = present(rope, TRUNCATE);
                 let (accepted, shown) = match whole {
                     None => (!class.yarn_exact, Json::Null),
                     Some(whole) => (*whole == Json::Bool(!class.yarn_exact), whole.clone()),
                 };
                 if !accepted {
-                    let reason = format!("a {} is not computed so here", class.name);
+                    let reason = format!("this value is not supported for {}", class.name);
                     return Err(bad(TRUNCATE, &shown, reason));
                 }
             }
             _ => {}
         }
         known.extend(COMMON);
-        let reason = format!("not known of RoPE of the kind {kind:?}");
+        let reason = format!("this key is unknown for RoPE of the kind {kind:?}");
         refuse_others(rope, &known, &reason)
     }
 }
 
 const ORIGINAL: &str = "original_max_position_embeddings";
 
-/// Whether `rope_parameters` and `rope_scaling`, its name in older files, say the same. (Where both
-/// are there, `transformers` goes by the latter, and llama.cpp's converter by the former.)
+/// Whether `rope_parameters` and `rope_scaling`, its older name, agree. If both exist,
+/// `transformers` uses the latter, and llama.cpp's converter the former.
 fn same(new: &Object, old: &Object) -> bool {
     let plain = |map: &Object| -> Object {
-        let said = map.iter().filter(|(_, value)| !value.is_null());
-        let said = said.map(|(key, value)| match key.as_str() {
+        let entries = map.iter().filter(|(_, value)| !value.is_null());
+        let entries = entries.map(|(key, value)| match key.as_str() {
             "type" => ("rope_type".to_owned(), value.clone()),
             key => (key.to_owned(), value.clone()),
         });
-        said.collect()
+        entries.collect()
     };
     let (mut new, old) = (plain(new), plain(old));
-    // Older files have these outside.
+    // Older files have these at the top level.
     for key in ["rope_theta", "partial_rotary_factor"] {
         if !old.contains_key(key) {
             new.remove(key);
@@ -220,7 +220,7 @@ fn same(new: &Object, old: &Object) -> bool {
     new == old
 }
 
-/// Blocks without a window, and those with one, where they are told apart.
+/// Settings of blocks without and with a window, if the file distinguishes them.
 fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
     let (global, local) = ("full_attention", "sliding_attention");
     let part = |key: &str| match required(format!("rope_parameters.{key}"), outer.get(key))? {
@@ -244,13 +244,13 @@ fn parts(outer: &Object) -> Result<(&Object, Option<&Object>), ImportError> {
     }
 }
 
-/// The part of a head that is turned, where the class has one.
-fn partial(said: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError> {
+/// Fraction of a head that is rotated, if the class has one.
+fn partial(fraction: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError> {
     let has = matches!(class.rope_dims, RopeDims::OfWidth | RopeDims::Half);
-    match said {
+    match fraction {
         Some(1.0) if !has => Ok(None),
         Some(part) if !has || !(0.0..=1.0).contains(&part) => {
-            let reason = "a part of a head, from 0 to 1, where the class has it";
+            let reason = "must be from 0 to 1, and 1 in classes without partial RoPE";
             Err(bad("partial_rotary_factor", &Json::from(part), reason))
         }
         part => Ok(part),
@@ -258,7 +258,7 @@ fn partial(said: Option<f64>, class: &Class) -> Result<Option<f64>, ImportError>
 }
 
 fn factors(rope: &Object, key: &str) -> Result<Vec<f32>, ImportError> {
-    let value = required(format!("rope_scaling.{key}"), said(rope, key))?;
+    let value = required(format!("rope_scaling.{key}"), present(rope, key))?;
     let list = value.as_array().filter(|list| list.len() <= MAX_FACTORS);
     let numbers = list.and_then(|list| {
         let numbers = list.iter().map(|n| n.as_f64().filter(|n| n.is_finite()));
@@ -267,7 +267,7 @@ fn factors(rope: &Object, key: &str) -> Result<Vec<f32>, ImportError> {
     numbers.ok_or_else(|| bad(key, value, "must be a list of numbers, one for each pair"))
 }
 
-/// By what LongRoPE multiplies sines and cosines.
+/// LongRoPE's factor of sines and cosines.
 fn long_amplitude(context: u32, original: u32) -> f64 {
     let scale = f64::from(context) / f64::from(original.max(1));
     match scale > 1.0 {
@@ -276,8 +276,8 @@ fn long_amplitude(context: u32, original: u32) -> f64 {
     }
 }
 
-/// By what Llama 3.1 divides the frequency of each pair: fast ones by nothing, slow ones by
-/// `factor`, those between by something between. In f32, as the converter computes it.
+/// Llama 3.1's divisors of the pairs' frequencies: 1 for fast pairs, `factor` for slow ones,
+/// interpolated in between. In f32, as the converter computes it.
 fn llama3(dims: u32, theta: f64, [factor, low, high, original]: [f64; 4]) -> Vec<f32> {
     let turn = 2.0 * std::f64::consts::PI;
     let longest = (original / low) as f32;
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn llama_3s_factors_are_the_converters() {
-        // Of Llama 3.2 (64 wide) and 3.1 (128 wide), by the converter under torch 2.15.
+        // From Llama 3.2 (64 wide) and 3.1 (128 wide), by the converter under torch 2.15.
         let of_3_2: &[f32] = &[1.651_329_3, 3.292_262_8, 9.666_731];
         let of_3_1: &[f32] = &[
             1.207_483_9,

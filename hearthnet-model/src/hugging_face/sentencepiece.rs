@@ -1,9 +1,9 @@
-//! `tokenizer.model`: a SentencePiece vocabulary, as the protocol buffer that it is.
+//! `tokenizer.model`: a SentencePiece vocabulary in protocol buffer encoding.
 //!
-//! Only what a model file has is read: of `ModelProto` the pieces (field 1: text 1, score 2, type
-//! 3) and the trainer's model type (field 2, in it field 3).
+//! Only fields needed in a model file are read: of `ModelProto` the pieces (field 1: text 1, score
+//! 2, type 3) and the trainer's model type (field 2, in it field 3).
 
-/// What a piece is, by `SentencePiece.Type`.
+/// Types of pieces, as in `SentencePiece.Type`.
 pub(super) const UNKNOWN: i32 = 2;
 pub(super) const CONTROL: i32 = 3;
 pub(super) const UNUSED: i32 = 5;
@@ -11,7 +11,6 @@ pub(super) const BYTE: i32 = 6;
 /// `TrainerSpec.ModelType`
 const BPE: u64 = 2;
 
-/// A token of the vocabulary.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Token {
     pub(super) text: String,
@@ -19,7 +18,7 @@ pub(super) struct Token {
     pub(super) kind: i32,
 }
 
-/// A field of a message.
+/// Field of a message.
 enum Field<'a> {
     Varint(u64),
     Fixed32([u8; 4]),
@@ -38,8 +37,8 @@ pub(super) fn pieces(bytes: &[u8]) -> Result<Vec<Token>, &'static str> {
         match (number, field) {
             (1, Field::Bytes(piece)) => pieces.push(token(piece).ok_or(broken)?),
             (2, Field::Bytes(trainer)) => {
-                let said = varint_of(trainer, 3).ok_or(broken)?;
-                model_type = said.unwrap_or(model_type);
+                let found = varint_of(trainer, 3).ok_or(broken)?;
+                model_type = found.unwrap_or(model_type);
             }
             _ => {}
         }
@@ -64,7 +63,7 @@ fn token(bytes: &[u8]) -> Option<Token> {
         match (number, field) {
             (1, Field::Bytes(text)) => std::str::from_utf8(text).ok()?.clone_into(&mut token.text),
             (2, Field::Fixed32(score)) => token.score = f32::from_le_bytes(score),
-            // Pieces that users defined are stored as normal ones.
+            // User-defined pieces are stored as normal ones.
             (3, Field::Varint(kind)) => {
                 let kind = i32::try_from(kind).ok()?;
                 let kept = [UNKNOWN, CONTROL, UNUSED, BYTE].contains(&kind);
@@ -76,7 +75,7 @@ fn token(bytes: &[u8]) -> Option<Token> {
     Some(token)
 }
 
-/// The integer in a field of a message; `Some(None)` when it is not there.
+/// Integer field of a message; `Some(None)` if it is missing.
 fn varint_of(bytes: &[u8], wanted: u64) -> Option<Option<u64>> {
     let mut found = None;
     let mut rest = bytes;
@@ -90,7 +89,7 @@ fn varint_of(bytes: &[u8], wanted: u64) -> Option<Option<u64>> {
     Some(found)
 }
 
-/// The first field of a message: its number, its content, what follows.
+/// First field of a message: its number, its content, and the rest of the bytes.
 fn field(bytes: &[u8]) -> Option<(u64, Field<'_>, &[u8])> {
     let (tag, rest) = varint(bytes)?;
     let (field, rest) = match tag & 7 {
@@ -152,7 +151,7 @@ mod tests {
             .collect();
         assert_eq!(shown, [("<unk>", 0.0, 2), ("▁a", -1.5, 1), ("x", -2.0, 1)]);
         for cut in 1..bytes.len() {
-            // Never more than what is there, and never a panic.
+            // Truncated input yields at most three pieces, and no panic.
             if let Ok(read) = pieces(&bytes[..cut]) {
                 assert!(read.len() <= 3);
             }

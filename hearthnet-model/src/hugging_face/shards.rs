@@ -1,9 +1,9 @@
-//! The weights of a directory: one safetensors file, or several with an index.
+//! Weights of a directory: one safetensors file, or several with an index.
 //!
-//! A safetensors file is the length of a header (u64), a header (JSON: type, shape and place of
-//! each tensor) and the tensors' data without gaps. What the header says is checked by the
-//! `safetensors` crate, and here against the file's length, before any of it is used; data is read
-//! where it is needed, a little at a time.
+//! A safetensors file consists of the header's length (u64), the header (JSON: type, shape and
+//! offset of each tensor) and the tensors' data without gaps. The `safetensors` crate checks the
+//! header, and this module compares it with the file's length, before any of it is used. Data is
+//! read on demand, piece by piece.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,26 +27,25 @@ const MAX_INDEX_BYTES: u64 = 16 << 20;
 /// The largest known models have some 200 files.
 const MAX_SHARDS: usize = 1 << 12;
 
-/// A tensor as it lies in a directory.
+/// Tensor in a directory.
 #[derive(Clone, Debug)]
 pub(super) struct Stored {
-    /// Which of the files.
+    /// Index of the file.
     file: usize,
-    /// Where the data begins.
+    /// Offset of the data in the file.
     offset: u64,
-    /// How values are stored.
     pub(super) dtype: Dtype,
     /// Lengths, row length last.
     pub(super) shape: Vec<u64>,
 }
 
 impl Stored {
-    /// How many values it has.
+    /// Number of values.
     pub(super) fn values(&self) -> u64 {
         self.shape.iter().product()
     }
 
-    /// The type, if it is one that is read.
+    /// Tensor type, if it is supported.
     pub(super) fn dtype(&self, tensor: &str) -> Result<TensorType, ImportError> {
         match self.dtype {
             Dtype::F32 => Ok(TensorType::F32),
@@ -77,14 +76,14 @@ struct Index {
 }
 
 impl Index {
-    /// That of a directory, if it has one.
+    /// Reads the index of a directory; `None` if it has none.
     fn read(directory: &Path) -> Result<Option<Self>, ImportError> {
         let Some(text) = super::read(directory, INDEX, MAX_INDEX_BYTES)? else {
             return Ok(None);
         };
         let index: Self =
             serde_json::from_slice(&text).map_err(|e| ImportError::Index(e.to_string()))?;
-        // Each file is looked for.
+        // Every file in the index is opened, so their number is limited.
         let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
         if files.len() > MAX_SHARDS {
             let reason = format!("names {} files; at most {MAX_SHARDS} are read", files.len());
@@ -112,7 +111,7 @@ impl Shards {
         Ok(shards)
     }
 
-    /// The files that hold weights, without opening them.
+    /// Names of the files with weights, without opening them.
     pub(super) fn names(directory: &Path) -> Result<Vec<String>, ImportError> {
         let Some(index) = Index::read(directory)? else {
             return Ok(vec![SINGLE.to_owned()]);
@@ -133,10 +132,10 @@ impl Shards {
             by_file.entry(file).or_default().push(tensor);
         }
         for (file, named) in by_file {
-            // A name, not a path: the index must not lead out of its directory.
+            // Only a plain name is accepted: the index must not lead out of its directory.
             let plain = Path::new(file).file_name().is_some_and(|name| name == file);
             if !plain {
-                let reason = format!("{file:?} is no name of a file of this directory");
+                let reason = format!("{file:?} is not a file name in this directory");
                 return Err(ImportError::Index(reason));
             }
             let missing = || ImportError::MissingShard(file.to_owned());
@@ -144,21 +143,21 @@ impl Shards {
             for tensor in named {
                 let Some(stored) = found.remove(tensor) else {
                     return Err(ImportError::Unsound(format!(
-                        "tensor {tensor:?} is not in {file:?}, where {INDEX} puts it"
+                        "tensor {tensor:?} is not in {file:?}, to which {INDEX} assigns it"
                     )));
                 };
                 self.tensors.insert(tensor.to_owned(), stored);
             }
             if let Some((tensor, _)) = found.pop_first() {
                 return Err(ImportError::Unsound(format!(
-                    "{file:?} holds tensor {tensor:?}, which {INDEX} does not put there"
+                    "{file:?} holds tensor {tensor:?}, which {INDEX} assigns to another file"
                 )));
             }
         }
         Ok(())
     }
 
-    /// Opens a file, if it is there, and gives its tensors.
+    /// Opens a file, if it exists, and adds its tensors.
     fn add(
         &mut self,
         directory: &Path,
@@ -174,12 +173,11 @@ impl Shards {
         Ok(Some(tensors))
     }
 
-    /// The tensor of that name.
     pub(super) fn get(&self, name: &str) -> Option<&Stored> {
         self.tensors.get(name)
     }
 
-    /// Names of all tensors, in the order of their bytes.
+    /// Names of all tensors, sorted by bytes.
     pub(super) fn names_of_tensors(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
@@ -227,11 +225,11 @@ fn header(
             "says that its header has {header} bytes; the file has {bytes}"
         )));
     }
-    // Not more than the file has.
+    // The header's length is not trusted: reading stops at the end of the file.
     let mut text = Vec::new();
     file.take(header).read_to_end(&mut text).map_err(failed)?;
     let metadata: Metadata = serde_json::from_slice(&text)
-        .map_err(|error| unsound(format!("is no sound safetensors file: {error}")))?;
+        .map_err(|error| unsound(format!("is not a valid safetensors file: {error}")))?;
     let data = 8 + header;
     let expected = data.saturating_add(metadata.data_len() as u64);
     if expected > bytes {
@@ -239,7 +237,7 @@ fn header(
     }
     if expected < bytes {
         return Err(unsound(format!(
-            "should have {expected} bytes and has {bytes}: something lies behind its tensors"
+            "should have {expected} bytes and has {bytes}: there are unexpected bytes after its tensors"
         )));
     }
     let tensors = metadata.tensors().into_iter().map(|(name, info)| {
@@ -254,7 +252,7 @@ fn header(
     Ok(tensors.collect())
 }
 
-/// Reads bytes as a safetensors file's header, for the fuzzer: what is accepted lies in the file.
+/// Fuzzing: reads bytes as a safetensors header. Returns whether accepted tensors lie in the file.
 #[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;

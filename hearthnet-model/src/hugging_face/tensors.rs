@@ -1,4 +1,4 @@
-//! The tensors of a model file, each as rows of those of a directory.
+//! Tensors of the model file, each assembled from rows of the directory's tensors.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -18,19 +18,19 @@ use crate::gguf::{TensorInfo, TensorType};
 use crate::quantize;
 use crate::spec::{Dim, ModelSpec};
 
-/// How much of a tensor is read at a time.
+/// Bytes of a tensor that are read at a time.
 const PART_BYTES: usize = 1 << 20;
-/// Values that share a scale in MXFP4.
+/// Values per scale in MXFP4.
 const GROUP: u64 = 32;
 
-/// A tensor to be written.
+/// Tensor to be written.
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) name: String,
     pub(super) dims: Vec<u64>,
-    /// The type that the converter gives it.
+    /// Type that llama.cpp's converter gives it.
     pub(super) base: TensorType,
-    /// The type that it gets.
+    /// Type in the result.
     pub(super) dtype: TensorType,
     source: Source,
 }
@@ -39,20 +39,20 @@ pub(super) struct Planned {
 enum Source {
     /// Computed from the hyperparameters.
     Values(Vec<f32>),
-    /// The rows of these tensors, one after the other.
+    /// Rows of these tensors, in order.
     Rows {
         parts: Vec<(Stored, TensorType)>,
         change: Change,
     },
-    /// Rows of MXFP4, whose codes and scales lie apart.
-    Apart {
+    /// Rows of MXFP4 whose codes and scales lie in separate tensors.
+    SplitMxfp4 {
         codes: Stored,
         scales: Stored,
         pick: Pick,
     },
 }
 
-/// Of each group of `of` rows the one of this index: two matrices may lie in one, row by row.
+/// Selects row `index` of each group of `of` rows: two matrices may be interleaved in one tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pick {
     index: usize,
@@ -60,7 +60,7 @@ struct Pick {
 }
 
 impl Pick {
-    /// Where the experts of a tensor of a model file lie among all of a directory's tensor.
+    /// Rows of an expert tensor of the model file within the directory's stacked tensor.
     fn of_experts(name: &str) -> Self {
         let (index, of) = match name.rsplit_once(".ffn_") {
             Some((_, rest)) if rest.starts_with("gate_exps.") => (0, 2),
@@ -70,26 +70,26 @@ impl Pick {
         Self { index, of }
     }
 
-    /// Appends the rows of `row` bytes that are picked to `out`.
+    /// Appends the selected rows, of `row` bytes each, to `out`.
     fn rows(self, bytes: &[u8], row: usize, out: &mut Vec<u8>) {
         let rows = bytes.chunks(row).skip(self.index).step_by(self.of);
         rows.for_each(|row| out.extend_from_slice(row));
     }
 }
 
-/// What is done to the rows.
+/// Transformation of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Change {
     Nothing,
-    /// 1 is added to each value.
+    /// Adds 1 to each value.
     AddOne,
-    /// In each of so many heads the second half of the rows is put between the first.
+    /// In each head, interleaves the rows of the second half with those of the first.
     Interleave {
         heads: u32,
     },
-    /// Some of the values, each a row of its own.
+    /// Selects values, each a row of its own.
     Some(Pick),
-    /// Some of the columns of each expert's matrix, as rows.
+    /// Selects columns of each expert's matrix, as rows.
     Columns(Pick),
 }
 
@@ -97,7 +97,7 @@ enum Change {
 pub(super) struct Finder<'a> {
     pub(super) shards: &'a Shards,
     pub(super) class: &'static Class,
-    /// What stands before the names of its tensors, and of the output matrix.
+    /// Name prefix of its tensors, and of the output matrix.
     prefix: (&'static str, &'static str),
     used: BTreeSet<String>,
 }
@@ -119,18 +119,18 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// Whether the directory has this tensor of a model file.
+    /// Whether the directory has this tensor of the model file.
     pub(super) fn has(&self, name: &str) -> bool {
         self.name_of(name, 0)
             .is_some_and(|name| self.shards.get(&name).is_some())
     }
 
-    /// Whether the model has an output matrix of its own.
+    /// Whether the model has a separate output matrix.
     pub(super) fn has_output(&self) -> bool {
         !self.class.always_tied && self.has(OUTPUT)
     }
 
-    /// What a tensor of a model file is called in the directory; of those of an expert, that one.
+    /// Name of a tensor in the directory; `expert` selects among the tensors of experts.
     fn name_of(&self, name: &str, expert: u32) -> Option<String> {
         let (model, head) = self.prefix;
         match name {
@@ -155,14 +155,14 @@ impl<'a> Finder<'a> {
         self.shards.get(name).ok_or_else(|| missing(name))
     }
 
-    /// A tensor of this shape, row length first.
+    /// Tensor of this shape, row length first.
     fn find(&mut self, name: &str, dims: &[u64]) -> Result<(Stored, TensorType), ImportError> {
         let stored = self.stored(name)?;
         let dtype = stored.dtype(name)?;
         Ok((self.shaped(name, stored, dims)?, dtype))
     }
 
-    /// The codes or scales of MXFP4, of this shape, row length first.
+    /// Codes or scales of MXFP4, of this shape, row length first.
     fn find_bytes(&mut self, name: &str, dims: &[u64]) -> Result<Stored, ImportError> {
         let stored = self.stored(name)?;
         match stored.dtype {
@@ -189,8 +189,8 @@ impl<'a> Finder<'a> {
         Ok(stored.clone())
     }
 
-    /// Every tensor that the model has, in the order of [`Family::tensors`]. What the directory
-    /// has beyond them is an error.
+    /// Every tensor of the model, in the order of [`Family::tensors`]. Other tensors in the
+    /// directory are an error.
     pub(super) fn plan(
         mut self,
         family: &'static Family,
@@ -198,7 +198,7 @@ impl<'a> Finder<'a> {
         computed: &[(&'static str, Vec<f32>)],
     ) -> Result<Vec<Planned>, ImportError> {
         let mut planned = Vec::new();
-        // A hostile number of layers ends at the first that is not there.
+        // A hostile layer count ends at the first missing layer.
         for (name, dims) in family.tensors(spec) {
             let lengths: Vec<u64> = dims.iter().map(|dim| dim.of(spec)).collect();
             let values = computed.iter().find(|(computed, _)| *computed == name);
@@ -219,7 +219,7 @@ impl<'a> Finder<'a> {
                 name,
                 dims: lengths,
                 base: match source {
-                    Source::Apart { .. } => TensorType::MXFP4,
+                    Source::SplitMxfp4 { .. } => TensorType::MXFP4,
                     _ => TensorType::F32,
                 },
                 dtype: TensorType::F32,
@@ -275,8 +275,8 @@ impl<'a> Finder<'a> {
         Ok(Source::Rows { parts, change })
     }
 
-    /// Matrices or biases of all experts, which lie in one tensor, gates and ups together; the
-    /// matrices as columns, or in MXFP4 as rows.
+    /// Matrices or biases of all experts in one stacked tensor, gates and ups together. Matrices
+    /// are stored as columns, or in MXFP4 as rows.
     fn stacked(&mut self, name: &str, lengths: &[u64], pick: Pick) -> Result<Source, ImportError> {
         let all = |rows: u64| rows.saturating_mul(pick.of as u64);
         let codes = format!("{name}_blocks");
@@ -287,7 +287,7 @@ impl<'a> Finder<'a> {
                 let codes = self.find_bytes(&codes, &dims)?;
                 let scales = format!("{name}_scales");
                 let scales = self.find_bytes(&scales, &[groups, all(rows), experts])?;
-                return Ok(Source::Apart {
+                return Ok(Source::SplitMxfp4 {
                     codes,
                     scales,
                     pick,
@@ -311,7 +311,7 @@ impl<'a> Finder<'a> {
         let belongs = |name: &str| {
             self.used.contains(name)
                 || output.as_deref() == Some(name)
-                // Constants that old checkpoints have.
+                // Constants in old checkpoints.
                 || name.ends_with(".rotary_emb.inv_freq")
                 || self.class.others.iter().any(|other| name.starts_with(other))
         };
@@ -324,8 +324,8 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// Checks that the output matrix is there unless it is the embedding, and is the embedding
-    /// where it is said to be.
+    /// Checks that the output matrix exists unless it is tied, and that a tied one equals the
+    /// embedding.
     pub(super) fn check_output(&self, config: &Config) -> Result<(), ImportError> {
         let name = |ours: &str| self.name_of(ours, 0).ok_or_else(|| missing(ours));
         let (tensor, embedding) = (name(OUTPUT)?, name(EMBEDDING)?);
@@ -337,7 +337,7 @@ impl<'a> Finder<'a> {
         }
     }
 
-    /// Whether two tensors are the same to the byte.
+    /// Whether two tensors are byte-identical.
     fn same(&self, one: &str, other: &str) -> Result<bool, ImportError> {
         let (Some(a), Some(b)) = (self.shards.get(one), self.shards.get(other)) else {
             return Ok(false);
@@ -370,18 +370,18 @@ fn bytes_of(stored: &Stored, dtype: TensorType) -> u64 {
     stored.values().saturating_mul(bytes)
 }
 
-/// Vectors, and the scores of experts, which are small and decide much.
+/// Vectors, and expert routers, which are small and affect much.
 fn is_kept_exact(tensor: &Planned) -> bool {
     let name = &tensor.name;
     tensor.dims.len() == 1 || name.ends_with(ROUTER) || name.ends_with(".bias")
 }
 
-/// The type of all matrices; F32, which holds both others, where they differ.
+/// Common type of all matrices; F32, which holds all values of both others, if they differ.
 fn common_type(planned: &[Planned]) -> TensorType {
     let matrices = planned.iter().filter(|tensor| !is_kept_exact(tensor));
     let types: BTreeSet<TensorType> = matrices
         .flat_map(|tensor| match &tensor.source {
-            Source::Values(_) | Source::Apart { .. } => &[][..],
+            Source::Values(_) | Source::SplitMxfp4 { .. } => &[][..],
             Source::Rows { parts, .. } => parts,
         })
         .map(|(_, dtype)| *dtype)
@@ -393,7 +393,7 @@ fn common_type(planned: &[Planned]) -> TensorType {
 }
 
 impl Planned {
-    /// Has the tensor stored as `convert` to `dtype` would.
+    /// Sets the type that `convert` to `dtype` would choose.
     pub(super) fn quantize(&mut self, dtype: TensorType) {
         let info = TensorInfo {
             name: self.name.clone(),
@@ -405,12 +405,12 @@ impl Planned {
         self.dtype = stored_as(&info, dtype);
     }
 
-    /// Announces it.
+    /// Adds the tensor to the header.
     pub(super) fn add_to(&self, writer: &mut Writer) -> Result<(), WriteError> {
         writer.tensor(&self.name, &self.dims, self.dtype)
     }
 
-    /// Bytes that are read for it.
+    /// Bytes read from the directory.
     pub(super) fn source_bytes(&self) -> u64 {
         match &self.source {
             Source::Values(_) => 0,
@@ -418,11 +418,11 @@ impl Planned {
                 .iter()
                 .map(|(stored, dtype)| bytes_of(stored, *dtype))
                 .sum(),
-            Source::Apart { codes, scales, .. } => codes.values() + scales.values(),
+            Source::SplitMxfp4 { codes, scales, .. } => codes.values() + scales.values(),
         }
     }
 
-    /// Writes its data, a part at a time.
+    /// Writes the data piece by piece.
     pub(super) fn write(
         &self,
         shards: &Shards,
@@ -437,11 +437,20 @@ impl Planned {
                 return Ok(());
             }
             Source::Rows { parts, change } => (parts, *change),
-            Source::Apart {
+            Source::SplitMxfp4 {
                 codes,
                 scales,
                 pick,
-            } => return self.write_apart(shards, [codes, scales], *pick, out, cancel, progress),
+            } => {
+                return self.write_split_mxfp4(
+                    shards,
+                    [codes, scales],
+                    *pick,
+                    out,
+                    cancel,
+                    progress,
+                );
+            }
         };
         let mut buffers = Buffers::default();
         for (stored, dtype) in parts {
@@ -464,8 +473,8 @@ impl Planned {
         Ok(())
     }
 
-    /// Writes rows of MXFP4 whose codes and scales lie apart, a part at a time.
-    fn write_apart(
+    /// Writes rows of MXFP4 with separate codes and scales, piece by piece.
+    fn write_split_mxfp4(
         &self,
         shards: &Shards,
         [codes, scales]: [&Stored; 2],
@@ -499,7 +508,7 @@ impl Planned {
             let (picked, _) = ordered.as_chunks();
             for (codes, exponent) in picked.iter().zip(&exponents) {
                 read.push(*exponent);
-                read.extend(halves_together(codes));
+                read.extend(regroup_nibbles(codes));
             }
             let bytes = self.stored(TensorType::MXFP4, Change::Nothing, &mut buffers)?;
             out.write_all(bytes).map_err(WriteError::Io)?;
@@ -508,7 +517,7 @@ impl Planned {
         Ok(())
     }
 
-    /// Bytes of a row as it is read, and of what is read as a whole: a row, a head, or an expert.
+    /// Source bytes of a row, and of the unit that is read as a whole: a row, a head, or an expert.
     fn unit(&self, dtype: TensorType, change: Change) -> (usize, usize) {
         let bytes = u64::from(dtype.block_bytes());
         let all = |rows: u64, pick: Pick| rows.saturating_mul(pick.of as u64);
@@ -537,7 +546,7 @@ impl Planned {
         (row.max(1), row.saturating_mul(rows as usize).max(1))
     }
 
-    /// What was read, as it is stored.
+    /// Converts source data to the stored type.
     fn stored<'b>(
         &self,
         dtype: TensorType,
@@ -560,7 +569,7 @@ impl Planned {
         if change == Change::AddOne {
             for value in &mut buffers.values {
                 *value += 1.0;
-                // The converter adds in the type that it reads, unless that is BF16.
+                // The converter adds in the source type, except for BF16.
                 if dtype == TensorType::F16 {
                     *value = f16::from_f32(*value).to_f32();
                 }
@@ -580,8 +589,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// Brings what was read into the order in which it is stored; `row` and `unit` are those of
-    /// [`Planned::unit`].
+    /// Brings source data into the stored order; `row` and `unit` come from [`Planned::unit`].
     fn reorder(&mut self, dtype: TensorType, change: Change, [row, unit]: [usize; 2]) {
         let Self { read, ordered, .. } = self;
         ordered.clear();
@@ -599,7 +607,7 @@ impl Buffers {
     }
 }
 
-/// Appends the columns of an expert's matrix that are picked to `out`, as rows; it has rows of
+/// Appends the selected columns of an expert's matrix to `out`, as rows. The matrix has rows of
 /// `row` bytes, of values of `value` bytes.
 fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8>) {
     for at in (pick.index * value..row).step_by(pick.of * value) {
@@ -611,9 +619,9 @@ fn columns(expert: &[u8], row: usize, value: usize, pick: Pick, out: &mut Vec<u8
     }
 }
 
-/// A block's codes as model files have them, the first half of its values in the lower four bits
-/// and the other half above, from neighbours side by side.
-fn halves_together(codes: &[u8; (GROUP / 2) as usize]) -> impl Iterator<Item = u8> {
+/// Codes of a block in the order of model files: the first half of the values in the low four bits,
+/// the second half in the high ones. The source has neighbours side by side.
+fn regroup_nibbles(codes: &[u8; (GROUP / 2) as usize]) -> impl Iterator<Item = u8> {
     let (first, second) = codes.split_at(codes.len() / 2);
     let code = |byte: u8, odd: bool| if odd { byte >> 4 } else { byte & 15 };
     first
@@ -622,8 +630,8 @@ fn halves_together(codes: &[u8; (GROUP / 2) as usize]) -> impl Iterator<Item = u
         .flat_map(move |(a, b)| [false, true].map(|odd| code(*a, odd) | code(*b, odd) << 4))
 }
 
-/// The rows of each head of `head` bytes in the order of interleaved RoPE: row `i` of the first
-/// half, row `i` of the second, row `i + 1` of the first.
+/// Rows of each head of `head` bytes in the order of interleaved RoPE: row `i` of the first half,
+/// row `i` of the second, row `i + 1` of the first.
 fn interleave(bytes: &[u8], head: usize, row: usize, out: &mut Vec<u8>) {
     out.clear();
     for head in bytes.chunks(head) {

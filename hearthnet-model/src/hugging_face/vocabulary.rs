@@ -1,5 +1,5 @@
-//! The tokenizer of a directory as the lists and keys of a model file, as llama.cpp's converter
-//! writes them, and the chat template and recommended settings beside it.
+//! Tokenizer of a directory, converted to the metadata that llama.cpp's converter writes, with the
+//! chat template and recommended sampling settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::tokenizer::alphabet;
 
-/// Gemma's, the largest in use, has 33 MB.
+/// The largest in use, Gemma's, has 33 MB.
 const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
 const MAX_SMALL_BYTES: u64 = 4 << 20;
 
@@ -36,8 +36,8 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// The pre-tokenisers that are known: what cuts the text, whether a word that is a token is taken
-/// whole, and the name in a model file.
+/// Known pre-tokenisers: the splitter, whether a word that is a token is taken whole, and the name
+/// in a model file.
 const PRE: &[(Cut<'static>, Option<bool>, &str)] = &[
     (Cut::Words, Some(false), "gpt-2"),
     (Cut::DigitsAndWords, Some(false), "smollm"),
@@ -49,14 +49,14 @@ const PRE: &[(Cut<'static>, Option<bool>, &str)] = &[
     (Cut::Pattern(GPT4O), None, "gpt-4o"),
 ];
 
-/// What cuts a text into words.
+/// Splitter of texts into words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cut<'a> {
-    /// Byte-level BPE's own rule.
+    /// The rule of byte-level BPE.
     Words,
-    /// Each digit by itself, then the same.
+    /// Splits off every digit, then as `Words`.
     DigitsAndWords,
-    /// A regular expression.
+    /// Regular expression.
     Pattern(&'a str),
 }
 
@@ -65,11 +65,11 @@ fn wrong(file: &'static str, reason: impl Into<String>) -> ImportError {
     ImportError::Tokenizer { file, reason }
 }
 
-/// The tokens of a vocabulary, by id.
+/// Tokens of a vocabulary, by id.
 struct Tokens(Vec<Token>);
 
 impl Tokens {
-    /// Places without a token.
+    /// `count` unused ids.
     fn unused(count: u32) -> Self {
         let unused = |id| Token {
             text: format!("[PAD{id}]"),
@@ -79,7 +79,7 @@ impl Tokens {
         Self((0..count).map(unused).collect())
     }
 
-    /// Sets a token; those beyond the vocabulary are passed over.
+    /// Sets a token; ids beyond the vocabulary are ignored.
     fn set(&mut self, id: u64, text: &str, score: f32, kind: i32) {
         let place = usize::try_from(id).ok().and_then(|id| self.0.get_mut(id));
         if let Some(token) = place {
@@ -89,7 +89,7 @@ impl Tokens {
     }
 }
 
-/// A token that was added to a vocabulary.
+/// Token that was added to a vocabulary.
 struct Added<'a> {
     id: u64,
     text: &'a str,
@@ -109,14 +109,14 @@ impl<'a> Added<'a> {
     }
 }
 
-/// Files of the tokenizer that are there.
+/// The tokenizer's files, if they exist.
 struct Files {
     tokenizer: Option<Map<String, Json>>,
     settings: Option<Map<String, Json>>,
 }
 
-/// Writes the tokenizer, if the directory has one, the chat template and what else is said of the
-/// text. `vocab` is the number of embeddings.
+/// Writes the tokenizer, if the directory has one, the chat template and related settings. `vocab`
+/// is the number of embeddings.
 pub(super) fn write(
     directory: &Path,
     config: &Config,
@@ -146,7 +146,7 @@ pub(super) fn write(
     write_special(directory, files, config, vocab, writer)
 }
 
-/// A directory may have no tokenizer, but none that would be passed over.
+/// A directory may lack a tokenizer, but one in an unsupported form is refused, not ignored.
 fn refuse_other_forms(directory: &Path) -> Result<(), ImportError> {
     for file in ["vocab.json", "tekken.json"] {
         if directory.join(file).is_file() {
@@ -180,10 +180,10 @@ fn write_space_prefix(
     writer: &mut Writer,
 ) -> Result<(), ImportError> {
     let settings = files.settings.as_ref();
-    let said = settings.and_then(|s| s.get("add_prefix_space")?.as_bool());
+    let setting = settings.and_then(|s| s.get("add_prefix_space")?.as_bool());
     let prefix = match class.space_prefix {
-        SpacePrefix::Silent => None,
-        SpacePrefix::Said => said,
+        SpacePrefix::Omitted => None,
+        SpacePrefix::FromSettings => setting,
         SpacePrefix::Never => Some(false).filter(|_| !gpt2),
     };
     match prefix {
@@ -192,7 +192,7 @@ fn write_space_prefix(
     }
 }
 
-/// Whether a token that was added is structure, although it does not say so.
+/// Whether an added token is structure although it is not marked as special.
 fn looks_special(text: &str) -> bool {
     let between = |a: &str, b: &str| text.starts_with(a) && text.ends_with(b);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
@@ -233,7 +233,7 @@ fn sentence_piece(
     Ok(tokens)
 }
 
-/// Text and kind of a token that was added; `plain` takes it as it is.
+/// Text and kind of an added token; `plain` keeps the text unchanged.
 fn kind_of(added: &Added<'_>, plain: bool) -> (String, i32) {
     match added.special || (!plain && looks_special(added.text)) {
         true => (added.text.to_owned(), CONTROL),
@@ -268,9 +268,9 @@ fn write_byte_level(
 ) -> Result<(), ImportError> {
     let wrong = |reason: &str| wrong(TOKENIZER, reason);
     let model = tokenizer.get("model").and_then(Json::as_object);
-    let model = model.ok_or_else(|| wrong("there is no model in it"))?;
+    let model = model.ok_or_else(|| wrong("it has no model"))?;
     let flag = |key: &str| model.get(key).and_then(Json::as_bool).unwrap_or(false);
-    // Files without a type are of the time when there was one.
+    // Files without a type are older than the key.
     if model.get("type").is_some_and(|t| t != "BPE") {
         return Err(wrong("only byte pair encoding is read"));
     }
@@ -280,7 +280,7 @@ fn write_byte_level(
         ));
     }
     let list = model.get("vocab").and_then(Json::as_object);
-    let list = list.ok_or_else(|| wrong("there is no vocabulary in it"))?;
+    let list = list.ok_or_else(|| wrong("it has no vocabulary"))?;
     let pre = pre_tokenizer(tokenizer, flag("ignore_merges"))?;
     let same = class.pre.iter().find(|(ours, _)| *ours == pre);
     let pre = same.map_or(pre, |(_, theirs)| theirs);
@@ -320,8 +320,8 @@ fn write_byte_level(
     Ok(())
 }
 
-/// An added token as it looks after it was encoded and decoded again: written in the byte-level
-/// alphabet it becomes what it stands for.
+/// Text of an added token after encoding and decoding: a text in the byte-level alphabet becomes
+/// the bytes that it stands for.
 fn decoded(text: &str) -> String {
     let bytes: Option<Vec<u8>> = text.chars().map(alphabet::byte_of).collect();
     match bytes {
@@ -330,7 +330,7 @@ fn decoded(text: &str) -> String {
     }
 }
 
-/// The merges, best first, in the form `LEFT RIGHT`.
+/// Merges, best first, in the form `LEFT RIGHT`.
 fn merges(model: &Map<String, Json>) -> Result<Vec<String>, ImportError> {
     let bad = || wrong(TOKENIZER, "merges must be texts or pairs of texts");
     let list = match model.get("merges") {
@@ -351,7 +351,7 @@ fn merges(model: &Map<String, Json>) -> Result<Vec<String>, ImportError> {
     list.iter().map(|m| merge(m).ok_or_else(bad)).collect()
 }
 
-/// The name of what cuts texts into words.
+/// Name of the pre-tokeniser.
 fn pre_tokenizer(tokenizer: &Map<String, Json>, whole: bool) -> Result<&'static str, ImportError> {
     let normaliser = tokenizer.get("normalizer").filter(|n| !n.is_null());
     if let Some(normaliser) = normaliser
@@ -360,25 +360,25 @@ fn pre_tokenizer(tokenizer: &Map<String, Json>, whole: bool) -> Result<&'static 
         let shown = super::config::shown(normaliser);
         return Err(wrong(
             TOKENIZER,
-            format!("this normalizer is not known here: {shown}"),
+            format!("this normalizer is not supported: {shown}"),
         ));
     }
-    let said = tokenizer.get("pre_tokenizer").unwrap_or(&Json::Null);
+    let value = tokenizer.get("pre_tokenizer").unwrap_or(&Json::Null);
     let unknown = || {
-        let shown: String = said.to_string().chars().take(300).collect();
+        let shown: String = value.to_string().chars().take(300).collect();
         wrong(
             TOKENIZER,
-            format!("this pre_tokenizer is not known here: {shown}"),
+            format!("this pre_tokenizer is not supported: {shown}"),
         )
     };
-    let cut = cut(said).ok_or_else(unknown)?;
+    let cut = cut(value).ok_or_else(unknown)?;
     let known = PRE
         .iter()
         .find(|(known, ignores, _)| *known == cut && ignores.is_none_or(|i| i == whole));
     known.map(|(_, _, name)| *name).ok_or_else(unknown)
 }
 
-/// Composed characters are what nearly all text has, and llama.cpp leaves texts as they are.
+/// Accepts NFC: nearly all text is composed already, and llama.cpp does not normalise.
 fn is_normal_form(normaliser: &Json) -> bool {
     match normaliser.get("type").and_then(Json::as_str) {
         Some("NFC") => true,
@@ -398,7 +398,7 @@ fn cut(pre: &Json) -> Option<Cut<'_>> {
         _ => single,
     };
     let flag = |value: &Json, key: &str, or: bool| value.get(key).map_or(Some(or), Json::as_bool);
-    // Byte-level BPE, which cuts texts itself unless it is told not to.
+    // Byte-level BPE splits texts itself unless it is configured not to.
     let (last, before) = steps.split_last()?;
     if kind(last)? != "ByteLevel" || flag(last, "add_prefix_space", true)? {
         return None;
@@ -431,7 +431,7 @@ const KINDS: &[(&str, &str)] = &[
     ("eot", "tokenizer.ggml.eot_token_id"),
 ];
 
-/// Special tokens by their kind, which of them begin and end a text, and the chat template.
+/// Writes the special tokens by kind, which of them begin and end a text, and the chat template.
 fn write_special(
     directory: &Path,
     files: Files,
@@ -449,14 +449,14 @@ fn write_special(
         post_processor(processor, &mut texts, &mut adds);
     }
     if files.settings.is_none() {
-        // Which token is which, only the settings say.
+        // Only the settings name the special tokens.
         texts.clear();
     }
     for kind in ["bos", "eos", "sep"] {
         let settings = files.settings.as_ref();
-        let said = settings.and_then(|s| s.get(&format!("add_{kind}_token"))?.as_bool());
-        if let Some(said) = said {
-            adds.entry(kind).or_insert(said);
+        let setting = settings.and_then(|s| s.get(&format!("add_{kind}_token"))?.as_bool());
+        if let Some(setting) = setting {
+            adds.entry(kind).or_insert(setting);
         }
     }
     let added = added_in_tokenizer(files.tokenizer.as_ref());
@@ -474,8 +474,8 @@ fn write_special(
             writer.set(key, Value::U32(id))?;
         }
     }
-    // As the converter has it: the sign of the small models of code from which SmolLM's
-    // vocabulary is.
+    // Same check as in the converter: it recognises the small code models whose vocabulary SmolLM
+    // uses.
     if config.class.permuted && vocab == 49_152 {
         adds.insert("bos", false);
     }
@@ -489,7 +489,7 @@ fn write_special(
     }
 }
 
-/// The texts of special tokens, by kind.
+/// Texts of special tokens, by kind.
 fn texts_of(settings: Option<&Map<String, Json>>) -> BTreeMap<&'static str, String> {
     let text = |kind: &str| {
         let entry = settings?.get(&format!("{kind}_token"))?;
@@ -502,7 +502,7 @@ fn texts_of(settings: Option<&Map<String, Json>>) -> BTreeMap<&'static str, Stri
         .collect()
 }
 
-/// Which tokens the tokenizer puts before and behind a text.
+/// Tokens that the tokenizer puts before and behind a text.
 fn post_processor(
     processor: &Json,
     texts: &mut BTreeMap<&'static str, String>,
@@ -548,13 +548,13 @@ fn post_processor(
     }
 }
 
-/// The special token at a place of a post-processor's template.
+/// Special token at a position of a post-processor's template.
 fn special_of(part: &Json) -> Option<&str> {
     part.get("SpecialToken")?.get("id")?.as_str()
 }
 
-/// The special token between two texts, by a template for a pair of them; nothing where there is
-/// none. `first` and `last` are those at the ends of a single text.
+/// Special token between two texts, from a template for text pairs; `None` if there is none.
+/// `first` and `last` are the tokens at the ends of a single text.
 fn between(pair: &[Json], first: Option<&str>, last: Option<&str>) -> Option<String> {
     let strip = |end: Option<&Json>, token: Option<&str>| {
         token.is_some() && end.and_then(special_of) == token
@@ -572,7 +572,7 @@ fn between(pair: &[Json], first: Option<&str>, last: Option<&str>) -> Option<Str
     }
 }
 
-/// The chat template, and others by their names.
+/// Writes the default chat template, and others by name.
 fn write_template(
     directory: &Path,
     settings: &Map<String, Json>,
@@ -622,7 +622,7 @@ fn template_file(directory: &Path) -> Result<Option<Json>, ImportError> {
     Ok(file.and_then(|mut file| file.remove("chat_template")))
 }
 
-/// What the model's makers recommend: `generation_config.json`, and its key in a model file.
+/// Recommended sampling settings: key in `generation_config.json`, and in a model file.
 const RECOMMENDED: &[(&str, &str)] = &[
     ("top_p", "top_p"),
     ("min_p", "min_p"),
@@ -630,7 +630,7 @@ const RECOMMENDED: &[(&str, &str)] = &[
     ("repetition_penalty", "penalty_repeat"),
 ];
 
-/// Writes how the model's makers would have its tokens chosen.
+/// Writes the recommended sampling settings.
 pub(super) fn write_recommended(directory: &Path, writer: &mut Writer) -> Result<(), ImportError> {
     let file = read_json(directory, "generation_config.json", MAX_SMALL_BYTES)?;
     let Some(file) = file else { return Ok(()) };
@@ -646,7 +646,7 @@ pub(super) fn write_recommended(directory: &Path, writer: &mut Writer) -> Result
     Ok(())
 }
 
-/// Reads bytes as `tokenizer.json` and as `tokenizer_config.json`, for the fuzzer.
+/// Fuzzing: reads bytes as `tokenizer.json` and as `tokenizer_config.json`.
 #[cfg(feature = "fuzzing")]
 pub(super) fn check(bytes: &[u8]) -> Result<(), ImportError> {
     let config = br#"{"architectures":["LlamaForCausalLM"],"hidden_act":"silu"}"#;
@@ -660,7 +660,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), ImportError> {
     let cut = files.tokenizer.as_ref().map_or(Ok(()), |tokenizer| {
         write_byte_level(tokenizer, &files, config.class, vocab, &mut writer)
     });
-    // What is said of special tokens is read whether or not the tokens are.
+    // Special tokens are read even if the tokens are not.
     write_special(Path::new(""), files, &config, vocab, &mut writer)?;
     cut
 }

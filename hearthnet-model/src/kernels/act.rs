@@ -1,10 +1,10 @@
-//! Activations of a tile of rows in the form in which matrices take them.
+//! Activations of a tile of rows, in the forms that the matrix kernels read.
 
 use super::block::BLOCK;
 use super::pack::Packed;
 
-/// Which forms of the activations are wanted: plain values for F32, F16 and BF16
-/// weights, quantised ones for all others.
+/// Forms of activations: plain values for F32, F16 and BF16 weights, quantised values for all
+/// other weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ActForm {
     /// `f32` values.
@@ -14,7 +14,7 @@ pub struct ActForm {
 }
 
 impl ActForm {
-    /// What all of `matrices` need together.
+    /// Forms that any of `matrices` needs.
     pub fn of<'a>(matrices: impl IntoIterator<Item = &'a Packed>) -> Self {
         let mut form = Self::default();
         for matrix in matrices {
@@ -28,27 +28,26 @@ impl ActForm {
     }
 }
 
-/// What the kernels need to know of 32 quantised activations.
+/// Scale and sums of 32 quantised activations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct BlockMeta {
-    /// Scale: the activation is about `d * q`.
+    /// Scale: activation ≈ `d * q`.
     pub(super) d: f32,
-    /// `d * S`, S the sum of the quants: what a minimum of weights is multiplied with.
+    /// `d * S`, with `S` the sum of the quants; factor of the minimum of a weight block.
     pub(super) ds: f32,
-    /// `-8 * S`: takes the offset 8 of Q4_0 out of a dot product with unsigned weights, and twice
-    /// of it that of Q5_0.
+    /// `-8 * S`: corrects a dot product with unsigned weights for the offset 8 of Q4_0; doubled,
+    /// for the offset 16 of Q5_0.
     pub(super) neg8s: i32,
-    /// `-128 * S`, for Q8_0 and for tables. Not made from `neg8s` by the kernels: with AVX-512 a
-    /// dot product begins with it, straight from memory.
+    /// `-128 * S`, for Q8_0 and tables. Stored, because AVX-512 dot products start with it as a
+    /// memory operand.
     pub(super) neg128s: i32,
-    /// The sums of the first and the second 16 quants, at most 2032 in magnitude, as two 16-bit
-    /// integers, the first one low.
-    pub(super) halves: i32,
+    /// Sums of the first (low 16 bits) and the second 16 quants, each at most 2032 in magnitude.
+    pub(super) half_sums: i32,
 }
 
-/// The activations of a tile of rows, reusable from call to call. Filled by
-/// [`super::Kernels::prepare`] or [`super::Kernels::norm_prepare`], read by the
-/// matrix kernels; threads may share a filled one.
+/// Reusable buffer for the activations of a tile of rows. [`super::Kernels::prepare`] or
+/// [`super::Kernels::norm_prepare`] fills it; the matrix kernels read it, also from several
+/// threads.
 #[derive(Debug, Default)]
 pub struct Act {
     pub(super) rows: usize,
@@ -63,22 +62,19 @@ pub struct Act {
 }
 
 impl Act {
-    /// Rows held.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values in a row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Forms held.
     pub fn form(&self) -> ActForm {
         self.form
     }
 
-    /// The plain values, `[rows][cols]`; empty when that form was not asked for.
+    /// The plain values, `[rows][cols]`; empty if that form was not requested.
     pub fn plain(&self) -> &[f32] {
         if self.form.plain {
             &self.plain[..self.rows * self.cols]
@@ -87,10 +83,10 @@ impl Act {
         }
     }
 
-    /// Sizes the buffers for a tile.
+    /// Resizes the buffers for a tile.
     ///
     /// # Panics
-    /// When the quantised form is wanted and `cols` is not a multiple of 32.
+    /// When `cols` is 0, or the quantised form is requested and `cols` is not a multiple of 32.
     pub(super) fn shape(&mut self, rows: usize, cols: usize, form: ActForm) {
         assert!(cols > 0, "activations without columns");
         assert!(
@@ -106,7 +102,7 @@ impl Act {
     }
 }
 
-/// Makes a reusable buffer at least `len` long.
+/// Extends a reusable buffer to at least `len` elements.
 pub(crate) fn grow<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) {
     if buffer.len() < len {
         buffer.resize(len, T::default());

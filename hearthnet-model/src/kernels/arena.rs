@@ -1,6 +1,6 @@
-//! Memory for packed weights, and for keys and values: few large mappings, on huge
-//! pages where the system has them, filled front to back. Decoding a token walks
-//! through all of it once, so what counts is that addresses are translated quickly.
+//! Memory for packed weights and for the KV cache: few large mappings, on huge pages if the
+//! system has them, filled front to back. Decoding a token reads all of it once, so TLB misses
+//! would dominate with small pages.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -10,40 +10,39 @@ use memmap2::MmapMut;
 
 use super::PackError;
 
-/// Packed matrices start at multiples of this: a cache line, a 512-bit register.
+/// Alignment of packed matrices in bytes: a cache line, or a 512-bit register.
 const ALIGN: usize = 64;
-/// Size of a huge page on x86-64 and on most AArch64 systems.
+/// Huge page in bytes on x86-64 and on most AArch64 systems.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Hands out memory for [`super::Packed`] matrices and for [`Halves`]. The memory
-/// lives as long as anything in it.
+/// Allocator for [`super::Packed`] matrices and for [`F16Buffer`]. A mapping lives as long as any
+/// allocation in it.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: Option<Arc<Mapping>>,
     next: usize,
     reserved: usize,
-    /// Least bytes of the next mapping.
+    /// Minimum bytes of the next mapping.
     step: usize,
 }
 
-/// An anonymous mapping whose bytes are reached through `base` only.
+/// Anonymous mapping, accessed through `base` only.
 #[derive(Debug)]
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// Unmaps on drop.
     _map: MmapMut,
 }
 
-// SAFETY: the mapping is plain memory; regions of it are handed out without
-// overlap, each behind its own borrow rules (see `Region`).
+// SAFETY: the mapping is plain memory. Its regions do not overlap, and borrowing a region borrows
+// its bytes (see `Region`).
 unsafe impl Send for Mapping {}
-// SAFETY: a shared mapping gives out nothing; what is read or written is a region's.
+// SAFETY: `&Mapping` gives no access to the bytes; only a region does.
 unsafe impl Sync for Mapping {}
 
 impl Arena {
-    /// An arena with room for `bytes`; it grows when that is not enough. Reserve
-    /// the sum of [`super::Packed::bytes_for`] of all matrices to get one mapping.
+    /// An arena with room for `bytes`; it grows on demand. Pass the sum of
+    /// [`super::Packed::bytes_for`] of all matrices to get a single mapping.
     ///
     /// # Errors
     /// [`PackError::OutOfMemory`] when the system refuses the mapping.
@@ -55,7 +54,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An empty arena that grows by at least `step` bytes at a time.
+    /// An empty arena that grows by at least `step` bytes per mapping.
     pub fn growing_by(step: usize) -> Self {
         Self {
             step,
@@ -63,21 +62,21 @@ impl Arena {
         }
     }
 
-    /// Memory for `len` binary16 values, all zero, on a cache line of its own.
+    /// Allocates `len` zeroed binary16 values, aligned to a cache line.
     ///
     /// # Errors
     /// [`PackError::OutOfMemory`] when the system refuses it.
-    pub fn halves(&mut self, len: usize) -> Result<Halves, PackError> {
+    pub fn f16_buffer(&mut self, len: usize) -> Result<F16Buffer, PackError> {
         let bytes = len.checked_mul(2).ok_or(PackError::TooLarge)?;
-        self.take(bytes).map(Halves)
+        self.take(bytes).map(F16Buffer)
     }
 
-    /// Bytes mapped so far (address space; pages count once they are written).
+    /// Bytes of address space mapped so far. The system commits a page when it is first written.
     pub fn reserved(&self) -> usize {
         self.reserved
     }
 
-    /// A fresh region of `len` zero bytes, aligned to 64.
+    /// Allocates `len` zero bytes, aligned to 64.
     pub(super) fn take(&mut self, len: usize) -> Result<Region, PackError> {
         let padded = len
             .checked_next_multiple_of(ALIGN)
@@ -97,7 +96,7 @@ impl Arena {
 
     fn map(&mut self, bytes: usize) -> Result<Arc<Mapping>, PackError> {
         let bytes = bytes.max(self.step);
-        // Small arenas (tests, single matrices) need no huge pages.
+        // Small arenas (tests, single matrices) do not need huge pages.
         let huge = bytes >= HUGE_PAGE;
         let slack = if huge { HUGE_PAGE } else { 0 };
         let len = bytes
@@ -107,7 +106,7 @@ impl Arena {
             .ok_or(PackError::TooLarge)?;
         let mut map = MmapMut::map_anon(len).map_err(PackError::OutOfMemory)?;
         if huge {
-            // Advice only: without huge pages everything works, more slowly.
+            // A failure only costs speed.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         let base = NonNull::from(&mut map[..]).cast::<u8>();
@@ -127,8 +126,8 @@ impl Arena {
     }
 }
 
-/// The part of a mapping that belongs to one matrix. Not `Clone`: a borrow of
-/// the region is a borrow of its bytes.
+/// Part of a mapping that belongs to one allocation. Not `Clone`, so that borrowing a region
+/// borrows its bytes.
 #[derive(Debug)]
 pub(super) struct Region {
     mapping: Arc<Mapping>,
@@ -144,19 +143,19 @@ impl Region {
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `take` keeps the region within the mapping; `&mut self` makes the borrow unique, and the
-        // mapping is private, readable and writable.
+        // SAFETY: `take` keeps the region within the mapping; `&mut self` makes the borrow unique,
+        // and the mapping is private, readable and writable.
         unsafe {
             std::slice::from_raw_parts_mut(self.mapping.base.as_ptr().add(self.offset), self.len)
         }
     }
 }
 
-/// Binary16 values in an arena's memory.
+/// Buffer of binary16 values (bit patterns) in an [`Arena`].
 #[derive(Debug)]
-pub struct Halves(Region);
+pub struct F16Buffer(Region);
 
-impl Deref for Halves {
+impl Deref for F16Buffer {
     type Target = [u16];
 
     fn deref(&self) -> &[u16] {
@@ -164,7 +163,7 @@ impl Deref for Halves {
     }
 }
 
-impl DerefMut for Halves {
+impl DerefMut for F16Buffer {
     fn deref_mut(&mut self) -> &mut [u16] {
         bytemuck::cast_slice_mut(self.0.bytes_mut())
     }

@@ -11,72 +11,71 @@ use super::matmul::prefetch;
 use super::rows;
 use super::shared::{Tile, TileMut};
 
-/// What a call to [`super::Kernels::attention`] attends to.
+/// Parameters of [`super::Kernels::attention`].
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
     /// Values in a head; a multiple of 8.
     pub head_dim: usize,
-    /// Query heads that share the key/value head.
+    /// Query heads of the call, which share the key/value head.
     pub heads: usize,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Scores `s` become `cap * tanh(s / cap)`.
+    /// `cap`: each score `s` becomes `cap * tanh(s / cap)`.
     pub softcap: Option<f32>,
-    /// For each head the score of a position without a value, which takes its part of the softmax.
+    /// Attention sinks: per query head, the score of an extra softmax entry without a value.
     pub sinks: Option<&'a [f32]>,
-    /// Position of the first query row; row `r` attends to the positions from 0 to
-    /// `position + r`, itself included.
+    /// Position of the first query row; row `r` attends to positions 0 to `position + r`
+    /// inclusive.
     pub position: usize,
-    /// Rows attend to no more than this many of the last of them; `None` for all. Not 0.
+    /// Sliding window: number of latest positions that a row attends to, itself included; not 0.
+    /// `None`: all positions.
     pub window: Option<usize>,
-    /// Pages of the sequence for this layer and key/value head, from position 0
-    /// on, each [`super::page_len`] cells. Positions up to the last query row's are
-    /// written; what other cells hold has no influence.
+    /// Pages of the sequence for this layer and key/value head, from position 0, of
+    /// [`super::page_len`] cells each. Positions up to that of the last query row are written;
+    /// other cells are ignored.
     pub pages: &'a [&'a [u16]],
 }
 
 impl Attention<'_> {
-    /// First position that the query at `limit - 1` attends to.
+    /// First position that the query at position `limit - 1` attends to.
     #[inline(always)]
     fn start(&self, limit: usize) -> usize {
         self.window.map_or(0, |window| limit.saturating_sub(window))
     }
 }
 
-/// Scratch memory of [`super::Kernels::attention`], reusable.
+/// Reusable scratch memory of [`super::Kernels::attention`].
 #[derive(Debug, Default)]
 pub struct AttentionScratch {
     /// `[query][position]`, positions padded to whole pages.
     scores: Vec<f32>,
-    /// Query vectors of a group that is scored together,
-    /// `[head_dim / STRIP][query][STRIP]`: one pointer walks through all of them.
+    /// Query vectors of a group that is scored together, `[head_dim / STRIP][query][STRIP]`, so
+    /// that the kernel needs one pointer for all of them.
     vectors: Vec<f32>,
 }
 
-/// Bytes that come from memory together.
 const CACHE_LINE: usize = 64;
-/// Components of a query that stand together in [`AttentionScratch::vectors`]: what every
-/// head has a multiple of.
+/// Adjacent components of a query in [`AttentionScratch::vectors`]; every `head_dim` is a multiple
+/// of it.
 const STRIP: usize = 8;
-/// Most queries (row and head) that are taken together.
+/// Maximum of [`Inner::TILE`]. A query is a pair of row and head.
 const MAX_QUERIES: usize = 12;
-/// Most registers of sums in [`Inner::mix`].
+/// Maximum number of accumulator registers in [`Inner::mix`].
 const MAX_SUMS: usize = 24;
 
-/// The inner loops for one instruction set. They are functions of their own, not
-/// inlined: among the rest of the code their accumulators would be spilled.
+/// Inner loops for one instruction set. They are not inlined: within the rest of the code, the
+/// compiler would spill their accumulators.
 pub(super) trait Inner {
-    /// The lanes that the loops are written in.
     type V: Lanes;
-    /// Queries that share a pass over the keys: 6, or 12 where registers are many.
+    /// Queries that share a pass over the keys: 6, or 12 with 32 registers.
     const TILE: usize;
-    /// Registers of value components that share a pass over the values: 1 or 4.
+    /// Registers of value components per pass over the values: 1 or 4.
     const CHUNKS: usize;
 
     /// [`score`] for this instruction set.
     ///
     /// # Safety
-    /// The CPU has the instruction set, and the contract of the function named holds.
+    /// The CPU has the instruction set, and the contract of that function holds.
     unsafe fn score<const N: usize, const B: usize>(
         page: *const u16,
         a: &Attention<'_>,
@@ -88,7 +87,7 @@ pub(super) trait Inner {
     /// [`mix`] for this instruction set.
     ///
     /// # Safety
-    /// The CPU has the instruction set, and the contract of the function named holds.
+    /// The CPU has the instruction set, and the contract of that function holds.
     unsafe fn mix<const N: usize, const C: usize>(
         a: &Attention<'_>,
         column: usize,
@@ -99,10 +98,10 @@ pub(super) trait Inner {
     );
 }
 
-/// Queries taken together: which positions each sees, and the inverse of its sum of
-/// exponentials.
+/// Queries processed together: the positions `starts..limits` that each attends to, and the
+/// inverse of its softmax denominator.
 struct Queries {
-    /// Number of the first one, counted row by row and head by head.
+    /// Index of the first query, counted row by row and head by head.
     first: usize,
     count: usize,
     starts: [usize; MAX_QUERIES],
@@ -110,12 +109,11 @@ struct Queries {
     inverse: [f32; MAX_QUERIES],
 }
 
-/// Attends, a tile of queries at a time.
+/// Computes attention for a tile of queries at a time.
 ///
 /// # Safety
-/// The CPU has the instruction set of `K`. Checked by the caller: `q` and `out`
-/// have the same rows and `heads * head_dim` columns; all pages have the right
-/// length and cover the last position.
+/// The CPU has the instruction set of `K`. `q` and `out` have the same rows and
+/// `heads * head_dim` columns. All pages have the right length and cover the last position.
 #[inline(always)]
 pub(super) unsafe fn attend<K: Inner>(
     a: &Attention<'_>,
@@ -137,8 +135,9 @@ pub(super) unsafe fn attend<K: Inner>(
             queries.limits[i] = a.position + (first + i) / a.heads + 1;
             queries.starts[i] = a.start(queries.limits[i]);
         }
-        // Rows ascend, so the first query begins first and the last one sees most. Scores go
-        // in whole pages; a cache line more keeps their rows out of each other's cache sets.
+        // Positions ascend, so the first query has the lowest start and the last one the highest
+        // limit. Scores are stored in whole pages; one more cache line per row keeps the rows in
+        // different cache sets.
         let pages = queries.limits[count - 1].div_ceil(PAGE);
         let before = queries.starts[0] / PAGE;
         let stride = pages * PAGE + LANES;
@@ -166,7 +165,7 @@ pub(super) unsafe fn attend<K: Inner>(
                 }
                 let vectors = scratch.vectors.as_ptr();
                 for (p, page) in a.pages[..pages].iter().enumerate().skip(before) {
-                    // Later tiles find in the cache what the first one has read.
+                    // Prefetch for the first tile only: later tiles find the pages in the cache.
                     if first + i == 0
                         && let Some(next) = a.pages.get(p + 1)
                     {
@@ -201,7 +200,6 @@ pub(super) unsafe fn attend<K: Inner>(
     }
 }
 
-/// Asks for all of a page.
 #[inline(always)]
 fn fetch(page: &[u16]) {
     for line in page.chunks(CACHE_LINE / size_of::<u16>()) {
@@ -209,8 +207,8 @@ fn fetch(page: &[u16]) {
     }
 }
 
-/// Scaled scores of `N` queries with the positions of a page, `B` blocks of 16 at
-/// a time.
+/// Writes the scaled scores of `N` queries with the positions of a page, `B` blocks of 16 at a
+/// time.
 ///
 /// # Safety
 /// As [`Lanes`]; `vectors` has `d * N` values, `to` has `N` rows of [`PAGE`]
@@ -225,7 +223,7 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
 ) {
     let d = a.head_dim;
     // SAFETY: key cells lie in the page for blocks below PAGE / 16 and components
-    // below `d`; `vectors` and `to` by the contract.
+    // below `d`; the contract covers `vectors` and `to`.
     unsafe {
         for block in (0..PAGE / LANES).step_by(B) {
             let keys = page.add(key_cell(d, block * LANES, 0));
@@ -257,15 +255,15 @@ pub(super) unsafe fn score<V: Lanes, const N: usize, const B: usize>(
     }
 }
 
-/// Turns the scores from `start` to `limit` into `exp(score - max)` and returns their sum, with
-/// that of the sink.
+/// Replaces the scores from `start` to `limit` by `exp(score - max)` and returns the sum of these,
+/// including the sink's.
 ///
 /// # Safety
 /// As [`Lanes`]; `row` has `limit > start` values.
 #[inline(always)]
 unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Option<f32>) -> f32 {
-    // A position's lane is that of its number. Lanes of the first block that lie before the
-    // start take no part, as those of the last one beyond the limit.
+    // Position `p` belongs to lane `p % 16`. Lanes before `start` and from `limit` on are masked
+    // with -inf.
     let first = start / LANES * LANES;
     let whole = limit / LANES * LANES;
     let rest = limit - whole;
@@ -291,7 +289,7 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Opti
             sum = sum.add(e);
         }
         if rest > 0 {
-            // Lanes beyond the limit are exp(-inf) = +0, which adds nothing.
+            // Lanes beyond the limit are exp(-inf) = +0.
             let e = exp(tail.sub(top));
             e.store_partial(row.add(whole), rest);
             sum = sum.add(e);
@@ -303,12 +301,12 @@ unsafe fn soften<V: Lanes>(row: *mut f32, start: usize, limit: usize, sink: Opti
     }
 }
 
-/// Adds the values of `positions` times the weights of `N` queries, for `C` registers of
-/// components from `column` on, to `sums[query][register][lane]`.
+/// Adds the values of `positions` times the weights of `N` queries to
+/// `sums[query][register][lane]`, for `C` registers of components starting at `column`.
 ///
 /// # Safety
-/// As [`Lanes`]; the pages cover the positions, heads have the components, each
-/// row of `weights`, `stride` apart, the positions; room for all sums.
+/// As [`Lanes`]. The pages cover the positions; heads have the components; `weights` has `N` rows,
+/// `stride` apart, that cover the positions; `sums` has room for all sums.
 #[inline(always)]
 pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
     a: &Attention<'_>,
@@ -357,11 +355,11 @@ pub(super) unsafe fn mix<V: Lanes, const N: usize, const C: usize>(
     }
 }
 
-/// Sums of [`Inner::mix`].
+/// Accumulators of [`Inner::mix`].
 #[repr(align(64))]
 struct Sums([f32; MAX_SUMS * LANES]);
 
-/// Weighted means of the values for all queries of a tile, to `out`.
+/// Writes the weighted means of the values for all queries of a tile to `out`.
 ///
 /// # Safety
 /// As [`attend`]; `weights` has `queries.count` rows, `stride` apart.
@@ -377,8 +375,8 @@ unsafe fn mix_all<K: Inner>(
     let mut sums = Sums([0.0; MAX_SUMS * LANES]);
     let mut done = 0;
     while done < d {
-        // The last register of a head that is not whole ones overlaps the one
-        // before: a component comes out the same whatever is beside it.
+        // If `d` is not a multiple of 16, the last register overlaps the one before. Both write
+        // the same values, since a component does not depend on its neighbours.
         let wide = K::CHUNKS == 4 && d - done >= 4 * LANES;
         let column = if wide {
             done
@@ -392,7 +390,8 @@ unsafe fn mix_all<K: Inner>(
                 6.. => 6,
                 left => left.min(3),
             };
-            // Positions that all of them see; there are none where a window has moved on too far.
+            // Positions that all `n` queries attend to. Empty if the last query's window starts
+            // after the first query's limit.
             let limit = queries.limits[i];
             let common = queries.starts[i + n - 1].min(limit)..limit;
             for j in 0..n {
@@ -410,13 +409,13 @@ unsafe fn mix_all<K: Inner>(
                     );
                 }
             }
-            // SAFETY: each kernel takes the `n` queries from `i` on, and components
+            // SAFETY: each kernel takes the `n` queries starting at `i`, and components
             // that a head has.
             unsafe {
                 let weights = weights.add(i * stride);
                 let (range, to) = (common.clone(), sums.0.as_mut_ptr());
                 match (n, wide) {
-                    _ if d < LANES => narrow(a, n, range, weights, stride, &mut sums.0),
+                    _ if d < LANES => mix_small_heads(a, n, range, weights, stride, &mut sums.0),
                     (6, true) => K::mix::<6, 4>(a, column, range, weights, stride, to),
                     (3, true) => K::mix::<3, 4>(a, column, range, weights, stride, to),
                     (2, true) => K::mix::<2, 4>(a, column, range, weights, stride, to),
@@ -429,7 +428,7 @@ unsafe fn mix_all<K: Inner>(
                 for j in 0..n {
                     let (query, limit) = (queries.first + i + j, queries.limits[i + j]);
                     let sums = &mut sums.0[j * columns..][..columns];
-                    // Positions that this query sees and the first one does not.
+                    // Positions that this query attends to and the first query does not.
                     let weights = weights.add(j * stride);
                     let after = common.end.max(queries.starts[i + j])..limit;
                     mix_some::<K::V>(a, after, column, weights, sums);
@@ -446,10 +445,10 @@ unsafe fn mix_all<K: Inner>(
     }
 }
 
-/// Adds the values of some positions, from component `column` on, times a query's weights.
+/// Adds the values of `positions`, starting at component `column`, times a query's weights.
 ///
 /// # Safety
-/// As [`Lanes`]; `weights` has the positions, the pages cover them.
+/// As [`Lanes`]; `weights` and the pages cover the positions.
 #[inline(always)]
 unsafe fn mix_some<V: Lanes>(
     a: &Attention<'_>,
@@ -475,7 +474,7 @@ unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
     let values = values.chunks(LANES);
     for (sums, values) in sums.chunks_mut(LANES).zip(values) {
         if sums.len() == LANES && values.len() == LANES {
-            // SAFETY: sixteen each; the ISA is the caller's.
+            // SAFETY: both have sixteen values; the caller ensures the ISA.
             unsafe {
                 let sum = V::load(sums.as_ptr());
                 let v = V::load_f16(values.as_ptr());
@@ -489,12 +488,12 @@ unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
     }
 }
 
-/// [`mix`] for heads of fewer than sixteen components, to `sums[query][component]`.
+/// [`mix`] for heads of fewer than sixteen components; adds to `sums[query][component]`.
 ///
 /// # Safety
-/// `weights` has `n` rows, `stride` apart, with the positions.
+/// `weights` has `n` rows, `stride` apart, that cover the positions.
 #[inline(always)]
-unsafe fn narrow(
+unsafe fn mix_small_heads(
     a: &Attention<'_>,
     n: usize,
     positions: Range<usize>,

@@ -1,9 +1,9 @@
-//! Blocks of weights as they stand in a GGUF file, taken apart into numbers.
+//! Decoder of the weight blocks of a GGUF file.
 //!
-//! Every quantised type is, for each 32 weights of a row, 32 unsigned *quants* and what
-//! turns them into weights: one or two 16-bit *fields* of the whole block, and in types with
-//! blocks of 256 a *step* of two small integers for each 32. [`Layout`] says which of these a
-//! type has; it is all that the packed form and the kernels know of a type.
+//! A quantised type stores, per 32 weights of a row, 32 unsigned *quants* and the factors that
+//! turn them into weights: one or two 16-bit *fields* per block and, in types with blocks of
+//! 256, a *sub-scale* of one or two small integers per 32 weights. [`Layout`] describes these per
+//! type; the packed form and the kernels use nothing else of a type.
 //!
 //! Sources: the structures of ggml's `ggml-common.h` and its `dequantize_row_*`.
 
@@ -14,19 +14,16 @@ use crate::gguf::TensorType;
 /// Inputs of a block of the quantised activations, and of the smaller blocks of weights.
 pub const BLOCK: usize = 32;
 
-/// Most blocks of 32 in one block of a file.
+/// Maximum number of 32-weight blocks in one block of a file.
 pub(super) const MAX_BLOCKS: usize = 8;
 
-/// Element type of a weight matrix, as in the GGUF file: those of [`TensorType::supported`], in the
-/// same order.
+/// Element type of a weight matrix in a GGUF file. Variants are in the order of
+/// [`TensorType::supported`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)] // the names that the format and its users know
+#[allow(non_camel_case_types)] // names as in ggml
 pub enum WeightType {
-    /// IEEE binary32.
     F32,
-    /// IEEE binary16.
     F16,
-    /// bfloat16.
     BF16,
     /// Blocks of 32: scale (f16) and signed bytes; weight = d * q.
     Q8_0,
@@ -34,7 +31,7 @@ pub enum WeightType {
     Q6_K,
     /// Blocks of 32: scale, minimum (f16) and 5-bit quants; weight = d * q + m.
     Q5_1,
-    /// As `Q4_K`, with quants of 5 bits.
+    /// `Q4_K` with quants of 5 bits.
     Q5_K,
     /// Blocks of 32: scale (f16) and 5-bit quants; weight = d * (q - 16).
     Q5_0,
@@ -44,7 +41,7 @@ pub enum WeightType {
     Q4_K,
     /// Blocks of 32: scale (f16) and 4-bit quants; weight = d * (q - 8).
     Q4_0,
-    /// Blocks of 32: scale (f16) and 4-bit places in a table; weight = d * table\[q\].
+    /// Blocks of 32: scale (f16) and 4-bit indices into a table; weight = d * table\[q\].
     IQ4_NL,
     /// Blocks of 256, 32 at a time with a factor: weight = d * sc * table\[q\].
     IQ4_XS,
@@ -57,7 +54,7 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// All types that the kernels take, widest first.
+    /// All types that the kernels support, widest first.
     pub const ALL: [Self; TensorType::SUPPORTED.len()] = [
         Self::F32,
         Self::F16,
@@ -77,23 +74,22 @@ impl WeightType {
         Self::Q2_K,
     ];
 
-    /// The weight type with which tensors of `dtype` are computed, if there is one.
+    /// Weight type of tensors of `dtype`, or `None` if the kernels do not support it.
     pub fn of(dtype: TensorType) -> Option<Self> {
         Self::ALL.into_iter().find(|ty| ty.tensor_type() == dtype)
     }
 
-    /// The file's name for the type.
     pub const fn tensor_type(self) -> TensorType {
         TensorType::SUPPORTED[self as usize]
     }
 
-    /// Whether inputs are quantised before they meet weights of this type.
+    /// Whether matrices of this type are multiplied with quantised activations.
     pub const fn quantised(self) -> bool {
         !matches!(self, Self::F32 | Self::F16 | Self::BF16)
     }
 
-    /// Inputs in a record, of the packed form and of the file alike: matrices have a multiple of
-    /// this many inputs.
+    /// Inputs in a record of the packed form and in a block of the file. The inputs of a matrix
+    /// are a multiple of it.
     pub const fn inputs(self) -> usize {
         if self.quantised() {
             BLOCK * Layout::of(self).blocks
@@ -102,7 +98,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes of the file for `inputs()` weights of one row.
+    /// Bytes in the file for `inputs()` weights of one row.
     pub(crate) const fn file_block(self) -> usize {
         self.tensor_type().block_bytes() as usize
     }
@@ -116,7 +112,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes of one row of `cols` weights in the file.
+    /// Bytes in the file for one row of `cols` weights.
     ///
     /// # Errors
     /// [`PackError::Columns`] when `cols` is zero or not whole blocks.
@@ -133,32 +129,30 @@ impl WeightType {
     }
 }
 
-/// How a quant becomes an integer weight.
+/// Mapping of a quant to an integer weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// The quant less this.
+    /// `quant - offset`.
     Offset(i32),
-    /// What stands at the quant's place.
+    /// `table[quant]`.
     Table(&'static [i8; 16]),
 }
 
-/// What each 32 weights have of their own beside their quants.
+/// Factors stored per 32 weights, beside their quants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Nothing.
+pub(super) enum SubScale {
     None,
     /// A signed factor of the scale.
     Scale,
     /// Unsigned factors of the scale and of the minimum.
     ScaleMin,
-    /// Signed factors of the scale, of the first and the second 16 weights.
-    Halves,
+    /// Signed factors of the scale for the first and the second 16 weights.
+    Scale16,
     /// For the first and the second 16 weights: a factor of the scale (low four bits) and of the
     /// minimum (high four bits).
-    HalvesMin,
+    ScaleMin16,
 }
 
-/// How many bits a quant has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bits {
     Two,
@@ -169,41 +163,36 @@ pub(super) enum Bits {
     Eight,
 }
 
-/// What a quantised type consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Blocks of 32 weights that share the fields.
     pub(super) blocks: usize,
-    /// Scale; or scale and minimum.
+    /// 1 for a scale; 2 for scale and minimum.
     pub(super) fields: usize,
     /// The fields are bfloat16 instead of binary16.
-    pub(super) wide_fields: bool,
-    /// What each 32 weights have of their own.
-    pub(super) step: Step,
-    /// Size of a quant.
+    pub(super) bf16_fields: bool,
+    pub(super) sub_scale: SubScale,
     pub(super) bits: Bits,
-    /// What a quant means.
     pub(super) code: Code,
 }
 
-impl Step {
+impl SubScale {
     /// Bytes per row and 32 weights in the packed form.
     pub(super) const fn bytes(self) -> usize {
         match self {
             Self::None => 0,
             Self::Scale => 1,
-            Self::ScaleMin | Self::Halves | Self::HalvesMin => 2,
+            Self::ScaleMin | Self::Scale16 | Self::ScaleMin16 => 2,
         }
     }
 
-    /// Whether each 16 weights have factors of their own.
-    pub(super) const fn halves(self) -> bool {
-        matches!(self, Self::Halves | Self::HalvesMin)
+    /// Whether factors apply to 16 weights instead of 32.
+    pub(super) const fn per_16(self) -> bool {
+        matches!(self, Self::Scale16 | Self::ScaleMin16)
     }
 }
 
 impl Bits {
-    /// Bytes of 32 quants in the packed form.
     pub(super) const fn bytes(self) -> usize {
         match self {
             Self::Two => 8,
@@ -224,57 +213,55 @@ const NON_LINEAR: [i8; 16] = [
 const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl Layout {
-    /// Of a quantised type; of F32, F16 and BF16 something without meaning.
+    /// Layout of a quantised type. For F32, F16 and BF16 the result has no meaning.
     pub(super) const fn of(ty: WeightType) -> Self {
         use Bits::{Eight, Five, Four, Six, Three, Two};
         use Code::{Offset, Table};
         use WeightType as T;
         const LARGE: usize = MAX_BLOCKS;
-        // Blocks, fields, steps, bits, and what a quant means.
-        let (blocks, fields, step, bits, code) = match ty {
-            T::Q4_0 => (1, 1, Step::None, Four, Offset(8)),
-            T::Q4_1 => (1, 2, Step::None, Four, Offset(0)),
-            T::Q5_0 => (1, 1, Step::None, Five, Offset(16)),
-            T::Q5_1 => (1, 2, Step::None, Five, Offset(0)),
-            T::Q8_0 => (1, 1, Step::None, Eight, Offset(128)),
-            T::IQ4_NL => (1, 1, Step::None, Four, Table(&NON_LINEAR)),
-            T::MXFP4 => (1, 1, Step::None, Four, Table(&E2M1)),
-            T::Q2_K => (LARGE, 2, Step::HalvesMin, Two, Offset(0)),
-            T::Q3_K => (LARGE, 1, Step::Halves, Three, Offset(4)),
-            T::Q4_K => (LARGE, 2, Step::ScaleMin, Four, Offset(0)),
-            T::Q5_K => (LARGE, 2, Step::ScaleMin, Five, Offset(0)),
-            T::Q6_K => (LARGE, 1, Step::Halves, Six, Offset(32)),
-            T::IQ4_XS => (LARGE, 1, Step::Scale, Four, Table(&NON_LINEAR)),
-            T::F32 | T::F16 | T::BF16 => (1, 1, Step::None, Four, Offset(0)),
+        // Blocks, fields, sub-scale, bits, code.
+        let (blocks, fields, sub_scale, bits, code) = match ty {
+            T::Q4_0 => (1, 1, SubScale::None, Four, Offset(8)),
+            T::Q4_1 => (1, 2, SubScale::None, Four, Offset(0)),
+            T::Q5_0 => (1, 1, SubScale::None, Five, Offset(16)),
+            T::Q5_1 => (1, 2, SubScale::None, Five, Offset(0)),
+            T::Q8_0 => (1, 1, SubScale::None, Eight, Offset(128)),
+            T::IQ4_NL => (1, 1, SubScale::None, Four, Table(&NON_LINEAR)),
+            T::MXFP4 => (1, 1, SubScale::None, Four, Table(&E2M1)),
+            T::Q2_K => (LARGE, 2, SubScale::ScaleMin16, Two, Offset(0)),
+            T::Q3_K => (LARGE, 1, SubScale::Scale16, Three, Offset(4)),
+            T::Q4_K => (LARGE, 2, SubScale::ScaleMin, Four, Offset(0)),
+            T::Q5_K => (LARGE, 2, SubScale::ScaleMin, Five, Offset(0)),
+            T::Q6_K => (LARGE, 1, SubScale::Scale16, Six, Offset(32)),
+            T::IQ4_XS => (LARGE, 1, SubScale::Scale, Four, Table(&NON_LINEAR)),
+            T::F32 | T::F16 | T::BF16 => (1, 1, SubScale::None, Four, Offset(0)),
         };
         Self {
             blocks,
             fields,
-            wide_fields: matches!(ty, T::MXFP4),
-            step,
+            bf16_fields: matches!(ty, T::MXFP4),
+            sub_scale,
             bits,
             code,
         }
     }
 
-    /// Bytes at the head of a record of 16 rows: their fields.
+    /// Bytes of the fields of 16 rows, which begin a record.
     pub(super) const fn head(&self) -> usize {
         2 * super::LANES * self.fields
     }
 
-    /// Bytes of 32 weights of 16 rows: steps, then quants.
+    /// Bytes for 32 weights of each of 16 rows: sub-scales, then quants.
     pub(super) const fn block_bytes(&self) -> usize {
-        super::LANES * (self.step.bytes() + self.bits.bytes())
+        super::LANES * (self.sub_scale.bytes() + self.bits.bytes())
     }
 
-    /// Bytes of a record.
     pub(super) const fn record(&self) -> usize {
         self.head() + self.blocks * self.block_bytes()
     }
 
-    /// A field as a number.
     pub(super) fn field(&self, bits: u16) -> f32 {
-        if self.wide_fields {
+        if self.bf16_fields {
             bf16_to_f32(bits)
         } else {
             f16_to_f32(bits)
@@ -282,29 +269,27 @@ impl Layout {
     }
 }
 
-/// One block of one row, in numbers.
+/// Unpacked numbers of one block of one row.
 pub(super) struct Block {
-    /// As they are stored: scale, minimum.
+    /// Bit patterns of scale and minimum, as stored.
     pub(super) fields: [u16; 2],
-    /// As [`Step`] says; of [`Step::Scale`] the first.
-    pub(super) steps: [[u8; 2]; MAX_BLOCKS],
-    /// Unsigned quants.
+    /// Bytes of each [`SubScale`]; [`SubScale::Scale`] uses only the first.
+    pub(super) sub_scales: [[u8; 2]; MAX_BLOCKS],
     pub(super) quants: [u8; MAX_BLOCKS * BLOCK],
 }
 
 impl Block {
-    /// Nothing yet.
     pub(super) const EMPTY: Self = Self {
         fields: [0; 2],
-        steps: [[0; 2]; MAX_BLOCKS],
+        sub_scales: [[0; 2]; MAX_BLOCKS],
         quants: [0; MAX_BLOCKS * BLOCK],
     };
 
-    /// Takes a block of a file apart. `block` has [`WeightType::file_block`] bytes.
+    /// Decodes a block of a file. `block` has [`WeightType::file_block`] bytes.
     pub(super) fn read(&mut self, ty: WeightType, block: &[u8]) {
         use WeightType as T;
         let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-        let (steps, quants) = (&mut self.steps, &mut self.quants);
+        let (sub_scales, quants) = (&mut self.sub_scales, &mut self.quants);
         self.fields = fields(ty, block);
         match ty {
             T::F32 | T::F16 | T::BF16 => {}
@@ -344,8 +329,8 @@ impl Block {
                         }
                     }
                 }
-                for (i, step) in steps.as_flattened_mut().iter_mut().enumerate() {
-                    *step = if ty == T::Q2_K {
+                for (i, sub_scale) in sub_scales.as_flattened_mut().iter_mut().enumerate() {
+                    *sub_scale = if ty == T::Q2_K {
                         block[i]
                     } else {
                         let factors = &block[96..108];
@@ -357,8 +342,8 @@ impl Block {
             }
             T::Q4_K | T::Q5_K => {
                 let factors = &block[4..16];
-                for (s, step) in steps.iter_mut().enumerate() {
-                    *step = if s < 4 {
+                for (s, sub_scale) in sub_scales.iter_mut().enumerate() {
+                    *sub_scale = if s < 4 {
                         [factors[s] & 63, factors[s + 4] & 63]
                     } else {
                         let low = factors[s + 4];
@@ -393,14 +378,16 @@ impl Block {
                         *quant = low >> (4 * (quarter / 2)) & 15 | (high >> (2 * quarter) & 3) << 4;
                     }
                 }
-                steps.as_flattened_mut().copy_from_slice(&factors[..16]);
+                sub_scales
+                    .as_flattened_mut()
+                    .copy_from_slice(&factors[..16]);
             }
             T::IQ4_XS => {
                 let high = half(2);
-                for (s, step) in steps.iter_mut().enumerate() {
+                for (s, sub_scale) in sub_scales.iter_mut().enumerate() {
                     let low = block[4 + s / 2] >> (4 * (s % 2)) & 15;
                     let high = (high >> (2 * s)) as u8 & 3;
-                    *step = [(low | high << 4).wrapping_sub(32), 0];
+                    *sub_scale = [(low | high << 4).wrapping_sub(32), 0];
                 }
                 for (from, to) in block[8..136]
                     .chunks_exact(BLOCK / 2)
@@ -412,31 +399,30 @@ impl Block {
         }
     }
 
-    /// The weights, `32 * blocks` of them: each product is exact, and what a minimum is added
-    /// to is rounded once.
+    /// Writes the `32 * blocks` weights. Products are exact; adding a minimum rounds once.
     pub(super) fn values(&self, ty: WeightType, out: &mut [f32]) {
         let layout = Layout::of(ty);
         let [d, m] = self.fields.map(|bits| layout.field(bits));
         let blocks = out
             .chunks_exact_mut(BLOCK)
             .zip(self.quants.as_chunks::<BLOCK>().0);
-        for ((out, quants), step) in blocks.zip(self.steps) {
-            let signed = step.map(|factor| f32::from(factor as i8));
-            let unsigned = step.map(f32::from);
+        for ((out, quants), sub_scale) in blocks.zip(self.sub_scales) {
+            let signed = sub_scale.map(|factor| f32::from(factor as i8));
+            let unsigned = sub_scale.map(f32::from);
             for (j, (out, quant)) in out.iter_mut().zip(quants).enumerate() {
                 let w = match layout.code {
                     Code::Offset(offset) => (i32::from(*quant) - offset) as f32,
                     Code::Table(table) => f32::from(table[usize::from(*quant & 15)]),
                 };
                 let half = j / (BLOCK / 2);
-                *out = match layout.step {
-                    Step::None if layout.fields == 2 => d * w + m,
-                    Step::None => d * w,
-                    Step::Scale => d * signed[0] * w,
-                    Step::ScaleMin => d * unsigned[0] * w - m * unsigned[1],
-                    Step::Halves => d * signed[half] * w,
-                    Step::HalvesMin => {
-                        let factors = step[half];
+                *out = match layout.sub_scale {
+                    SubScale::None if layout.fields == 2 => d * w + m,
+                    SubScale::None => d * w,
+                    SubScale::Scale => d * signed[0] * w,
+                    SubScale::ScaleMin => d * unsigned[0] * w - m * unsigned[1],
+                    SubScale::Scale16 => d * signed[half] * w,
+                    SubScale::ScaleMin16 => {
+                        let factors = sub_scale[half];
                         d * f32::from(factors & 15) * w - m * f32::from(factors >> 4)
                     }
                 };
@@ -445,7 +431,7 @@ impl Block {
     }
 }
 
-/// The fields of a block of a file, as [`Block::fields`] has them.
+/// [`Block::fields`] of a block of a file.
 #[inline(always)]
 fn fields(ty: WeightType, block: &[u8]) -> [u16; 2] {
     use WeightType as T;
@@ -460,13 +446,14 @@ fn fields(ty: WeightType, block: &[u8]) -> [u16; 2] {
     }
 }
 
-/// Whether all weights that `bytes`, whole blocks of a type as the file has them, stand for are
-/// finite. Of a quantised type only the fields are read: finite fields give finite weights.
+/// Returns true if all weights in `bytes` (whole blocks of a file) are finite. For quantised types
+/// it reads only the fields: finite fields give finite weights.
 pub(crate) fn all_finite(ty: WeightType, bytes: &[u8]) -> bool {
-    // Magnitudes are in the order of their bits. A maximum, unlike a search, is vectorised.
-    let halves = |limit: u16| {
-        let halves = bytes.as_chunks::<2>().0.iter();
-        let magnitudes = halves.map(|bits| u16::from_le_bytes(*bits) & 0x7fff);
+    // Bit patterns of magnitudes are ordered like the magnitudes. The compiler vectorises a
+    // maximum, but not a search.
+    let values16 = |limit: u16| {
+        let values = bytes.as_chunks::<2>().0.iter();
+        let magnitudes = values.map(|bits| u16::from_le_bytes(*bits) & 0x7fff);
         magnitudes.fold(0, u16::max) < limit
     };
     match ty {
@@ -475,10 +462,10 @@ pub(crate) fn all_finite(ty: WeightType, bytes: &[u8]) -> bool {
             let magnitudes = words.map(|bits| u32::from_le_bytes(*bits) & 0x7fff_ffff);
             magnitudes.fold(0, u32::max) < F32_INFINITY
         }
-        WeightType::F16 => halves(F16_INFINITY),
-        WeightType::BF16 => halves(BF16_INFINITY),
+        WeightType::F16 => values16(F16_INFINITY),
+        WeightType::BF16 => values16(BF16_INFINITY),
         _ => {
-            let limit = match Layout::of(ty).wide_fields {
+            let limit = match Layout::of(ty).bf16_fields {
                 true => MXFP4_TOO_LARGE,
                 false => F16_INFINITY,
             };
@@ -489,15 +476,15 @@ pub(crate) fn all_finite(ty: WeightType, bytes: &[u8]) -> bool {
     }
 }
 
-/// Bits of infinity.
+// Bit patterns of infinity.
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F16_INFINITY: u16 = 0x7c00;
 const BF16_INFINITY: u16 = 0x7f80;
-/// Least power of two (a bfloat16) of which 12, the largest value of [`E2M1`], is no `f32`: 2^125.
-/// 255, the NaN of E8M0, is above it.
+/// 2^125 as a bfloat16: the least power of two that overflows `f32` when multiplied by 12, the
+/// largest value of [`E2M1`]. The E8M0 NaN (byte 255) maps above it.
 const MXFP4_TOO_LARGE: u16 = (125 + 127) << 7;
 
-/// Appends the weights that `bytes`, whole blocks of a quantised type or BF16 values, stand for.
+/// Appends the weights of `bytes`: whole blocks of a quantised type, or BF16 values.
 pub(crate) fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
     if ty == WeightType::BF16 {
         let values = bytes.as_chunks::<2>().0.iter();
@@ -513,7 +500,7 @@ pub(crate) fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
     }
 }
 
-/// Sixteen bytes of nibbles: value `j` low, value `j + 16` high.
+/// Unpacks 16 bytes: quant `j` is a low nibble, quant `j + 16` a high nibble.
 #[inline(always)]
 fn nibbles(from: &[u8], quants: &mut [u8]) {
     if let (Some(from), Some(quants)) = (
@@ -526,8 +513,8 @@ fn nibbles(from: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// Half the power of two that an exponent byte of MXFP4 names, 2^(e - 128), as a bfloat16: the
-/// quants' table has twice the values.
+/// 2^(e - 128) as a bfloat16: half the scale of MXFP4's exponent byte `e`, since [`E2M1`] holds
+/// twice the values.
 fn power_of_two(e: u8) -> u16 {
     match e {
         0 => 0x0020,

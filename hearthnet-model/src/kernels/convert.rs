@@ -1,6 +1,6 @@
-//! 16-bit float formats, rounded to nearest even without a branch, so that a
-//! compiler can vectorise the loops around them. Equal to the hardware's own
-//! conversions (F16C, AVX-512, NEON) for every value but the payload of a NaN.
+//! Branch-free conversions of 16-bit float formats, rounding to nearest even, so that compilers
+//! vectorise the loops around them. Results equal those of the hardware (F16C, AVX-512, NEON)
+//! except for NaN payloads.
 
 /// The `f32` with the value of the IEEE binary16 whose bits are `h` (exact).
 #[inline(always)]
@@ -14,12 +14,12 @@ pub fn f16_to_f32(h: u16) -> f32 {
     f32::from_bits(scaled.to_bits() | special | ((h & 0x8000) << 16))
 }
 
-/// The bits of the IEEE binary16 nearest to `x`, ties to even; from 65520 in
-/// magnitude on, infinity; a NaN stays a (quiet) NaN.
+/// The bits of the IEEE binary16 nearest to `x`, ties to even. Magnitudes of 65520 or more become
+/// infinity; a NaN becomes a quiet NaN.
 #[inline(always)]
 pub fn f32_to_f16(x: f32) -> u16 {
-    // Adding 0.5 to a value below 2^-14 leaves a multiple of 2^-24, the spacing
-    // of f16 subnormals, in the low bits: the adder does the rounding.
+    // Adding 0.5 to a value below 2^-14 rounds it to a multiple of 2^-24, the spacing of f16
+    // subnormals, and leaves the multiple in the low bits.
     const HALF: f32 = 0.5;
     let bits = x.to_bits();
     let abs = bits & 0x7fff_ffff;
@@ -50,7 +50,7 @@ pub fn bf16_to_f32(b: u16) -> f32 {
 pub fn round_to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) & 0xffff_0000;
-    // The carry of the rounding must not turn a NaN into an infinity or a zero.
+    // A carry from rounding must not turn a NaN into an infinity or a zero.
     let quiet = (bits | 0x0040_0000) & 0xffff_0000;
     f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 {
         quiet

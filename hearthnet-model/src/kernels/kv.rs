@@ -1,4 +1,4 @@
-//! The layout of the key/value cache.
+//! Layout of the key/value cache.
 //!
 //! A page holds [`PAGE`] positions of one layer and one key/value head, as
 //! binary16: first the keys in blocks of 16 positions, `[position / 16][head_dim][16]`,
@@ -32,8 +32,8 @@ pub const fn value_cell(head_dim: usize, slot: usize, i: usize) -> usize {
 /// Writes one position's key and value, rounded to binary16 (nearest even).
 ///
 /// # Safety
-/// As [`Lanes`]; no other thread reads or writes the cells of this slot during the call.
-/// Checked by the caller: [`check`].
+/// As [`Lanes`]; no other thread reads or writes the cells of this slot during the call. The
+/// caller has called [`check`].
 #[inline(always)]
 pub(super) unsafe fn store<V: Lanes>(
     page: SharedMut<'_, u16>,
@@ -42,14 +42,14 @@ pub(super) unsafe fn store<V: Lanes>(
     value: &[f32],
 ) {
     let d = key.len();
-    // Keys of neighbouring positions lie side by side, so a key is spread over the page.
+    // Keys of 16 positions are interleaved, so the components of one key are strided.
     let (keys, values) = (
         page.at(key_cell(d, slot, 0)),
         page.at(value_cell(d, slot, 0)),
     );
     let whole = d / LANES * LANES;
-    // SAFETY: the cells of the slot exist, key cells `LANES` apart, value cells in a row;
-    // `key` and `value` have `d` values.
+    // SAFETY: the cells of the slot exist (key cells `LANES` apart, value cells adjacent); `key`
+    // and `value` have `d` values.
     unsafe {
         let mut cells = [0u16; LANES];
         for i in (0..whole).step_by(LANES) {
@@ -110,7 +110,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_keys_and_values_are_read_back() {
         let d = 40;
         let mut page = vec![0u16; page_len(d)];
         for slot in 0..PAGE {

@@ -1,12 +1,11 @@
-//! Sixteen `f32` lanes: the one vector type that every floating-point kernel is
-//! written in. [`Lanes`] is implemented by a plain array (the portable path and
-//! the reference), by two AVX2 registers and by one AVX-512 register; each
-//! operation is a single IEEE operation per lane, so a kernel that is generic
-//! over `Lanes` gives the same bits on all of them.
+//! Vector of sixteen `f32` lanes, used by every floating-point kernel. [`Lanes`] is implemented
+//! by a plain array (the portable path and the reference), by two AVX2 registers and by one
+//! AVX-512 register. Each operation is a single IEEE operation per lane, so a kernel that is
+//! generic over `Lanes` gives the same bits on all of them.
 
 use super::convert::{bf16_to_f32, f16_to_f32, f32_to_f16};
 
-/// Number of lanes, of rows in a weight panel and of positions in a key block.
+/// Number of lanes; also rows of a weight panel and positions of a key block.
 pub const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it to a value of at most 2^22 in magnitude rounds the value
@@ -16,9 +15,8 @@ pub(super) const ROUND_MAGIC: f32 = 12_582_912.0;
 /// Sixteen `f32` values and the operations on them.
 ///
 /// # Safety
-/// Every method needs the instruction set of its implementation: call them only
-/// from code reached through [`super::Kernels`], which has checked the CPU.
-/// Loads and stores need sixteen valid elements behind the pointer (no alignment).
+/// The CPU has the instruction set of the implementation; [`super::Kernels`] checks it. Pointers
+/// of loads and stores have sixteen valid elements, without alignment.
 pub(super) trait Lanes: Copy {
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
@@ -27,7 +25,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn load_f16(p: *const u16) -> Self;
     /// Sixteen bfloat16 values, widened (exact).
     unsafe fn load_bf16(p: *const u16) -> Self;
-    /// Rounded to binary16, ties to even.
+    /// Stores sixteen values rounded to binary16, ties to even.
     unsafe fn store_f16(self, p: *mut u16);
     unsafe fn add(self, b: Self) -> Self;
     unsafe fn sub(self, b: Self) -> Self;
@@ -42,19 +40,19 @@ pub(super) trait Lanes: Copy {
     /// Per lane `if self < bound { +0 } else { value }`.
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self;
     /// Per lane the larger of the bit patterns of `|self|` and `|b|`, as integers:
-    /// a NaN is larger than infinity, so it cannot get lost.
+    /// a NaN is larger than infinity, so it is never dropped.
     unsafe fn max_magnitude(self, b: Self) -> Self;
     /// The largest bit pattern of all lanes, as an integer.
     unsafe fn top_bits(self) -> u32;
     /// `2^n` where each lane is `ROUND_MAGIC + n`, `-126 <= n <= 127`.
     unsafe fn exp2_of_rounded(self) -> Self;
-    /// Stores the low byte of each lane's bits: the integer that `ROUND_MAGIC` left.
+    /// Stores the low byte of each lane's bits: the integer after adding `ROUND_MAGIC`.
     unsafe fn store_low_bytes(self, p: *mut i8);
     /// Rounded to binary16 (nearest even) and widened again.
     #[inline(always)]
     unsafe fn round_f16(self) -> Self {
         let mut cells = [0u16; LANES];
-        // SAFETY: `cells` has sixteen elements; the ISA is the caller's.
+        // SAFETY: `cells` has sixteen elements; the caller ensures the ISA.
         unsafe {
             self.store_f16(cells.as_mut_ptr());
             Self::load_f16(cells.as_ptr())
@@ -64,21 +62,21 @@ pub(super) trait Lanes: Copy {
     #[inline(always)]
     unsafe fn to_array(self) -> [f32; LANES] {
         let mut out = [0.0; LANES];
-        // SAFETY: `out` has sixteen elements; the ISA is the caller's.
+        // SAFETY: `out` has sixteen elements; the caller ensures the ISA.
         unsafe { self.store(out.as_mut_ptr()) };
         out
     }
-    /// The sum of all lanes: those at distance 8, then 4, 2, 1 are added.
+    /// Sum of all lanes in the canonical order: distance 8, 4, 2, 1.
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: the caller has the instruction set.
+        // SAFETY: the caller ensures the ISA.
         fold(unsafe { self.to_array() })
     }
     /// The first `n <= 16` values at `p`, the other lanes `fill`.
     #[inline(always)]
     unsafe fn load_partial(p: *const f32, n: usize, fill: f32) -> Self {
         let mut lanes = [fill; LANES];
-        // SAFETY: the caller vouches for `n` values at `p`, and `n <= 16`.
+        // SAFETY: the caller ensures `n` values at `p`, and `n <= 16`.
         unsafe {
             std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n.min(LANES));
             Self::load(lanes.as_ptr())
@@ -87,7 +85,7 @@ pub(super) trait Lanes: Copy {
     /// Stores the first `n <= 16` lanes.
     #[inline(always)]
     unsafe fn store_partial(self, p: *mut f32, n: usize) {
-        // SAFETY: the caller vouches for room for `n` values at `p`, and `n <= 16`.
+        // SAFETY: the caller ensures room for `n` values at `p`, and `n <= 16`.
         unsafe {
             let lanes = self.to_array();
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n.min(LANES));
@@ -106,7 +104,7 @@ pub(super) fn fold(mut l: [f32; LANES]) -> f32 {
     l[0]
 }
 
-/// The portable lanes: an array, in a form that compilers vectorise.
+/// Portable lanes, in a form that compilers vectorise.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(super) struct Array(pub(super) [f32; LANES]);
@@ -122,7 +120,7 @@ impl Array {
     }
 }
 
-// The methods are safe in themselves save for the pointers of loads and stores.
+// Only the pointers of loads and stores make methods unsafe here.
 impl Lanes for Array {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
@@ -130,27 +128,27 @@ impl Lanes for Array {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: sixteen values behind `p`, as the trait asks; arrays of f32 need its alignment only.
+        // SAFETY: `p` has sixteen values, by the contract of the trait.
         Self(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: room for sixteen values behind `p`, as the trait asks.
+        // SAFETY: `p` has room for sixteen values, by the contract of the trait.
         unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: sixteen values behind `p`, as the trait asks.
+        // SAFETY: `p` has sixteen values, by the contract of the trait.
         Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(f16_to_f32))
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: sixteen values behind `p`, as the trait asks.
+        // SAFETY: `p` has sixteen values, by the contract of the trait.
         Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32))
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: room for sixteen values behind `p`, as the trait asks.
+        // SAFETY: `p` has room for sixteen values, by the contract of the trait.
         unsafe {
             p.cast::<[u16; LANES]>()
                 .write_unaligned(self.0.map(f32_to_f16));
@@ -215,7 +213,7 @@ impl Lanes for Array {
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: room for sixteen bytes behind `p`, as the trait asks.
+        // SAFETY: `p` has room for sixteen bytes, by the contract of the trait.
         unsafe {
             p.cast::<[i8; LANES]>()
                 .write_unaligned(self.0.map(|x| x.to_bits() as i8));

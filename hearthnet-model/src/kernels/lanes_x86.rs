@@ -12,13 +12,13 @@ pub(super) struct Avx2(__m256, __m256);
 #[derive(Clone, Copy)]
 pub(super) struct Avx512(__m512);
 
-/// Sum of eight lanes that are already the sums at distance 8: distance 4, 2, 1.
+/// Sum of eight lanes at distance 4, 2, 1; the caller has added distance 8.
 ///
 /// # Safety
 /// Needs AVX.
 #[inline(always)]
 unsafe fn fold8(x: __m256) -> f32 {
-    // SAFETY: the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -32,7 +32,7 @@ unsafe fn fold8(x: __m256) -> f32 {
 /// Needs AVX2.
 #[inline(always)]
 unsafe fn max_magnitude8(x: __m256, y: __m256) -> __m256 {
-    // SAFETY: the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
         let abs = _mm256_set1_epi32(0x7fff_ffff);
         let x = _mm256_and_si256(_mm256_castps_si256(x), abs);
@@ -47,14 +47,14 @@ unsafe fn max_magnitude8(x: __m256, y: __m256) -> __m256 {
 /// Needs AVX2.
 #[inline(always)]
 unsafe fn exp2_of_rounded8(x: __m256) -> __m256 {
-    // SAFETY: the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
         let biased = _mm256_add_epi32(_mm256_castps_si256(x), _mm256_set1_epi32(127));
         _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
     }
 }
 
-/// Operations that are one instruction for each of the registers named.
+/// Defines operations that are one instruction per register.
 macro_rules! each_register {
     ($registers:tt $($name:ident($($operand:ident),*) = $instruction:ident;)*) => {
         $(each_register!(@one $registers $name ($($operand),*) $instruction);)*
@@ -62,14 +62,14 @@ macro_rules! each_register {
     (@one (0) $name:ident ($($operand:ident),*) $instruction:ident) => {
         #[inline(always)]
         unsafe fn $name(self, $($operand: Self),*) -> Self {
-            // SAFETY: the instruction set is there; only registers are touched.
+            // SAFETY: the caller ensures the ISA.
             unsafe { Self($instruction(self.0, $($operand.0),*)) }
         }
     };
     (@one (0, 1) $name:ident ($($operand:ident),*) $instruction:ident) => {
         #[inline(always)]
         unsafe fn $name(self, $($operand: Self),*) -> Self {
-            // SAFETY: the instruction set is there; only registers are touched.
+            // SAFETY: the caller ensures the ISA.
             unsafe {
                 Self($instruction(self.0, $($operand.0),*), $instruction(self.1, $($operand.1),*))
             }
@@ -77,22 +77,22 @@ macro_rules! each_register {
     };
 }
 
-// Callers of the trait ensure, by its contract, that the instruction set is there and pointers are
-// valid for sixteen elements.
+// By the contract of `Lanes`, callers ensure the instruction set and sixteen valid elements behind
+// each pointer.
 impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe { Self(_mm256_set1_ps(x), _mm256_set1_ps(x)) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe { Self(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             _mm256_storeu_ps(p, self.0);
             _mm256_storeu_ps(p.add(8), self.1);
@@ -100,7 +100,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             Self(
                 _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
@@ -110,7 +110,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             let widen = |p: *const u16| {
                 let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
@@ -121,7 +121,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             let (lo, hi) = (
                 _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
@@ -133,7 +133,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn round_f16(self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             Self(
                 _mm256_cvtph_ps(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0)),
@@ -141,8 +141,8 @@ impl Lanes for Avx2 {
             )
         }
     }
-    // MAXPS and MINPS give the second operand for a NaN and for two zeros, which
-    // is what the comparison of the trait's definition gives.
+    // MAXPS and MINPS return the second operand for a NaN and for two zeros, as the trait
+    // requires.
     each_register! {
         (0, 1)
         add(b) = _mm256_add_ps;
@@ -157,7 +157,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             Self(
                 _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(self.0, bound.0), value.0),
@@ -167,7 +167,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn top_bits(self) -> u32 {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             let x = _mm256_max_epu32(_mm256_castps_si256(self.0), _mm256_castps_si256(self.1));
             let x = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
@@ -178,7 +178,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             let low = _mm256_set1_epi32(0xff);
             let lo = _mm256_and_si256(_mm256_castps_si256(self.0), low);
@@ -193,7 +193,7 @@ impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe { fold8(_mm256_add_ps(self.0, self.1)) }
     }
 }
@@ -207,27 +207,27 @@ fn first(n: usize) -> __mmask16 {
 impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn splat(x: f32) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe { Self(_mm512_set1_ps(x)) }
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe { Self(_mm512_loadu_ps(p)) }
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe { _mm512_storeu_ps(p, self.0) }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
@@ -235,7 +235,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             let h = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0);
             _mm256_storeu_si256(p.cast(), h);
@@ -243,7 +243,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn round_f16(self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             Self(_mm512_cvtph_ps(
                 _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0),
@@ -262,7 +262,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             let less = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, bound.0);
             Self(_mm512_maskz_mov_ps(!less, value.0))
@@ -270,7 +270,7 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn max_magnitude(self, b: Self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             let x = _mm512_castps_si512(_mm512_abs_ps(self.0));
             let y = _mm512_castps_si512(_mm512_abs_ps(b.0));
@@ -279,12 +279,12 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn top_bits(self) -> u32 {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe { _mm512_reduce_max_epu32(_mm512_castps_si512(self.0)) }
     }
     #[inline(always)]
     unsafe fn exp2_of_rounded(self) -> Self {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             let biased = _mm512_add_epi32(_mm512_castps_si512(self.0), _mm512_set1_epi32(127));
             Self(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
@@ -292,14 +292,14 @@ impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: the instruction set is there, and `p` is valid for sixteen elements.
+        // SAFETY: the caller ensures the ISA, and sixteen elements at `p`.
         unsafe {
             _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(_mm512_castps_si512(self.0)));
         }
     }
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
-        // SAFETY: the instruction set is there; only registers are touched.
+        // SAFETY: the caller ensures the ISA.
         unsafe {
             let (lo, hi) = (
                 _mm512_castps512_ps256(self.0),

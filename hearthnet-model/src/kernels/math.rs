@@ -1,11 +1,12 @@
-//! Exponential and what is made of it, sixteen lanes at a time (specs/canonical-arithmetic.md, section 5).
+//! Exponential and functions derived from it, for sixteen lanes (specs/canonical-arithmetic.md,
+//! section 5).
 
 use super::lanes::{Lanes, ROUND_MAGIC};
 
 const LN2_HIGH: f32 = f32::from_bits(0x3f31_7200); // 0x1.62e400p-1
 const LN2_LOW: f32 = f32::from_bits(0x35bf_be8e); // 0x1.7f7d1cp-20
-/// exp(r) = 1 + r + r²·P(r) for |r| <= ln 2 / 2, relative error below 3.1e-9
-/// before rounding. Highest power first.
+/// Coefficients, highest power first, of exp(r) = 1 + r + r²·P(r) for |r| <= ln 2 / 2; relative
+/// error below 3.1e-9 before rounding.
 const P: [f32; 5] = [
     f32::from_bits(0x3ab5_11e8), // 0x1.6a23d0p-10
     f32::from_bits(0x3c09_1d10), // 0x1.123a20p-7
@@ -16,12 +17,12 @@ const P: [f32; 5] = [
 /// 2 * sqrt(2 / pi), and 0.044715 times that.
 const GELU_SLOPE: f32 = f32::from_bits(0x3fcc_422a); // 0x1.988454p+0
 const GELU_CUBE: f32 = f32::from_bits(0x3d92_2279); // 0x1.2444f2p-4
-/// By which a clamped gate is multiplied in its sigmoid: 1.702.
+/// 1.702, the factor of the gate inside the sigmoid of the clamped SwiGLU.
 const CLAMPED_SLOPE: f32 = f32::from_bits(0x3fd9_db23); // 0x1.b3b646p+0
-/// At what clamped gates and their partners are cut.
+/// Upper limit of clamped gates, and limit of the magnitude of the values they multiply.
 const CLAMPED_LIMIT: f32 = 7.0;
-/// Below this the result is +0, above [`EXP_TOP`] that of `EXP_TOP`: the scale
-/// 2^n stays a normal number.
+/// Below this, `exp` returns +0; above [`EXP_TOP`], exp(`EXP_TOP`). Between them the scale 2^n is
+/// a normal number.
 const EXP_BOTTOM: f32 = -87.0;
 const EXP_TOP: f32 = 88.0;
 
@@ -31,9 +32,9 @@ const EXP_TOP: f32 = 88.0;
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
-        // The order of the operands keeps a NaN.
+        // This order of operands propagates a NaN.
         let c = V::splat(EXP_TOP).min(x);
         let magic = V::splat(ROUND_MAGIC);
         let rounded = c.fma(V::splat(std::f32::consts::LOG2_E), magic);
@@ -57,19 +58,19 @@ pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's. `-0.0 - g` negates:
-    // it differs from a sign flip for NaN only.
+    // SAFETY: the caller ensures the ISA. `-0.0 - g` negates
+    // `g`; it differs from a sign flip for NaN only.
     unsafe { g.div(V::splat(1.0).add(exp(V::splat(-0.0).sub(g)))) }
 }
 
-/// (u + 1) * g / (1 + exp(-1.702 g)), g cut at 7 and u at -7 and 7.
+/// (u + 1) * g / (1 + exp(-1.702 g)), with g clamped to at most 7 and u to -7..=7.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn clamped<V: Lanes>(g: V, u: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's. The order of the operands keeps a
-    // NaN.
+    // SAFETY: the caller ensures the ISA. The order of the
+    // operands propagates a NaN.
     unsafe {
         let (one, limit) = (V::splat(1.0), V::splat(CLAMPED_LIMIT));
         let (g, u) = (limit.min(g), V::splat(-CLAMPED_LIMIT).max(limit.min(u)));
@@ -79,13 +80,13 @@ pub(super) unsafe fn clamped<V: Lanes>(g: V, u: V) -> V {
     }
 }
 
-/// tanh(x) = 1 - 2 / (exp(2 x) + 1): within 1e-7 of the true one.
+/// tanh(x) = 1 - 2 / (exp(2 x) + 1); absolute error at most 1e-7.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
 unsafe fn tanh<V: Lanes>(x: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
         let one = V::splat(1.0);
         one.sub(V::splat(2.0).div(exp(x.add(x)).add(one)))
@@ -98,18 +99,18 @@ unsafe fn tanh<V: Lanes>(x: V) -> V {
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn softcap<V: Lanes>(x: V, cap: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe { tanh(x.div(cap)).mul(cap) }
 }
 
-/// GELU in its approximation by tanh, g / 2 * (1 + tanh(u)) = g / (1 + exp(-2 u)) with
+/// Tanh approximation of GELU: g / 2 * (1 + tanh(u)) = g / (1 + exp(-2 u)) with
 /// u = sqrt(2 / pi) * (g + 0.044715 g³).
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn gelu<V: Lanes>(g: V) -> V {
-    // SAFETY: no memory is touched; the ISA is the caller's.
+    // SAFETY: the caller ensures the ISA.
     unsafe {
         let inner = g
             .mul(g)

@@ -18,12 +18,12 @@
 //! | rotation | [`Kernels::rope`], [`RopeTable`] |
 //! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
 //!
-//! Lengths are checked on entry and a wrong one panics: shapes come from a model
-//! that [`Packed::pack`] and the engine have accepted, so that is a bug of the
-//! caller, never an effect of input.
+//! Lengths are checked on entry; a wrong length panics. Shapes come from a model that
+//! [`Packed::pack`] and the engine have accepted, so a wrong length is a bug of the caller and
+//! never caused by input.
 
-// The intrinsics, the pointers behind them and the shared buffers need it; every
-// block says why it is sound. Nothing outside this module does.
+// Needed for the intrinsics, their pointers and the shared buffers. Every block states why it is
+// sound.
 #![allow(unsafe_code)]
 // Indices run over several arrays in step; iterators would hide the arithmetic.
 #![allow(clippy::needless_range_loop)]
@@ -57,7 +57,7 @@ use matmul::{Job, PanelDots};
 
 pub(crate) use act::grow;
 pub use act::{Act, ActForm};
-pub use arena::{Arena, Halves};
+pub use arena::{Arena, F16Buffer};
 pub use attention::{Attention, AttentionScratch};
 pub use block::{BLOCK, WeightType};
 pub(crate) use block::{all_finite, decode};
@@ -78,52 +78,40 @@ pub use shared::{SharedMut, Tile, TileMut};
 pub enum PackError {
     /// The number of inputs is zero or not whole blocks of the weight type.
     #[error("a matrix has {cols} inputs, which is not a positive multiple of {block}")]
-    Columns {
-        /// Inputs of the matrix.
-        cols: usize,
-        /// Inputs per block.
-        block: usize,
-    },
-    /// The matrix has no outputs.
+    Columns { cols: usize, block: usize },
     #[error("a matrix has no outputs")]
     NoRows,
-    /// The data is not as long as type and shape say.
+    /// The data does not have the length that type and shape require.
     #[error("a matrix should have {expected} bytes and has {found}")]
-    Length {
-        /// Bytes that type and shape ask for.
-        expected: usize,
-        /// Bytes that are there.
-        found: usize,
-    },
-    /// Matrices that are to be packed together differ in type or shape.
+    Length { expected: usize, found: usize },
+    /// Matrices to be packed together differ in type or shape.
     #[error("matrices that belong together differ in type or shape")]
     Mismatch,
-    /// A matrix that is to be followed by another ends after so many outputs, within a panel.
+    /// In a stack, a matrix would start after this many outputs, within a panel.
     #[error("matrices cannot be stacked after {0} outputs, which is not a multiple of 16")]
     PartialPanel(usize),
     /// The size does not fit the address space.
     #[error("a matrix is too large for this machine's address space")]
     TooLarge,
-    /// The system has no memory for the weights.
+    /// The operating system refused the memory for the weights.
     #[error("no memory for the weights; hold fewer layers or free some memory")]
     OutOfMemory(#[source] std::io::Error),
 }
 
-/// The instruction set that kernels use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust; the reference for the others.
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// The same with AVX-VNNI: Intel's processors for homes since 2021, which have no AVX-512.
+    /// `Avx2` with AVX-VNNI: Intel's consumer CPUs since 2021, which lack AVX-512.
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
 }
 
 impl Isa {
-    /// The best that this CPU has.
+    /// Best instruction set of this CPU.
     pub fn detect() -> Self {
         Self::available()
             .into_iter()
@@ -131,7 +119,7 @@ impl Isa {
             .unwrap_or(Self::Portable)
     }
 
-    /// All that this CPU has, the portable one first.
+    /// Instruction sets of this CPU, [`Isa::Portable`] first and the best last.
     pub fn available() -> Vec<Self> {
         [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512]
             .into_iter()
@@ -139,7 +127,7 @@ impl Isa {
             .collect()
     }
 
-    /// Its name, in lower case.
+    /// Lower-case name, as [`FromStr`](std::str::FromStr) reads it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -178,7 +166,7 @@ impl Isa {
 impl std::str::FromStr for Isa {
     type Err = String;
 
-    /// Of those that this CPU has.
+    /// Accepts only instruction sets that this CPU has.
     fn from_str(name: &str) -> Result<Self, String> {
         let available = Self::available();
         let found = available.iter().find(|isa| isa.name() == name);
@@ -250,7 +238,8 @@ macro_rules! kernels {
                     let plain = &mut act.plain[kept..kept + cols];
                     let values = match norm {
                         Some((w, eps)) => {
-                            // SAFETY: `Kernels` has found the instruction set, and checks every length.
+                            // SAFETY: `Kernels` has found the instruction set, and checks every
+                            // length.
                             unsafe {
                                 rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, plain.as_mut_ptr());
                             }
@@ -318,7 +307,7 @@ macro_rules! kernels {
                 key: &[f32],
                 value: &[f32],
             ) {
-                // SAFETY: `Kernels` has found the instruction set; the cells by the caller's word.
+                // SAFETY: `Kernels` has found the instruction set; the caller guarantees the cells.
                 unsafe { kv::store::<$lanes>(page, slot, key, value) };
             }
 
@@ -338,7 +327,6 @@ macro_rules! kernels {
                 unsafe { attention::attend::<Loops>(a, q, scratch, out) };
             }
 
-            /// The inner loops of attention.
             struct Loops;
 
             impl attention::Inner for Loops {
@@ -355,7 +343,8 @@ macro_rules! kernels {
                     to: *mut f32,
                     stride: usize,
                 ) {
-                    // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
+                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
+                    // requires.
                     unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
                 }
 
@@ -369,7 +358,8 @@ macro_rules! kernels {
                     stride: usize,
                     sums: *mut f32,
                 ) {
-                    // SAFETY: the caller has the instruction set, and the room that `Inner` asks for.
+                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
+                    // requires.
                     unsafe {
                         attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
                     };
@@ -378,8 +368,8 @@ macro_rules! kernels {
 
             $(#[$attribute])*
             pub(super) unsafe fn matmul(job: &mut Job<'_>) {
-                // SAFETY: `Kernels` has found the instruction set and checked the job; the type is
-                // the one that the kernel reads.
+                // SAFETY: `Kernels` has found the instruction set and checked the job; the kernel
+                // is that of the matrix's type.
                 unsafe { matrices!(job, $lanes, $dot) };
             }
         }
@@ -432,13 +422,12 @@ impl Kernels {
         Self { isa: Isa::detect() }
     }
 
-    /// The instruction set in use.
     pub fn isa(self) -> Isa {
         self.isa
     }
 
-    /// RMS normalisation of rows, `x` as `[rows][weight.len()]`, where they are: `x = x /
-    /// sqrt(mean(x²) + eps) * weight`.
+    /// In-place RMS normalisation of rows, `x` as `[rows][weight.len()]`:
+    /// `x = x / sqrt(mean(x²) + eps) * weight`.
     ///
     /// # Panics
     /// When `x` is not whole rows.
@@ -447,7 +436,7 @@ impl Kernels {
         dispatch!(self, rms_norm_in_place(x, weight, eps));
     }
 
-    /// Brings rows of activations, `x` as `[rows][cols]`, into the forms that
+    /// Converts rows of activations, `x` as `[rows][cols]`, into the forms that
     /// matrices read ([`ActForm::of`]).
     ///
     /// # Panics
@@ -459,8 +448,8 @@ impl Kernels {
         dispatch!(self, prepare(x, None, act));
     }
 
-    /// [`Kernels::rms_norm_in_place`] and [`Kernels::prepare`] in one pass per row, `x` left as it
-    /// is. Where the plain form is asked for, [`Act::plain`] has the normalised values.
+    /// [`Kernels::rms_norm_in_place`] and [`Kernels::prepare`] in one pass per row; `x` stays
+    /// unchanged. If `form.plain` is set, [`Act::plain`] returns the normalised values.
     ///
     /// # Panics
     /// When `x` is not whole rows, or as [`Kernels::prepare`].
@@ -472,13 +461,12 @@ impl Kernels {
 
     /// Multiplies `act` with the outputs of `panels` (16 each) of a matrix.
     ///
-    /// `out` has a row per activation row, and its column 0 is the first output of
-    /// `panels.start`; it has as many columns as the panels have outputs (the last
-    /// panel may have fewer than 16). Threads take disjoint panels and the
-    /// [`SharedMut::tile_mut`] of their columns.
+    /// `out` has a row per activation row and a column per output of the panels (the last panel
+    /// may have fewer than 16). Column 0 is the first output of `panels.start`. Threads take
+    /// disjoint panels and the [`SharedMut::tile_mut`] of their columns.
     ///
     /// # Panics
-    /// When shapes differ, `act` lacks the form that the weights want, or the matrix
+    /// When shapes differ, `act` lacks the form that the weights need, or the matrix
     /// is a gated pair.
     pub fn matmul(
         self,
@@ -552,8 +540,8 @@ impl Kernels {
         dispatch!(self, matmul(&mut job));
     }
 
-    /// `gate = activation(gate) * up`, value by value (of [`Activation::Clamped`] as it says): for
-    /// gate and up projections that were not packed as a pair.
+    /// `gate = activation(gate) * up`, element by element ([`Activation::Clamped`] has a formula
+    /// of its own), for gate and up projections that were not packed as a pair.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -562,12 +550,12 @@ impl Kernels {
         dispatch!(self, gate(activation, gate, up));
     }
 
-    /// `x = cap * tanh(x / cap)`, value by value.
+    /// `x = cap * tanh(x / cap)`, element by element.
     pub fn softcap(self, x: &mut [f32], cap: f32) {
         dispatch!(self, softcap(x, cap));
     }
 
-    /// `sum = fma(x, factor, sum)`, value by value: the outputs of experts.
+    /// `sum = fma(x, factor, sum)`, element by element; adds up the outputs of experts.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -581,7 +569,7 @@ impl Kernels {
         dispatch!(self, exp(x));
     }
 
-    /// `x = round(x + y)`, value by value.
+    /// `x = round(x + y)`, element by element.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -590,13 +578,13 @@ impl Kernels {
         dispatch!(self, add_round(x, y, dtype));
     }
 
-    /// Whether all values are finite.
+    /// Returns true if no value is a NaN or an infinity.
     pub fn all_finite(self, x: &[f32]) -> bool {
         dispatch!(self, all_finite(x))
     }
 
     /// Rotates the heads of one row, `x` as `[heads][head_dim]`, in place by the
-    /// angles of `position`. Values of a head beyond [`RopeTable::dims`] stay.
+    /// angles of `position`. Values of a head beyond [`RopeTable::dims`] stay unchanged.
     ///
     /// # Panics
     /// When `x` is not whole heads, the table does not cover `position` or is wider
@@ -630,8 +618,8 @@ impl Kernels {
     /// Causal attention of consecutive positions of one sequence over the cache of
     /// one key/value head.
     ///
-    /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (a
-    /// part of the heads that share the key/value head, or all of them).
+    /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (some or all of
+    /// the query heads that share the key/value head).
     ///
     /// # Panics
     /// When shapes do not fit, or the pages do not cover the last row's position.

@@ -1,9 +1,8 @@
-//! Weight matrices, repacked once at load into the order in which the kernels
-//! read them.
+//! Weight matrices, repacked at load into the order in which the kernels read them.
 //!
-//! A matrix of `rows` outputs and `cols` inputs is cut into *panels* of 16 output
-//! rows; a last panel that is not full is padded with zeros. A panel is one linear
-//! run of *records*, each the weights of 16 rows for some inputs:
+//! A matrix of `rows` outputs and `cols` inputs is split into *panels* of 16 output rows; the last
+//! panel is padded with zeros. A panel is a sequence of *records*. A record holds the weights of
+//! 16 rows for some inputs:
 //!
 //! | type | inputs | bytes | contents |
 //! |---|---|---|---|
@@ -14,32 +13,32 @@
 //! | Q5_0 | 32 | 352 | 16 scales, quants |
 //! | Q5_1 | 32 | 384 | 16 scales, 16 minima, quants |
 //! | Q8_0 | 32 | 544 | 16 scales, quants |
-//! | Q2_K | 256 | 1344 | 16 scales, 16 minima, 8 times: steps, quants |
-//! | Q3_K | 256 | 1824 | 16 scales, 8 times: steps, quants |
-//! | Q4_K | 256 | 2368 | 16 scales, 16 minima, 8 times: steps, quants |
-//! | Q5_K | 256 | 2880 | 16 scales, 16 minima, 8 times: steps, quants |
-//! | Q6_K | 256 | 3360 | 16 scales, 8 times: steps, quants |
-//! | IQ4_XS | 256 | 2208 | 16 scales, 8 times: steps, quants |
+//! | Q2_K | 256 | 1344 | 16 scales, 16 minima, 8 times: sub-scales, quants |
+//! | Q3_K | 256 | 1824 | 16 scales, 8 times: sub-scales, quants |
+//! | Q4_K | 256 | 2368 | 16 scales, 16 minima, 8 times: sub-scales, quants |
+//! | Q5_K | 256 | 2880 | 16 scales, 16 minima, 8 times: sub-scales, quants |
+//! | Q6_K | 256 | 3360 | 16 scales, 8 times: sub-scales, quants |
+//! | IQ4_XS | 256 | 2208 | 16 scales, 8 times: sub-scales, quants |
 //!
-//! Scales and minima are the file's 16-bit floats. Steps are the two bytes (IQ4_XS: one byte) that
-//! each 32 weights of a row have of their own ([`Step`]), row after row.
+//! Scales and minima are the file's 16-bit floats. Sub-scales are two bytes (IQ4_XS: one byte) per
+//! 32 weights of a row, row after row.
 //!
-//! Quants of 32 inputs stand in groups of four consecutive ones: byte `4 * row + j` of the 64
-//! bytes of a *run* belongs to row `row` and input `4 * g + j`, so a 32-bit lane holds what one
-//! row multiplies with four neighbouring activations. By the number of a quant's bits:
+//! The quants of 32 inputs form eight groups of four consecutive inputs. Byte `4 * row + j` of the
+//! 64 bytes of a *run* belongs to row `row` and input `4 * g + j`, so a 32-bit lane holds the
+//! weights that one row multiplies with four neighbouring activations. Runs by quant width:
 //!
 //! | bits | runs |
 //! |---|---|
-//! | 8 | eight: run `g` has group `g`, as `q + 128` (unsigned, as dot product instructions want it) |
+//! | 8 | eight: run `g` has group `g`, as unsigned `q + 128` for the dot product instructions |
 //! | 4 | four: run `i` has group `i` in its low nibbles and group `i + 4` in its high ones |
 //! | 6 | the four of the low bits; two of the high bits: run `r` has group `4 r + p` at bit `2 p` |
 //! | 5 | the four of the low bits; one of the high bit: group `g` at bit `g` |
 //! | 2 | two: run `r` has group `4 r + p` at bit `2 p` |
 //! | 3 | the two of the low bits; one of the high bit: group `g` at bit `g` |
 //!
-//! There is one copy of the weights in memory, of the file's size save for padding. Exceptions are
-//! the steps of Q3_K, Q4_K, Q5_K and IQ4_XS, which take 8 bits where the file squeezes them into 6
-//! (at most 3.7% more), and the scale of MXFP4, 16 bits for 8 (5.9% more).
+//! Memory holds one copy of the weights, as large as in the file apart from padding. Exceptions:
+//! the sub-scales of Q3_K, Q4_K, Q5_K and IQ4_XS take 8 bits instead of 6 (at most 3.7% more), and
+//! the scale of MXFP4 takes 16 bits instead of 8 (5.9% more).
 
 use rayon::prelude::*;
 
@@ -49,14 +48,11 @@ use super::block::{BLOCK, Bits, Block, Layout, WeightType, all_finite};
 use super::convert::{bf16_to_f32, f16_to_f32};
 use super::lanes::LANES;
 
-/// A weight matrix as it stands in the file: row after row, one row per output.
+/// Weight matrix in the layout of a GGUF file: row after row, one row per output.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
-    /// Element type.
     pub weight_type: WeightType,
-    /// Outputs.
     pub rows: usize,
-    /// Inputs.
     pub cols: usize,
     /// `rows * weight_type.row_bytes(cols)` bytes.
     pub bytes: &'a [u8],
@@ -79,7 +75,7 @@ impl Matrix<'_> {
     }
 }
 
-/// A weight matrix in panels, ready for [`super::Kernels::matmul`].
+/// Repacked weight matrix for [`super::Kernels::matmul`].
 #[derive(Debug)]
 pub struct Packed {
     weight_type: WeightType,
@@ -113,13 +109,13 @@ impl Packed {
         Self::pack_stacked(arena, std::slice::from_ref(matrix))
     }
 
-    /// Packs several matrices with the same type and inputs as one, outputs in the
-    /// order given (query, key and value of a layer: one pass over the input).
+    /// Packs several matrices of the same type and inputs as one, outputs in the given order. Used
+    /// for query, key and value of a layer, which then take one pass over the input.
     ///
     /// # Errors
-    /// [`PackError::Mismatch`] when types or inputs differ, [`PackError::PartialPanel`]
-    /// when any but the last does not have a multiple of 16 rows; then pack them
-    /// one by one.
+    /// [`PackError::Mismatch`] when types or inputs differ, [`PackError::PartialPanel`] when a
+    /// matrix other than the last has a number of rows that is not a multiple of 16. The caller
+    /// then packs them one by one.
     pub fn pack_stacked(arena: &mut Arena, parts: &[Matrix<'_>]) -> Result<Self, PackError> {
         let Some(first) = parts.first() else {
             return Err(PackError::NoRows);
@@ -148,8 +144,8 @@ impl Packed {
     /// their panels alternating, for [`super::Kernels::matmul_swiglu`].
     ///
     /// # Errors
-    /// [`PackError::Mismatch`] when types or shapes differ; then pack them one by
-    /// one and use [`super::Kernels::gate`].
+    /// [`PackError::Mismatch`] when types or shapes differ. The caller then packs them one by one
+    /// and uses [`super::Kernels::gate`].
     pub fn pack_gate_up(
         arena: &mut Arena,
         gate: &Matrix<'_>,
@@ -192,8 +188,8 @@ impl Packed {
         })
     }
 
-    /// Writes `matrix`, number `part` of those that are packed together, into every `step`-th panel
-    /// from `first` on.
+    /// Writes `matrix` into every `step`-th panel, starting with panel `first`. `part` is its index
+    /// among the matrices that are packed together.
     fn fill(
         &mut self,
         matrix: &Matrix<'_>,
@@ -210,12 +206,12 @@ impl Packed {
             .step_by(step)
             .zip(sources)
             .map(|(panel, source)| {
-                // These rows are read next: looking at them first costs no memory bandwidth.
+                // `pack_panel` reads the same rows, so this check costs no memory bandwidth.
                 let finite = all_finite(ty, source);
                 pack_panel(ty, panel, source, row_bytes);
                 finite
             })
-            // Not `all`, which leaves panels out.
+            // Not `all`, which would skip panels.
             .reduce(|| true, |a, b| a & b);
         if !finite {
             self.not_finite.get_or_insert(part);
@@ -223,42 +219,40 @@ impl Packed {
         Ok(())
     }
 
-    /// Index of the first of the matrices that were packed together that holds a NaN or an infinity.
+    /// Index, among the matrices packed together, of the first that holds a NaN or an infinity.
     pub fn not_finite(&self) -> Option<usize> {
         self.not_finite
     }
 
-    /// Element type.
     pub fn weight_type(&self) -> WeightType {
         self.weight_type
     }
 
-    /// Outputs (of a gated pair: of each of the two).
+    /// Outputs. For a gated pair: outputs of each of the two matrices.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Groups of 16 outputs, the unit in which work is split.
+    /// Number of groups of 16 outputs, the unit in which work is split.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
     }
 
-    /// Whether this is a gate and an up projection ([`Packed::pack_gate_up`]).
+    /// Whether this was packed by [`Packed::pack_gate_up`].
     pub fn gated(&self) -> bool {
         self.gated
     }
 
-    /// Bytes of memory that the weights take.
+    /// Bytes of memory of the weights, padding included.
     pub fn bytes(&self) -> usize {
         self.region.bytes().len()
     }
 
-    /// Stored panels per 16 outputs.
+    /// Stored panels per 16 outputs: 2 for a gated pair.
     pub(super) fn streams(&self) -> usize {
         if self.gated { 2 } else { 1 }
     }
@@ -267,13 +261,14 @@ impl Packed {
         self.panel_bytes
     }
 
-    /// The bytes of all panels, which are equally long and follow one another.
+    /// Bytes of all panels, which have equal length and follow one another.
     pub fn data(&self) -> &[u8] {
         self.region.bytes()
     }
 
-    /// Writes the weights of output `row` as `f32` (embedding lookup). Exact for all types without
-    /// a minimum; with one, the last sum is rounded once. Of a gated pair, rows of the gate.
+    /// Writes the weights of output `row` as `f32` (embedding lookup). The result is exact for
+    /// types without a minimum; with a minimum, the sum is rounded once. For a gated pair: rows of
+    /// the gate.
     ///
     /// # Panics
     /// When there is no such row, or `out` does not have `cols()` values.
@@ -293,11 +288,10 @@ impl Packed {
     }
 }
 
-/// Bytes of a panel that are filled together, so that they stay in the nearest cache until all
-/// rows have been there.
+/// Bytes of a panel that all 16 rows fill before the next bytes, so that they stay in the L1 cache.
 const STRIP: usize = 4096;
 
-/// Fills a (zeroed) panel from at most 16 rows of the file.
+/// Fills a zeroed panel from at most 16 rows of the file.
 fn pack_panel(ty: WeightType, panel: &mut [u8], rows: &[u8], row_bytes: usize) {
     let (layout, record, block) = (Layout::of(ty), ty.record(), ty.file_block());
     let strip = (STRIP / record).max(1);
@@ -320,7 +314,7 @@ fn pack_panel(ty: WeightType, panel: &mut [u8], rows: &[u8], row_bytes: usize) {
     }
 }
 
-/// Puts one row's weights of `N` bytes into its lane of records.
+/// Copies one row's weights of `N` bytes into its lane of records.
 fn copy_lane<const N: usize>(records: &mut [u8], lane: usize, row: &[u8]) {
     let lanes = records.chunks_exact_mut(N * LANES);
     for (record, weight) in lanes.zip(row.as_chunks::<N>().0) {
@@ -328,18 +322,21 @@ fn copy_lane<const N: usize>(records: &mut [u8], lane: usize, row: &[u8]) {
     }
 }
 
-/// Puts one row's block into its lane of a (zeroed) record.
+/// Writes one row's block into its lane of a zeroed record.
 fn pack_block(layout: &Layout, record: &mut [u8], lane: usize, block: &Block) {
     let (head, blocks) = record.split_at_mut(layout.head());
     for (field, value) in head.chunks_exact_mut(2 * LANES).zip(block.fields) {
         field[2 * lane..2 * lane + 2].copy_from_slice(&value.to_le_bytes());
     }
     let blocks = blocks.chunks_exact_mut(layout.block_bytes());
-    let numbers = block.steps.iter().zip(block.quants.as_chunks::<BLOCK>().0);
-    for (block, (step, quants)) in blocks.zip(numbers) {
-        let bytes = layout.step.bytes();
-        let (steps, runs) = block.split_at_mut(LANES * bytes);
-        steps[lane * bytes..][..bytes].copy_from_slice(&step[..bytes]);
+    let numbers = block
+        .sub_scales
+        .iter()
+        .zip(block.quants.as_chunks::<BLOCK>().0);
+    for (block, (sub_scale, quants)) in blocks.zip(numbers) {
+        let bytes = layout.sub_scale.bytes();
+        let (sub_scales, runs) = block.split_at_mut(LANES * bytes);
+        sub_scales[lane * bytes..][..bytes].copy_from_slice(&sub_scale[..bytes]);
         let (runs, _) = runs.as_chunks_mut::<{ 4 * LANES }>();
         let (groups, _) = quants.as_chunks::<4>();
         match layout.bits {
@@ -371,17 +368,17 @@ fn pack_block(layout: &Layout, record: &mut [u8], lane: usize, block: &Block) {
 
 type Run = [u8; 4 * LANES];
 
-/// Writes the four bytes of a lane into a run, the first quant in the lowest one.
+/// Writes the four bytes of a lane into a run, the first quant in the lowest byte.
 fn put(run: &mut Run, lane: usize, bytes: u32) {
     run[4 * lane..4 * lane + 4].copy_from_slice(&bytes.to_le_bytes());
 }
 
-/// Four quants, the first in the lowest byte, shifted to the right and cut to `mask` in each byte.
+/// Packs four quants, the first in the lowest byte, shifted right and masked with `mask` per byte.
 fn cut(group: [u8; 4], shift: u32, mask: u8) -> u32 {
     u32::from_le_bytes(group) >> shift & u32::from_le_bytes([mask; 4])
 }
 
-/// Four low bits of each quant.
+/// Writes the low four bits of each quant to four runs.
 fn fours(runs: &mut [Run], lane: usize, groups: &[[u8; 4]]) {
     let (low, high) = groups.split_at(4);
     for ((run, low), high) in runs.iter_mut().zip(low).zip(high) {
@@ -389,7 +386,7 @@ fn fours(runs: &mut [Run], lane: usize, groups: &[[u8; 4]]) {
     }
 }
 
-/// Two bits of each quant, from bit `shift` on.
+/// Writes two bits of each quant, starting at bit `shift`, to two runs.
 fn twos(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
     for (run, groups) in runs.iter_mut().zip(groups.as_chunks::<4>().0) {
         let bits = |p: usize| cut(groups[p], shift, 3) << (2 * p);
@@ -397,7 +394,7 @@ fn twos(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
     }
 }
 
-/// Bit `shift` of each quant.
+/// Writes bit `shift` of each quant to one run.
 fn ones(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
     if let Some(run) = runs.first_mut() {
         let bits = groups.iter().enumerate();
@@ -406,7 +403,7 @@ fn ones(runs: &mut [Run], lane: usize, groups: &[[u8; 4]], shift: u32) {
     }
 }
 
-/// Quant number `at` (lane `at / 4`, input `at % 4`) of group `g`, of the runs of 32 inputs.
+/// Reads quant `at` (lane `at / 4`, input `at % 4`) of group `g` from the runs of 32 inputs.
 #[inline(always)]
 pub(super) fn quant(bits: Bits, runs: &[u8], g: usize, at: usize) -> u8 {
     let run = |r: usize| runs[4 * LANES * r + at];
@@ -423,7 +420,6 @@ pub(super) fn quant(bits: Bits, runs: &[u8], g: usize, at: usize) -> u8 {
     }
 }
 
-/// The weights of one lane of a record.
 fn unpack_lane(ty: WeightType, record: &[u8], lane: usize, out: &mut [f32]) {
     let half = |field: usize| {
         let at = 2 * (LANES * field + lane);
@@ -445,13 +441,13 @@ fn unpack_lane(ty: WeightType, record: &[u8], lane: usize, out: &mut [f32]) {
             }
             let blocks = record[layout.head()..].chunks_exact(layout.block_bytes());
             let parts = numbers
-                .steps
+                .sub_scales
                 .iter_mut()
                 .zip(numbers.quants.as_chunks_mut::<BLOCK>().0);
-            for (block, (step, quants)) in blocks.zip(parts) {
-                let bytes = layout.step.bytes();
-                let (steps, runs) = block.split_at(LANES * bytes);
-                step[..bytes].copy_from_slice(&steps[lane * bytes..][..bytes]);
+            for (block, (sub_scale, quants)) in blocks.zip(parts) {
+                let bytes = layout.sub_scale.bytes();
+                let (sub_scales, runs) = block.split_at(LANES * bytes);
+                sub_scale[..bytes].copy_from_slice(&sub_scales[lane * bytes..][..bytes]);
                 for (input, to) in quants.iter_mut().enumerate() {
                     *to = quant(layout.bits, runs, input / 4, 4 * lane + input % 4);
                 }

@@ -1,11 +1,11 @@
-//! Rotary position embedding: the table of cosines and sines.
+//! Table of cosines and sines for rotary position embedding (RoPE).
 
 use std::f64::consts::PI;
 
 use crate::spec::{RopeKind, YarnSpec};
 
-/// Cosines and sines by position. Angles are computed in `f64` with the portable
-/// `libm` crate, so that tables are equal on all machines, and then rounded.
+/// Cosines and sines by position. Angles are computed in `f64` with the portable `libm` crate, so
+/// that tables are equal on all machines, and then rounded to `f32`.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     kind: RopeKind,
@@ -17,7 +17,6 @@ pub struct RopeTable {
     sin: Vec<f32>,
 }
 
-/// The table's row for one position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RopeRow<'a> {
     pub(super) kind: RopeKind,
@@ -26,18 +25,18 @@ pub(super) struct RopeRow<'a> {
 }
 
 impl RopeTable {
-    /// The usual frequencies, `theta^(-2 i / dims)` radians per position for pair
-    /// `i` of `dims / 2`.
+    /// Unscaled frequencies: `theta^(-2 i / dims)` radians per position for pair `i` of
+    /// `dims / 2`.
     pub fn frequencies(dims: usize, theta: f64) -> Vec<f64> {
         (0..dims / 2)
             .map(|i| libm::pow(theta, -(2.0 * i as f64) / dims as f64))
             .collect()
     }
 
-    /// Stretches the [`Self::frequencies`] of a base as YaRN does.
+    /// Applies YaRN scaling to the [`Self::frequencies`] of base `theta`.
     pub fn stretch(frequencies: &mut [f64], theta: f64, yarn: &YarnSpec) {
         let dims = (2 * frequencies.len()) as f64;
-        // The pair, as a fraction, that turns so many times within the original context.
+        // Fractional index of the pair that makes `turns` turns within the original context.
         let pair = |turns: f64| {
             let wavelength = f64::from(yarn.original) / (turns * 2.0 * PI);
             dims * libm::log(wavelength) / (2.0 * libm::log(theta))
@@ -55,8 +54,8 @@ impl RopeTable {
         }
     }
 
-    /// An empty table. `frequencies` has one value per rotated pair (scaled as the
-    /// model wants it); `amplitude` multiplies cosines and sines (1 for most models).
+    /// An empty table. `frequencies` has one value per rotated pair, already scaled; `amplitude`
+    /// multiplies cosines and sines (1 for most models).
     pub fn new(kind: RopeKind, frequencies: Vec<f64>, amplitude: f64) -> Self {
         Self {
             kind,
@@ -68,12 +67,11 @@ impl RopeTable {
         }
     }
 
-    /// Positions that the table covers.
     pub fn positions(&self) -> usize {
         self.positions
     }
 
-    /// Values of a head that are rotated: the first `dims()` ones.
+    /// Number of leading values of a head that are rotated.
     pub fn dims(&self) -> usize {
         2 * self.frequencies.len()
     }
@@ -90,7 +88,8 @@ impl RopeTable {
         self.positions = self.positions.max(positions);
     }
 
-    /// Cosines and sines of a position, one of each per pair; `None` when the table does not cover it.
+    /// Cosines and sines of a position, one of each per pair, or `None` if the table does not cover
+    /// the position.
     pub fn angles(&self, position: usize) -> Option<(&[f32], &[f32])> {
         (position < self.positions).then(|| {
             let RopeRow { cos, sin, .. } = self.row(position);

@@ -1,6 +1,6 @@
-//! Kernels that work on one row at a time: normalisation, quantisation, the gate
-//! of the feed-forward block, rotation, rounding. Each is written once over
-//! [`Lanes`]; see specs/canonical-arithmetic.md for what they compute.
+//! Kernels for one row at a time: normalisation, quantisation, the gate of the feed-forward
+//! block, rotation, rounding. Most are generic over [`Lanes`]; specs/canonical-arithmetic.md
+//! defines their results.
 
 use super::act::BlockMeta;
 use super::block::BLOCK;
@@ -11,10 +11,9 @@ use super::rope::RopeRow;
 use crate::boundary::BoundaryDtype;
 use crate::spec::RopeKind;
 
-/// Below this magnitude a block of activations counts as zero.
+/// A block of activations whose largest magnitude is below this is quantised to zeros.
 const QUANT_FLOOR: f32 = 1e-30;
 
-/// One value rounded as the residual stream is.
 #[inline(always)]
 pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {
     match dtype {
@@ -27,7 +26,7 @@ pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {
 /// `y = (x * s) * w`, `s = 1 / sqrt(sum(x²) / n + eps)`; `y` may be `x`.
 ///
 /// # Safety
-/// As [`Lanes`]; `n` values behind `x` and `y`, `w` has `n`.
+/// As [`Lanes`]; `x` and `y` have `w.len()` values.
 #[inline(always)]
 pub(super) unsafe fn rms_norm<V: Lanes>(x: *const f32, w: &[f32], eps: f32, y: *mut f32) {
     let n = w.len();
@@ -78,7 +77,7 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                 let (lo, hi) = (lo.fma(inverse, magic), hi.fma(inverse, magic));
                 lo.store_low_bytes(to);
                 hi.store_low_bytes(to.add(LANES));
-                // Integers of at most 13 bits: exact in any order.
+                // Integers of at most 13 bits, so the sums are exact in any order.
                 let (low, high) = (lo.sub(magic).fold(), hi.sub(magic).fold());
                 let (s, d) = (low + high, m / 127.0);
                 *meta = BlockMeta {
@@ -86,18 +85,18 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
                     ds: d * s,
                     neg8s: -8 * s as i32,
                     neg128s: -128 * s as i32,
-                    halves: (low as i32 & 0xffff) | (high as i32) << 16,
+                    half_sums: (low as i32 & 0xffff) | (high as i32) << 16,
                 };
             } else {
-                // All zero; a value that is not finite makes the scale NaN, so that
-                // it reaches every output and is noticed.
+                // Zeros. If a value is not finite, the scale is NaN, which reaches every output
+                // and is detected there.
                 let d = if m.is_finite() { 0.0 } else { f32::NAN };
                 *meta = BlockMeta {
                     d,
                     ds: d,
                     neg8s: 0,
                     neg128s: 0,
-                    halves: 0,
+                    half_sums: 0,
                 };
                 std::ptr::write_bytes(to, 0, BLOCK);
             }
@@ -105,16 +104,15 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
     }
 }
 
-/// `h = silu(g) * u`; `h` may be what `g` or `u` is.
+/// `h = silu(g) * u`; `h` may equal `g` or `u`.
 ///
 /// # Safety
-/// As [`Lanes`]; `n` values behind each pointer.
+/// As [`Lanes`]; each pointer has `n` values.
 #[inline(always)]
 pub(super) unsafe fn swiglu<V: Lanes>(g: *const f32, u: *const f32, h: *mut f32, n: usize) {
     let whole = n / LANES * LANES;
     let rest = n - whole;
-    // SAFETY: accesses stay below `n`; each sixteen values are read before they
-    // are written.
+    // SAFETY: accesses stay below `n`; each sixteen values are read before they are written.
     unsafe {
         for i in (0..whole).step_by(LANES) {
             silu(V::load(g.add(i)))
@@ -178,7 +176,7 @@ pub(super) unsafe fn softcap<V: Lanes>(x: &mut [f32], cap: f32) {
     }
 }
 
-/// `sum = fma(x, factor, sum)`, value by value.
+/// `sum = fma(x, factor, sum)`, element by element.
 #[inline(always)]
 pub(super) fn add_scaled(sum: &mut [f32], x: &[f32], factor: f32) {
     for (sum, x) in sum.iter_mut().zip(x) {
@@ -201,8 +199,8 @@ pub(super) unsafe fn exp<V: Lanes>(x: &mut [f32]) {
     }
 }
 
-/// `x + y`, rounded, into `x`. Not over `Lanes`: one operation per value, which
-/// compilers vectorise for whatever instruction set the caller enables.
+/// `x = round(x + y)`. Not generic over `Lanes`: the compiler vectorises the loop for the
+/// instruction set that the caller enables.
 #[inline(always)]
 pub(super) fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
     assert_eq!(x.len(), y.len());
@@ -221,7 +219,7 @@ pub(super) fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
     }
 }
 
-/// The sum of all values in the canonical order: lane i mod 16 collects value i, then lanes at
+/// Sum of all values in the canonical order: lane `i % 16` adds up the values `i`, then lanes at
 /// distance 8, 4, 2, 1 are added.
 pub fn fold16(x: &[f32]) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -233,11 +231,11 @@ pub fn fold16(x: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// Whether all values are finite.
+/// Returns true if no value is a NaN or an infinity.
 #[inline(always)]
 pub(super) fn all_finite(x: &[f32]) -> bool {
     const EXPONENT: u32 = 0x7f80_0000;
-    // No early exit: the loop vectorises, and the answer is nearly always yes.
+    // No early exit, so that the loop vectorises; the result is nearly always true.
     x.iter()
         .fold(true, |all, v| all & (v.to_bits() & EXPONENT != EXPONENT))
 }

@@ -1,12 +1,11 @@
-//! Buffers that several threads work on at once: rectangles of a row-major matrix
-//! that are split without overlap ([`TileMut`]), and the audited escape hatch for
-//! barrier-separated phases ([`SharedMut`]).
+//! Buffers that several threads use at once: non-overlapping rectangles of a row-major matrix
+//! ([`TileMut`]), and slices for barrier-separated phases ([`SharedMut`]).
 
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// A read-only rectangle: `rows` rows of `cols` values, `stride` values apart.
+/// Read-only rectangle of a row-major matrix: `rows` rows of `cols` values, `stride` values apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile<'a> {
     data: &'a [f32],
@@ -16,7 +15,7 @@ pub struct Tile<'a> {
 }
 
 impl<'a> Tile<'a> {
-    /// Rows `i` at `data[i * stride..][..cols]`.
+    /// A tile whose row `i` is `data[i * stride..][..cols]`.
     ///
     /// # Panics
     /// When `cols > stride` or `data` is too short.
@@ -33,26 +32,24 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values in a row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// One row.
+    /// # Panics
+    /// When there is no such row.
     pub fn row(&self, row: usize) -> &'a [f32] {
         assert!(row < self.rows, "a row beyond the tile");
         &self.data[row * self.stride..][..self.cols]
     }
 }
 
-/// A rectangle of a row-major `f32` matrix that its holder alone may write:
-/// `rows` rows of `cols` values, `stride` values apart. Splitting gives pieces
-/// that do not overlap, so that threads can fill one matrix together.
+/// Exclusively borrowed rectangle of a row-major `f32` matrix: `rows` rows of `cols` values,
+/// `stride` values apart. Threads fill one matrix together through tiles that do not overlap.
 #[derive(Debug)]
 pub struct TileMut<'a> {
     origin: NonNull<f32>,
@@ -64,11 +61,11 @@ pub struct TileMut<'a> {
 
 // SAFETY: a `TileMut` is a unique borrow of its rectangle, like a `&mut [f32]`.
 unsafe impl Send for TileMut<'_> {}
-// SAFETY: through a shared `&TileMut` values can only be read.
+// SAFETY: a shared `&TileMut` only gives read access.
 unsafe impl Sync for TileMut<'_> {}
 
 impl<'a> TileMut<'a> {
-    /// Rows `i` at `data[i * stride..][..cols]`.
+    /// A tile whose row `i` is `data[i * stride..][..cols]`.
     ///
     /// # Panics
     /// When `cols > stride` or `data` is too short.
@@ -100,17 +97,15 @@ impl<'a> TileMut<'a> {
         Self::new(data, rows, cols, cols)
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Values in a row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The same rectangle, borrowed for a shorter time.
+    /// Reborrows the rectangle for a shorter lifetime.
     pub fn reborrow(&mut self) -> TileMut<'_> {
         TileMut {
             owner: PhantomData,
@@ -118,19 +113,19 @@ impl<'a> TileMut<'a> {
         }
     }
 
-    /// One row.
+    /// # Panics
+    /// When there is no such row.
     pub fn row(&self, row: usize) -> &[f32] {
         assert!(row < self.rows, "a row beyond the tile");
-        // SAFETY: the row lies within this tile's rectangle, which nobody writes
-        // while `self` is borrowed.
+        // SAFETY: the row lies within this tile's rectangle, and the borrow of `self` excludes
+        // writers.
         unsafe {
             std::slice::from_raw_parts(self.origin.as_ptr().add(row * self.stride), self.cols)
         }
     }
 
-    /// Pointer to the first of the columns `cols` of row `row`, and how far apart rows are:
-    /// the same columns of `rows` rows may be read and written through it while `self` is
-    /// borrowed.
+    /// Pointer to column `cols.start` of row `row`, and the stride. Columns `cols` of `rows` rows
+    /// may be read and written through it while `self` is borrowed.
     ///
     /// # Panics
     /// When the tile does not have those cells.
@@ -153,17 +148,18 @@ impl<'a> TileMut<'a> {
         (first, self.stride)
     }
 
-    /// One row, to write.
+    /// # Panics
+    /// When there is no such row.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         assert!(row < self.rows, "a row beyond the tile");
-        // SAFETY: the row lies within this tile's rectangle, which is ours alone.
+        // SAFETY: the row lies within this tile's rectangle, which `self` borrows exclusively.
         unsafe {
             std::slice::from_raw_parts_mut(self.origin.as_ptr().add(row * self.stride), self.cols)
         }
     }
 }
 
-/// Whether `rows` rows of `cols` values, `stride` apart, lie within `len` values.
+/// Returns true if `rows` rows of `cols` values, `stride` apart, lie within `len` values.
 fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
     cols <= stride
         && match rows.checked_sub(1) {
@@ -175,9 +171,8 @@ fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
         }
 }
 
-/// A slice that several threads write in turns or in disjoint parts, where the
-/// parts are known from a thread's index and phases are separated by a barrier.
-/// All access is `unsafe`: the caller's schedule is the proof.
+/// Slice that several threads use, each in its own part or in phases separated by a barrier. All
+/// access is `unsafe`: the caller's schedule has to exclude data races.
 #[derive(Debug)]
 pub struct SharedMut<'a, T> {
     data: NonNull<T>,
@@ -187,7 +182,8 @@ pub struct SharedMut<'a, T> {
 
 // SAFETY: access is only by unsafe methods, whose contract excludes data races.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
-// SAFETY: the contract of the methods excludes data races; values reach several threads, so they must be Send and Sync.
+// SAFETY: the contract of the methods excludes data races. Several threads use the values, so `T`
+// must be Send and Sync.
 unsafe impl<T: Send + Sync> Sync for SharedMut<'_, T> {}
 
 impl<T> Clone for SharedMut<'_, T> {
@@ -207,44 +203,42 @@ impl<'a, T> SharedMut<'a, T> {
         }
     }
 
-    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The elements of `range`, to read.
+    /// The elements of `range`, for reading.
     ///
     /// # Safety
-    /// Nobody writes any of them while the result lives.
+    /// No thread writes any of them while the result lives.
     ///
     /// # Panics
     /// When the range reaches beyond the end.
     pub unsafe fn slice(&self, range: Range<usize>) -> &'a [T] {
         let (start, len) = self.checked(&range);
-        // SAFETY: within bounds (checked); no writer, by the caller's word.
+        // SAFETY: within bounds (checked); the caller guarantees that there is no writer.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr().add(start), len) }
     }
 
-    /// The elements of `range`, to write.
+    /// The elements of `range`, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes any of them while the result lives.
+    /// No other reference reads or writes any of them while the result lives.
     ///
     /// # Panics
     /// When the range reaches beyond the end.
-    #[allow(clippy::mut_from_ref)] // that is what it is for; see the contract
+    #[allow(clippy::mut_from_ref)] // sound by the contract
     pub unsafe fn slice_mut(&self, range: Range<usize>) -> &'a mut [T] {
         let (start, len) = self.checked(&range);
-        // SAFETY: within bounds (checked); no other user, by the caller's word.
+        // SAFETY: within bounds (checked); the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.data.as_ptr().add(start), len) }
     }
 
-    /// A part of it, to be shared like the whole.
+    /// Part of the slice, shared in the same way.
     ///
     /// # Panics
     /// When the range reaches beyond the end.
@@ -279,10 +273,10 @@ impl<'a, T> SharedMut<'a, T> {
 }
 
 impl<'a> SharedMut<'a, f32> {
-    /// The columns `cols` of the first `rows` rows, `stride` values apart, to write.
+    /// Columns `cols` of the first `rows` rows, `stride` values apart, for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes any value of that rectangle while the result lives.
+    /// No other reference reads or writes any value of that rectangle while the result lives.
     ///
     /// # Panics
     /// When the rectangle reaches beyond the end, or `cols` beyond `stride`.
@@ -292,7 +286,7 @@ impl<'a> SharedMut<'a, f32> {
             "a tile beyond the buffer"
         );
         let start = if rows == 0 { 0 } else { cols.start };
-        // SAFETY: the first row's columns lie within the buffer, or nothing is skipped.
+        // SAFETY: `start` is 0, or the first row's columns lie within the buffer.
         let origin = unsafe { self.data.add(start) };
         TileMut {
             origin,

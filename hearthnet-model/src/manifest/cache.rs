@@ -1,17 +1,18 @@
-//! The record beside a model: what its bytes were when they were last looked at, so that a large
-//! file is hashed once, and a file that has changed since is not used as if nothing had happened.
+//! Manifest record beside a model file. It saves hashing a large file again, and reveals a change
+//! of the file.
 //!
-//! The record is believed as long as the file's size, times and inode stay the same, it describes the
-//! file's tensors, and it carries the proof ([`seal`]) that this user's programs wrote it on this
-//! machine. Without that it would be the word of whoever can write beside the model: one that came with
-//! the file, or that another user put there, says that any weights are the genuine ones.
-//! Every write through the file system changes the time of the last
-//! change of the inode, which no program can set back; what happens below the file system (a disk
-//! that forgets) only [`ModelFile::verify`] sees, which reads all bytes.
+//! A record is valid while size, times and inode of the file are unchanged, it describes the file's
+//! tensors, and it carries a [`seal`]: proof that this user's programs wrote it on this machine.
+//! Without the seal, a record that came with the file, or that another user put there, could pass
+//! any weights off as genuine.
 //!
-//! Where the record no longer fits, everything is hashed again. A file that turns out to be what
-//! it was gets a new record; one that is not is refused until somebody accepts it
-//! ([`ModelFile::accept`]), or it is fetched again. What the catalogue pins overrules any record.
+//! Every write through the file system changes the inode's change time, which no program can set
+//! back. Corruption below the file system (a failing disk) is detected only by
+//! [`ModelFile::verify`], which reads all bytes.
+//!
+//! If the record does not fit, the file is hashed again. An unchanged file gets a new record. A
+//! changed one is refused until it is accepted ([`ModelFile::accept`]) or fetched again. Digests in
+//! the catalogue overrule any record.
 
 use std::ffi::OsString;
 use std::fs;
@@ -28,70 +29,69 @@ use crate::catalogue::{ModelEntry, Pinned};
 use crate::model_file::ModelFile;
 use crate::regular_file;
 
-/// What tells one state of a file from another without reading it.
+/// Distinguishes states of a file without reading it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     bytes: u64,
-    /// Since the beginning of 1970, UTC.
+    /// Since 1970-01-01 UTC.
     modified_ns: u64,
-    /// The last change of the inode, in nanoseconds, where there is one: unlike the time of
-    /// modification it cannot be set.
+    /// Change time of the inode in nanoseconds, if the system has one. Unlike the modification
+    /// time, programs cannot set it.
     changed_ns: Option<i128>,
     inode: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct StoredRecord {
     stamp: Stamp,
-    /// The canonical encoding.
+    /// Canonical encoding.
     manifest: ciborium::Value,
     /// SHA-256 of everything before the tensors: tokenizer, template, hyperparameters.
     head: Digest,
 }
 
-/// A record, decoded.
+/// Decoded record.
 struct Record {
     stamp: Stamp,
-    looked: Looked,
+    contents: Contents,
 }
 
-/// Everything that was read of a file.
+/// Result of reading a whole file.
 #[derive(PartialEq)]
-struct Looked {
+struct Contents {
     manifest: Manifest,
     head: Digest,
 }
 
-/// What is known of a model file without reading it.
+/// State of a model file according to its record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FileState {
-    /// It is as it was when all of it was read, and its weights are these.
+    /// Unchanged since it was read as a whole; these are its weights.
     Verified(WeightsId),
-    /// It was read once, and has been written to since, or moved.
+    /// Read before, and written to or moved since.
     Changed,
-    /// Nobody has read all of it, or nobody wrote down that they did.
+    /// There is no valid record.
     Unverified,
 }
 
-/// A file that is not what it was, or not what the catalogue pins.
+/// The file differs from its record or from the catalogue.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{} is not {than}: {what}", path.display())]
+#[error("{} {relation}: {what}", path.display())]
 #[non_exhaustive]
 pub struct ChangedError {
-    /// The file.
     pub path: PathBuf,
-    /// What it was compared with, continuing "is not".
-    than: &'static str,
-    /// What differs.
+    /// Verb phrase with the reference.
+    relation: &'static str,
+    /// Description of the difference.
     what: String,
-    /// Whether the catalogue says what it must be; else an earlier look at it does, and
-    /// [`ModelFile::accept`] can overrule that.
+    /// Whether the catalogue or the first pull pins the file. Otherwise the reference is the
+    /// record, and [`ModelFile::accept`] can overrule it.
     pub pinned: bool,
 }
 
-/// The state of a file now, if there is one.
+/// Current state of a file; `None` if it is missing.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let info = fs::metadata(path).ok()?;
     let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -111,7 +111,7 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     })
 }
 
-/// Where the record of a model lies.
+/// Path of the record of a model file.
 pub fn record_path(model: &Path) -> PathBuf {
     let mut name = OsString::from(model);
     name.push(".hearthnet");
@@ -119,36 +119,36 @@ pub fn record_path(model: &Path) -> PathBuf {
 }
 
 fn read(path: &Path) -> Option<Record> {
-    // A little more than the manifest itself.
+    // Some bytes more than the longest manifest.
     let most = MAX_MANIFEST_BYTES as u64 + 512;
     let bytes = regular_file::read(&record_path(path), most).ok()?;
     let (mac, bytes) = bytes.split_first_chunk::<MAC_BYTES>()?;
     if seal(bytes)? != *mac {
         return None;
     }
-    let kept: Kept = ciborium::de::from_reader_with_recursion_limit(bytes, 4).ok()?;
+    let stored: StoredRecord = ciborium::de::from_reader_with_recursion_limit(bytes, 4).ok()?;
     Some(Record {
-        stamp: kept.stamp,
-        looked: Looked {
-            manifest: Manifest::decode(kept.manifest.as_bytes()?).ok()?,
-            head: kept.head,
+        stamp: stored.stamp,
+        contents: Contents {
+            manifest: Manifest::decode(stored.manifest.as_bytes()?).ok()?,
+            head: stored.head,
         },
     })
 }
 
-/// What is known of the file at `path` without reading it.
+/// State of the file at `path`, without reading it.
 pub fn file_state(path: &Path) -> FileState {
     match read(path) {
         None => FileState::Unverified,
         Some(record) if Some(record.stamp) == stamp(path) => {
-            FileState::Verified(record.looked.manifest.weights_id())
+            FileState::Verified(record.contents.manifest.weights_id())
         }
         Some(_) => FileState::Changed,
     }
 }
 
-/// Keeps what was just read. The file must not have changed since it was opened.
-fn store(model: &ModelFile, looked: &Looked) -> io::Result<()> {
+/// Stores a record. Fails if the file has changed since it was opened.
+fn store(model: &ModelFile, contents: &Contents) -> io::Result<()> {
     let path = model.path().ok_or(io::ErrorKind::Unsupported)?;
     let now = stamp(path).ok_or(io::ErrorKind::Unsupported)?;
     if model.gguf().modified() != fs::metadata(path)?.modified().ok()
@@ -158,80 +158,78 @@ fn store(model: &ModelFile, looked: &Looked) -> io::Result<()> {
             "the model file changed while it was hashed",
         ));
     }
-    let kept = Kept {
+    let stored = StoredRecord {
         stamp: now,
-        manifest: ciborium::Value::Bytes(looked.manifest.encode()),
-        head: looked.head,
+        manifest: ciborium::Value::Bytes(contents.manifest.encode()),
+        head: contents.head,
     };
     let mut bytes = Vec::new();
-    ciborium::into_writer(&kept, &mut bytes).map_err(io::Error::other)?;
+    ciborium::into_writer(&stored, &mut bytes).map_err(io::Error::other)?;
     let mac = seal(&bytes).ok_or(io::ErrorKind::Unsupported)?;
     atomic_file::write(&record_path(path), &[&mac[..], &bytes].concat())
 }
 
-/// Keeps what was read where that is possible: a folder that cannot be written costs another
-/// reading, and no more.
-fn remember(model: &ModelFile, looked: &Looked) {
-    if let Err(error) = store(model, looked)
+/// Stores a record if possible. A read-only folder costs only another reading.
+fn try_store(model: &ModelFile, contents: &Contents) {
+    if let Err(error) = store(model, contents)
         && error.kind() != io::ErrorKind::Unsupported
     {
-        tracing::debug!(%error, "what was read is not kept beside the model");
+        tracing::debug!(%error, "the record cannot be stored beside the model");
     }
 }
 
-fn look(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Looked {
+fn read_contents(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Contents {
     let manifest = Manifest {
         spec: model.stored_spec(),
         ..Manifest::of(model, progress)
     };
-    Looked {
+    Contents {
         manifest,
         head: Digest::of(model.gguf().head()),
     }
 }
 
 impl ModelFile {
-    /// The file's manifest. Hashing reads the whole file, so the result is kept in a small file
-    /// beside it (`NAME.gguf.hearthnet`) where that is possible, and used again as long as the
-    /// model stays untouched. A record that says otherwise is left as it is ([`Self::check`]
-    /// refuses the file then). `progress` gets the bytes done and the bytes in all; it is not
-    /// called when nothing has to be hashed.
+    /// Manifest of the file. Hashing reads the whole file, so the result is stored beside it
+    /// (`NAME.gguf.hearthnet`) if possible, and reused while the file is unchanged. A contradicting
+    /// record is left in place, so that [`Self::check`] refuses the file. `progress` receives the
+    /// bytes done and the total; it is not called if nothing is hashed.
     pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
         let record = self.path().and_then(read);
         if let Some(record) = record.as_ref().filter(|r| self.is_as(r)) {
-            return self.in_use(record.looked.manifest.clone());
+            return self.in_use(record.contents.manifest.clone());
         }
-        let looked = look(self, progress);
-        if record.is_none_or(|record| record.looked == looked) {
-            remember(self, &looked);
+        let contents = read_contents(self, progress);
+        if record.is_none_or(|record| record.contents == contents) {
+            try_store(self, &contents);
         }
-        self.in_use(looked.manifest)
+        self.in_use(contents.manifest)
     }
 
-    /// The same, for a file that is to be used: it must be what it was when it was first used,
-    /// and, if `pin` is given, what the catalogue says. Nothing is read as long as it is untouched.
+    /// Manifest of a file before use. The file must match its record and, if `pin` is given, the
+    /// catalogue. An unchanged file is not read.
     ///
     /// # Errors
-    /// When it is not.
+    /// The file differs.
     pub fn check(
         &self,
         pin: Option<&ModelEntry>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
         let record = self.path().and_then(read);
-        // A record knows the weights, not the whole file: where only its digest is pinned, all of
-        // it is read.
+        // A record holds the weights id, not the file's digest. If the catalogue pins only the
+        // digest, the whole file is read.
         let as_pinned = |record: &Record| {
-            pinned(pin).is_none_or(|pin| pin.weights == Some(record.looked.manifest.weights_id()))
+            pinned(pin).is_none_or(|pin| pin.weights == Some(record.contents.manifest.weights_id()))
         };
         let fits = |record: &&Record| self.is_as(record) && as_pinned(record);
         match record.as_ref().filter(fits) {
-            Some(record) => Ok(self.in_use(record.looked.manifest.clone())),
+            Some(record) => Ok(self.in_use(record.contents.manifest.clone())),
             None => self.compare(record, pin, progress),
         }
     }
 
-    /// The same, but all bytes are read in any case.
+    /// Same as [`Self::check`], but always reads all bytes.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -243,11 +241,11 @@ impl ModelFile {
         self.compare(self.path().and_then(read), pin, progress)
     }
 
-    /// Takes the file as it is now, whatever it was; its manifest.
+    /// Accepts the current contents of the file whatever its record, and returns the manifest.
     pub fn accept(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
-        let looked = look(self, progress);
-        remember(self, &looked);
-        self.in_use(looked.manifest)
+        let contents = read_contents(self, progress);
+        try_store(self, &contents);
+        self.in_use(contents.manifest)
     }
 
     fn compare(
@@ -256,56 +254,59 @@ impl ModelFile {
         pin: Option<&ModelEntry>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Manifest, ChangedError> {
-        let looked = look(self, progress);
+        let contents = read_contents(self, progress);
         let pin = pinned(pin);
-        let refuse = |than, what: String| ChangedError {
+        let refuse = |relation, what: String| ChangedError {
             path: self.path().unwrap_or(Path::new("")).to_owned(),
-            than,
+            relation,
             what,
             pinned: pin.is_some(),
         };
         if let Some(pin) = pin {
-            let than = match pin.pinned {
-                Pinned::FirstPull => "the file that was pulled first",
-                _ => "the file that the catalogue pins",
+            let relation = match pin.pinned {
+                Pinned::FirstPull => "differs from the first download",
+                _ => "differs from the file in the catalogue",
             };
-            let weights = looked.manifest.weights_id();
+            let weights = contents.manifest.weights_id();
             if pin.weights.is_some_and(|pinned| pinned != weights) {
-                return Err(refuse(than, "its weights are others".to_owned()));
+                return Err(refuse(relation, "its weights are different".to_owned()));
             }
-            // The weights' identity leaves tokenizer and template out.
+            // The weights id does not cover tokenizer and template.
             if let Some(pinned) = pin.sha256 {
                 let found = Digest::of(self.gguf().bytes());
                 if found != pinned {
                     let what = match pin.weights {
-                        Some(_) => "its tokenizer or description is another".to_owned(),
+                        Some(_) => "its tokenizer or description is different".to_owned(),
                         None => format!("its SHA-256 is {found} instead of {pinned}"),
                     };
-                    return Err(refuse(than, what));
+                    return Err(refuse(relation, what));
                 }
             }
-        } else if let Some(Record { looked: was, .. }) = record {
-            let than = "what it was when it was last used";
-            let (count, all) = differing(&was.manifest, &looked.manifest);
+        } else if let Some(Record { contents: was, .. }) = record {
+            let relation = "has changed since it was last used";
+            let (count, all) = differing(&was.manifest, &contents.manifest);
             if count > 0 {
                 let what = format!("{count} of {all} tensors differ");
-                return Err(refuse(than, what));
+                return Err(refuse(relation, what));
             }
-            if was.manifest != looked.manifest {
-                return Err(refuse(than, "its hyperparameters are others".to_owned()));
-            }
-            if was.head != looked.head {
+            if was.manifest != contents.manifest {
                 return Err(refuse(
-                    than,
-                    "its tokenizer or description is another".to_owned(),
+                    relation,
+                    "its hyperparameters are different".to_owned(),
+                ));
+            }
+            if was.head != contents.head {
+                return Err(refuse(
+                    relation,
+                    "its tokenizer or description is different".to_owned(),
                 ));
             }
         }
-        remember(self, &looked);
-        Ok(self.in_use(looked.manifest))
+        try_store(self, &contents);
+        Ok(self.in_use(contents.manifest))
     }
 
-    /// A manifest of the file as it is stored, as one of the file as it is used.
+    /// Turns the manifest of the file as stored into that of the file as used.
     fn in_use(&self, manifest: Manifest) -> Manifest {
         Manifest {
             spec: self.spec().clone(),
@@ -313,21 +314,21 @@ impl ModelFile {
         }
     }
 
-    /// Whether the file is untouched since the record was made.
+    /// Whether the file is unchanged since the record was made.
     fn is_as(&self, record: &Record) -> bool {
         self.path().and_then(stamp) == Some(record.stamp)
             && record.stamp.bytes == self.gguf().file_bytes()
-            && record.looked.manifest.spec == self.stored_spec()
-            && record.looked.manifest.lists(self)
+            && record.contents.manifest.spec == self.stored_spec()
+            && record.contents.manifest.lists(self)
     }
 }
 
-/// An entry that says what the file must be.
+/// The entry, if it pins the file or its weights.
 fn pinned(pin: Option<&ModelEntry>) -> Option<&ModelEntry> {
     pin.filter(|pin| pin.sha256.is_some() || pin.weights.is_some())
 }
 
-/// How many tensors are not as they were (changed, new or gone), and of how many.
+/// Number of tensors that were changed, added or removed, and of all tensors.
 fn differing(was: &Manifest, now: &Manifest) -> (usize, usize) {
     let changed = now.tensors().iter();
     let changed = changed.filter(|entry| was.tensor(&entry.name) != Some(entry));

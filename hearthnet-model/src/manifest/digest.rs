@@ -1,4 +1,4 @@
-//! SHA-256 values as types of their own.
+//! SHA-256 types.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
 use sha2::{Digest as _, Sha256};
 
-/// A text that is not 64 hexadecimal digits.
+/// Text that is not 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a SHA-256 is written as 64 hexadecimal digits")]
 pub struct ParseDigestError;
 
-/// Defines a SHA-256 with a meaning: shown as 64 lower-case hexadecimal digits; serialised as
-/// those digits in formats for people (JSON, TOML) and as 32 bytes in the others (CBOR).
+/// Defines a SHA-256 type. It is displayed as 64 lower-case hexadecimal digits, and serialised as
+/// those digits in text formats (JSON, TOML) and as 32 bytes in binary ones (CBOR).
 macro_rules! sha256_type {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -74,7 +74,7 @@ macro_rules! sha256_type {
 }
 
 sha256_type! {
-    /// The SHA-256 of a file or of a tensor's data.
+    /// SHA-256 of a file or of a tensor's data.
     Digest
 }
 
@@ -85,7 +85,7 @@ sha256_type! {
 }
 
 sha256_type! {
-    /// Identity of what a model makes of text: see [`Gguf::text_id`](crate::Gguf::text_id).
+    /// Identity of tokenizer and chat template: see [`Gguf::text_id`](crate::Gguf::text_id).
     TextId
 }
 

@@ -1,9 +1,9 @@
-//! Weights identity: what exactly a model is, tensor by tensor.
+//! Weights identity: identifies a model tensor by tensor.
 //!
-//! A [`Manifest`] lists a model's hyperparameters and, of every tensor, name, type, shape and
-//! SHA-256. The SHA-256 of its canonical encoding is the model's [`WeightsId`]: two files with the
-//! same id compute the same numbers, whatever else they say about themselves, and a host that
-//! holds three layers can prove those three against the manifest without the rest of the file.
+//! A [`Manifest`] lists a model's hyperparameters and, for every tensor, name, type, shape and
+//! SHA-256. The SHA-256 of its canonical encoding is the model's [`WeightsId`]. Two files with the
+//! same id compute the same numbers, whatever their other metadata. A host with three layers can
+//! prove those three against the manifest, without the rest of the file.
 //! `specs/weights-identity.md` has the rules, precise enough for a second implementation.
 
 mod cache;
@@ -27,34 +27,31 @@ use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::model_file::ModelFile;
 use crate::spec::ModelSpec;
 
-/// Version of the encoding; part of it, and so of every id.
+/// Version of the encoding. It is encoded too, and so part of every id.
 const FORMAT: &str = "hearthnet-weights-1";
 
-/// Longest encoding that is decoded. A tensor takes some 100 bytes and large models have 1,000.
+/// Longest encoding that is decoded. A tensor takes some 100 bytes, and large models have 1,000.
 pub const MAX_MANIFEST_BYTES: usize = 8 << 20;
 
-/// The identity of a model, in full.
+/// Hyperparameters and tensors that identify a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Manifest {
     spec: ModelSpec,
     tensors: Vec<TensorEntry>,
 }
 
-/// One tensor of a manifest.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TensorEntry {
-    /// Name in the file.
     pub name: String,
-    /// How values are stored.
     pub dtype: TensorType,
-    /// One to three lengths, row length first.
+    /// Lengths, one to three, row length first.
     pub dims: Vec<u64>,
     /// SHA-256 of the data as stored.
     pub sha256: Digest,
 }
 
-/// What is encoded.
+/// Encoded form of a manifest.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Encoded<S, T> {
@@ -63,7 +60,6 @@ struct Encoded<S, T> {
     tensors: T,
 }
 
-/// Why bytes are no manifest.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
@@ -76,7 +72,7 @@ pub enum ManifestError {
     /// The hyperparameters, or the list of tensors, cannot be a model's.
     #[error("the weights manifest describes no model that can be run: {0}")]
     Model(String),
-    /// A valid manifest in another than the canonical encoding, whose hash would be no identity.
+    /// Valid, but not in the canonical encoding, so that its hash is no identity.
     #[error("the weights manifest is not in its canonical encoding")]
     NotCanonical,
 }
@@ -86,29 +82,28 @@ pub enum ManifestError {
 #[non_exhaustive]
 pub enum VerifyError {
     /// Another family, another size, another RoPE, another boundary dtype.
-    #[error("the model file has other hyperparameters than the weights that were asked for")]
+    #[error("the model file's hyperparameters differ from those of the requested weights")]
     Spec,
     /// A layer range beyond the model.
-    #[error("the model has {layers} layers, {start} to {end} are not all among them")]
+    #[error("layers {start} to {end} are out of range: the model has {layers} layers")]
     Range {
-        /// Layers of the model.
         layers: u32,
-        /// First layer asked for.
+        /// First layer of the range.
         start: u32,
-        /// Last layer asked for.
+        /// Last layer of the range.
         end: u32,
     },
     /// A tensor has other contents, another type or another shape.
     #[error(
-        "tensor {0:?} of the model file differs from the weights that were asked for: the file is damaged or is another version of the model"
+        "tensor {0:?} of the model file differs from the requested weights: the file is damaged or is another version of the model"
     )]
     Tensor(String),
 }
 
 impl Manifest {
-    /// Hashes every tensor of a file. `progress` gets the bytes done and the bytes in all.
+    /// Hashes every tensor of a file. `progress` receives the bytes done and the total.
     ///
-    /// [`ModelFile::manifest`] does the same but remembers the result beside the file.
+    /// [`ModelFile::manifest`] does the same, but stores the result beside the file.
     pub fn of(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Self {
         let tensors: Vec<&TensorInfo> = model.gguf().tensors().iter().collect();
         let hashes = hashes(model.gguf(), &tensors, progress);
@@ -129,17 +124,15 @@ impl Manifest {
         }
     }
 
-    /// The model's hyperparameters.
     pub fn spec(&self) -> &ModelSpec {
         &self.spec
     }
 
-    /// All tensors, in the order of their names' bytes.
+    /// All tensors, sorted by the bytes of their names.
     pub fn tensors(&self) -> &[TensorEntry] {
         &self.tensors
     }
 
-    /// The entry of a tensor.
     pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
         let at = self
             .tensors
@@ -148,13 +141,12 @@ impl Manifest {
         self.tensors.get(at)
     }
 
-    /// The identity of the weights.
     pub fn weights_id(&self) -> WeightsId {
         WeightsId::of(&self.encode())
     }
 
-    /// The canonical encoding: CBOR, deterministic as RFC 8949 section 4.2.1 defines it.
-    #[allow(clippy::expect_used)] // of plain data into memory; an id of less would be no identity
+    /// Canonical encoding: deterministic CBOR (RFC 8949 section 4.2.1).
+    #[allow(clippy::expect_used)] // plain data into memory; a partial id would be wrong
     pub fn encode(&self) -> Vec<u8> {
         let encoded = Encoded {
             format: FORMAT.to_owned(),
@@ -168,16 +160,16 @@ impl Manifest {
         out
     }
 
-    /// Decodes a manifest from an untrusted source.
+    /// Decodes an untrusted manifest. Memory is bounded by a small multiple of the length, which is
+    /// limited.
     ///
     /// # Errors
-    /// When the bytes are no manifest, describe an impossible model, or are not the canonical
-    /// encoding. Memory used is a small multiple of the length, which is bounded.
+    /// The bytes are no manifest, describe an impossible model, or are not the canonical encoding.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         if bytes.len() > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLong(bytes.len()));
         }
-        // Nothing in a manifest is nested deeper than a tensor's dimensions.
+        // The deepest value of a manifest is a tensor's list of dimensions.
         let decoded: Encoded<ModelSpec, Vec<TensorEntry>> =
             ciborium::de::from_reader_with_recursion_limit(bytes, 8)
                 .map_err(|error| ManifestError::Structure(error.to_string()))?;
@@ -198,7 +190,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks that the spec is possible and that the tensors are exactly those of the family.
+    /// Checks that the spec is valid and that the tensors are exactly those of the family.
     fn check(&self) -> Result<(), ManifestError> {
         let fail = |reason: String| Err(ManifestError::Model(reason));
         let Some(family) = Family::named(&self.spec.architecture) else {
@@ -211,7 +203,7 @@ impl Manifest {
             return fail("its tensors are not in order".to_owned());
         }
         let mut count = 0;
-        // A hostile layer count ends at the first tensor that is not listed.
+        // A hostile layer count ends at the first missing tensor.
         for (name, dims) in family.tensors(&self.spec) {
             let Some(entry) = self.tensor(&name) else {
                 return fail(format!("tensor {name:?} is missing"));
@@ -232,12 +224,12 @@ impl Manifest {
         }
     }
 
-    /// Proves that a file's layers (half-open range) and, if `head` is set, its embedding, last
-    /// norm and output matrix are those of this manifest. Only their tensors are read.
-    /// `progress` gets the bytes done and the bytes in all.
+    /// Proves that a file's layers (half-open range) match this manifest; with `head`, also its
+    /// embedding, last norm and output matrix. Reads only their tensors. `progress` receives the
+    /// bytes done and the total.
     ///
     /// # Errors
-    /// Names what differs.
+    /// Names the first difference.
     pub fn verify(
         &self,
         model: &ModelFile,
@@ -263,7 +255,7 @@ impl Manifest {
             .chain(layers.clone().flat_map(|layer| model.layer_tensors(layer)))
             .collect();
         let other = |info: &TensorInfo| VerifyError::Tensor(info.name.clone());
-        // What is not even of that type and shape need not be read.
+        // A tensor of another type or shape need not be read.
         let listed = |info: &TensorInfo| {
             let entry = self.tensor(&info.name);
             entry.filter(|entry| entry.dtype == info.dtype && entry.dims == info.dims)
@@ -280,7 +272,7 @@ impl Manifest {
         }
     }
 
-    /// Whether names, types and shapes are those of the file; contents are not looked at.
+    /// Whether names, types and shapes match the file, regardless of contents.
     fn lists(&self, model: &ModelFile) -> bool {
         model.gguf().tensors().len() == self.tensors.len()
             && model.gguf().tensors().iter().all(|info| {
@@ -290,13 +282,13 @@ impl Manifest {
     }
 }
 
-/// Hashes tensors side by side, each as a whole, and lets the file's pages go. `progress` gets the
-/// bytes done and the bytes in all.
+/// Hashes tensors in parallel, one task each, and releases the file's pages. `progress` receives
+/// the bytes done and the total.
 fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u64)) -> Vec<Digest> {
     let total = tensors.iter().map(|info| info.bytes).sum();
     let (read, reads) = mpsc::channel();
     let mut done = 0;
-    // Rayon's own pool would panic where the system gives no thread.
+    // Rayon's global pool would panic if the system provides no thread.
     let Ok(pool) = rayon::ThreadPoolBuilder::new().build() else {
         let each = tensors.iter().map(|info| {
             let digest = hash(gguf, info, &read);
@@ -323,7 +315,7 @@ fn hashes(gguf: &Gguf, tensors: &[&TensorInfo], progress: &mut dyn FnMut(u64, u6
     digests
 }
 
-/// Hashes a tensor and tells `read` of each piece's bytes.
+/// Hashes a tensor, and sends the length of each piece to `read`.
 fn hash(gguf: &Gguf, info: &TensorInfo, read: &mpsc::Sender<u64>) -> Digest {
     use sha2::Digest as _;
     let mut hash = sha2::Sha256::new();
@@ -331,14 +323,14 @@ fn hash(gguf: &Gguf, info: &TensorInfo, read: &mpsc::Sender<u64>) -> Digest {
     for piece in gguf.data(info).chunks(4 << 20) {
         hash.update(piece);
         gguf.release(piece);
-        // Who listens listens to the end.
+        // The receiver listens until the end.
         let _ = read.send(piece.len() as u64);
     }
     Digest(hash.finalize().into())
 }
 
-/// Puts the keys of all maps into the order of their encodings' bytes. All keys are short texts,
-/// whose encoding begins with the length.
+/// Sorts the keys of all maps by the bytes of their encodings. All keys are short texts, whose
+/// encoding begins with the length.
 fn sort_maps(value: &mut ciborium::Value) {
     match value {
         ciborium::Value::Map(pairs) => {

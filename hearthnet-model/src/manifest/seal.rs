@@ -1,9 +1,9 @@
-//! The proof that this user's programs wrote something on this machine: HMAC-SHA-256 (RFC 2104) under a
-//! key that never leaves it.
+//! Proof that this user's programs wrote some bytes on this machine: HMAC-SHA-256 (RFC 2104) under
+//! a key that never leaves the machine.
 //!
-//! The key lies in this program's directory of the user's cache (`record.key`, 32 random bytes, for
-//! its user only) and is made when it is first needed. Whoever removes it loses no more than what was
-//! remembered: files are read again, once.
+//! The key (`record.key`, 32 random bytes, mode 0600) lies in this program's directory of the
+//! user's cache, and is made on first use. Without it, all records are invalid and files are read
+//! again, once.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -14,19 +14,19 @@ use sha2::Sha256;
 
 use crate::{cache, regular_file};
 
-/// Bytes of a proof.
+/// Length of a seal in bytes.
 pub(super) const MAC_BYTES: usize = 32;
 const KEY_BYTES: usize = 32;
 const KEY_FILE: &str = "record.key";
 
-/// The proof for some bytes; `None` where there is no place for a key: then nothing is believed, and
-/// nothing kept.
+/// Seal of some bytes; `None` if no key can be stored. Then records are neither trusted nor
+/// written.
 pub(super) fn seal(bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {
     under(&key(&cache::directory().ok()?).ok()?, bytes)
 }
 
-/// Where the key lies, which is made now if there is none: a process that gives up its user's files needs
-/// this one. `None` where there is no place for it.
+/// Path of the key, which is made if it is missing. A sandboxed process needs access to this file.
+/// `None` if no key can be stored.
 pub fn record_key() -> Option<PathBuf> {
     let directory = cache::directory().ok()?;
     key(&directory).ok()?;
@@ -40,7 +40,7 @@ fn under(key: &[u8; KEY_BYTES], bytes: &[u8]) -> Option<[u8; MAC_BYTES]> {
     Some(mac.finalize().into_bytes().into())
 }
 
-/// The key of a directory, made now if there is none that only its user can read.
+/// Reads the key in a directory; makes one if there is none that only its user can read.
 fn key(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let path = directory.join(KEY_FILE);
     if let Some(key) = read(&path) {
@@ -49,11 +49,11 @@ fn key(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
     fs::create_dir_all(directory)?;
     let mut key = [0; KEY_BYTES];
     getrandom::fill(&mut key).map_err(io::Error::other)?;
-    // For its user only, under any name; and whole when it gets the one that counts.
+    // Temporary and final file are readable for the user only; the rename publishes a whole key.
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(&key)?;
-    // One that others could read, or that is none, is replaced; one that another process made in the
-    // meantime stays.
+    // A key that others could read, or an invalid one, is replaced; one that another process made
+    // in the meantime stays.
     if path.exists() {
         file.persist(&path).map_err(|error| error.error)?;
     } else if let Err(error) = file.persist_noclobber(&path)
@@ -93,7 +93,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_key_that_others_can_read_is_replaced_by_one_that_they_cannot() {
+    fn a_key_readable_by_others_is_replaced() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(KEY_FILE);

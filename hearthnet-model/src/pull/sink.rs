@@ -1,4 +1,5 @@
-//! Where arriving bytes go: checked against the catalogue as they come, named when complete.
+//! Destination of downloaded bytes: checked against the catalogue as they arrive, renamed when
+//! complete.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,7 +13,7 @@ use crate::error::FileError;
 use crate::manifest::Digest;
 use crate::regular_file;
 
-/// Counts and hashes bytes, and compares them with what is pinned.
+/// Counts and hashes bytes, and compares them with the pinned size and digest.
 pub(super) struct Check<'a> {
     entry: &'a Wanted,
     done: u64,
@@ -32,7 +33,7 @@ impl<'a> Check<'a> {
         self.done
     }
 
-    /// Takes the next bytes; refuses those beyond the pinned size.
+    /// Adds bytes; refuses bytes beyond the pinned size.
     pub(super) fn update(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
         let done = self.done.saturating_add(bytes.len() as u64);
         if done > self.entry.bytes {
@@ -55,7 +56,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Reads all that there is, a MiB at a time, as long as `take` takes it.
+/// Reads to the end, a MiB at a time, until `take` returns an error.
 pub(super) fn blocks<E>(
     reader: &mut (impl Read + ?Sized),
     mut take: impl FnMut(&[u8]) -> Result<(), E>,
@@ -75,7 +76,7 @@ pub(super) fn blocks<E>(
     }
 }
 
-/// An unfinished file. It is removed when it is dropped, unless it is kept for resuming.
+/// Unfinished file. Dropping it removes it, unless it is kept for resumption.
 pub(super) struct Sink<'a> {
     entry: &'a Wanted,
     file: File,
@@ -87,7 +88,7 @@ pub(super) struct Sink<'a> {
 impl<'a> Sink<'a> {
     /// Begins a file at `path`.
     pub(super) fn create(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
-        // In a folder of this program, from which the pull has removed leftovers.
+        // The file is in this program's own folder, from which the pull has removed leftovers.
         let file = File::create(path).map_err(|error| FileError::new("create", path, error))?;
         Ok(Self {
             entry,
@@ -98,15 +99,14 @@ impl<'a> Sink<'a> {
         })
     }
 
-    /// Continues the file at `path`, or begins it. It is kept when it is dropped, if there is
-    /// anything in it.
+    /// Continues the file at `path`, or begins it. Dropping it keeps a file that is not empty.
     pub(super) fn resume(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
         let open = || {
             let mut options = File::options();
             let options = options.read(true).write(true).create(true).truncate(false);
             let mut file = regular_file::open_with(options, path)?;
             let mut check = Check::new(entry);
-            // What is longer than the model is worthless.
+            // A file longer than the model is useless.
             let sound = blocks(&mut file, |bytes| check.update(bytes))?.is_ok();
             Ok((file, check, sound))
         };
@@ -125,7 +125,7 @@ impl<'a> Sink<'a> {
         Ok(sink)
     }
 
-    /// Bytes that are there.
+    /// Bytes in the file so far.
     pub(super) fn done(&self) -> u64 {
         self.check.done()
     }
@@ -139,7 +139,7 @@ impl<'a> Sink<'a> {
         self.written(written)
     }
 
-    /// Forgets everything.
+    /// Empties the file.
     pub(super) fn restart(&mut self) -> Result<(), SourceError> {
         self.check = Check::new(self.entry);
         let emptied = self
@@ -149,7 +149,7 @@ impl<'a> Sink<'a> {
         self.written(emptied)
     }
 
-    /// Names the file `target`, if it is what the catalogue pins.
+    /// Renames the file to `target`, if it is what the catalogue pins.
     pub(super) fn finish(mut self, target: &Path) -> Result<(), SourceError> {
         self.keep = false;
         std::mem::replace(&mut self.check, Check::new(self.entry)).finish()?;
@@ -157,12 +157,12 @@ impl<'a> Sink<'a> {
         self.written(synced)?;
         fs::rename(&self.path, target)
             .map_err(|error| FileError::new("rename the download to", target, error))?;
-        // There is nothing of that name any more, and nothing to remove.
+        // The temporary name no longer exists, so there is nothing to remove.
         sync_directory(target);
         Ok(())
     }
 
-    /// An unfinished file that cannot be written is removed, so that a full disk is less full.
+    /// Removes the unfinished file if a write failed, so that a full disk gets some space back.
     fn written(&mut self, result: io::Result<()>) -> Result<(), SourceError> {
         result.map_err(|error| {
             self.keep = false;

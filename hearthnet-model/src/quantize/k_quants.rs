@@ -1,43 +1,44 @@
-//! Encoders of the blocks of 256 values, whose parts have integer factors of the block's scale.
+//! Encoders for blocks of 256 values (K-quants), whose sub-blocks have integer factors of the
+//! block's scale.
 //!
-//! The factors are what is scarce: which scale (and minimum) stores a part best is searched for,
-//! then the block's own scale is chosen so that the largest of them takes the largest factor, and
-//! the values are rounded with what is really stored. The search tries ranges somewhat wider and
-//! narrower than the values' own, as a few values cut off often cost less than a coarser step for
-//! all; for the integers that a range gives, the best scale is a least-squares fit.
+//! Factors have few bits. So the encoder searches the best scale (and minimum) per sub-block,
+//! chooses the block's scale so that the largest sub-block scale gets the largest factor, and
+//! rounds the values with the factors as stored. The search tries ranges somewhat wider and
+//! narrower than the values', because clipping a few values often costs less than a coarser step
+//! for all. For the integers of a range, the best scale is a least-squares fit.
 
 use half::f16;
 
 use super::inverse;
 
-/// Values of a block.
+/// Values per block.
 pub(super) const LARGE: usize = 256;
 
-/// Ranges tried on either side of the values' own, a tenth of a step apart: beyond a whole step
-/// the next integers would do.
+/// Ranges tried on either side of the values' own, a tenth of a step apart. Beyond a whole step the
+/// neighbouring integers would repeat.
 const TRIES: i8 = 10;
 
-/// The ranges that are tried, in steps, around one of `steps`.
+/// Ranges to try around `steps`, in steps.
 fn ranges(steps: f32) -> impl Iterator<Item = f32> {
     (-TRIES..=TRIES).map(move |tenths| steps + 0.1 * f32::from(tenths))
 }
 
-/// How much an error of each value counts: large values count more, as they carry more of what a
-/// row computes; near zero there is a floor, or else nothing would count in a part of zeros.
+/// Weight of an error at each value: large values contribute more to the output of a row. The floor
+/// near zero keeps the weights above zero in a sub-block of zeros.
 fn importance(values: &[f32]) -> impl Fn(f32) -> f32 + use<> {
     let squares: f32 = values.iter().map(|v| v * v).sum();
     let typical = (squares / values.len() as f32).sqrt();
     move |v| typical + v.abs()
 }
 
-/// The scale with which integers from `-most` to `most - 1` store some values best.
+/// Scale that stores the values best as integers from `-most` to `most - 1`.
 fn symmetric(values: &[f32], most: f32) -> f32 {
     let largest = values
         .iter()
         .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
     let weight = importance(values);
     let (mut scale, mut best) = (0.0, 0.0);
-    // The larger end of the integers is the negative one: the largest value goes there.
+    // The negative end is the larger one, so the largest value goes there.
     for steps in ranges(most) {
         let id = -steps * inverse(largest);
         let (mut product, mut square) = (0.0, 0.0);
@@ -46,7 +47,7 @@ fn symmetric(values: &[f32], most: f32) -> f32 {
             product += w * v * q;
             square += w * q * q;
         }
-        // With the fitted scale product / square, the error is less than without by this.
+        // With the fitted scale product / square, the error decreases by this amount.
         let gain = product * product * inverse(square);
         if gain > best {
             (scale, best) = (product * inverse(square), gain);
@@ -55,10 +56,10 @@ fn symmetric(values: &[f32], most: f32) -> f32 {
     scale
 }
 
-/// The scale and the minimum (the value of the integer 0, negated, at least 0) with which integers
-/// from 0 to `most` store some values best.
+/// Scale and minimum (the negated value of integer 0, at least 0) that store the values best as
+/// integers from 0 to `most`.
 fn affine(values: &[f32], most: f32) -> (f32, f32) {
-    // What a minimum cannot say: that all values are above zero.
+    // The minimum cannot express an offset above zero.
     let low = values.iter().copied().fold(0.0, f32::min);
     let high = values.iter().copied().fold(f32::MIN, f32::max);
     let weight = importance(values);
@@ -99,7 +100,7 @@ fn affine(values: &[f32], most: f32) -> (f32, f32) {
     fit
 }
 
-/// Four bits with a scale and a minimum of six bits for each 32 values.
+/// Four bits, with a scale and a minimum of six bits per 32 values.
 pub(super) fn encode_q4_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
     let (parts, _) = values.as_chunks::<32>();
     let fits: Vec<(f32, f32)> = parts.iter().map(|part| affine(part, 15.0)).collect();
@@ -111,7 +112,7 @@ pub(super) fn encode_q4_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
     for (s, (&(fit, fit_min), part)) in fits.iter().zip(parts).enumerate() {
         let sc = (fit * inverse(scale)).round().min(63.0) as u8;
         let mc = (fit_min * inverse(min)).round().min(63.0) as u8;
-        // Of the last four parts, the high two bits fill up the bytes of the first four.
+        // The high two bits of the last four sub-blocks fill up the bytes of the first four.
         if s < 4 {
             factors[s] = sc;
             factors[s + 4] = mc;
@@ -134,14 +135,14 @@ pub(super) fn encode_q4_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
     }
 }
 
-/// Six bits with a scale of eight bits for each 16 values.
+/// Six bits, with a scale of eight bits per 16 values.
 pub(super) fn encode_q6_k(values: &[f32; LARGE], out: &mut Vec<u8>) {
     let (parts, _) = values.as_chunks::<16>();
     let fits: Vec<f32> = parts.iter().map(|part| symmetric(part, 32.0)).collect();
     let largest = fits
         .iter()
         .fold(0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
-    // Here, too, the larger end of the integers is the negative one.
+    // The negative end is the larger one here too.
     let d = f16::from_f32(largest / -128.0);
     let scale = d.to_f32();
     let factors: Vec<i8> = fits

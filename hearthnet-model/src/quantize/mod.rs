@@ -1,9 +1,9 @@
-//! Weights to and from the block formats: ggml's reference formulas, value by value.
+//! Conversion of weights to and from ggml's block formats, value by value.
 //!
-//! For conversion and for tests; the engine has its own packed layouts and kernels. Layouts are
-//! described at [`TensorType`]; the formulas of blocks of 32 are those of `quantize_row_*_ref` in
-//! ggml's `ggml-quants.c`, computed in binary32 without fused operations. Blocks of 256 are stored
-//! by a search of our own. All are read as `dequantize_row_*` does.
+//! Used for conversion and tests; the engine has packed layouts and kernels of its own.
+//! [`TensorType`] describes the layouts. Blocks of 32 use the formulas of `quantize_row_*_ref` in
+//! ggml's `ggml-quants.c`, computed in binary32 without fused operations. Blocks of 256 use a
+//! search of our own. Decoding follows `dequantize_row_*`.
 
 mod k_quants;
 
@@ -12,40 +12,38 @@ use half::f16;
 use crate::gguf::TensorType;
 use crate::kernels::{self, WeightType};
 
-/// Values per block of the smaller block formats.
+/// Values per block of the smaller formats.
 const BLOCK: usize = 32;
 
 /// Why values could not be stored or read.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantizeError {
-    /// A type without a formula here.
+    /// The type has no encoder here.
     #[error(
-        "there is no formula here for {0}; values can be stored as {stored}",
+        "there is no encoder for {0}; values can be stored as {stored}",
         stored = TensorType::names(TensorType::WRITABLE)
     )]
     Unsupported(TensorType),
-    /// A value is a NaN or an infinity.
     #[error("it holds a NaN or an infinity: the source is damaged, or was converted badly")]
     NotFinite,
-    /// A value is beyond what the type can hold.
+    /// A value exceeds the range of the type.
     #[error("it holds a value that is beyond the range of {0}")]
     Range(TensorType),
-    /// A number of values or bytes that does not fill whole blocks.
+    /// The values or bytes do not fill whole blocks.
     #[error("{len} do not fill whole blocks of {dtype}")]
     Length {
-        /// The type.
         dtype: TensorType,
-        /// Number of values (when storing) or of bytes (when reading).
+        /// Number of values (encoding) or of bytes (decoding).
         len: usize,
     },
 }
 
-/// Appends `values`, stored as `dtype`, to `out`.
+/// Appends `values`, encoded as `dtype`, to `out`.
 ///
 /// # Errors
-/// When the type is none of [`TensorType::WRITABLE`], `values` are not whole blocks, or one of them
-/// is not finite, or too large for the type; `out` is then unchanged.
+/// The type is not in [`TensorType::WRITABLE`], `values` do not fill whole blocks, or a value is
+/// not finite or too large for the type. `out` is then unchanged.
 pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<(), QuantizeError> {
     if !values.len().is_multiple_of(dtype.block_values() as usize) {
         return Err(QuantizeError::Length {
@@ -53,14 +51,14 @@ pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<()
             len: values.len(),
         });
     }
-    // The formulas would store a NaN as a zero. A maximum, unlike a search, is vectorised.
+    // The formulas would store NaN as zero. A maximum, unlike a search, is vectorised.
     let magnitudes = values.iter().map(|value| value.to_bits() & !(1 << 31));
     let largest = f32::from_bits(magnitudes.fold(0, u32::max));
     if !largest.is_finite() {
         return Err(QuantizeError::NotFinite);
     }
-    // The search for the best scales would overflow far beyond these. What the other types cannot
-    // hold shows in their scales.
+    // Beyond these limits the search for scales would overflow. For the other types, an excessive
+    // value shows in the scale.
     let limit = match dtype {
         TensorType::Q6_K => f16::MAX.to_f32() * 127.0 * 32.0,
         TensorType::Q4_K => f16::MAX.to_f32() * 63.0,
@@ -90,7 +88,7 @@ pub fn encode(dtype: TensorType, values: &[f32], out: &mut Vec<u8>) -> Result<()
     Ok(())
 }
 
-/// Checks that no value which `bytes`, whole blocks, store as `dtype` is a NaN or an infinity.
+/// Checks that no value in `bytes`, whole blocks of `dtype`, is NaN or infinite.
 ///
 /// # Errors
 /// [`QuantizeError::NotFinite`].
@@ -101,10 +99,10 @@ pub(crate) fn check_finite(dtype: TensorType, bytes: &[u8]) -> Result<(), Quanti
     }
 }
 
-/// Appends the values that `bytes` store as `dtype` to `out`.
+/// Decodes `bytes` as `dtype`, and appends the values to `out`.
 ///
 /// # Errors
-/// When the type is not a supported one, or `bytes` are not whole blocks; `out` is then unchanged.
+/// The type is not supported, or `bytes` are not whole blocks; `out` is then unchanged.
 pub fn decode(dtype: TensorType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), QuantizeError> {
     if !bytes.len().is_multiple_of(dtype.block_bytes() as usize) {
         return Err(QuantizeError::Length {
@@ -140,11 +138,11 @@ fn encode_q8_0(block: &[f32; BLOCK], out: &mut Vec<u8>) {
     let d = block.iter().fold(0f32, |max, v| max.max(v.abs())) / 127.0;
     let id = inverse(d);
     out.extend(f16::from_f32(d).to_le_bytes());
-    // A cast from float saturates, and the value is at most 127 but for rounding.
+    // The cast saturates, and rounding aside the value is at most 127.
     out.extend(block.iter().map(|&v| ((v * id).round() as i8) as u8));
 }
 
-/// Affine: the least value becomes 0, the greatest 15.
+/// Affine: the minimum becomes 0, the maximum 15.
 fn encode_q4_1(block: &[f32; BLOCK], out: &mut Vec<u8>) {
     let min = block.iter().copied().fold(f32::MAX, f32::min);
     let max = block.iter().copied().fold(f32::MIN, f32::max);
@@ -166,7 +164,7 @@ fn encode_q4_0(block: &[f32; BLOCK], out: &mut Vec<u8>) {
     nibbles(block, out, |v| v * id + 8.5);
 }
 
-/// Stores `scaled(value)`, cut to an integer and to 15, two to a byte: `j` low, `j + 16` high.
+/// Stores `scaled(value)`, truncated and limited to 15, two per byte: `j` low, `j + 16` high.
 fn nibbles(block: &[f32; BLOCK], out: &mut Vec<u8>, scaled: impl Fn(f32) -> f32) {
     let (low, high) = block.split_at(BLOCK / 2);
     let nibble = |v: f32| (scaled(v) as u8).min(15);
@@ -287,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Root of the mean squared error, relative to that of the values.
+    /// Root mean squared error, relative to that of the values.
     fn relative_error(dtype: TensorType, values: &[f32]) -> f64 {
         let square = |values: &mut dyn Iterator<Item = f32>| -> f64 {
             values.map(|v| f64::from(v).powi(2)).sum()
@@ -298,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn large_blocks_err_no_more_than_they_did_when_they_were_measured() {
-        // SplitMix64, and from it values of several distributions.
+    fn errors_of_large_blocks_stay_within_measured_bounds() {
+        // SplitMix64, and values of several distributions drawn from it.
         let mut state = 5u64;
         let mut unit = move || {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -314,7 +312,7 @@ mod tests {
         let bell = many(|x| x);
         let tails = many(|x| 0.02 * x.powi(3));
         let shifted = many(|x| 3.0 + x);
-        // Measured with other values of the distributions, and a twentieth added.
+        // Measured with other values of the distributions, plus 5 %.
         for (name, values, q6_k, q4_k) in [
             ("bell", &bell, 0.0183, 0.076),
             ("tails", &tails, 0.0256, 0.094),
@@ -329,7 +327,7 @@ mod tests {
                 );
             }
         }
-        // In fewer bits, but with better chosen scales.
+        // Fewer bits, but better chosen scales.
         assert!(relative_error(Q4_K, &bell) < relative_error(Q4_1, &bell));
         assert!(relative_error(Q4_K, &tails) < relative_error(Q4_0, &tails));
     }
@@ -349,7 +347,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_stored_comes_back_within_half_a_step(
+        fn decoded_values_are_within_half_a_step(
             values in prop::collection::vec(-100f32..100.0, 64),
             shift in -50f32..50.0,
         ) {
@@ -379,7 +377,7 @@ mod tests {
         #[test]
         fn no_value_makes_it_panic(
             bits in prop::collection::vec(any::<u32>(), 256),
-            // All of them, those that are finite, those below 2.
+            // All values, only finite ones, only those below 2.
             mask in prop::sample::select(vec![u32::MAX, 0xff7f_ffff, 0xbfff_ffff]),
         ) {
             let values = bits.into_iter().map(|bits| f32::from_bits(bits & mask));

@@ -1,4 +1,4 @@
-//! What somebody has decided about choosing tokens, and what is left to others.
+//! Sampling settings of a caller or a model, and their combination.
 
 use std::ops::RangeInclusive;
 
@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::config::{MAX_PENALTY_WINDOW, PENALTY, REPETITION, SHARE, SamplerConfig, TEMPERATURE};
 use crate::gguf::Gguf;
 
-/// Settings of a [`SamplerConfig`] that somebody chose: a caller, or the makers of a model. What
-/// is missing is left to whoever is asked next; the ranges are those of [`SamplerConfig`].
+/// Partial settings of a [`SamplerConfig`], from a caller or a model. Missing values come from the
+/// next source; the ranges are those of [`SamplerConfig`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(clippy::exhaustive_structs)] // Built with `..SamplingChoice::default()`.
@@ -37,7 +37,7 @@ pub struct SamplingChoice {
 }
 
 impl SamplingChoice {
-    /// Always the likeliest token, and nothing else changed.
+    /// Always the likeliest token, without penalties.
     pub const GREEDY: Self = Self {
         temperature: Some(0.0),
         top_k: None,
@@ -48,8 +48,8 @@ impl SamplingChoice {
         frequency_penalty: None,
     };
 
-    /// For models whose makers recommend nothing: llama.cpp's defaults, which is what their files
-    /// are tried with before they are given away.
+    /// Default for models without a recommendation: llama.cpp's defaults, with which the makers of
+    /// model files usually test them.
     pub const USUAL: Self = Self {
         temperature: Some(0.8),
         top_k: Some(40),
@@ -58,13 +58,13 @@ impl SamplingChoice {
         ..Self::GREEDY
     };
 
-    /// What a model file recommends in its `general.sampling.*` metadata, which converters fill
-    /// from the model's `generation_config.json`. Values that are out of range are passed over:
-    /// they are advice, and the model works without.
+    /// Recommendations in the file's `general.sampling.*` metadata, which converters copy from the
+    /// model's `generation_config.json`. Values out of range are ignored, because the model works
+    /// without them.
     pub fn from_gguf(gguf: &Gguf) -> Self {
         let float = |key: &str, range: RangeInclusive<f32>| {
             let value = gguf.f64(&format!("general.sampling.{key}"));
-            // Rounding to binary32 is what the sampler computes with anyway.
+            // The sampler computes in binary32 anyway.
             let value = value.ok().flatten().map(|value| value as f32);
             value.filter(|value| range.contains(value))
         };
@@ -79,14 +79,12 @@ impl SamplingChoice {
         }
     }
 
-    /// Whether nothing is chosen.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Leaves to the model what is not chosen. A temperature of 0 asks for the likeliest token,
-    /// which is not what the model's own penalties and cuts would make of it: they do not count
-    /// then.
+    /// Takes unset values from the model. With a temperature of 0 the caller wants the likeliest
+    /// token; the model's penalties and cuts could change it, and are ignored.
     #[must_use]
     pub fn or_models(self, model: &Self) -> Self {
         let model = match self.temperature {
@@ -104,9 +102,9 @@ impl SamplingChoice {
         }
     }
 
-    /// The settings of `base` with these in their places. Presence and frequency penalties count
-    /// the whole answer, as OpenAI's API defines them; a repetition penalty without them counts
-    /// what `base` says, by default the last 64 tokens with the prompt, as llama.cpp does.
+    /// Replaces values of `base`. Presence and frequency penalties count the whole answer, as in
+    /// OpenAI's API. A repetition penalty without them counts according to `base`, by default the
+    /// last 64 tokens with the prompt, as in llama.cpp.
     #[must_use]
     pub fn over(self, base: SamplerConfig) -> SamplerConfig {
         let counted = [self.presence_penalty, self.frequency_penalty];
@@ -142,7 +140,7 @@ mod tests {
     };
 
     #[test]
-    fn what_a_caller_leaves_open_is_the_models_own() {
+    fn unset_values_come_from_the_model() {
         let own = SamplingChoice::default().or_models(&MODEL);
         assert_eq!(own, MODEL);
         let warm = SamplingChoice {
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_the_likeliest_token_gets_it_whatever_the_model_recommends() {
+    fn temperature_0_ignores_the_models_recommendation() {
         let greedy = SamplingChoice::GREEDY.or_models(&MODEL);
         let config = greedy.over(SamplerConfig::default());
         assert_eq!(config, SamplerConfig::default());
@@ -183,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recommended_for_no_model_in_particular_can_be_sampled_with() {
+    fn the_default_settings_are_valid() {
         let config = SamplingChoice::USUAL.over(SamplerConfig {
             seed: Some(1),
             ..SamplerConfig::default()

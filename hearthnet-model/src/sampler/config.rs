@@ -1,25 +1,25 @@
-//! How the next token is chosen.
+//! Settings of the sampler.
 
 use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-/// The most tokens whose log probabilities are reported. OpenAI's API takes 20.
+/// Largest number of reported log probabilities. OpenAI's API accepts 20.
 pub const MAX_LOGPROBS: u8 = 20;
-/// The longest window that penalties look back over, in tokens.
+/// Longest window of penalties, in tokens.
 pub const MAX_PENALTY_WINDOW: u32 = 1 << 20;
 
 pub(super) const TEMPERATURE: RangeInclusive<f32> = 0.0..=100.0;
-/// Of [`SamplerConfig::top_p`] and [`SamplerConfig::min_p`].
+/// Range of [`SamplerConfig::top_p`] and [`SamplerConfig::min_p`].
 pub(super) const SHARE: RangeInclusive<f32> = 0.0..=1.0;
 pub(super) const REPETITION: RangeInclusive<f32> = 0.0625..=16.0;
-/// Of presence and frequency penalty.
+/// Range of presence and frequency penalty.
 pub(super) const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
 
-/// The settings of a [`Sampler`](super::Sampler). The default is greedy.
+/// Settings of a [`Sampler`](super::Sampler). The default is greedy.
 ///
-/// The steps are llama.cpp's, in its default order: penalties, top-k, top-p, min-p, temperature,
-/// then the draw. So what top-p and min-p cut away does not depend on the temperature.
+/// The steps follow llama.cpp's default order: penalties, top-k, top-p, min-p, temperature, then
+/// the draw. So the temperature does not affect top-p and min-p.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[allow(clippy::exhaustive_structs)] // Built with `..SamplerConfig::default()`.
@@ -40,17 +40,18 @@ pub struct SamplerConfig {
     pub presence_penalty: f32,
     /// Taken off the logits of recent tokens once for each time they occurred, -2 to 2.
     pub frequency_penalty: f32,
-    /// How many tokens back the penalties look, over all that the sampler was told of: prompt
-    /// and answer. 0 to 1,048,576; 0 turns the penalties off.
+    /// Tokens of prompt and answer that penalties look back over, 0 to 1,048,576; 0 disables
+    /// penalties.
     pub penalty_window: u32,
-    /// Whether penalties count the tokens of the prompt too, as llama.cpp does; OpenAI's count
-    /// those of the answer only. It is for whoever tells the sampler of the prompt.
+    /// Whether penalties count the tokens of the prompt too, as in llama.cpp; OpenAI's count only
+    /// the answer. The caller decides by it whether to [`observe`](super::Sampler::observe) the
+    /// prompt.
     pub penalise_prompt: bool,
-    /// Decides every draw: the same seed gives the same tokens, on every machine. Needed unless
-    /// the choice is greedy; callers who do not care draw one and report it.
+    /// Seed of all draws: the same seed gives the same tokens on every machine. Required unless the
+    /// choice is greedy. A caller without a preference draws a seed and reports it.
     pub seed: Option<u64>,
-    /// Reports the log probability of the chosen token and of the best n, 0 to 20, in the
-    /// model's own distribution: before penalties, cuts and temperature.
+    /// Reports the log probability of the chosen token and of the best n, 0 to 20, in the model's
+    /// own distribution: before penalties, cuts and temperature.
     pub logprobs: Option<u8>,
 }
 
@@ -72,33 +73,30 @@ impl Default for SamplerConfig {
     }
 }
 
-/// Settings that make no sense.
+/// Why settings are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerConfigError {
-    /// A number is outside its range, or not a number.
+    /// A number is outside its range, or NaN.
     #[error("`{field}` is {value}; it must be from {min} to {max}")]
     OutOfRange {
-        /// The field of [`SamplerConfig`].
+        /// Field of [`SamplerConfig`].
         field: &'static str,
-        /// Its value.
         value: f64,
-        /// The least that is accepted.
         min: f64,
-        /// The most that is accepted.
         max: f64,
     },
 
-    /// Tokens are to be drawn, but there is no seed to draw them from.
+    /// The choice is random, but there is no seed.
     #[error("`seed` is needed when `temperature` is above 0: draw one and report it")]
     SeedMissing,
 }
 
 impl SamplerConfig {
-    /// Checks every field.
+    /// Checks all fields.
     ///
     /// # Errors
-    /// [`SamplerConfigError`] for the first field that is out of range.
+    /// [`SamplerConfigError`] for the first field out of range.
     pub fn validate(&self) -> Result<(), SamplerConfigError> {
         let floats = [
             ("temperature", self.temperature, TEMPERATURE),
@@ -138,7 +136,7 @@ impl SamplerConfig {
         Ok(())
     }
 
-    /// Whether any penalty changes any logit.
+    /// Whether a penalty can change a logit.
     pub(super) fn penalises(&self) -> bool {
         self.penalty_window > 0
             && (self.repetition_penalty != 1.0

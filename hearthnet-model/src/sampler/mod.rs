@@ -1,19 +1,18 @@
-//! Choosing the next token from the logits.
+//! Choice of the next token from the logits.
 //!
-//! The same logits, settings and seed give the same token on every CPU: probabilities are whole
-//! numbers made by single IEEE operations, `log` is the `libm` crate's, random numbers come from
-//! ChaCha12. Ties go to the lowest id, -0 equals 0, and a logit that is not a number is an error
-//! and never a choice.
+//! Equal logits, settings and seed give the same token on every CPU: probabilities are integers
+//! computed by single IEEE operations, `log` is the `libm` crate's, random numbers come from
+//! ChaCha12. Ties go to the lowest id, -0 equals 0, and NaN is an error.
 //!
 //! # One token
 //!
-//! 1. Penalties, for every token among the last [`SamplerConfig::penalty_window`] that the
-//!    sampler was told of, `c` the number of times: `l = l > 0 ? l / r : l * r`, then
+//! 1. Penalties, for every token that occurs `c` times among the last
+//!    [`SamplerConfig::penalty_window`] tokens: `l = l > 0 ? l / r : l * r`, then
 //!    `l = l - (c * frequency + presence)`, in binary32.
 //! 2. Temperature 0: the greatest logit. Otherwise, with tokens ordered by logit, then id:
 //! 3. top-k keeps the first k.
 //! 4. top-p keeps the shortest beginning whose weights, at temperature 1, sum up to at least
-//!    `p` times the sum of all that are left.
+//!    `p` times the sum of all remaining ones.
 //! 5. min-p keeps logits of at least the greatest plus `log(min_p)`.
 //! 6. The weight of a token is `exp((l - greatest) * (1 / temperature))` in whole units of 2^-40
 //!    (the module `weights` has the arithmetic). With `R` the next 64 random bits, the first token
@@ -35,19 +34,17 @@ use select::Candidate;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 
-/// A chosen token.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Sampled {
-    /// The token.
     pub id: u32,
-    /// Its log probability in the model's own distribution, if asked for.
+    /// Log probability in the model's own distribution, if requested.
     pub logprob: Option<f32>,
-    /// The likeliest tokens with their log probabilities, best first, if asked for.
+    /// Likeliest tokens with their log probabilities, best first, if requested.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Logits that allow no choice.
+/// Why no token can be chosen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
@@ -55,21 +52,21 @@ pub enum SampleError {
     #[error("no token has a finite logit")]
     NoCandidate,
 
-    /// There are so many logits, more than any vocabulary has tokens.
+    /// More logits than any vocabulary has tokens.
     #[error("there are logits for {0} tokens; at most {max} are accepted", max = weights::MAX_TOKENS)]
     TooMany(usize),
 
-    /// The logit of this token, the first such, is not a number, or infinite.
+    /// The first token whose logit is NaN or plus infinity.
     #[error("the logit of token {0} is not a finite number")]
     NotFinite(u32),
 }
 
-/// Chooses tokens, one after the other, for one sequence.
+/// Chooses the tokens of one sequence.
 #[derive(Clone)]
 pub struct Sampler {
     config: SamplerConfig,
     random: ChaCha12Rng,
-    /// The last tokens, at most `penalty_window`, and how often each occurs in there.
+    /// The last tokens, at most `penalty_window`, and the count of each among them.
     recent: VecDeque<u32>,
     counts: HashMap<u32, u32>,
     /// Buffers to reuse.
@@ -78,7 +75,7 @@ pub struct Sampler {
     weights: Vec<u64>,
 }
 
-/// Leaves the tokens out, so that no log can show them.
+/// Omits the tokens, so that they cannot enter a log.
 impl fmt::Debug for Sampler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sampler")
@@ -88,13 +85,13 @@ impl fmt::Debug for Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the beginning of its random numbers.
+    /// Sampler at the start of its random sequence.
     ///
     /// # Errors
-    /// [`SamplerConfigError`] when a setting is out of range.
+    /// [`SamplerConfigError`] if a setting is out of range.
     pub fn new(config: SamplerConfig) -> Result<Self, SamplerConfigError> {
         config.validate()?;
-        // The layout is ours, so that no version of `rand_core` can change it.
+        // The seed's layout is defined here, so that no version of `rand_core` can change it.
         let mut seed = *b"........hearthnet sampler 1.....";
         for (to, from) in seed.iter_mut().zip(config.seed.unwrap_or(0).to_le_bytes()) {
             *to = from;
@@ -110,13 +107,12 @@ impl Sampler {
         })
     }
 
-    /// The settings.
     pub fn config(&self) -> &SamplerConfig {
         &self.config
     }
 
-    /// Tells the sampler of tokens that it did not choose, such as the prompt: penalties count
-    /// them too. (OpenAI's penalties count the answer only; for those, do not.)
+    /// Adds tokens that the sampler did not choose, such as the prompt: penalties count them too.
+    /// OpenAI's penalties count only the answer; for those, do not call this.
     pub fn observe(&mut self, ids: &[u32]) {
         if !self.config.penalises() {
             return;
@@ -137,11 +133,11 @@ impl Sampler {
         }
     }
 
-    /// Chooses the next token; `logits` has one value for each token. A logit of minus infinity
-    /// rules a token out. After an error the sampler is as it was.
+    /// Chooses the next token; `logits` has one value per token. A logit of minus infinity rules a
+    /// token out. After an error the sampler is unchanged.
     ///
     /// # Errors
-    /// [`SampleError`] when a logit is not a number or plus infinity, or nothing is left.
+    /// [`SampleError`] if a logit is NaN or plus infinity, or all tokens are ruled out.
     pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, SampleError> {
         if logits.len() > weights::MAX_TOKENS {
             return Err(SampleError::TooMany(logits.len()));
@@ -180,7 +176,7 @@ impl Sampler {
                 *logit *= config.repetition_penalty;
             }
             *logit -= count as f32 * config.frequency_penalty + config.presence_penalty;
-            *logit = logit.min(f32::MAX); // Dividing by less than 1 may have left the range.
+            *logit = logit.min(f32::MAX); // Division by less than 1 may have overflowed.
         }
     }
 
@@ -205,11 +201,11 @@ impl Sampler {
                 return Ok(candidate.id);
             }
         }
-        // Not reached: the running sum ends at `sum`, and the hit is below it.
+        // Unreachable: the running sum ends at `sum`, and the hit is below it.
         Ok(best.id)
     }
 
-    /// Fills `candidates` with what top-k, top-p and min-p leave, ordered by id.
+    /// Fills `candidates` with the tokens that pass top-k, top-p and min-p, ordered by id.
     fn keep(&mut self, logits: &[f32], best: Candidate) {
         let config = &self.config;
         let floor = if config.min_p > 0.0 {
@@ -234,7 +230,7 @@ impl Sampler {
         } else {
             None
         };
-        // Not ruled out, without top-p; this and all that are before it, with.
+        // Without top-p, all tokens that are not ruled out; with top-p, those up to this one.
         let last = last.unwrap_or(Candidate {
             id: u32::MAX,
             logit: f32::MIN,

@@ -1,12 +1,11 @@
-//! Finding the likeliest tokens without sorting them all.
+//! Finds the likeliest tokens without a full sort.
 //!
-//! Everything here takes logits without NaN and plus infinity. The order is by logit, greatest
-//! first, then by id.
+//! The logits must not be NaN or plus infinity. The order is by logit, greatest first, then by id.
 
 use super::weights::weight;
 use std::cmp::Ordering;
 
-/// A token and its logit.
+/// Token with its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
     pub(super) id: u32,
@@ -24,16 +23,16 @@ impl Candidate {
     }
 }
 
-/// How many logits are looked at together: enough for the compiler to use wide registers.
+/// Logits per step: enough for the compiler to use wide registers.
 const BLOCK: usize = 64;
-/// Classes of [`last_of_nucleus`] for each unit of the logit.
+/// Classes of [`last_of_nucleus`] per unit of the logit.
 const CLASSES_PER_UNIT: f64 = 16.0;
-/// All classes; the last begins where tokens weigh nothing.
+/// Number of classes; the last begins where weights become 0.
 const CLASSES: usize = 29 * 16;
 
-/// The first token whose logit is not a number or plus infinity.
+/// First token whose logit is NaN or plus infinity.
 pub(super) fn not_finite(logits: &[f32]) -> Option<u32> {
-    // False for NaN as well. Without early exit, which would keep the compiler from wide code.
+    // False for NaN too. No early exit, which would prevent vectorisation.
     let fine = |logit: &f32| *logit < f32::INFINITY;
     let all_fine = logits.iter().fold(true, |all, logit| all & fine(logit));
     if all_fine {
@@ -45,7 +44,7 @@ pub(super) fn not_finite(logits: &[f32]) -> Option<u32> {
         .and_then(|id| u32::try_from(id).ok())
 }
 
-/// The best token, unless all are ruled out.
+/// Best token; `None` if all are ruled out.
 pub(super) fn best(logits: &[f32]) -> Option<Candidate> {
     let top = greatest(logits);
     if top == f32::NEG_INFINITY {
@@ -58,7 +57,7 @@ pub(super) fn best(logits: &[f32]) -> Option<Candidate> {
     })
 }
 
-/// The greatest logit, minus infinity without any.
+/// Greatest logit; minus infinity if there are none.
 fn greatest(logits: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 16];
     let mut blocks = logits.chunks_exact(16);
@@ -81,8 +80,8 @@ pub(super) fn first_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     if k == 0 {
         return;
     }
-    // Once more than twice the wanted number came together, all but the best are thrown out, and
-    // whatever is not above the worst of these cannot belong to them: ids only grow.
+    // Beyond twice the wanted number, all but the best are dropped. From then on, only logits above
+    // the worst of these can belong to them, because ids increase.
     let room = k.saturating_mul(2).max(BLOCK);
     let mut floor = f32::NEG_INFINITY;
     for (block, first_id) in logits.chunks(BLOCK).zip((0_u32..).step_by(BLOCK)) {
@@ -102,7 +101,7 @@ pub(super) fn first_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.sort_unstable_by(Candidate::order);
 }
 
-/// Leaves the first `k`, the worst of them last.
+/// Keeps the first `k`, the worst of them last.
 fn cut(candidates: &mut Vec<Candidate>, k: usize) {
     if candidates.len() > k {
         candidates.select_nth_unstable_by(k - 1, Candidate::order);
@@ -110,21 +109,21 @@ fn cut(candidates: &mut Vec<Candidate>, k: usize) {
     }
 }
 
-/// The weight at which top-p stops.
+/// Sum of weights at which top-p stops.
 fn target(top_p: f32, sum: u64) -> u64 {
     (f64::from(top_p) * sum as f64).ceil() as u64
 }
 
-/// Cuts candidates, which are in order, behind the one at which the running sum of weights
-/// reaches the share `top_p` of the whole.
+/// Cuts ordered candidates behind the one at which the running sum of weights reaches the share
+/// `top_p` of the total.
 pub(super) fn cut_at(candidates: &mut Vec<Candidate>, top: f32, top_p: f32) {
     let weight = |c: &Candidate| weight(f64::from(c.logit) - f64::from(top));
     let target = target(top_p, candidates.iter().map(weight).sum());
     keep_until(candidates, 0, target, &weight);
 }
 
-/// Cuts candidates, which are in order, behind the one at which the running sum, which begins
-/// at `running`, reaches `target`.
+/// Cuts ordered candidates behind the one at which the running sum, starting from `running`,
+/// reaches `target`.
 fn keep_until(
     candidates: &mut Vec<Candidate>,
     mut running: u64,
@@ -138,11 +137,11 @@ fn keep_until(
     candidates.truncate(reached.map_or(candidates.len(), |at| at + 1));
 }
 
-/// The last token, in order, that [`cut_at`] would leave of all tokens.
+/// Last token, in order, that [`cut_at`] would keep of all tokens.
 ///
-/// Instead of sorting, tokens are put into classes by how far they are below the best one. The
-/// classes are gone through from the best on, and only the class in which the sum is reached is
-/// sorted. `members` is a buffer to reuse.
+/// Instead of sorting, tokens are put into classes by their distance from the best one. The classes
+/// are summed from the best on, and only the class that reaches the sum is sorted. `members` is a
+/// buffer to reuse.
 pub(super) fn last_of_nucleus(
     logits: &[f32],
     top: f32,
@@ -150,11 +149,11 @@ pub(super) fn last_of_nucleus(
     members: &mut Vec<Candidate>,
 ) -> Option<Candidate> {
     let below = |logit: f32| f64::from(top) - f64::from(logit);
-    // Whatever is far below, or ruled out, is in the last class.
+    // Tokens far below the best, or ruled out, are in the last class.
     let class = |logit: f32| (below(logit) * CLASSES_PER_UNIT).min((CLASSES - 1) as f64) as i32;
     let mut sums = [0_u64; CLASSES];
     for block in logits.chunks(BLOCK) {
-        // Apart from the adding up, so that they are computed side by side.
+        // Separate from the summation, so that the compiler can vectorise it.
         let (mut weights, mut classes) = ([0_u64; BLOCK], [0_i32; BLOCK]);
         for ((weight, class_of), logit) in weights.iter_mut().zip(&mut classes).zip(block) {
             *weight = self::weight(-below(*logit));
@@ -179,7 +178,7 @@ pub(super) fn last_of_nucleus(
         running += sum;
     }
     members.clear();
-    // What can belong to the class, told by a cheaper comparison: one unit is a wide margin.
+    // A cheaper comparison preselects the members of the class; one unit is a wide margin.
     let floor = f64::from(top) - f64::from(last + 1) / CLASSES_PER_UNIT - 1.0;
     let tokens = (0..)
         .zip(logits)
@@ -260,7 +259,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_no_finite_number_is_found(
+        fn the_first_invalid_logit_is_found(
             mut logits in logits(),
             at in 0_usize..700,
             bad in prop::sample::select(vec![f32::NAN, -f32::NAN, f32::INFINITY]),

@@ -13,7 +13,7 @@ fn sampler(config: SamplerConfig) -> Sampler {
     Sampler::new(config).unwrap()
 }
 
-/// How often each token is drawn from the same logits.
+/// Number of times each token is drawn from the same logits.
 fn counts(config: SamplerConfig, logits: &[f32], draws: u32) -> Vec<u32> {
     let mut sampler = sampler(config);
     let mut counts = vec![0; logits.len()];
@@ -23,7 +23,7 @@ fn counts(config: SamplerConfig, logits: &[f32], draws: u32) -> Vec<u32> {
     counts
 }
 
-/// The distribution that the settings describe, computed the plain way.
+/// Distribution according to the settings, computed in the plain way.
 fn expected(config: &SamplerConfig, logits: &[f32]) -> Vec<f64> {
     let softmax = |kept: &[usize], temperature: f64| -> Vec<f64> {
         let weights: Vec<f64> = kept
@@ -62,7 +62,7 @@ fn expected(config: &SamplerConfig, logits: &[f32]) -> Vec<f64> {
     all
 }
 
-/// Pearson's statistic; what cannot be drawn must not have been.
+/// Pearson's statistic; a token of probability 0 must not have been drawn.
 fn chi_square(counts: &[u32], expected: &[f64]) -> f64 {
     let draws = f64::from(counts.iter().sum::<u32>());
     let mut sum = 0.0;
@@ -116,8 +116,8 @@ fn a_wrong_distribution_would_be_noticed() {
 
 #[test]
 fn the_first_draws_of_a_seed_are_these_on_every_machine() {
-    // By a program of a few lines in another language, written from this module's description.
-    // Another value means that old seeds give new texts.
+    // Computed by a short program in another language, from this module's description. Another
+    // value means that old seeds give other texts.
     let logits: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 / 20.0).collect();
     let draws = |config| {
         let mut sampler = sampler(config);
@@ -188,7 +188,7 @@ fn greedy_takes_the_lowest_id_of_the_best_and_no_random_number() {
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_errors_and_change_nothing() {
+fn invalid_logits_are_errors_and_leave_the_sampler_unchanged() {
     let mut drawn = sampler(drawing(5));
     let mut untouched = drawn.clone();
     assert_eq!(
@@ -237,7 +237,7 @@ fn chosen_tokens_are_penalised_too() {
 }
 
 #[test]
-fn the_window_forgets_what_is_older() {
+fn the_penalty_window_drops_older_tokens() {
     let config = SamplerConfig {
         presence_penalty: 2.0,
         penalty_window: 2,
@@ -379,7 +379,7 @@ proptest! {
         let mut sampler = sampler(config);
         for _ in 0..8 {
             let id = sampler.sample(&logits).unwrap().id as usize;
-            // The plain computation may round a token at the very edge the other way.
+            // The plain computation may round a token at the very edge differently.
             let edge = possible[id] > 0.0 || logits[id] >= *logits.iter().zip(&possible)
                 .filter(|(_, p)| **p > 0.0).map(|(l, _)| l).min_by(|a, b| a.total_cmp(b)).unwrap() - 1e-3;
             prop_assert!(edge, "token {} has probability 0", id);

@@ -1,26 +1,26 @@
 //! Probabilities as integers.
 //!
-//! The weight of a token is `exp(x)` in units of 2^-40, a whole number, with `x` how far its
-//! logit is below the greatest. Sums of whole numbers do not depend on their order, so whatever
-//! way tokens are gone through, top-p cuts at the same token and a draw hits the same one. What
-//! is less likely than the best token by a factor of 2^41 (e^28) weighs nothing.
+//! The weight of a token is `exp(x)` in integer units of 2^-40, where `x` is its logit minus the
+//! greatest. Integer sums do not depend on their order. So in any order of tokens, top-p cuts at
+//! the same token and a draw selects the same one. A token less likely than the best by a factor of
+//! 2^41 (e^28) has weight 0.
 
-/// The weight of the likeliest token.
+/// Weight of the likeliest token.
 pub(super) const ONE: u64 = 1 << 40;
 
-/// The most tokens whose weights add up within 64 bits.
+/// Largest number of tokens whose sum of weights fits into 64 bits.
 pub(super) const MAX_TOKENS: usize = 1 << 23;
 
-/// Adding and subtracting this rounds a small number to a whole one, to even if half; in
-/// between, the low bits of the sum are that number.
+/// Adding and subtracting this constant rounds a small number to an integer, ties to even. In
+/// between, the low bits of the sum are that integer.
 const ROUND: f64 = (3_u64 << 51) as f64;
 
 /// `exp(x)` in units of 2^-40, for `x` up to 0; within 1 of the true value.
 ///
-/// Additions and multiplications of binary64 only, in a fixed order and without a branch: the
-/// same on every CPU, and fit for wide registers. `exp(x) = 2^n exp(r)` with `n` the nearest
-/// whole number to `x / ln 2`, and the Taylor series up to `r^11` (the next term is below
-/// 7e-15 for |r| up to `ln 2 / 2`).
+/// Uses only additions and multiplications of binary64, in a fixed order and without branches:
+/// equal on every CPU, and vectorisable. `exp(x) = 2^n exp(r)` with `n` the nearest integer to
+/// `x / ln 2`, and the Taylor series up to `r^11` (the next term is below 7e-15 for |r| up to
+/// `ln 2 / 2`).
 #[inline]
 pub(super) fn weight(x: f64) -> u64 {
     /// `ln 2` in two parts; the first has 32 trailing zero bits, so that `n` times it is exact.
@@ -40,14 +40,14 @@ pub(super) fn weight(x: f64) -> u64 {
         1.0,
         1.0,
     ];
-    let x = x.max(-40.0); // Far below half a unit; also what minus infinity comes to.
+    let x = x.max(-40.0); // Far below half a unit; minus infinity is mapped to it too.
     let rounded = x * std::f64::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
     let r = (x - n * LN_2_HIGH) - n * LN_2_LOW;
     let series = TAYLOR
         .iter()
         .fold(0.0, |sum, coefficient| sum * r + coefficient);
-    // The exponent field: the bias, the unit's 40, and `n` from the low bits of `rounded`.
+    // Exponent field: the bias, the unit's 40, and `n` from the low bits of `rounded`.
     let scale = f64::from_bits((rounded.to_bits() << 52).wrapping_add((1023 + 40) << 52));
     let units = series * scale + (1_u64 << 52) as f64;
     units.to_bits() & ((1 << 52) - 1)
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn these_values_are_the_same_on_every_machine() {
         let values = [-1e-9, -0.1, -1.0, -2.5, -10.0, -20.0].map(weight);
-        // By Python's decimal module: int((Decimal(2)**40 * Decimal(x).exp()).to_integral())
+        // Computed with Python's decimal: int((Decimal(2)**40 * Decimal(x).exp()).to_integral())
         let expected = [
             1_099_511_626_676,
             994_879_262_377,

@@ -1,23 +1,23 @@
-//! The budget of a rendering, and what a value costs.
+//! Budget of a rendering, and costs of values.
 
 use minijinja::value::{DynObject, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// What a rendering may handle, in bytes; an item counts as [`ITEM`]. A conversation of a thousand
-/// messages of a thousand bytes takes 4 to 67 MiB in llama.cpp's collection of templates. One of
-/// them, Reka-Edge, joins everything again at each message, and holds shorter ones only.
+/// Budget of a rendering, in bytes; an item counts as [`ITEM`]. A conversation of 1,000 messages of
+/// 1,000 bytes takes 4 to 67 MiB with the templates of llama.cpp's collection. One of them,
+/// Reka-Edge, joins the whole text again for each message, and can only hold shorter conversations.
 pub(super) const BUDGET: usize = 128 << 20;
-/// What a value weighs beside its text: more than minijinja takes for one in a list.
+/// Cost of a value beside its text: more than minijinja's memory for a list element.
 pub(super) const ITEM: usize = 64;
-/// How deep lists and dictionaries may be nested. Tool descriptions end at some ten levels.
+/// Limit of nesting of lists and dictionaries. Tool descriptions have about ten levels at most.
 const MAX_DEPTH: usize = 64;
 
-/// The source of the error of a rendering whose budget is spent.
+/// Source of the error when the budget is spent.
 #[derive(Debug, thiserror::Error)]
 #[error("the budget is spent")]
 pub(super) struct Spent;
 
-/// What is left of a rendering's budget.
+/// Remaining budget of a rendering.
 struct Budget(usize);
 
 pub(super) fn charge(state: &mut State<'_, '_>, bytes: usize) -> Result<(), Error> {
@@ -35,7 +35,7 @@ pub(super) fn refuse(problem: &'static str) -> Error {
     Error::new(ErrorKind::InvalidOperation, problem)
 }
 
-/// Charges a value with everything in it, and tells how much that was.
+/// Charges a value with all its contents, and returns the amount.
 pub(super) fn weigh(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -66,8 +66,8 @@ pub(super) fn weigh(
     Ok(weight)
 }
 
-/// Whether an object is one of the two that are not what they were made as. Their types are
-/// private to minijinja.
+/// Whether an object is a namespace or a loop, whose contents change. Their types are private to
+/// minijinja.
 fn changes(object: &DynObject) -> bool {
     let name = object.type_name();
     name.ends_with("::Namespace") || name.ends_with("::Loop")

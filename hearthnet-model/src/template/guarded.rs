@@ -1,5 +1,5 @@
-//! Filters, methods and the operator `*` that make more than they are given, or look at some of it
-//! again and again: as Jinja2 and Python have them, but charged before they begin.
+//! Filters, methods and the operator `*` whose output or time exceeds their input: the same as in
+//! Jinja2 and Python, but charged in advance.
 
 use minijinja::formatting::{FormatStyle, format as printf};
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use super::budget::{ITEM, charge, refuse, weigh};
 
-/// The operator `*`, as Python has it.
+/// The operator `*`, as in Python.
 pub(super) fn times(state: &mut State<'_, '_>, left: Value, right: Value) -> Result<Value, Error> {
     let (value, number) = match left.is_number() {
         true => (&right, &left),
@@ -31,7 +31,7 @@ pub(super) fn times(state: &mut State<'_, '_>, left: Value, right: Value) -> Res
     if !number.is_integer() {
         return Err(refuse("only a whole number can repeat a value"));
     }
-    // As in Python a negative number repeats nothing.
+    // As in Python, a negative number gives an empty result.
     let count = usize::try_from(i128::try_from(number.clone())?.max(0)).map_err(|_| too_large())?;
     if let Some(text) = value.as_str() {
         charge(state, text.len().saturating_mul(count))?;
@@ -91,7 +91,7 @@ pub(super) fn join(
     Ok(text)
 }
 
-/// `indent`: every line but the first, and none that is empty.
+/// `indent`: every line but the first and empty ones.
 pub(super) fn indent(
     state: &mut State<'_, '_>,
     text: Value,
@@ -124,7 +124,7 @@ pub(super) fn indent(
     Ok(indented)
 }
 
-/// `length`, which in Jinja2 what is not defined has as well.
+/// `length`, which in Jinja2 also accepts undefined values.
 pub(super) fn length(value: Value) -> Result<usize, Error> {
     match value.len() {
         Some(length) => Ok(length),
@@ -133,7 +133,8 @@ pub(super) fn length(value: Value) -> Result<usize, Error> {
     }
 }
 
-/// `format` as a filter: `%s` and the like. Widths are refused: they make texts out of nothing.
+/// `format` as a filter, with `%s` and the like. Widths are refused, because they produce text out
+/// of no input.
 pub(super) fn format(
     state: &mut State<'_, '_>,
     pattern: &str,
@@ -143,7 +144,7 @@ pub(super) fn format(
     printf(FormatStyle::Printf, pattern, &args)
 }
 
-/// Charges for a format, whose every directive may write every argument.
+/// Charges for a format, each directive of which may write every argument.
 fn charge_format(
     state: &mut State<'_, '_>,
     pattern: &str,
@@ -162,8 +163,7 @@ fn charge_format(
     Ok(())
 }
 
-/// Whether a directive begins like one with a width or precision of four digits or from an
-/// argument.
+/// Whether a directive has a width or precision of four digits or from an argument.
 fn has_wide_directive(rest: &str) -> bool {
     let head: String = rest
         .chars()
@@ -183,7 +183,7 @@ fn string(value: Value) -> String {
     }
 }
 
-/// `trim`, which looks each character up in `chars`.
+/// `trim`, which searches each character in `chars`.
 pub(super) fn trim(
     state: &mut State<'_, '_>,
     text: Cow<'_, str>,
@@ -196,14 +196,14 @@ pub(super) fn trim(
     Ok(text.trim_matches(|c| chars.contains(c)).to_owned())
 }
 
-/// `range`, whose own arithmetic overflows at the ends of the machine's numbers. (It has 100,000 items
-/// at most in any case.)
+/// `range` with bounds that cannot overflow minijinja's arithmetic. (It has 100,000 items at most
+/// in any case.)
 pub(super) fn range(start: i32, stop: Option<i32>, step: Option<i32>) -> Result<Value, Error> {
     let wide = |number: i32| number as isize;
     functions::range(wide(start), stop.map(wide), step.map(wide))
 }
 
-/// Methods as Python has them.
+/// Methods as in Python.
 pub(super) fn method(
     state: &mut State<'_, '_>,
     value: &Value,

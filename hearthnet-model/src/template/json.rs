@@ -1,4 +1,4 @@
-//! `tojson` as transformers defines it: Python's `json.dumps` without escaping for HTML.
+//! `tojson` as transformers defines it: Python's `json.dumps` without HTML escaping.
 
 use std::fmt::Write as _;
 use std::io;
@@ -10,8 +10,8 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::tokenizer::MAX_TEXT_BYTES;
 
-/// The filter: `value | tojson` or `value | tojson(indent=4)`. How deep the value may be, `budget.rs` has
-/// seen to.
+/// The filter: `value | tojson` or `value | tojson(indent=4)`. `budget.rs` has limited the depth of
+/// the value.
 pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent = options.get::<Option<usize>>("indent")?;
     let ensure_ascii = options.get::<Option<bool>>("ensure_ascii")?;
@@ -36,7 +36,7 @@ pub(super) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     }
 }
 
-/// One line, with a space behind each comma and colon.
+/// Formatter for a single line with a space behind each comma and colon.
 struct Spaced;
 
 impl Formatter for Spaced {
@@ -61,7 +61,7 @@ impl Formatter for Spaced {
     }
 }
 
-/// What is not ASCII, which stands in strings only, as UTF-16 in hexadecimal.
+/// Replaces non-ASCII characters, which occur only in strings, by hexadecimal UTF-16 escapes.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -77,7 +77,7 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Text as long as any prompt may be: indented, a value is much longer than what it is charged as.
+/// Text limited to the longest prompt: an indented value is much longer than its charge.
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {

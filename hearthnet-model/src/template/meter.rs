@@ -1,14 +1,13 @@
-//! What a hostile template can cost: every operation of a rendering is charged to a budget.
+//! Metering of hostile templates: every operation of a rendering is charged to a budget.
 //!
-//! minijinja counts steps, but a single step may double a text, repeat it a hundred million times
-//! or print a list that holds itself twice, level upon level. So a template is compiled, and
-//! [`compile`] puts in front of every instruction that copies, compares, searches or keeps values a
-//! filter over its operands, which charges for them and gives them back: the result is the same.
-//! What is charged, and by which filter, is said in [`price`].
+//! minijinja counts steps. But a single step may double a text, repeat it a hundred million times,
+//! or print a list that contains itself twice, level upon level. So [`compile`] puts a filter in
+//! front of every instruction that copies, compares, searches or stores values. The filter charges
+//! for the operands and returns them unchanged. [`price`] lists the charges and filters.
 //!
-//! What makes more than it is given (`replace`, `join`, `format`, ...) is replaced by [`guarded`]
-//! versions, or taken away where no chat template has a use for it. What is written out, into the
-//! prompt or into a variable, is charged by [`write`].
+//! Operations with more output than input (`replace`, `join`, `format`, ...) are replaced by
+//! [`guarded`] versions, or removed if no chat template needs them. [`write`] charges for output
+//! into the prompt or a variable.
 
 use minijinja::machinery::{
     CodeGenerator, Instruction, Instructions, Token, eval, make_string_output, parse, tokenize,
@@ -23,10 +22,10 @@ use std::sync::LazyLock;
 use super::budget::{ITEM, charge, weigh};
 use super::guarded;
 
-/// What it costs to go past an item, in the time of a byte.
+/// Charge per item passed, in units of one byte processed.
 const STEP: usize = 8;
-/// Words and signs of one tag: minijinja looks for constants in what is left of an expression at
-/// each of its levels. The longest tag of llama.cpp's collection has some sixty.
+/// Limit of tokens in a tag: at each level of an expression, minijinja searches the rest of it for
+/// constants. The longest tag of llama.cpp's collection has about sixty.
 const MAX_TOKENS: usize = 1024;
 const NAME: &str = super::NAME;
 
@@ -39,10 +38,10 @@ fn syntax() -> Result<SyntaxConfig, Error> {
     syntax.trim_blocks(true).lstrip_blocks(true).build()
 }
 
-/// The template as it is compiled. transformers knows `{% generation %}` ... `{% endgeneration %}`
-/// around what the model wrote, for training: here they are a block with a scope of its own, which
-/// they are there too. A product has a filter that changes nothing before its `*`, or minijinja would
-/// work out one of constants as it compiles, and is not asked for its price.
+/// Prepares the source for compilation. For training, transformers puts the model's text between
+/// `{% generation %}` and `{% endgeneration %}`; here, as there, this is a block with its own
+/// scope. A filter without effect is put before each `*`, since minijinja would otherwise fold a
+/// product of constants at compile time, without a charge.
 pub(super) fn prepare(source: &str) -> Result<String, Error> {
     #[allow(clippy::expect_used)] // The pattern is a constant.
     static GENERATION: LazyLock<Regex> = LazyLock::new(|| {
@@ -73,7 +72,7 @@ pub(super) fn prepare(source: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// Renders what [`prepare`] made into `text`, which holds what came out so far when it fails.
+/// Renders a prepared template into `text`, which keeps the partial output after an error.
 pub(super) fn render(
     environment: &Environment<'_>,
     source: &str,
@@ -94,13 +93,13 @@ pub(super) fn render(
     .map(drop)
 }
 
-/// The instructions of a template, with what charges for them.
+/// Compiles a template, with charging instructions added.
 fn compile(source: &str) -> Result<Instructions<'_>, Error> {
     let mut generator = CodeGenerator::new(NAME, source);
     generator.compile_stmt(&parse(source, NAME, syntax()?)?);
     let (plain, _) = generator.finish();
 
-    // Where each instruction begins now, with what was put in front of it.
+    // New start of each instruction, including the charging instructions before it.
     let mut starts = Vec::new();
     let mut metered = Vec::new();
     for instruction in (0..).map_while(|index| plain.get(index)) {
@@ -122,7 +121,7 @@ fn compile(source: &str) -> Result<Instructions<'_>, Error> {
             | Instruction::LoadBlocks
             | Instruction::CallBlock(_) => {
                 return Err(unreadable(
-                    "a chat template stands alone: blocks, imports and autoescape are not supported",
+                    "blocks, imports and autoescape are not supported in chat templates",
                 ));
             }
             _ => {}
@@ -130,7 +129,7 @@ fn compile(source: &str) -> Result<Instructions<'_>, Error> {
         if let Some((operands, filter)) = price(instruction)? {
             metered.push(Instruction::ApplyFilter(filter, operands, UNCACHED));
             metered.push(Instruction::UnpackLists(1));
-            // Their number, which only instructions without one of their own take off the stack.
+            // The count on top, which only instructions without a fixed count pop.
             metered.extend(operands.map(|_| Instruction::DiscardTop));
         }
         metered.push(instruction.clone());
@@ -150,7 +149,7 @@ fn compile(source: &str) -> Result<Instructions<'_>, Error> {
         {
             *target = starts.get(*target as usize).copied().unwrap_or(end);
         }
-        // The line on which it stood, for the sake of error messages.
+        // Keeps line numbers for error messages.
         while starts
             .get(index + 1)
             .is_some_and(|next| *next as usize <= at)
@@ -163,11 +162,11 @@ fn compile(source: &str) -> Result<Instructions<'_>, Error> {
     Ok(instructions)
 }
 
-/// Instructions name filters by a number as well; this one stands for none.
+/// Instructions cache filters by number; this value means no cache.
 const UNCACHED: u8 = !0;
 
-/// How many operands an instruction has on the stack (`None`: their number lies on top), and the
-/// filter that charges for them.
+/// Number of operands on the stack (`None`: the count lies on top), and the filter that charges for
+/// them.
 fn price(instruction: &Instruction<'_>) -> Result<Option<(Option<u16>, &'static str)>, Error> {
     use Instruction as I;
     let (operands, filter) = match instruction {
@@ -184,7 +183,7 @@ fn price(instruction: &Instruction<'_>) -> Result<Option<(Option<u16>, &'static 
         I::BuildKwargs(pairs) => (Some(pairs * 2), "settled"),
         I::SetAttr(_) => (Some(2), "assigned"),
         I::CallFunction(name, count) => {
-            // A namespace or a dictionary keeps what it is given.
+            // A namespace or a dictionary stores its arguments.
             let keeps = matches!(*name, "namespace" | "dict");
             (
                 count.map(usize::from),
@@ -222,7 +221,7 @@ fn price(instruction: &Instruction<'_>) -> Result<Option<(Option<u16>, &'static 
     Ok(Some((operands, filter)))
 }
 
-/// What [`price`] names, and what takes the place of minijinja's own.
+/// Installs the filters of [`price`], and the replacements of minijinja's own.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("itself", |value: Value| value);
     charges(environment, "counted", counted);
@@ -236,7 +235,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     charges(environment, "looked_into", looked_into);
     charges(environment, "gone_through", gone_through);
     charges(environment, "kept", kept);
-    // The value, and the namespace that gets it.
+    // The value, and the namespace that stores it.
     charges(environment, "assigned", |state, values| match values {
         [value, _] => kept(state, std::slice::from_mut(value)),
         _ => Ok(()),
@@ -258,7 +257,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_formatter(write);
 }
 
-/// Adds a filter that gives back its operands.
+/// Adds a filter that returns its operands.
 fn charges(
     environment: &mut Environment<'static>,
     name: &'static str,
@@ -271,7 +270,7 @@ fn charges(
     environment.add_filter(name, filter);
 }
 
-/// For what copies or goes through: a text's bytes, or the items.
+/// Charge for copying or iterating: a text's bytes, or the items.
 fn counted(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
     values.iter().try_for_each(|value| match value.as_str() {
         Some(text) => charge(state, text.len()),
@@ -279,8 +278,7 @@ fn counted(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error>
     })
 }
 
-/// For what looks for one thing in the first value: its text, or what may have to be gone past; and
-/// everything within the others.
+/// Charge for searching: the first value's text or items, and the whole contents of the others.
 fn looked_into(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
     let Some((first, others)) = values.split_first() else {
         return Ok(());
@@ -293,7 +291,7 @@ fn looked_into(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Er
     }
 }
 
-/// For filters that do something with each item: everything within the values, and all but the first
+/// Charge for filters that process each item: the contents of all values, and all but the first
 /// again for each item of the first.
 fn gone_through(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
     let Some((first, others)) = values.split_first() else {
@@ -305,8 +303,8 @@ fn gone_through(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), E
     charge(state, items.unwrap_or_default().saturating_mul(others))
 }
 
-/// For what is kept in another value: everything within. Refuses namespaces inside of values, so that
-/// nothing holds itself.
+/// Charge for storing a value in another: its whole contents. Refuses namespaces inside values, so
+/// that no value contains itself.
 fn kept(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
     for value in values.iter() {
         weigh(state, value, 1)?;
@@ -314,7 +312,7 @@ fn kept(state: &mut State<'_, '_>, values: &mut [Value]) -> Result<(), Error> {
     settle(values)
 }
 
-/// A value holds what there is now: what is computed when it is asked for may come to hold itself.
+/// Evaluates lazy values now, since they might come to contain themselves later.
 fn settle(values: &mut [Value]) -> Result<(), Error> {
     for value in values {
         if value.kind() == ValueKind::Iterable {
@@ -328,7 +326,7 @@ fn weigh_all(state: &mut State<'_, '_>, values: &[Value]) -> Result<usize, Error
     values.iter().map(|value| weigh(state, value, 0)).sum()
 }
 
-/// Writes a value out, into the prompt or into what captures it.
+/// Writes a value to the output, which may be captured in a variable.
 fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     weigh(state, value, 0)?;
     if value.is_undefined() {

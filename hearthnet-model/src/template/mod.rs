@@ -1,41 +1,39 @@
-//! Chat templates: the model file's own Jinja template turns messages into a prompt.
+//! Chat templates: the model file's Jinja template turns messages into a prompt.
 //!
-//! Rendered as transformers and llama.cpp do (`trim_blocks` and `lstrip_blocks` on, loop
-//! controls, `{% generation %}`, Python's string and dictionary methods, `raise_exception`, Python's
-//! `tojson`: equal on llama.cpp's whole collection of templates, see `tests/templates.rs`), with
-//! `messages`, `add_generation_prompt`, `bos_token` and `eos_token` defined; `tools` and
-//! `documents` are not. `strftime_now` exists only when a clock was given: without one, templates
-//! that print a date fall back to their own, or fail.
+//! Rendering follows transformers and llama.cpp: `trim_blocks` and `lstrip_blocks` on, loop
+//! controls, `{% generation %}`, Python's string and dictionary methods, `raise_exception`,
+//! Python's `tojson`. The output is equal on llama.cpp's whole collection of templates
+//! (`tests/templates.rs`). `messages`, `add_generation_prompt`, `bos_token` and `eos_token` are
+//! defined; `tools` and `documents` are not. `strftime_now` exists only if a clock was given.
+//! Without it, templates that print a date use their default, or fail.
 //!
 //! # A message cannot end its own turn
 //!
-//! A person may type `<|im_end|>`. In the rendered text that is indistinguishable from the
-//! template's own, and llama.cpp and transformers take it for the control token. Tokenising
-//! message and template apart would be no answer either: token borders go across the seam, so
-//! honest prompts would get other ids than the model was trained on, and templates trim, split
-//! and compare messages as they please.
+//! A user may type `<|im_end|>`. In the rendered text it is indistinguishable from the template's
+//! own, and llama.cpp and transformers take it for the control token. Tokenising message and
+//! template separately is no solution. Tokens cross the border, so honest prompts would get other
+//! ids than in training; and templates trim, split and compare messages at will.
 //!
-//! So [`ChatTemplate::prompt_ids`] renders twice: once as everybody does, and once *shielded*,
-//! with every message character that occurs in the name of any control token replaced by a
-//! private stand-in. A control token found in the shielded text can only be the template's. From
-//! that text the control tokens are cut out, then the stand-ins turn back into what they stand
-//! for, and everything between is encoded as plain text. For messages without such names the ids
-//! are exactly those of the usual way.
+//! So [`ChatTemplate::prompt_ids`] renders twice: once as usual, and once *shielded*. In shielded
+//! messages, every character that occurs in the name of a control token is replaced by a private
+//! stand-in. Any control token in the shielded text comes from the template. It is split off, the
+//! stand-ins are replaced by the original characters, and the text in between is encoded as plain
+//! text. For messages without such names the ids equal the usual ones.
 //!
-//! Some templates look into messages (to drop a `</think>` part, say) and render the shielded
-//! ones differently. Then the usual rendering is taken, if no message contains the name of a
-//! control token and both renderings have the same control tokens in the same order; otherwise
-//! the shielded one.
+//! Some templates inspect messages (for example, to drop a `</think>` part) and render the shielded
+//! ones differently. Then the usual rendering is used if no message contains the name of a control
+//! token and both renderings have the same control tokens in the same order; otherwise the shielded
+//! one.
 //!
-//! Two limits: a control token that is nothing but white space is not shielded (templates trim),
-//! and user-defined tokens are not control tokens.
+//! Two limits: a control token of only white space is not shielded (templates trim), and
+//! user-defined tokens are not control tokens.
 //!
 //! # The template is hostile
 //!
-//! Its size, steps, recursion and output are bounded, and so are the bytes that its steps handle
-//! (see `meter.rs`). It is read and run on a thread with a stack of its own, deep enough for what
-//! those bounds allow. Blocks, imports, `autoescape` and the filters `batch`, `slice`, `sum`,
-//! `pprint`, `chain` and `zip` are not there: no chat template has a use for them.
+//! Size, steps, recursion and output of a template are bounded, and so are the bytes that its steps
+//! handle (see `meter.rs`). It is parsed and rendered on a thread with a stack deep enough for
+//! these bounds. Blocks, imports, `autoescape` and the filters `batch`, `slice`, `sum`, `pprint`,
+//! `chain` and `zip` are disabled: no chat template needs them.
 
 mod budget;
 mod guarded;
@@ -48,40 +46,38 @@ pub use time::TemplateTime;
 
 use crate::gguf::{Gguf, MetadataError};
 use crate::tokenizer::{EncodeError, MAX_TEXT_BYTES, Special, Tokenizer};
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 use shield::Shield;
 use std::{fmt, io};
 
-/// The longest template that is accepted, in bytes. Real ones end at some 20 KiB.
+/// Longest accepted template, in bytes. Real ones have at most about 20 KiB.
 pub const MAX_TEMPLATE_BYTES: usize = 128 << 10;
-/// Steps that one rendering may take. A message takes some fifty in the usual templates.
+/// Step limit of a rendering. A message takes about fifty in the usual templates.
 const MAX_STEPS: u64 = 1_000_000;
-/// Stack for reading and for rendering a template: minijinja recurses over long chains of
-/// operators, and Rust drops a nested value recursively. What [`MAX_TEMPLATE_BYTES`] and
-/// [`MAX_STEPS`] allow takes less than half. Only what is touched is ever backed by memory.
+/// Stack for parsing and rendering: minijinja recurses over long chains of operators, and Rust
+/// drops a nested value recursively. [`MAX_TEMPLATE_BYTES`] and [`MAX_STEPS`] limit the use to less
+/// than half. Only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
 const NAME: &str = "chat_template";
 const KEY: &str = "tokenizer.chat_template";
 
-/// Who a message is from.
+/// Author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Role {
     /// Instructions for the whole conversation.
     System,
-    /// The person.
     User,
-    /// The model.
     Assistant,
-    /// The result of a tool.
+    /// Result of a tool.
     Tool,
 }
 
 impl Role {
-    /// The name that templates compare with.
+    /// Name that templates compare with.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::System => "system",
@@ -92,20 +88,19 @@ impl Role {
     }
 }
 
-/// One message of a conversation.
+/// Message of a conversation.
 ///
-/// The role is a closed set because templates build control tokens from it (`<|{{ role }}|>`).
+/// Roles are a closed set because templates build control tokens from them (`<|{{ role }}|>`).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(clippy::exhaustive_structs)] // Built by hand everywhere.
 pub struct ChatMessage {
-    /// Who it is from.
     pub role: Role,
-    /// Its text: never trusted, whoever it is from.
+    /// Never trusted, whatever the role.
     pub content: String,
 }
 
-/// Leaves the text out, so that no log can show it.
+/// Omits the text, so that it cannot enter a log.
 impl fmt::Debug for ChatMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -118,7 +113,6 @@ impl fmt::Debug for ChatMessage {
 }
 
 impl ChatMessage {
-    /// A message.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
         Self {
             role,
@@ -126,17 +120,15 @@ impl ChatMessage {
         }
     }
 
-    /// Instructions for the whole conversation.
+    /// Message with instructions for the whole conversation.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new(Role::System, content)
     }
 
-    /// A message from the person.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// A message from the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new(Role::Assistant, content)
     }
@@ -146,7 +138,7 @@ impl ChatMessage {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// A metadata value has another type than expected.
+    /// A metadata value has the wrong type.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
 
@@ -156,59 +148,58 @@ pub enum TemplateError {
     )]
     Missing,
 
-    /// The template, of so many bytes, is larger than any real one.
+    /// The template, of this many bytes, is larger than any real one.
     #[error(
         "the model file's chat template is {0} bytes long; at most {MAX_TEMPLATE_BYTES} are accepted"
     )]
     TooLong(usize),
 
-    /// The template is not valid Jinja, or uses what minijinja does not have.
+    /// The template is not valid Jinja, or uses a feature that minijinja lacks.
     #[error("the model file's chat template cannot be read: {0}")]
     Syntax(String),
 
-    /// The template itself refused the messages with `raise_exception`.
+    /// The template refused the messages with `raise_exception`.
     #[error("the model's chat template refuses this conversation: {0}")]
     Refused(String),
 
-    /// The template used up the steps that a rendering may take.
+    /// The template exceeded the step limit.
     #[error(
-        "the model file's chat template did not come to an end after {MAX_STEPS} steps; use another model file"
+        "the model file's chat template did not finish within {MAX_STEPS} steps; use another model file"
     )]
     TooManySteps,
 
-    /// The template used up the bytes that all steps of a rendering together may handle.
+    /// The template exceeded the budget of bytes.
     #[error(
         "the model file's chat template handles more than {} bytes; shorten the conversation, or use another model file",
         budget::BUDGET
     )]
     TooMuchText,
 
-    /// The prompt is longer than any context could hold.
+    /// The prompt is longer than any context.
     #[error("the prompt is longer than {MAX_TEXT_BYTES} bytes; shorten the conversation")]
     PromptTooLong,
 
-    /// The template failed while it ran.
+    /// The template failed at run time.
     #[error(
         "the model file's chat template failed: {0}; if it always does, use another model file"
     )]
     Failed(String),
 
-    /// The names of the control tokens have more different characters than there are stand-ins.
+    /// The names of the control tokens have more distinct characters than there are stand-ins.
     #[error(
         "the model file's control tokens are made of {0} different characters, too many to shield messages from"
     )]
     CannotShield(usize),
 
-    /// The rendered prompt could not be turned into tokens.
     #[error(transparent)]
     Encode(#[from] EncodeError),
 
-    /// The system gave no thread to render on.
+    /// The system provided no thread for rendering.
     #[error("cannot start a thread for the chat template: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// A chat template, read and ready.
+/// Parsed chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -218,12 +209,12 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The template in the metadata of a model file.
+    /// Reads the template in the metadata of a model file.
     ///
     /// # Errors
-    /// [`TemplateError::Missing`] when there is none; otherwise as [`ChatTemplate::new`].
+    /// [`TemplateError::Missing`] if there is none; otherwise as [`ChatTemplate::new`].
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, TemplateError> {
-        // One without anything in it would leave every message out.
+        // An empty template would drop all messages.
         let source = gguf.str(KEY)?.filter(|source| !source.trim().is_empty());
         let source = source.ok_or(TemplateError::Missing)?;
         let token = |key| -> Result<&str, MetadataError> {
@@ -239,8 +230,8 @@ impl ChatTemplate {
         Self::new(source, bos, eos)
     }
 
-    /// A template from its source and the texts of the beginning-of-sequence and end-of-sequence
-    /// tokens (empty for none).
+    /// Parses a template. `bos` and `eos` are the texts of the beginning-of-sequence and
+    /// end-of-sequence tokens, empty if there are none.
     ///
     /// # Errors
     /// [`TemplateError::TooLong`] and [`TemplateError::Syntax`].
@@ -263,7 +254,7 @@ impl ChatTemplate {
         })
     }
 
-    /// Lets the template ask for the time: `strftime_now` formats what `clock` says then.
+    /// Defines `strftime_now`, with the time that `clock` returns when it is called.
     #[must_use]
     pub fn with_clock(mut self, clock: impl Fn() -> TemplateTime + Send + Sync + 'static) -> Self {
         let format = move |format: &str| {
@@ -275,13 +266,14 @@ impl ChatTemplate {
         self
     }
 
-    /// The prompt as text, with `add_generation_prompt` up to where the model's answer begins.
+    /// Renders the prompt as text; `add_generation_prompt` extends it to the start of the model's
+    /// answer.
     ///
-    /// For showing and comparing. Control tokens that messages name look like the template's own
-    /// here: encode with [`prompt_ids`](Self::prompt_ids).
+    /// Only for display and comparison. Control tokens in messages are indistinguishable from the
+    /// template's own: use [`prompt_ids`](Self::prompt_ids) for encoding.
     ///
     /// # Errors
-    /// [`TemplateError`] when the template refuses the messages, fails, or exceeds its bounds.
+    /// [`TemplateError`] if the template refuses the messages, fails, or exceeds its bounds.
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -290,14 +282,15 @@ impl ChatTemplate {
         self.render_with(messages, &str::to_owned, add_generation_prompt)
     }
 
-    /// The prompt as tokens, with `add_generation_prompt` up to where the model's answer begins.
+    /// Renders the prompt as tokens; `add_generation_prompt` extends it to the start of the model's
+    /// answer.
     ///
-    /// Begins with the beginning-of-sequence token exactly once if the file asks for one; the
-    /// end-of-sequence token is never added. No message can add a control token: see the
-    /// [module's documentation](self).
+    /// Begins with the beginning-of-sequence token exactly once if the file requires one; the
+    /// end-of-sequence token is never added. No message can add a control token: see the [module's
+    /// documentation](self).
     ///
     /// # Errors
-    /// [`TemplateError`] when the template refuses the messages, fails, or exceeds its bounds.
+    /// [`TemplateError`] if the template refuses the messages, fails, or exceeds its bounds.
     pub fn prompt_ids(
         &self,
         tokenizer: &Tokenizer,
@@ -331,9 +324,9 @@ impl ChatTemplate {
         })
     }
 
-    /// Tokens, quoted, that the template puts into prompts as marks and that are encoded as plain
-    /// text, because the file gives them the wrong type: prompts are then not what the model was
-    /// trained on. At most five are listed, which is enough to see what is wrong.
+    /// Up to five tokens, quoted, that the template uses as marks but that are encoded as plain
+    /// text, because the file gives them the wrong type. Prompts then differ from the model's
+    /// training.
     pub fn marks_encoded_as_text(&self, tokenizer: &Tokenizer) -> Vec<String> {
         let (system, user) = (ChatMessage::system("a"), ChatMessage::user("a"));
         // Some templates refuse instructions, or expect a question first.
@@ -369,13 +362,13 @@ impl ChatTemplate {
         })
     }
 
-    /// What the template makes of any `variables`, a dictionary: `messages` with tool calls,
-    /// `tools`, `enable_thinking` and whatever else it asks for.
+    /// Renders any `variables`, a dictionary: `messages` with tool calls, `tools`,
+    /// `enable_thinking` and so on.
     ///
-    /// As [`render`](Self::render), this is for showing and comparing: nothing is shielded.
+    /// Like [`render`](Self::render), only for display and comparison: messages are not shielded.
     ///
     /// # Errors
-    /// [`TemplateError`] when the template refuses the variables, fails, or exceeds its bounds.
+    /// [`TemplateError`] if the template refuses the variables, fails, or exceeds its bounds.
     pub fn render_variables(&self, variables: Value) -> Result<String, TemplateError> {
         on_deep_stack(|| self.run(variables))?
     }
@@ -404,7 +397,7 @@ fn on_deep_stack<T: Send>(task: impl FnOnce() -> T + Send) -> Result<T, Template
     })
 }
 
-/// What a template says when it refuses the messages.
+/// Message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -414,7 +407,7 @@ fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(raised))
 }
 
-/// The cause of a failed rendering: an exception may come through calls and includes.
+/// Finds the cause of a failed rendering: an exception may pass through calls and includes.
 fn explain(error: &minijinja::Error) -> TemplateError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
@@ -435,7 +428,7 @@ fn explain(error: &minijinja::Error) -> TemplateError {
     TemplateError::Failed(shown(&error.to_string()))
 }
 
-/// What a file says, fit to be shown, and short.
+/// Text of a file, sanitised and shortened for display.
 fn shown(text: &str) -> String {
-    tame(text).chars().take(500).collect()
+    sanitize(text).chars().take(500).collect()
 }

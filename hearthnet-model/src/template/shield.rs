@@ -1,13 +1,13 @@
-//! Stand-ins that keep the text of messages apart from control tokens.
+//! Stand-in characters that keep message text apart from control tokens.
 
 use super::ChatMessage;
 use std::collections::{HashMap, HashSet};
 
-/// The stand-ins: the second private use plane, without its two noncharacters.
+/// Stand-ins: the second private use plane, without its two noncharacters.
 const STAND_INS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10fffd}';
 
-/// Replaces characters by stand-ins, one for one, and back. White space and lengths stay, so
-/// templates trim and measure shielded text as they would the text itself.
+/// Replaces characters by stand-ins, one for one, and back. White space and lengths are unchanged,
+/// so templates trim and measure shielded text as they would the original.
 #[derive(Debug)]
 pub(super) struct Shield {
     stand_ins: HashMap<char, char>,
@@ -15,8 +15,8 @@ pub(super) struct Shield {
 }
 
 impl Shield {
-    /// A shield for `chars` whose stand-ins occur neither in them, nor in the rendered text, nor
-    /// in the messages; `None` when there are not enough.
+    /// Shield for `chars`. Its stand-ins occur neither in them, nor in the rendered text, nor in
+    /// the messages; `None` if there are not enough.
     pub(super) fn new(chars: &[char], rendered: &str, messages: &[ChatMessage]) -> Option<Self> {
         let texts = messages.iter().map(|message| message.content.as_str());
         let taken: HashSet<char> = std::iter::once(rendered)
@@ -39,12 +39,12 @@ impl Shield {
         })
     }
 
-    /// The text with stand-ins.
+    /// Text with stand-ins.
     pub(super) fn apply(&self, text: &str) -> String {
         swap(&self.stand_ins, text)
     }
 
-    /// The text without them.
+    /// Text with the original characters.
     pub(super) fn undo(&self, text: &str) -> String {
         swap(&self.originals, text)
     }

@@ -1,28 +1,28 @@
-//! The time that a template may print.
+//! Time for templates that print the date.
 //!
-//! Of the families that are supported, Llama 3's templates print the day where `strftime_now` is
-//! there, and gpt-oss's demand it.
+//! Of the supported families, Llama 3's templates print the day if `strftime_now` exists, and
+//! gpt-oss's require it.
 
 use std::fmt::Display;
 use time::UtcDateTime;
 use time::format_description::parse_strftime_borrowed;
 
-/// A point in time, in UTC, for templates that print the date.
+/// Point in time in UTC.
 ///
-/// There is no clock in here: the caller says what time it is.
+/// This module reads no clock: the caller supplies the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TemplateTime(UtcDateTime);
 
 impl TemplateTime {
-    /// Seconds since 1970-01-01 00:00 UTC, leap seconds not counted. Beyond the year 9999 every
-    /// second is the last one.
+    /// Seconds since 1970-01-01 00:00 UTC, without leap seconds. Times after the year 9999 become
+    /// its last second.
     pub fn from_unix(seconds: u64) -> Self {
         let seconds = i64::try_from(seconds).ok();
         let time = seconds.and_then(|seconds| UtcDateTime::from_unix_timestamp(seconds).ok());
         Self(time.unwrap_or(UtcDateTime::MAX))
     }
 
-    /// Formats as C's `strftime` does, in English; `%-d` and the like are without padding.
+    /// Formats as C's `strftime` does, in English; `%-d` and the like omit the padding.
     pub(super) fn format(&self, format: &str) -> Result<String, String> {
         let failed = |error: &dyn Display| format!("strftime_now: `{format}`: {error}");
         let items = parse_strftime_borrowed(format).map_err(|error| failed(&error))?;

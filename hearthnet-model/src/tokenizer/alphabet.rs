@@ -1,9 +1,10 @@
-//! The alphabet of byte-level BPE: one printable character for each of the 256 bytes.
+//! Alphabet of byte-level BPE: one printable character for each of the 256 bytes.
 //!
-//! GPT-2's `bytes_to_unicode`: printable Latin-1 stands for itself, the other 68 bytes take the
-//! characters from U+0100 on, in order. So a space is written `Ġ` (U+0120) in a vocabulary.
+//! GPT-2's `bytes_to_unicode`: printable Latin-1 characters stand for themselves, the other 68
+//! bytes take the characters from U+0100 on, in order. So a vocabulary writes a space as `Ġ`
+//! (U+0120).
 
-/// The character that stands for each byte.
+/// Characters by byte.
 const CHARS: [char; 256] = {
     let mut chars = ['\0'; 256];
     let mut next = 0x100_u32;
@@ -28,12 +29,11 @@ const fn is_printable(byte: u8) -> bool {
     matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff)
 }
 
-/// The character that stands for `byte`.
 pub(super) fn char_of(byte: u8) -> char {
     CHARS[usize::from(byte)]
 }
 
-/// The byte that `c` stands for, `None` for a character outside the alphabet.
+/// Byte of `c`; `None` for a character outside the alphabet.
 pub(crate) fn byte_of(c: char) -> Option<u8> {
     let code = u32::from(c);
     match code {

@@ -1,7 +1,7 @@
-//! Byte-level BPE, as GPT-2 brought it up: `tokenizer.ggml.model` is `gpt2`.
+//! Byte-level BPE, introduced by GPT-2: `tokenizer.ggml.model` is `gpt2`.
 //!
-//! A text is cut into words (`pre`), each word's bytes are written in the byte-level alphabet
-//! (`alphabet`), and the `tokenizers` crate merges pairs inside each word.
+//! A text is split into words (`pre`), the bytes of each word are written in the byte-level
+//! alphabet (`alphabet`), and the `tokenizers` crate merges pairs inside each word.
 
 use super::alphabet;
 use super::error::{EncodeError, TokenizerError};
@@ -16,12 +16,12 @@ use tokenizers::models::bpe::{BPE, Vocab};
 pub(super) struct ByteLevel {
     pre: PreTokenizer,
     bpe: BPE,
-    /// Whether a token stands for the byte alone, by byte.
+    /// Whether a byte has a token of its own, by byte.
     has_token: [bool; 256],
 }
 
 impl ByteLevel {
-    /// `merges` are the checked ones of the file, best first.
+    /// `merges` are the file's, already checked, best first.
     pub(super) fn new(
         parts: &TokenizerParts<'_>,
         ids: &HashMap<&str, u32>,
@@ -29,8 +29,8 @@ impl ByteLevel {
         merges: Vec<(String, String)>,
     ) -> Result<Self, TokenizerError> {
         let pre = PreTokenizer::new(parts.pre)?;
-        // Control tokens are not in the vocabulary that merges work with, so that no text that
-        // is not parsed for them can become one.
+        // The merging vocabulary has no control tokens, so text that is not parsed for them cannot
+        // become one.
         let vocabulary = ids
             .iter()
             .filter(|(_, id)| !kind_of(kinds, **id).is_structure())
@@ -52,12 +52,11 @@ impl ByteLevel {
         })
     }
 
-    /// Whether texts begin with the beginning-of-sequence token if the file does not say.
+    /// Whether texts begin with the beginning-of-sequence token by default.
     pub(super) fn adds_bos(&self) -> bool {
         self.pre.add_bos
     }
 
-    /// Whether `byte` has a token.
     pub(super) fn encodes_byte(&self, byte: u8) -> bool {
         self.has_token[usize::from(byte)]
     }
@@ -81,8 +80,8 @@ impl ByteLevel {
             written.extend(word.bytes().map(alphabet::char_of));
             return self.merge(written, ids);
         }
-        // A byte without a token merges with nothing and leaves nothing behind, but it keeps its
-        // neighbours apart. The crate would close the gap.
+        // A byte without a token produces no id and merges with none, but separates its neighbours.
+        // The crate would close the gap.
         if self.pre.ignore_merges {
             written.extend(word.bytes().map(alphabet::char_of));
             if let Some(id) = self.bpe.token_to_id(written) {
@@ -93,7 +92,7 @@ impl ByteLevel {
         for run in word.as_bytes().split(|byte| !self.encodes_byte(*byte)) {
             written.clear();
             written.extend(run.iter().copied().map(alphabet::char_of));
-            // A part of a word is no word: it is merged even where words are taken whole.
+            // A part of a word is not a word: it is merged even if words are taken whole.
             self.merge(written, ids)?;
         }
         Ok(())
@@ -109,8 +108,8 @@ impl ByteLevel {
     }
 }
 
-/// Appends the bytes that a token stands for.
-pub(super) fn spell(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
+/// Appends the bytes of a token.
+pub(super) fn append_token_bytes(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
     let start = bytes.len();
     if !kind.is_verbatim() {
         bytes.extend(text.chars().map_while(alphabet::byte_of));

@@ -1,40 +1,42 @@
-//! Text to token ids and back, from the metadata of a model file.
+//! Conversion of text to token ids and back, from the metadata of a model file.
 //!
-//! There are two kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2's, Llama 3's, Qwen's) and
-//! SentencePiece (`sentencepiece`; Llama 2's, Mistral's, Phi-3's, Gemma's). Special tokens are cut out of
-//! a text first (`special`), the same way for both; the vocabulary encodes what lies between.
-//! All of it gives exactly what llama.cpp gives for the same file: `tests/vocabularies.rs` runs
-//! llama.cpp's own tests, `tests/tokenizer_parity.rs` compares the two on a stored corpus.
+//! There are two kinds of vocabulary: byte-level BPE (`byte_level`; GPT-2, Llama 3, Qwen) and
+//! SentencePiece (`sentencepiece`; Llama 2, Mistral, Phi-3, Gemma). For both, special tokens are
+//! split off first (`special`), and the vocabulary encodes the text between them. The results equal
+//! llama.cpp's for the same file: `tests/vocabularies.rs` runs llama.cpp's own tests,
+//! `tests/tokenizer_parity.rs` compares a stored corpus.
 //!
-//! # Text that nobody may smuggle in
+//! # Control tokens in untrusted text
 //!
 //! [`Special::Parse`] turns the text of a control token, such as `<|im_end|>`, into that token:
-//! right for a template, wrong for what a person typed. [`Special::Plain`] never makes a control
-//! token: merging does not know them (a file whose list of merges asks for one is refused), and the
-//! text stays what it looks like. [`ChatTemplate::prompt_ids`](crate::template::ChatTemplate::prompt_ids)
-//! combines both, so that a message cannot end its own turn.
+//! right for a template, wrong for user input. [`Special::Plain`] never produces a control token:
+//! merging does not know them (a file whose merges would make one is refused), and the text stays
+//! text. [`ChatTemplate::prompt_ids`](crate::template::ChatTemplate::prompt_ids) combines both, so
+//! that a message cannot end its own turn.
 //!
-//! # Where llama.cpp drops text, so do we
+//! # Dropped text
 //!
-//! Some byte-level vocabularies lack bytes. SmolLM2's has none for U+0004, U+0006, U+0013, U+0014, U+0016,
-//! U+001D and for the lead bytes of the unassigned planes 4 to 11. llama.cpp leaves such bytes
-//! out without a word, and equal ids are the contract here. SentencePiece writes a space as `▁`
-//! (U+2581), so a `▁` that somebody typed comes back as a space. Phi-3 drops white space behind
-//! special tokens ([`Tokenizer::new`]). [`Tokenizer::encodes`] tells whether a text comes back whole:
-//! then decoding gives exactly what was encoded.
+//! Some byte-level vocabularies lack bytes. SmolLM2's has no token for U+0004, U+0006, U+0013,
+//! U+0014, U+0016, U+001D and for the lead bytes of the unassigned planes 4 to 11. llama.cpp drops
+//! such bytes silently, and equal ids are the contract here. SentencePiece writes a space as `▁`
+//! (U+2581), so a typed `▁` is decoded as a space. Phi-3 drops white space behind special tokens
+//! ([`Tokenizer::new`]). `Tokenizer::encodes`, for tests, tells whether decoding restores a text.
 //!
-//! # The space that nobody wrote
+//! # The space prefix
 //!
-//! Most SentencePiece vocabularies encode `Hello` as `▁Hello`, at the beginning of a text and behind
-//! every special token: there `▁Hello` says no more than `Hello`. So
-//! [`Detokenizer::new`](crate::Detokenizer::new) takes one space off a token at the beginning and behind a control token;
-//! that is the inverse of encoding. llama.cpp's `token_to_piece`, by which it streams, leaves
-//! the space (so its answers begin with one after Llama 2's `[/INST]`), and its `detokenize` takes it
-//! off the very first token only, unless that is the beginning-of-sequence token. An answer in a
-//! chat is a text of its own, so it is read from its beginning; what continues a given text
-//! is not ([`Detokenizer::continuing`](crate::Detokenizer::continuing)): there the space stands between two words.
-//! Behind a user-defined token, where the space may be meant as well, it stays, as in llama.cpp.
-//! [`Tokenizer::token_bytes`] always has it.
+//! Most SentencePiece vocabularies encode `Hello` as `▁Hello`, at the beginning of a text and
+//! behind every special token. The inverse removes that space:
+//! [`Detokenizer::new`](crate::Detokenizer::new) drops one space at the beginning and behind a
+//! control token.
+//!
+//! llama.cpp's `token_to_piece`, which it streams with, keeps the space, so its answers begin with
+//! one after Llama 2's `[/INST]`. Its `detokenize` drops it only from the very first token, unless
+//! that is the beginning-of-sequence token.
+//!
+//! An answer in a chat is a text of its own, so it is decoded from its beginning. A continuation of
+//! a given text is not ([`Detokenizer::continuing`](crate::Detokenizer::continuing)): there the
+//! space separates two words. Behind a user-defined token, where the space may be intended, it
+//! stays, as in llama.cpp. [`Tokenizer::token_bytes`] always includes it.
 //!
 //! # The file is hostile
 //!
@@ -65,22 +67,22 @@ use vocabulary::{
     Merges, TokenBytes, ends, ids_by_text, kinds, structure_alphabet, unreachable_marks,
 };
 
-/// What the text of a control token means in a text.
+/// Meaning of a control token's text within a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no third way.
+#[allow(clippy::exhaustive_enums)] // Exhaustive by design.
 pub enum Special {
-    /// The token: for templates and other text that is trusted.
+    /// For templates and other trusted text.
     Parse,
-    /// Just text: for what people and peers write. (User-defined tokens, which are whole words
-    /// and not structure, are found all the same, as llama.cpp and Hugging Face do.)
+    /// Plain text: for input of users and peers. User-defined tokens, which are whole words and not
+    /// structure, are still found, as in llama.cpp and Hugging Face.
     Plain,
 }
 
-/// The tokenizer of one model file. Cheap to clone, and shared between threads.
+/// Tokenizer of a model file. Cheap to clone, and shared between threads.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>);
 
-/// What encodes the text between special tokens.
+/// Encoder of the text between special tokens.
 enum Vocabulary {
     ByteLevel(Box<ByteLevel>),
     SentencePiece(Box<SentencePiece>),
@@ -90,9 +92,9 @@ struct Inner {
     vocabulary: Vocabulary,
     /// All special tokens.
     structure_and_words: SpecialFinder,
-    /// Only those that plain text may contain.
+    /// Special tokens that plain text may contain.
     words: SpecialFinder,
-    /// Only those that plain text must not become.
+    /// Special tokens that plain text must not become.
     structure: SpecialFinder,
     structure_alphabet: Vec<char>,
     /// Special tokens behind which white space is dropped, ascending.
@@ -120,21 +122,21 @@ impl fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer in the metadata of a model file.
+    /// Reads the tokenizer in the metadata of a model file.
     ///
     /// # Errors
-    /// [`TokenizerError`] when the file has none, or one that is broken or not supported.
+    /// [`TokenizerError`] if the tokenizer is missing, broken or not supported.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, TokenizerError> {
         Self::new(&TokenizerParts::from_gguf(gguf)?)
     }
 
-    /// A tokenizer from its parts.
+    /// Builds a tokenizer from its parts.
     ///
-    /// In a model whose name says that it is Phi-3, white space behind special tokens is dropped.
-    /// Its converter has no other place for that, and llama.cpp goes by the name as well.
+    /// In a model named Phi-3, white space behind special tokens is dropped. The metadata has no
+    /// key for that, and llama.cpp uses the name too.
     ///
     /// # Errors
-    /// [`TokenizerError`] when the parts do not fit together or are not supported.
+    /// [`TokenizerError`] if the parts do not fit together or are not supported.
     pub fn new(parts: &TokenizerParts<'_>) -> Result<Self, TokenizerError> {
         let algorithm = Algorithm::named(parts.model)?;
         let mut kinds = kinds(parts)?;
@@ -145,7 +147,7 @@ impl Tokenizer {
                 let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
                 let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
                 let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
-                let bytes = TokenBytes::new(&parts.tokens, &kinds, &byte_level::spell);
+                let bytes = TokenBytes::new(&parts.tokens, &kinds, &byte_level::append_token_bytes);
                 let add_bos = vocabulary.adds_bos();
                 (
                     Vocabulary::ByteLevel(Box::new(vocabulary)),
@@ -158,7 +160,8 @@ impl Tokenizer {
             Algorithm::SentencePiece => {
                 let ends = ends(parts, &ids, &mut kinds, &[])?;
                 let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
-                let bytes = TokenBytes::new(&parts.tokens, &kinds, &sentencepiece::spell);
+                let bytes =
+                    TokenBytes::new(&parts.tokens, &kinds, &sentencepiece::append_token_bytes);
                 let marks = unreachable_marks(&parts.tokens, &kinds, &[]);
                 (
                     Vocabulary::SentencePiece(Box::new(vocabulary)),
@@ -208,7 +211,7 @@ impl Tokenizer {
         })))
     }
 
-    /// The ids of `text`, without any token at its beginning or end.
+    /// Ids of `text`, without a token at its beginning or end.
     ///
     /// # Errors
     /// [`EncodeError::TextTooLong`] for more than [`MAX_TEXT_BYTES`].
@@ -218,7 +221,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a whole text: with the tokens at its beginning and end that the file asks for.
+    /// Ids of a whole text, with the tokens at its beginning and end that the file requires.
     ///
     /// # Errors
     /// [`EncodeError::TextTooLong`] for more than [`MAX_TEXT_BYTES`].
@@ -230,7 +233,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Whether decoding gives `text` back whole, when it was encoded as [`Special::Plain`].
+    /// Whether decoding restores `text` after encoding as [`Special::Plain`].
+    #[cfg(feature = "fuzzing")]
     pub fn encodes(&self, text: &str) -> bool {
         let changes_space = self.adds_space_prefix() || !self.0.dropping_space.is_empty();
         if changes_space && self.0.words.occurs_in(text) {
@@ -242,7 +246,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether `byte` has a token.
+    #[cfg(feature = "fuzzing")]
     pub fn encodes_byte(&self, byte: u8) -> bool {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(vocabulary) => vocabulary.encodes_byte(byte),
@@ -250,13 +254,13 @@ impl Tokenizer {
         }
     }
 
-    /// The first `limit` tokens, quoted, that are written in `prompt` and that it is not encoded as,
-    /// although they look like the marks of a template: the file gives them the type of plain text.
+    /// Up to `limit` tokens in `prompt`, quoted, that look like marks of a template but are encoded
+    /// as other tokens, because the file gives them the type of plain text.
     pub(crate) fn unreachable_marks_in(&self, prompt: &str, limit: usize) -> Vec<String> {
         let marks = self.0.marks.iter();
         let named = |id: &u32| Some((str::from_utf8(self.0.bytes.get(*id)?).ok()?, *id));
         let marks: Vec<(&str, u32)> = marks.filter_map(named).collect();
-        // More marks than a searcher takes have no vocabulary but a hostile one.
+        // Only a hostile vocabulary has more marks than a searcher accepts.
         let Ok(finder) = SpecialFinder::new(&marks) else {
             return Vec::new();
         };
@@ -274,34 +278,34 @@ impl Tokenizer {
             .collect()
     }
 
-    /// The number of tokens: ids are below it.
+    /// Number of tokens; all ids are below it.
     pub fn vocab_size(&self) -> usize {
         self.0.kinds.len()
     }
 
-    /// The bytes that a token stands for, which need not be whole characters; `None` outside the
-    /// vocabulary. A control token's are its name in the file.
+    /// Bytes of a token, which need not be whole characters; `None` outside the vocabulary. For a
+    /// control token, the bytes of its name in the file.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.0.bytes.get(id)
     }
 
-    /// What a token is; `None` outside the vocabulary.
+    /// Kind of a token; `None` outside the vocabulary.
     pub fn token_kind(&self, id: u32) -> Option<TokenKind> {
         self.0.kinds.get(usize::try_from(id).ok()?).copied()
     }
 
-    /// The beginning-of-sequence token.
+    /// Beginning-of-sequence token.
     pub fn bos(&self) -> Option<u32> {
         self.0.bos
     }
 
-    /// The end-of-sequence token.
+    /// End-of-sequence token.
     pub fn eos(&self) -> Option<u32> {
         self.0.eos
     }
 
-    /// Whether a generation ends when `id` is sampled: end of sequence, of turn, of message, and
-    /// those with which a code model leaves the file.
+    /// Whether a generation ends when `id` is sampled: end of sequence, turn or message, and the
+    /// tokens of code models that end a file.
     pub fn is_end_of_generation(&self, id: u32) -> bool {
         self.0.ends.binary_search(&id).is_ok()
     }
@@ -316,8 +320,7 @@ impl Tokenizer {
         self.0.add_eos
     }
 
-    /// Whether text begins with a space that nobody wrote: at the beginning, and behind every
-    /// special token.
+    /// Whether encoding puts a space before text: at the beginning, and behind every special token.
     pub(crate) fn adds_space_prefix(&self) -> bool {
         match &self.0.vocabulary {
             Vocabulary::ByteLevel(_) => false,
@@ -353,34 +356,34 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The text as special tokens and what lies between them, less the white space that some
-    /// models drop there.
+    /// Splits the text into special tokens and the text between them, without the white space that
+    /// some models drop there.
     fn pieces<'t>(&self, finder: &SpecialFinder, text: &'t str) -> Vec<Piece<'t>> {
         finder.pieces(text, &self.0.dropping_space)
     }
 }
 
-/// The tokens that every SentencePiece vocabulary has, with their types: bytes and the space.
+/// Tokens that every SentencePiece vocabulary has, with their types: bytes and the space.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn sentencepiece_basics() -> impl Iterator<Item = (String, i128)> {
     let bytes = (0..=255_u8).map(|byte| (format!("<0x{byte:02X}>"), 6));
     bytes.chain([(sentencepiece::SPACE.into(), 1)])
 }
 
-/// How byte-level vocabularies write a byte.
+/// Byte in the alphabet of byte-level vocabularies.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn written_byte(byte: u8) -> String {
     alphabet::char_of(byte).into()
 }
 
-/// The control tokens, for those who build prompts.
+/// Access to control tokens for building prompts.
 impl Tokenizer {
     /// Whether the text of a control token occurs in `text`.
     pub(crate) fn has_structure(&self, text: &str) -> bool {
         self.0.structure.occurs_in(text)
     }
 
-    /// The control tokens whose text occurs in `text`, in order.
+    /// Control tokens whose text occurs in `text`, in order.
     pub(crate) fn structure_in(&self, text: &str) -> Vec<u32> {
         let pieces = self.pieces(&self.0.structure, text);
         let ids = pieces.into_iter().filter_map(|piece| match piece {
@@ -390,13 +393,13 @@ impl Tokenizer {
         ids.collect()
     }
 
-    /// Every character in the texts of control tokens, white space left out, ascending.
+    /// Every character in the texts of control tokens except white space, ascending.
     pub(crate) fn structure_alphabet(&self) -> &[char] {
         &self.0.structure_alphabet
     }
 
-    /// The ids of `text`: control tokens are found in the text as it is, and what lies between
-    /// them goes through `undo` first.
+    /// Ids of `text`: control tokens are found in the text as it is; the text between them is
+    /// passed through `undo` before encoding.
     pub(crate) fn encode_through(
         &self,
         text: &str,

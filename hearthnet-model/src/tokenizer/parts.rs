@@ -1,24 +1,24 @@
-//! The tokenizer's part of a model file, as plain values.
+//! Tokenizer metadata of a model file, as plain values.
 
 use super::error::TokenizerError;
 use crate::gguf::{Array, Gguf, MetadataError};
 
-/// More tokens than any vocabulary has (Gemma 3: 262,144).
+/// Above any vocabulary (Gemma 3: 262,144).
 const MAX_TOKENS: usize = 1 << 20;
-/// More merges than any vocabulary has (Gemma 3: about 515,000).
+/// Above any list of merges (Gemma 3: about 515,000).
 const MAX_MERGES: usize = 1 << 21;
 
-/// How a vocabulary turns text into tokens.
+/// Tokenizer algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Algorithm {
-    /// Words of byte pairs, merged in the order of a list.
+    /// Byte pairs inside words, merged in the order of a list.
     ByteLevelBpe,
-    /// Whole texts of characters, merged by the score of what comes out.
+    /// Characters of whole texts, merged by the score of the result.
     SentencePiece,
 }
 
 impl Algorithm {
-    /// The algorithm for a value of `tokenizer.ggml.model`.
+    /// Algorithm for a value of `tokenizer.ggml.model`.
     pub(super) fn named(model: &str) -> Result<Self, TokenizerError> {
         match model {
             "gpt2" => Ok(Self::ByteLevelBpe),
@@ -31,36 +31,35 @@ impl Algorithm {
     }
 }
 
-/// What a tokenizer is made from. Nothing here is checked except the types and the counts:
-/// [`Tokenizer::new`](super::Tokenizer::new) does the rest.
+/// Input of a tokenizer. Only types and counts are checked here:
+/// [`Tokenizer::new`](super::Tokenizer::new) checks the rest.
 #[derive(Debug, Clone, Default)]
 #[allow(clippy::exhaustive_structs)] // Tests and tools build it by hand.
 pub struct TokenizerParts<'a> {
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: &'a str,
-    /// `general.name`: what the model is called. See [`Tokenizer::new`](super::Tokenizer::new).
+    /// `general.name`: name of the model. See [`Tokenizer::new`](super::Tokenizer::new).
     pub name: &'a str,
     /// `tokenizer.ggml.pre`: the name of the pre-tokeniser. Byte-level BPE only.
     pub pre: &'a str,
     /// `tokenizer.ggml.tokens`: the text of each token, by id.
     pub tokens: Vec<&'a str>,
-    /// `tokenizer.ggml.token_type`: the type of each token, or nothing: all are normal.
+    /// `tokenizer.ggml.token_type`: the type of each token; `None` if all are normal.
     pub token_types: Option<Vec<i128>>,
     /// `tokenizer.ggml.merges`: two tokens with a space in between, best first. Byte-level BPE
     /// only.
     pub merges: Vec<&'a str>,
-    /// `tokenizer.ggml.scores`: how soon the characters of each token merge, by id; the highest
-    /// first. SentencePiece only.
-    pub scores: Vec<f32>,
-    /// `tokenizer.ggml.add_space_prefix`: text begins with a space that nobody wrote.
+    /// `tokenizer.ggml.scores`: merge priority of each token, by id; the highest merges first.
     /// SentencePiece only.
+    pub scores: Vec<f32>,
+    /// `tokenizer.ggml.add_space_prefix`: a space is put before each text. SentencePiece only.
     pub add_space_prefix: Option<bool>,
     /// `tokenizer.ggml.bos_token_id`: beginning of sequence.
     pub bos: Option<u32>,
     /// `tokenizer.ggml.eos_token_id`: end of sequence.
     pub eos: Option<u32>,
-    /// Other ids that end a generation: end of turn, end of message, and those with which a
-    /// code model leaves the file.
+    /// Other ids that end a generation: end of turn, end of message, and tokens of code models that
+    /// end a file.
     pub other_ends: Vec<(&'static str, u32)>,
     /// `tokenizer.ggml.add_bos_token`: texts begin with the beginning-of-sequence token.
     pub add_bos: Option<bool>,
@@ -82,10 +81,10 @@ pub(super) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(super) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 pub(super) const EOT: &str = "tokenizer.ggml.eot_token_id";
 pub(super) const EOM: &str = "tokenizer.ggml.eom_token_id";
-/// The ids that `<s>` and `</s>` have in SentencePiece vocabularies where the file does not say.
+/// Default ids of `<s>` and `</s>` in SentencePiece vocabularies.
 const SENTENCEPIECE_BOS: u32 = 1;
 const SENTENCEPIECE_EOS: u32 = 2;
-/// The keys of [`TokenizerParts::other_ends`].
+/// Keys of [`TokenizerParts::other_ends`].
 const OTHER_ENDS: [&str; 5] = [
     EOT,
     EOM,
@@ -95,13 +94,13 @@ const OTHER_ENDS: [&str; 5] = [
 ];
 
 impl<'a> TokenizerParts<'a> {
-    /// Reads the metadata of a model file. Nothing is copied but the lists themselves.
+    /// Reads the metadata of a model file. Only the lists themselves are copied.
     ///
-    /// llama.cpp does not look at `tokenizer.ggml.add_space_prefix` for byte-level BPE, nor at
-    /// `tokenizer.ggml.remove_extra_whitespaces` for either algorithm; so neither is done here.
+    /// Like llama.cpp, this ignores `tokenizer.ggml.add_space_prefix` for byte-level BPE, and
+    /// `tokenizer.ggml.remove_extra_whitespaces` for both algorithms.
     ///
     /// # Errors
-    /// [`TokenizerError`] when a key is missing, has another type, or too many elements.
+    /// [`TokenizerError`] if a key is missing, has another type, or too many elements.
     pub fn from_gguf(gguf: &'a Gguf) -> Result<Self, TokenizerError> {
         let required = |key| gguf.str(key)?.ok_or_else(|| TokenizerError::missing(key));
         let model = required(MODEL)?;
@@ -140,8 +139,8 @@ impl<'a> TokenizerParts<'a> {
     }
 }
 
-/// What `read` makes of a list of at most `limit` elements, counted before any of them is read;
-/// `None` without the key.
+/// Reads a list of at most `limit` elements, counted before any of them is read; `None` if the key
+/// is missing.
 fn list<'a, T>(
     gguf: &'a Gguf,
     key: &'static str,

@@ -1,20 +1,20 @@
-//! Pre-tokenisers: how a text is cut into words before byte pairs are merged inside each word.
+//! Pre-tokenisers: split a text into words before byte pairs are merged inside each word.
 //!
 //! The rules are llama.cpp's for the same `tokenizer.ggml.pre` (`llm_tokenizer_bpe` in
-//! `llama-vocab.cpp`), because its converter wrote that name. They are run by the `regex` crate,
-//! whose time is linear in the text whatever the text is. It has no look-ahead, which the
-//! original patterns need in one place only: `\s+(?!\S)|\s+`, white space that leaves its last
-//! character to the word that follows. [`Stage::give_back`] does that part. (Elsewhere a look-ahead
-//! only takes characters out of a class, as in `(?=\p{L})[^a-z]`, which `[\p{L}--[a-z]]` says as well.)
+//! `llama-vocab.cpp`), because its converter wrote that name. They run on the `regex` crate, whose
+//! time is linear in any text. It has no look-ahead, which the original patterns need in one place:
+//! `\s+(?!\S)|\s+`, white space that leaves its last character to the next word.
+//! [`Stage::give_back`] does that. (Elsewhere a look-ahead only removes characters from a class:
+//! `(?=\p{L})[^a-z]` is written `[\p{L}--[a-z]]` here.)
 //!
-//! Letters, numbers and punctuation are those of Unicode 15.1, as in llama.cpp, whatever version
-//! the `regex` crate has: a new Unicode version must not change the ids of any text.
+//! Letters, numbers and punctuation are those of Unicode 15.1, as in llama.cpp, whatever the
+//! version in the `regex` crate: a new Unicode version must not change the ids of any text.
 //!
-//! A file names its rules and brings none: no pattern of a file is ever compiled. Those here have neither
-//! look-around nor references, so that each passes over a text once (`regex`).
+//! A file names its rules but cannot bring patterns of its own. The patterns have neither
+//! look-around nor references, so each passes over a text once.
 //!
 //! Hugging Face writes contractions as `(?i:'s|...)`, where Unicode case folding makes `'ſ`
-//! (U+017F) a contraction. llama.cpp spells out both ASCII cases, and so do we.
+//! (U+017F) a contraction. As in llama.cpp, the patterns here list both ASCII cases instead.
 
 use super::error::TokenizerError;
 use regex::Regex;
@@ -24,51 +24,51 @@ const LLAMA3: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\
 const QWEN2: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
 
 const QWEN35: &str = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+";
-/// Letters in words of upper and lower case: llama.cpp takes those of ASCII for the cases, and all
-/// others for both.
+/// In words with upper and lower case, llama.cpp counts only ASCII letters as having a case; all
+/// other letters fit both.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]*[\p{L}--[A-Z]]+(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|[^\r\n\p{L}\p{N}]?[\p{L}--[a-z]]+[\p{L}--[A-Z]]*(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+";
-/// The letters that DeepSeek LLM lists by hand.
+/// Letters as listed in DeepSeek LLM's pattern.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
-/// Its punctuation, and its ideographs and syllables. llama.cpp's classes cannot see white space beyond
-/// ASCII, so U+3000 and what else lies in these ranges is not in them.
+/// DeepSeek LLM's punctuation, and its ideographs and syllables. llama.cpp's classes do not match
+/// white space beyond ASCII, so U+3000 and similar characters are excluded.
 const DEEPSEEK_PUNCTUATION: &str = r"\s?[[!-/:-~！-／：-～‘-‟\u{3000}-。]--[\u{3000}]]+";
 const DEEPSEEK_CJK: &str = r"[[一-龥ࠀ-一가-\u{d7ff}]--\s]+";
 const DEEPSEEK_V3: &str = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+"#;
 
-/// The last character of a match of white space that goes to the next word.
+/// Whether a match of white space leaves its last character to the next word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GiveBack {
-    /// Matches stand as they are.
+    /// Matches are kept whole.
     Nothing,
     /// Any white space.
     Space,
-    /// White space other than CR and LF: a match that ends in one of those came from another
-    /// alternative (`\s*[\r\n]+`), which keeps what it matched.
+    /// White space other than CR and LF. A match that ends in CR or LF came from another
+    /// alternative (`\s*[\r\n]+`), which keeps all of it.
     SpaceExceptNewlines,
 }
 
 use GiveBack::{Nothing, Space, SpaceExceptNewlines as Spaces};
 
-/// What becomes of a word that is in the vocabulary.
+/// Treatment of a word that is in the vocabulary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Words {
-    /// It is merged like any other.
+    /// Merged like any other word.
     Merged,
-    /// It is taken whole, without merging.
+    /// Taken whole, without merging.
     Whole,
-    /// The same; and texts begin with the beginning-of-sequence token if the file does not say.
+    /// Taken whole; and by default texts begin with the beginning-of-sequence token.
     WholeAndBos,
 }
 
 use Words::{Merged, Whole, WholeAndBos};
 
-/// Names of `tokenizer.ggml.pre` that ask for the same; what cuts the text, one after the other; and
-/// what becomes of words.
+/// Names of `tokenizer.ggml.pre` with the same rules, the patterns in order, and the treatment of
+/// words.
 type Rules = (&'static str, &'static [(&'static str, GiveBack)], Words);
 
 const RULES: &[Rules] = &[
-    // llama.cpp's rules for files that were converted without knowing better.
+    // llama.cpp's rules for files with an unknown pre-tokeniser.
     (
         "default",
         &[
@@ -84,7 +84,7 @@ const RULES: &[Rules] = &[
         &[(GPT2, Space)],
         Merged,
     ),
-    // Every digit by itself, then GPT-2.
+    // Splits off every digit, then as GPT-2.
     (
         "smollm starcoder refact command-r codeshell exaone minerva-7b",
         &[(r"\p{N}", Nothing), (GPT2, Space)],
@@ -97,17 +97,17 @@ const RULES: &[Rules] = &[
     ),
     ("glm4", &[(LLAMA3, Spaces)], Whole),
     ("smaug-bpe dbrx chatglm-bpe", &[(LLAMA3, Spaces)], Merged),
-    // Llama 3 with every digit by itself.
+    // As Llama 3, but splits off every digit.
     (
         "qwen2 deepseek-r1-qwen stablelm2 megrez hunyuan kormo solar-open grok-2",
         &[(QWEN2, Spaces)],
         Merged,
     ),
-    // Qwen2 with combining marks among the letters.
+    // As Qwen2, with combining marks among the letters.
     ("qwen35", &[(QWEN35, Spaces)], Merged),
     // Mistral Nemo: words also end where their case changes.
     ("tekken", &[(TEKKEN, Spaces)], WholeAndBos),
-    // The same with contractions and three digits.
+    // As tekken, with contractions and up to three digits.
     ("gpt-4o llama4 kanana2", &[(GPT4O, Spaces)], Merged),
     // Punctuation, GPT-2, three digits.
     (
@@ -153,26 +153,26 @@ const RULES: &[Rules] = &[
     ),
 ];
 
-/// One pass over the text: cuts out the matches of a pattern.
+/// Pass over the text that splits off the matches of a pattern.
 #[derive(Debug)]
 struct Stage {
     pattern: Regex,
     give_back: GiveBack,
 }
 
-/// Cuts texts into words. Nothing is dropped: the words in order are the text.
+/// Splits texts into words. The words in order are the whole text.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
-    /// Each stage cuts up every piece that the one before it left.
+    /// Each stage splits every piece that the previous one left.
     stages: Vec<Stage>,
     /// A word that is a token is taken whole, without merging.
     pub(super) ignore_merges: bool,
-    /// Texts begin with the beginning-of-sequence token unless the file says otherwise.
+    /// By default, texts begin with the beginning-of-sequence token.
     pub(super) add_bos: bool,
 }
 
 impl PreTokenizer {
-    /// The rules for a value of `tokenizer.ggml.pre`.
+    /// Rules for a value of `tokenizer.ggml.pre`.
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
         let mut rules = RULES.iter();
         let &(_, stages, words) = rules
@@ -213,7 +213,7 @@ impl PreTokenizer {
     }
 }
 
-/// The pattern with its categories limited to the characters of Unicode 15.1.
+/// Limits the pattern's categories to the characters of Unicode 15.1.
 fn of_unicode_15_1(pattern: &str) -> String {
     [r"\p{L}", r"\p{N}", r"\p{P}", r"\p{M}", r"\p{S}"]
         .into_iter()
@@ -243,8 +243,8 @@ fn run<E>(
 }
 
 impl Stage {
-    /// What lies before the first match, the match, and what lies after it; `None` without a
-    /// match. The patterns have no look-behind, so a text may be searched from any point on.
+    /// Text before the first match, the match, and the rest; `None` without a match. The patterns
+    /// have no look-behind, so a search may start anywhere.
     fn cut<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str, &'t str)> {
         let found = self.pattern.find(text).filter(|found| !found.is_empty())?;
         let (gap, from) = text.split_at(found.start());
@@ -253,7 +253,7 @@ impl Stage {
         Some((gap, matched, after))
     }
 
-    /// The length in bytes that a match keeps.
+    /// Length in bytes of the part that a match keeps.
     fn give_back(&self, matched: &str, something_follows: bool) -> usize {
         let mut chars = matched.chars();
         let Some(last) = chars.next_back() else {
@@ -264,7 +264,7 @@ impl Stage {
             GiveBack::Space => last.is_whitespace(),
             GiveBack::SpaceExceptNewlines => last.is_whitespace() && !matches!(last, '\r' | '\n'),
         };
-        // A lone white space has nothing to keep: it stays a word of its own.
+        // A single white space character stays a word of its own.
         if given && something_follows && !chars.as_str().is_empty() {
             chars.as_str().len()
         } else {
@@ -336,7 +336,7 @@ mod tests {
             .collect()
     }
 
-    /// Puts the look-ahead back that the shipped patterns leave out.
+    /// Restores the look-ahead that the shipped patterns omit.
     fn with_look_ahead(pattern: &str) -> String {
         let head = pattern.strip_suffix(r"\s+").unwrap();
         format!(r"{head}\s+(?!\S)|\s+")
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn letters_are_those_of_unicode_15_1() {
-        // U+1C89, a letter since Unicode 16, is no letter for models and tokenizers of before.
+        // U+1C89 has been a letter since Unicode 16; older models do not treat it as one.
         assert_eq!(words("gpt-2", "a\u{1c89}"), ["a", "\u{1c89}"]);
         assert_eq!(words("gpt-2", "a\u{1c88}"), ["a\u{1c88}"]);
     }
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(words("smollm", &text).len(), 3);
     }
 
-    /// Strings rich in what the rules look at.
+    /// Strings rich in characters that the rules distinguish.
     fn tricky() -> impl Strategy<Value = String> {
         let piece = prop_oneof![
             4 => prop::sample::select(vec![

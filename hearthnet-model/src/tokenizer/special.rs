@@ -1,29 +1,28 @@
-//! Special tokens: those that stand in a text as they are, outside byte pair merging.
+//! Special tokens, which are found in a text before byte pair merging.
 
 use super::error::TokenizerError;
 use super::parts::TokenizerParts;
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
-/// What a token is, from `tokenizer.ggml.token_type`.
+/// Kind of a token, from `tokenizer.ggml.token_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TokenKind {
     /// Text that byte pair merging produces.
     Normal,
-    /// The token for what cannot be encoded. No text produces it, and it shows as nothing.
+    /// Token for unencodable text. No text produces it, and it is displayed as nothing.
     Unknown,
     /// Structure, such as the beginning or end of a turn. Never visible text.
     Control,
     /// Whole text that was added to the vocabulary: found before merging, and visible.
     UserDefined,
-    /// A place in the vocabulary that is not in use.
+    /// Unused id of the vocabulary.
     Unused,
-    /// A single byte.
     Byte,
 }
 
 impl TokenKind {
-    /// The kind for a GGUF token type. The numbers are those of `llama_token_type`.
+    /// Kind of a GGUF token type. The numbers are those of `llama_token_type`.
     pub(super) fn from_gguf(value: i128) -> Option<Self> {
         Some(match value {
             0 | 1 => Self::Normal, // 0 is "undefined", which every reader takes for normal.
@@ -36,19 +35,18 @@ impl TokenKind {
         })
     }
 
-    /// Whether the token is structure: invisible, and out of reach for plain text.
+    /// Whether the token is structure: invisible, and never produced by plain text.
     pub(super) fn is_structure(self) -> bool {
         matches!(self, Self::Control | Self::Unknown)
     }
 
-    /// Whether the token's text is as it stands in the file, not in the byte-level alphabet.
+    /// Whether the file has the token's text verbatim, not in the byte-level alphabet.
     pub(super) fn is_verbatim(self) -> bool {
         self.is_structure() || self == Self::UserDefined
     }
 }
 
-/// Texts of tokens that end a generation, as llama.cpp finds them where the metadata does not
-/// say.
+/// Texts of tokens that end a generation, which llama.cpp recognises without metadata.
 pub(super) const END_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -66,8 +64,8 @@ pub(super) const END_TEXTS: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
-/// Texts of tokens with which a code model leaves the file that it was completing. They end a
-/// generation too, but only where the file marks them as control tokens.
+/// Texts of tokens with which a code model ends the file that it completes. They end a generation
+/// too, but only if the file marks them as control tokens.
 pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
     "<|fim_pad|>",
     "<fim-pad>",
@@ -80,8 +78,8 @@ pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
     "<|file_sep|>",
 ];
 
-/// The special tokens behind which a model drops white space, ascending: those of a model that is
-/// called Phi-3, but for a few. llama.cpp knows no more of it than this either.
+/// Special tokens behind which a model drops white space, ascending: in a model named Phi-3, all
+/// but a few. llama.cpp uses the name too.
 pub(super) fn dropping_space_behind(parts: &TokenizerParts<'_>, kinds: &[TokenKind]) -> Vec<u32> {
     if !drops_space(parts.name) {
         return Vec::new();
@@ -102,30 +100,28 @@ pub(crate) fn drops_space(name: &str) -> bool {
     name.contains("phi-3") || name.contains("phi3")
 }
 
-/// What C calls white space, which is less than Unicode does.
+/// C's `isspace`, which covers less than Unicode's white space.
 fn is_c_space(c: char) -> bool {
     matches!(c, ' ' | '\t'..='\r')
 }
 
-/// The sum of the lengths of all special tokens that is accepted, in bytes. Gemma's 6,242 take
-/// about 70 KiB; the searchers cost some hundred bytes for each byte.
+/// Limit of the total length of all special tokens, in bytes. Gemma's 6,242 take about 70 KiB; the
+/// searchers need some hundred bytes for each byte.
 const MAX_SPECIAL_BYTES: usize = 1 << 20;
 
 /// Finds special tokens in a text.
 ///
-/// Where several begin at the same place the longest wins, and the search goes on behind it.
-/// llama.cpp looks for the longest token in the whole text first, then for the next: the two
-/// differ only in a vocabulary where the end of one special token is the beginning of another.
+/// Among tokens that begin at the same position the longest wins, and the search continues behind
+/// it. llama.cpp searches the whole text for the longest token first, then for the next. The
+/// results differ only if the end of one special token is the beginning of another.
 #[derive(Debug)]
 pub(super) struct SpecialFinder {
     searcher: Option<AhoCorasick>,
-    /// The token of each of the searcher's patterns.
+    /// Token of each pattern of the searcher.
     ids: Vec<u32>,
 }
 
-/// A piece of a text.
 pub(super) enum Piece<'t> {
-    /// A special token.
     Token(u32),
     /// Text between special tokens; never empty.
     Text(&'t str),
@@ -164,8 +160,8 @@ impl SpecialFinder {
             .is_some_and(|searcher| searcher.is_match(text))
     }
 
-    /// The text as special tokens and what lies between them, without the white space behind a
-    /// token of `dropping_space`.
+    /// Splits the text into special tokens and the text between them, without the white space
+    /// behind tokens of `dropping_space`.
     pub(super) fn pieces<'t>(&self, text: &'t str, dropping_space: &[u32]) -> Vec<Piece<'t>> {
         let mut pieces = Vec::new();
         let mut from = 0;

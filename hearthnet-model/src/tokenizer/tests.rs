@@ -4,7 +4,7 @@ use crate::detokenize::Detokenizer;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-/// A small file: all bytes, some merges, two control tokens, a user-defined and an unknown one.
+/// Small file: all bytes, some merges, two control tokens, one user-defined and one unknown token.
 struct File {
     pre: &'static str,
     tokens: Vec<String>,
@@ -83,7 +83,7 @@ impl File {
 
 static SMALL: LazyLock<Tokenizer> = LazyLock::new(|| File::new("smollm").build().unwrap());
 
-/// One of each family.
+/// Tokenizers of all families.
 static FAMILIES: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let names = "smollm gpt-2 llama-bpe qwen2 default qwen35 tekken gpt-4o falcon deepseek-llm deepseek-coder deepseek-v3";
     names
@@ -182,7 +182,7 @@ fn a_document_begins_and_ends_as_the_file_says() {
 }
 
 #[test]
-fn known_ends_end_a_generation_whatever_the_file_calls_them() {
+fn known_end_tokens_end_a_generation_whatever_their_type() {
     let mut file = File::new("smollm");
     file.add("<|endoftext|>", 1);
     file.add("<reponame>", 1); // Only as a control token.
@@ -199,7 +199,7 @@ fn known_ends_end_a_generation_whatever_the_file_calls_them() {
 }
 
 #[test]
-fn tokens_that_the_file_names_by_id_are_control_tokens_whatever_type_it_gives_them() {
+fn tokens_named_by_id_are_control_tokens_whatever_their_type() {
     let typed = "<|im_start|>hello<|im_end|><turn>";
     let right = {
         let mut file = File::new("smollm");
@@ -229,7 +229,7 @@ fn tokens_that_the_file_names_by_id_are_control_tokens_whatever_type_it_gives_th
         });
         let tokenizer = named(&right, types);
         for special in [Special::Parse, Special::Plain] {
-            // `<tool>` and `<unk>`, which are not written here, are all that differs without types.
+            // Without types, only `<tool>` and `<unk>` would differ, and they are not in this text.
             assert_eq!(
                 tokenizer.encode(typed, special).unwrap(),
                 expected.encode(typed, special).unwrap(),
@@ -295,7 +295,7 @@ fn a_text_beyond_the_limit_is_refused() {
     assert!(matches!(error, EncodeError::TextTooLong { .. }));
 }
 
-/// What a broken file gives.
+/// Error of a file after a change.
 fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
     let mut file = File::new("smollm");
     change(&mut file);
@@ -416,7 +416,7 @@ fn merges_that_could_smuggle_a_control_token_are_refused() {
     assert!(error.contains(says), "{error}");
 }
 
-/// Text with the characters that matter more often than chance.
+/// Text with a high share of characters that matter here.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         prop::sample::select(vec![
@@ -439,7 +439,7 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn decoding_gives_back_what_was_encoded(text in text()) {
+    fn decoding_restores_encoded_text(text in text()) {
         for tokenizer in &*FAMILIES {
             let plain = tokenizer.encode(&text, Special::Plain).unwrap();
             prop_assert_eq!(tokenizer.decode(&plain), text.as_str());
@@ -475,7 +475,7 @@ proptest! {
 
     #[test]
     fn characters_come_out_whole_and_as_soon_as_they_are_complete(text in any::<String>()) {
-        // One token for each byte: the hardest case.
+        // A token for each byte: the hardest case.
         let mut detokenizer = Detokenizer::new(&SMALL);
         let mut out = String::new();
         for (end, byte) in (1..).zip(text.bytes()) {

@@ -1,20 +1,20 @@
-//! The lists of a model file, checked and brought into the form that encoding needs.
+//! Checks the lists of a model file, and converts them for encoding.
 
 use super::error::TokenizerError;
 use super::parts::{BOS, EOM, EOS, EOT, TokenizerParts};
 use super::special::{END_TEXTS, LEAVE_FILE_TEXTS, TokenKind};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The longest token that is accepted, in bytes. Real ones end at some 300.
+/// Longest accepted token, in bytes. Real ones have at most about 300.
 pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
-/// The kind of a token; `Unused` outside the vocabulary.
+/// Kind of a token; `Unused` outside the vocabulary.
 pub(super) fn kind_of(kinds: &[TokenKind], id: u32) -> TokenKind {
     let kind = usize::try_from(id).ok().and_then(|id| kinds.get(id));
     kind.copied().unwrap_or(TokenKind::Unused)
 }
 
-/// The kind of each token, as the file says.
+/// Kind of each token, according to the file.
 pub(super) fn kinds(parts: &TokenizerParts<'_>) -> Result<Vec<TokenKind>, TokenizerError> {
     let tokens = parts.tokens.len();
     if tokens == 0 {
@@ -43,7 +43,7 @@ pub(super) fn kinds(parts: &TokenizerParts<'_>) -> Result<Vec<TokenKind>, Tokeni
         .collect()
 }
 
-/// The id of each text. Tokens without text (unused places in some files) have none.
+/// Id of each text. Tokens without text (unused ids in some files) are left out.
 pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32>, TokenizerError> {
     let mut ids = HashMap::with_capacity(tokens.len());
     for (&text, id) in tokens.iter().zip(0..) {
@@ -66,11 +66,11 @@ pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32
     Ok(ids)
 }
 
-/// The merges of a file, checked.
+/// Checked merges of a file.
 pub(super) struct Merges {
     /// The two tokens of each merge, best first.
     pub(super) pairs: Vec<(String, String)>,
-    /// Whether a merge takes or makes the token, by id: plain text needs it.
+    /// Whether a merge uses or produces the token, by id: plain text needs it.
     pub(super) used: Vec<bool>,
 }
 
@@ -120,7 +120,7 @@ impl Merges {
                     *used = true;
                 }
             }
-            // llama.cpp keeps the first of two equal merges, the crate would keep the last.
+            // Of two equal merges llama.cpp keeps the first, but the crate would keep the last.
             if seen.insert((left_id, right_id)) {
                 pairs.push((left.to_owned(), right.to_owned()));
             }
@@ -129,18 +129,18 @@ impl Merges {
     }
 }
 
-/// A token's text for a message: a hostile file must not fill the screen.
+/// Shortens a token's text for a message, so that a hostile file cannot fill the screen.
 fn shorten(text: &str) -> String {
     text.chars().take(64).collect()
 }
 
-/// Returns the ids that end a generation, ascending, and corrects `kinds`: the tokens that the file
-/// names as beginning and end of a text, a turn or a message, and those of [`END_TEXTS`], are
-/// control tokens whatever type the file gives them. A file with wrong types would otherwise have its
-/// chat template encoded as plain text, and a typed `<|im_end|>` could end a turn.
+/// Returns the ids that end a generation, ascending, and corrects `kinds`. The tokens that the file
+/// names as beginning or end of a text, a turn or a message, and those of [`END_TEXTS`], become
+/// control tokens whatever their type. Otherwise, a file with wrong types would have its chat
+/// template encoded as plain text, and a typed `<|im_end|>` could end a turn.
 ///
-/// Exceptions are tokens that plain text needs: those that a merge takes or makes (`used`, by id;
-/// empty without merges), single characters, and bytes.
+/// Tokens that plain text needs are left unchanged: tokens that a merge uses or produces (`used`,
+/// by id; empty without merges), single characters, and bytes.
 pub(super) fn ends(
     parts: &TokenizerParts<'_>,
     ids: &HashMap<&str, u32>,
@@ -179,7 +179,7 @@ pub(super) fn ends(
     }
     for (key, id) in &parts.other_ends {
         ends.push(in_range(key, *id)?);
-        // Code models have those of files as words that may be typed.
+        // Code models also use the end tokens of files as words that may be typed.
         if [EOT, EOM].contains(key) {
             make_control(*id);
         }
@@ -198,9 +198,9 @@ pub(super) fn ends(
     Ok(ends)
 }
 
-/// The tokens that look like marks of a template (`<|start_header_id|>`, `[INST]`) and are plain text by
-/// their type, although no merge (`used`, by id; empty without merges) gives them: text that
-/// contains one is encoded as its letters. A file with wrong types has such tokens.
+/// Tokens that look like marks of a template (`<|start_header_id|>`, `[INST]`) but are plain text
+/// by type, although no merge produces them (`used`, by id; empty without merges). Text that
+/// contains such a mark is encoded letter by letter. Files with wrong types have such tokens.
 pub(super) fn unreachable_marks(tokens: &[&str], kinds: &[TokenKind], used: &[bool]) -> Vec<u32> {
     let looks_like_one = |text: &str| {
         let inner = |open, close| text.strip_prefix(open)?.strip_suffix(close);
@@ -217,7 +217,7 @@ pub(super) fn unreachable_marks(tokens: &[&str], kinds: &[TokenKind], used: &[bo
         .collect()
 }
 
-/// Every character in the texts of control tokens, white space left out, ascending.
+/// Every character in the texts of control tokens except white space, ascending.
 pub(super) fn structure_alphabet(tokens: &[&str], kinds: &[TokenKind]) -> Vec<char> {
     let structure = tokens
         .iter()
@@ -229,30 +229,30 @@ pub(super) fn structure_alphabet(tokens: &[&str], kinds: &[TokenKind]) -> Vec<ch
     chars.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The bytes of all tokens in a row, and where each begins, with the end as the last element.
+/// Bytes of all tokens in sequence, and the start of each, with the end as the last element.
 pub(super) struct TokenBytes {
     bytes: Vec<u8>,
     starts: Vec<usize>,
 }
 
 impl TokenBytes {
-    /// `spell` appends the bytes of one token, which depend on how its vocabulary writes text.
+    /// `append_token_bytes` appends the bytes of one token, according to its vocabulary.
     pub(super) fn new(
         tokens: &[&str],
         kinds: &[TokenKind],
-        spell: &dyn Fn(&str, TokenKind, &mut Vec<u8>),
+        append_token_bytes: &dyn Fn(&str, TokenKind, &mut Vec<u8>),
     ) -> Self {
         let mut bytes = Vec::with_capacity(tokens.iter().map(|text| text.len()).sum());
         let mut starts = Vec::with_capacity(tokens.len() + 1);
         for (text, kind) in tokens.iter().zip(kinds) {
             starts.push(bytes.len());
-            spell(text, *kind, &mut bytes);
+            append_token_bytes(text, *kind, &mut bytes);
         }
         starts.push(bytes.len());
         Self { bytes, starts }
     }
 
-    /// The bytes of a token; `None` outside the vocabulary.
+    /// Bytes of a token; `None` outside the vocabulary.
     pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
         let id = usize::try_from(id).ok()?;
         let (start, end) = (self.starts.get(id)?, self.starts.get(id + 1)?);

@@ -1,5 +1,5 @@
-//! What the engine's tests share.
-#![allow(dead_code)] // each test binary uses a part
+//! Helpers of the engine's tests.
+#![allow(clippy::unwrap_used, clippy::panic)] // a failure fails the test
 
 use hearthnet_model::ModelFile;
 use hearthnet_model::engine::{Engine, EngineOptions, FullModel, Head, SeqId, Span};
@@ -27,7 +27,7 @@ pub(crate) fn engine(
     Engine::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// Token ids without meaning, the same for the same seed.
+/// Pseudo-random token ids; deterministic for a seed.
 pub(crate) fn ids(file: &ModelFile, count: usize, seed: u64) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..count)
@@ -52,7 +52,7 @@ pub(crate) fn logits(head: &Head, rows: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Appends tokens in chunks of a size; returns the rows behind the last layer.
+/// Appends tokens in chunks, and returns the rows of the last layer.
 pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for ids in ids.chunks(chunk) {
@@ -69,14 +69,14 @@ pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usiz
     all
 }
 
-/// A fresh sequence of some tokens in one go.
+/// Runs tokens through a new sequence in one batch.
 pub(crate) fn run(whole: &mut FullModel, ids: &[u32]) -> (SeqId, Vec<f32>) {
     let seq = whole.engine_mut().open().unwrap();
     let rows = append(whole, seq, ids, ids.len().max(1));
     (seq, rows)
 }
 
-/// Fails with the place of the first value whose bits differ.
+/// Fails with the position of the first value whose bits differ.
 #[track_caller]
 pub(crate) fn assert_same_bits(found: &[f32], expected: &[f32], width: usize, what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");

@@ -1,7 +1,7 @@
-//! Blocks of 32 as llama.cpp stores them: `quantize_row_*_ref` and, for IQ4_NL, the search of
-//! `quantize_row_iq4_nl_impl` of ggml's `ggml-quants.c`, value by value.
+//! Encoders for blocks of 32 as in llama.cpp: `quantize_row_*_ref` and, for IQ4_NL, the search of
+//! `quantize_row_iq4_nl_impl` in ggml's `ggml-quants.c`, value by value.
 //!
-//! Types that [`quantize::encode`] writes are left to it.
+//! [`quantize::encode`] handles the types that it supports.
 
 use half::f16;
 use hearthnet_model::gguf::TensorType;
@@ -31,12 +31,12 @@ fn inverse(d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
-/// Four bits of each, two to a byte: `j` low, `j + 16` high.
+/// Four bits of each code, two codes per byte: `j` low, `j + 16` high.
 fn nibbles(codes: &[u8; 32]) -> impl Iterator<Item = u8> {
     (0..16).map(|j| (codes[j] & 15) | (codes[j + 16] << 4))
 }
 
-/// The fifth bits, then the rest.
+/// The fifth bits, then the nibbles.
 fn fives(codes: &[u8; 32], out: &mut Vec<u8>) {
     let bits = codes.iter().enumerate();
     let high = bits.fold(0u32, |high, (j, code)| high | (u32::from(code >> 4) << j));
@@ -61,7 +61,7 @@ fn encode_q5_1(block: &[f32; 32], out: &mut Vec<u8>) {
     fives(&block.map(|v| ((v - min) * id + 0.5) as u8), out);
 }
 
-/// The scale is the power of two that makes the largest magnitude 4 to 8, of which 6 is the end.
+/// The scale is the power of two that maps the largest magnitude to 4 to 8; codes end at 6.
 fn encode_mxfp4(block: &[f32; 32], out: &mut Vec<u8>) {
     const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
     let most = largest(block).abs();
@@ -86,7 +86,7 @@ fn encode_iq4_nl(block: &[f32; 32], out: &mut Vec<u8>) {
         -127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0,
         69.0, 89.0, 113.0,
     ];
-    // The nearest, and of two as near the upper one.
+    // The nearest; of two equally near, the upper one.
     let nearest = |x: f32| {
         let upper = TABLE[1..15].iter().take_while(|v| **v <= x).count() + 1;
         let lower = upper - 1;
@@ -98,7 +98,7 @@ fn encode_iq4_nl(block: &[f32; 32], out: &mut Vec<u8>) {
         out.extend([0; 18]);
         return;
     }
-    // For this inverse scale, the best scale is the first by the second.
+    // For this inverse scale, the best scale is the first sum divided by the second.
     let sums = |id: f32| {
         block.iter().fold((0f32, 0f32), |(qx, q2), x| {
             let (q, weight) = (TABLE[nearest(id * x)], x * x);

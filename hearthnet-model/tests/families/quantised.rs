@@ -1,11 +1,11 @@
-//! Quantised forms of every family: bytes as llama.cpp writes them, and as close to `transformers`
-//! in f32 as llama.cpp is when it computes with those same bytes.
+//! Quantised forms of every family: byte-identical to llama.cpp's, and as close to `transformers`
+//! in f32 as llama.cpp is with the same bytes.
 //!
 //! The distance is the divergence (Kullback-Leibler, in nats) of the next token's distribution, on
 //! 88 fixed tokens. `NAME.divergences` has llama.cpp's, `quantised.json` the hashes of its bytes.
-//! Both quantise activations as well, each in its own way, so that either is closer at one position
-//! and further at the next; how much that is worth, the positions themselves say. As the engine
-//! computes the same bits everywhere, a failure is a change of what it computes.
+//! Both engines also quantise activations, each in its own way, so either can be closer at a
+//! position; the variation over positions gives the standard error. Since the engine is bit-exact,
+//! a failure means that its arithmetic has changed.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use hearthnet_model::gguf::TensorType;
 use hearthnet_model::kernels::Isa;
 use sha2::{Digest, Sha256};
 
-use super::engine_common::{options, whole};
 use super::{data, floats, references, rewrite};
+use crate::engine_common::{options, whole};
 
-/// Types of blocks of 32, in the order of `NAME.divergences`; the bound of the mean divergence of
-/// each family, and that of the median family. Observed is about 0.8 of them. They are large as rows of
-/// one or two blocks leave nothing to average out.
+/// Types of blocks of 32, in the order of `NAME.divergences`, with the bounds of the mean
+/// divergence of each family and of the median family. Observed values are about 0.8 of the bounds.
+/// They are large because rows of one or two blocks average out little.
 const TYPES: [(TensorType, f64, f64); 7] = [
     (TensorType::Q8_0, 2e-2, 3.2e-3),
     (TensorType::Q5_1, 0.35, 6.7e-2),
@@ -31,8 +31,8 @@ const TYPES: [(TensorType, f64, f64); 7] = [
     (TensorType::MXFP4, 2.2, 0.43),
 ];
 
-/// Standard errors by which we may seem further away: of the difference from llama.cpp over the
-/// positions, and of the number of positions at which we are, were it a coin's to say.
+/// Tolerance in standard errors: of the mean difference from llama.cpp, and of the number of
+/// positions at which the engine is further away, compared with a fair coin.
 const ERRORS: f64 = 3.0;
 
 fn log_softmax(row: impl Iterator<Item = f64>) -> Vec<f64> {
@@ -42,7 +42,7 @@ fn log_softmax(row: impl Iterator<Item = f64>) -> Vec<f64> {
     row.iter().map(|v| v - max - sum.ln()).collect()
 }
 
-/// Of each row.
+/// Divergence of each row.
 fn divergences(expected: &[f16], found: &[f32], vocab: usize) -> Vec<f64> {
     assert_eq!(expected.len(), found.len());
     let rows = expected.chunks(vocab).zip(found.chunks(vocab));
@@ -67,13 +67,13 @@ fn standard_error(values: &[f64]) -> f64 {
     (squares / (count - 1.0) / count).sqrt()
 }
 
-/// How often heads may come up in that many throws of a coin.
+/// Upper limit of heads in `throws` throws of a fair coin.
 fn heads(throws: usize) -> usize {
     let throws = throws as f64;
     (throws / 2.0 + ERRORS * throws.sqrt() / 2.0) as usize
 }
 
-/// Of what is stored as `dtype`, in the order of the names.
+/// Hash of the tensors stored as `dtype`, in the order of their names.
 fn sha256(file: &ModelFile, dtype: TensorType) -> String {
     let gguf = file.gguf();
     let mut tensors: Vec<_> = gguf.tensors().iter().filter(|i| i.dtype == dtype).collect();
@@ -89,7 +89,8 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
     let json = std::fs::read_to_string(data().join("quantised.json")).unwrap();
     let hashes: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(&json).unwrap();
     let mut bad = Vec::new();
-    // Of each type: the mean of each family, and at how many positions we are further away.
+    // Per type: the mean of each family, and the number of positions at which the engine is further
+    // away.
     let mut means = [(); TYPES.len()].map(|()| Vec::new());
     let mut further = [0; TYPES.len()];
     let mut positions = 0;
@@ -104,7 +105,7 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
         print!("{name:11}");
         for (nth, (dtype, bound, _)) in TYPES.into_iter().enumerate() {
             let file = rewrite(&name, &[], |tensor, _| match tensor {
-                // As llama.cpp, the choice of experts is left as it is.
+                // As in llama.cpp, expert routers stay F32.
                 _ if tensor.contains("ffn_gate_inp") => TensorType::F32,
                 _ => dtype,
             });

@@ -1,16 +1,16 @@
-//! Small GGUF files, sound and damaged in every way that the format allows, with what the reader
-//! says to each. They are also the fuzzer's first inputs.
+//! Small GGUF files, valid and damaged in every way that the format allows, with the reader's
+//! response. They are also the fuzzer's first inputs.
 
 use hearthnet_testkit::TinyLlama;
 
-/// A file, and what the reader says: nothing if it is sound, else a message that begins like this.
+/// A file with the expected error prefix; none if it is valid.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) bytes: Vec<u8>,
     pub(crate) error: Option<&'static str>,
 }
 
-/// Puts a file together, piece by piece.
+/// Builds a file piece by piece.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
 
@@ -84,7 +84,7 @@ const U64: u32 = 10;
 const F32: u32 = 0;
 const Q8_0: u32 = 8;
 
-/// One tensor of 32 bytes after the header, unless `data` says otherwise.
+/// File with one tensor; `data` bytes follow the header.
 fn one(dims: &[u64], dtype: u32, offset: u64, data: usize) -> Raw {
     Raw::new(3, 1, 0)
         .tensor("t", dims, dtype, offset)
@@ -92,7 +92,7 @@ fn one(dims: &[u64], dtype: u32, offset: u64, data: usize) -> Raw {
         .bytes(&vec![1; data])
 }
 
-/// Two tensors of 32 bytes each.
+/// File with two tensors of 32 bytes each.
 fn two(first: u64, second: u64, data: usize) -> Raw {
     Raw::new(3, 2, 0)
         .tensor("a", &[8], F32, first)
@@ -101,7 +101,7 @@ fn two(first: u64, second: u64, data: usize) -> Raw {
         .bytes(&vec![1; data])
 }
 
-/// One metadata pair whose array has this element type and count.
+/// File with one metadata pair, whose array has this element type and count.
 fn array(element: u32, len: u64) -> Raw {
     Raw::new(3, 0, 1).key("k", ARRAY).u32(element).u64(len)
 }
@@ -334,7 +334,7 @@ fn tensors() -> Vec<Case> {
     ]
 }
 
-/// A sound file, cut inside every structure.
+/// A valid file, truncated inside every structure.
 fn truncated() -> Vec<Case> {
     let start = Raw::new(3, 1, 2);
     let first_key = start.clone().string("key");
@@ -348,8 +348,8 @@ fn truncated() -> Vec<Case> {
     let infos = dtype.clone().u64(0);
     let whole = infos.clone().pad().bytes(&[1; 32]);
     let cut = |raw: &Raw, by: usize| Raw(raw.0[..raw.0.len() - by].to_vec());
-    // Counts are compared with the rest of the file first, so what is cut far from its end is
-    // found out before its place is reached.
+    // Counts are compared with the rest of the file first. So an early truncation is detected
+    // before its position is reached.
     vec![
         whole.clone().sound("cut-nowhere"),
         Raw(whole.0[..6].to_vec()).refused("cut-version", "version:"),
@@ -370,7 +370,7 @@ fn truncated() -> Vec<Case> {
     ]
 }
 
-/// Whole models, so that the fuzzer finds its way behind the reader.
+/// Whole models, so that the fuzzer gets past the reader.
 fn models() -> Vec<Case> {
     let small = TinyLlama {
         layers: 1,

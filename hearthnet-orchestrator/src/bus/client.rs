@@ -1,4 +1,4 @@
-//! The caller's side: asking a service, and its events as frames.
+//! Client: calls a service and restores the frames of its answer.
 
 use std::time::Duration;
 
@@ -14,45 +14,45 @@ use crate::Cancel;
 use crate::chat::{ChatRequest, Done, Frame};
 use crate::exact::Arithmetics;
 
-/// Frames that may wait to be printed: more than an answer has. However slowly its output is
-/// read, the service has been heard to the end, and serves the next one.
+/// Frames that may wait to be printed, more than any answer has. The service can thus finish its
+/// answer, and serve the next caller, even if the output is read slowly.
 const FRAMES_AHEAD: usize = 40_000;
 
-/// Without news for so long, the service is asked whether it is there.
+/// Interval of probes while the service is silent.
 const TICK: Duration = Duration::from_secs(1);
 
-/// Ticks without a sign of life after which the user is told.
+/// Silent ticks after which the user is notified.
 const SILENT_TICKS: u64 = 3;
 
-/// News of an answer.
+/// Event of an answer.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum News<'a> {
-    /// A frame of it.
     Frame(&'a Frame),
-    /// The service, which is asked whether it is there, has given no sign of life for 3 s.
+    /// The service has not answered probes for 3 s.
     Silent,
 }
 
-/// Why a service gave no whole answer.
+/// Failure of a call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Unanswered {
-    /// Tokens that were heard of it: whoever goes on without the service need not say them again,
-    /// since the same request has the same answer wherever it is computed exactly.
+    /// Number of tokens received. If the caller continues without the service, it can skip these,
+    /// since exact hosts give the same answer to the same request.
     pub heard: usize,
-    /// What those were computed with.
+    /// Arithmetics of these tokens.
     pub arithmetic: Arithmetics,
-    /// How the call ended; `None`: the service cannot be asked this, or went away without a word.
-    /// `unreachable`: the connection is lost, or the service gave no sign of life.
+    /// Error of the call; `None` if the service does not accept this request, or ended the call
+    /// without an answer. The code is `unreachable` if the connection was lost or the service fell
+    /// silent.
     pub error: Option<CallError>,
 }
 
-/// Asks a service for an answer, and calls `emit` for every frame of it. Blocks. A service that gives no
-/// sign of life for `stall`, as one that was stopped, is not waited for any longer.
+/// Calls a service and passes every frame to `emit`. Blocks. Gives up after `stall` without a sign
+/// of life, for example if the service was suspended.
 ///
 /// # Errors
-/// [`Unanswered`].
+/// Any [`Unanswered`].
 pub fn answer(
     runtime: &Handle,
     service: &Client,
@@ -90,7 +90,7 @@ pub fn answer(
             continue;
         };
         emit(News::Frame(&frame));
-        arithmetic.hear(&frame);
+        arithmetic.on_frame(&frame);
         match frame {
             Frame::TokenDelta { .. } => heard += 1,
             Frame::Done(all) => done = Some(*all),
@@ -111,19 +111,19 @@ pub fn answer(
     }
 }
 
-/// The task that takes what comes of a call.
+/// Task that receives the events of a call.
 struct Hearing {
     service: Client,
     call: CallStream,
-    /// Frames; `None` is silence.
+    /// Frames; `None` reports silence.
     out: mpsc::Sender<Option<Frame>>,
     cancel: Cancel,
     stall: Duration,
 }
 
 impl Hearing {
-    /// Runs until the end, or until the user gives up or the service gives no sign of life: the call is
-    /// then cancelled.
+    /// Runs until the call ends, the user cancels or the service stalls; the latter two cancel the
+    /// call.
     async fn run(mut self) -> Result<(), CallError> {
         let mut frames = Frames::default();
         let stalled = self.stall.div_duration_f64(TICK).ceil() as u64;
@@ -135,7 +135,7 @@ impl Hearing {
                     (ticks, probe) = (0, None);
                     continue;
                 }
-                // Counted one by one: after a stop of this process itself, the time that has passed
+                // Ticks are counted one by one: if this process was suspended, the elapsed time
                 // says nothing about the service.
                 () = sleep(TICK) => {
                     ticks += 1;
@@ -146,7 +146,7 @@ impl Hearing {
                     if ticks == SILENT_TICKS {
                         let _ = self.out.send(None).await;
                     }
-                    // Any call does: the process answers it beside whatever it computes.
+                    // Any call serves as a probe: the node answers it while the engine computes.
                     let ask = || self.service.call(&Capability::bus_describe(), &json!({})).ok();
                     probe = probe.or_else(ask);
                     continue;
@@ -158,14 +158,14 @@ impl Hearing {
             };
             let Some(event) = event? else { return Ok(()) };
             if let Some(frame) = frames.read(&event.name, event.data)? {
-                // Whoever prints listens until this ends.
+                // The receiver exists until this task ends.
                 let _ = self.out.send(Some(frame)).await;
             }
         }
     }
 }
 
-/// Waits until a call, if there is one, has been answered.
+/// Waits until a call has been answered; forever if there is none.
 async fn ended(call: &mut Option<CallStream>) {
     match call {
         Some(call) => while let Ok(Some(_)) = call.next().await {},
@@ -173,8 +173,8 @@ async fn ended(call: &mut Option<CallStream>) {
     }
 }
 
-/// Puts the events of one call together again into the frames of an answer. What the last event
-/// leaves out because it was sent before, the text and its tokens, is added to it.
+/// Restores the frames of an answer from the events of one call. The text and tokens that the last
+/// event omits are added from the earlier ones.
 #[derive(Debug, Default)]
 pub struct Frames {
     text: String,
@@ -182,10 +182,10 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// The frame of an event; `None` for one of a later version.
+    /// Frame of an event; `None` for an unknown event.
     ///
     /// # Errors
-    /// If it is the last one and cannot be read: there would be no answer.
+    /// If the last event cannot be parsed, since there would be no answer.
     pub fn read(&mut self, event: &str, data: Value) -> Result<Option<Frame>, CallError> {
         let frame = serde_json::from_value(json!({ "event": event, "data": data }));
         let mut frame = match frame {
@@ -203,7 +203,7 @@ impl Frames {
             Frame::Done(done) => {
                 done.text = std::mem::take(&mut self.text);
                 done.token_ids = std::mem::take(&mut self.token_ids);
-                // Text that was held back to the end came with the last token once more.
+                // The frame with the held-back text repeats the last token.
                 done.token_ids
                     .truncate(done.usage.completion_tokens as usize);
             }

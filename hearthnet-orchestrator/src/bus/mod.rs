@@ -1,14 +1,14 @@
-//! Chat as a capability of the bus: `experimental.distributed_llm.chat@1.0`, from both sides.
+//! Chat as a capability of the bus, `experimental.distributed_llm.chat@1.0`: handler and client.
 //!
-//! | what | where |
+//! | concept | where |
 //! |---|---|
-//! | a request as parameters, and what they may be | `request.rs` (pure) |
-//! | answering with a [`Service`] | here |
-//! | asking, and putting the answer together | `client.rs` |
+//! | parameters of a request, and their limits | `request.rs` (pure) |
+//! | handler over a [`Service`] | here |
+//! | client that restores the frames | `client.rs` |
 //!
-//! `specs/capability-bus.md` section 9 is the normative text. The frames of an answer become
-//! events of the call. A caller that takes none holds up its own answer only, and one that
-//! gives up ends it: the [`Answer`](crate::service::Answer) is dropped with the call.
+//! `specs/capability-bus.md` section 9 is the normative text. The frames of an answer become events
+//! of the call. A caller that reads none delays its own answer only. If it cancels, the
+//! [`Answer`](crate::service::Answer) is dropped with the call.
 
 mod client;
 mod request;
@@ -24,14 +24,14 @@ use self::request::Given;
 use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::service::fair_queue::OWNER;
-use crate::service::retries::Mark;
+use crate::service::retries::RetryKey;
 use crate::service::{Caller, Refusal, Service};
 
 pub use self::client::{Frames, News, Unanswered, answer};
 pub use self::request::{descriptor, params};
 
-/// Answers calls of what [`descriptor`] says with a [`Service`].
-#[allow(clippy::exhaustive_structs)] // Made by whoever registers it.
+/// Handles calls of the capability [`descriptor`] with a [`Service`].
+#[allow(clippy::exhaustive_structs)] // Built by its callers.
 pub struct ChatHandler(pub Service);
 
 impl Handler for ChatHandler {
@@ -42,13 +42,13 @@ impl Handler for ChatHandler {
         out: FrameSink,
     ) -> BoxFuture<'_, Result<Value, CallError>> {
         Box::pin(async move {
-            let mark = Mark {
+            let mark = RetryKey {
                 request: self.0.digest(params.to_string().as_bytes()),
                 connection: None,
             };
             let given: Given =
                 serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
-            // The seed of a caller that does not care: 53 bits survive every JSON reader.
+            // Seed for a caller that gives none; JSON readers are exact up to 53 bits.
             let drawn = getrandom::u64()
                 .map_err(|_| CallError::internal("the system gave no randomness"))?
                 >> 11;
@@ -66,9 +66,9 @@ impl Handler for ChatHandler {
             let request = given.into_request(&model.text.sampling, drawn)?;
             let caller = match ctx.is_local {
                 true => Caller::from(OWNER),
-                // Among those who count together callers take turns as well.
+                // Callers that share a quota are queued fairly among each other as well.
                 false => Caller {
-                    name: format!("{}\0{}", ctx.answers, ctx.caller),
+                    name: format!("{}\0{}", ctx.quota_key, ctx.caller),
                     held_by: ctx.caller.to_string(),
                 },
             };
@@ -83,8 +83,8 @@ impl Handler for ChatHandler {
     }
 }
 
-/// A frame as an event. The last one, `done`, leaves out what was sent already, so that it
-/// stays small however long the answer was.
+/// Event for a frame. The last one, `done`, omits text and tokens already sent, so that its size is
+/// bounded.
 fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     #[derive(Deserialize)]
     struct Tagged {
@@ -103,17 +103,17 @@ fn event(frame: &Frame) -> Result<(String, Value), CallError> {
     Ok((event, data))
 }
 
-/// A failed chat as the caller hears of it: its codes are codes of the bus.
+/// Call error of a failed chat, with the same code.
 pub fn failure(error: &ChatError) -> CallError {
     CallError::new(error.code(), error.to_string()).with_hint(error.hint())
 }
 
-/// A chat that was refused at once: its caller hears when to come back.
+/// Call error of a refused chat; its hint has the retry delay.
 fn refused(refusal: &Refusal) -> CallError {
     let error = failure(&refusal.error);
     match refusal.retry_after {
         Some(after) => error.with_hint(format!(
-            "ask the same again in {} s: then it comes before what is asked for the first time",
+            "repeat the request in {} s: it then takes precedence over new requests",
             after.as_secs()
         )),
         None => error,

@@ -1,4 +1,4 @@
-//! A request as parameters of the call, and back. Pure.
+//! Conversion between a request and the parameters of a call. Pure.
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{CallError, CallLimits, CapabilityDescriptor, Kind, Params, Trust};
@@ -10,23 +10,21 @@ use serde_json::Value;
 use crate::chat::{ChatRequest, Prompt};
 use crate::exact::Exact;
 
-/// Longest prompt or message, in bytes: what fits into one message of the bus, with room
-/// for what JSON adds.
+/// Longest prompt or message, in bytes: fits into one bus message, with room for JSON escapes.
 pub(super) const MAX_TEXT: usize = 192 * 1024;
-/// Messages of a conversation.
+/// Maximum number of messages.
 const MAX_MESSAGES: usize = 1024;
-/// Most tokens of an answer, which the model's context bounds further.
+/// Maximum number of tokens; the model's context may limit it further.
 const MAX_TOKENS: i64 = 32_768;
-/// Texts that end an answer, and their longest, in bytes.
+/// Maximum number of stop texts, and their maximum length in bytes.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 256;
-/// Greatest seed: 53 bits survive every JSON reader.
+/// Maximum seed: JSON readers represent integers exactly up to 53 bits.
 pub(super) const MAX_SEED: i64 = (1 << 53) - 1;
-/// Longest answer, in seconds.
+/// Maximum duration of an answer, in seconds.
 const MAX_SECONDS: u32 = 3600;
 
-/// The capability, for at most `concurrent` calls at once: those that are answered and those
-/// that wait for their turn.
+/// Descriptor of the capability, for at most `concurrent` running and waiting calls.
 pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
     let number = |min, max| Kind::Number { min, max };
     let integer = |min, max| Kind::Integer { min, max };
@@ -66,7 +64,7 @@ pub fn descriptor(concurrent: u32) -> CapabilityDescriptor {
     }
 }
 
-/// The parameters, once the description has let them through.
+/// Parameters that have passed the schema.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Given {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -90,8 +88,8 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// The request, to a model that recommends `own`. `drawn` is the seed of a caller that does
-    /// not care; it is reported with the answer.
+    /// Converts into a request to a model with the recommended sampling `own`. `drawn` is the seed
+    /// if none is given; it is reported with the answer.
     pub(super) fn into_request(
         self,
         own: &SamplingChoice,
@@ -122,8 +120,8 @@ impl Given {
     }
 }
 
-/// The parameters of a call that asks `model` for what `request` asks, to the same answer; `None`
-/// if the capability does not take so much, or has no name for it.
+/// Parameters of a call that gives the same answer as `request`. `None` if the request exceeds a
+/// limit or has a setting that the capability lacks.
 pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
     let sampling = &request.sampling;
     let chosen = SamplingChoice {
@@ -135,7 +133,7 @@ pub fn params(model: &str, request: &ChatRequest) -> Option<Value> {
         presence_penalty: Some(sampling.presence_penalty),
         frequency_penalty: Some(sampling.frequency_penalty),
     };
-    // What it will be there.
+    // Sampling parameters as the service will see them.
     let there = chosen.over(SamplerConfig {
         seed: sampling.seed,
         logprobs: sampling.logprobs,

@@ -1,4 +1,4 @@
-//! The handler over a tiny real model on this machine, called over a socket in memory.
+//! Handler over a tiny real model on this machine, called over an in-memory socket.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl Authority for Home {
 struct World {
     client: Client,
     service: Service,
-    /// Why no backend can be opened, if so.
+    /// Error of every attempt to open a backend, if set.
     broken: Arc<Mutex<Option<ChatError>>>,
 }
 
@@ -122,7 +122,7 @@ async fn an_answer_comes_as_its_frames_and_is_the_services_own() {
     assert_eq!(stream.result().await.unwrap(), json!({}));
     let done = done.unwrap();
     assert_eq!(done["seed"], 7);
-    // What was streamed is not said twice, so that the frame stays small.
+    // Streamed text is not repeated, so that the frame stays small.
     assert!(done.get("text").is_none() && done.get("token_ids").is_none());
 
     let mut answer = world
@@ -158,7 +158,7 @@ async fn an_answer_comes_as_its_frames_and_is_the_services_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_caller_that_gives_up_ends_the_answer() {
     let world = world().await;
-    // It takes nothing, so the answer waits for it.
+    // The caller reads nothing, so the answer waits.
     let stream = world.chat(&json!({"prompt": "Once", "max_tokens": 32_768}));
     let until = async |running| {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
@@ -193,7 +193,7 @@ async fn a_failure_keeps_its_code_and_its_hint() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_asked_is_refused_before_anything_runs() {
+async fn invalid_requests_are_refused_before_anything_runs() {
     let world = world().await;
     for (params, says) in [
         (json!({}), "params: give one of messages and prompt"),
@@ -246,10 +246,10 @@ async fn a_caller_that_names_no_seed_is_told_the_one_that_was_drawn() {
     assert!(seeds.iter().all(|seed| *seed <= MAX_SEED as u64));
 }
 
-/// How often a service was said to be silent, and how the call of it ended.
+/// Number of silence reports, and the result of the call.
 async fn ask_of(client: Client) -> (usize, Unanswered) {
     let (runtime, (ended, end)) = (Handle::current(), oneshot::channel());
-    // Not a thread of the runtime: its clock would stand still meanwhile.
+    // The call must not run on a runtime thread: the paused clock would stand still.
     std::thread::spawn(move || {
         let (mut silent, stall) = (0, Duration::from_secs(30));
         let mut hear = |news: News<'_>| silent += usize::from(matches!(news, News::Silent));
@@ -300,7 +300,7 @@ async fn a_service_that_takes_long_and_is_there_is_waited_for() {
     assert_eq!(ended.error.unwrap().message(), "in the end");
 }
 
-/// A request in which nothing is as it would be by itself.
+/// Request with no default value.
 fn elaborate() -> ChatRequest {
     ChatRequest {
         prompt: Prompt::Messages(vec![
@@ -337,7 +337,7 @@ fn a_request_is_the_same_at_the_other_end() {
 }
 
 #[test]
-fn what_has_no_parameter_is_not_asked() {
+fn a_request_without_matching_parameters_is_not_sent() {
     let with = |change: fn(&mut ChatRequest)| {
         let mut request = elaborate();
         change(&mut request);
@@ -368,7 +368,7 @@ async fn frames_come_out_as_they_went_in_to_the_byte() {
     while let Some(frame) = answer.next().await {
         said.push(frame.unwrap());
     }
-    // How long it took differs.
+    // Durations differ.
     let lines = |frames: &mut Vec<Frame>| -> Vec<String> {
         frames.retain(|frame| !matches!(frame, Frame::PromptProgress { .. }));
         if let Some(Frame::Done(done)) = frames.last_mut() {

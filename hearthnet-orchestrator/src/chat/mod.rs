@@ -1,9 +1,8 @@
-//! A conversation: text in, tokens out, whatever runs the layers.
+//! Conversation: text in, tokens out, over any [`Backend`].
 //!
-//! The prompt text, the token ids, the embedding and the sampler stay on the
-//! caller's node; a [`Backend`] sees rows of numbers only. One [`Conversation`]
-//! holds one sequence and keeps what it has already run, so that the next turn
-//! only runs what is new.
+//! The prompt, the token ids, the embedding and the sampler stay on the caller's node; a backend
+//! only gets rows of activations. A [`Conversation`] holds one sequence and remembers the tokens
+//! already run, so that the next turn only runs new ones.
 
 use std::fmt::Display;
 use std::future::ready;
@@ -18,57 +17,55 @@ use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer
 
 use crate::backend::{Backend, Rows, Run};
 use crate::error::{Blame, ChatError};
-use crate::events::tell;
+use crate::events::report_event;
 use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
 pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
 use crate::logits_batcher::LogitsBatcher;
 use crate::service::prefix_cache::CachedPrefix;
 use crate::times::whole_ms;
-use crate::{Cancel, steps};
+use crate::{Cancel, chat_loop};
 
-/// What the caller asks.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// A conversation, rendered with the model's own chat template.
+    /// Conversation, rendered with the model's chat template.
     Messages(Vec<ChatMessage>),
-    /// Text to continue as it stands.
+    /// Text to continue as it is.
     Text(String),
-    /// The same as token ids of the model's vocabulary.
+    /// Token ids to continue as they are.
     Tokens(Vec<u32>),
 }
 
-/// A request for one answer.
+/// Request for one answer.
 #[derive(Debug, Clone)]
 pub struct ChatRequest {
-    /// What to answer.
     pub prompt: Prompt,
-    /// How to choose tokens. The seed must be set for the answer to be reproducible.
+    /// Sampling parameters. Reproducible answers need a seed.
     pub sampling: SamplerConfig,
-    /// Most tokens to generate, at least 1; the model's context may end it earlier. `None`: as
-    /// many as the context leaves.
+    /// Maximum number of generated tokens, at least 1; the context may end the answer earlier.
+    /// `None`: up to the context.
     pub max_tokens: Option<u32>,
-    /// Texts that end the answer; they are not part of it.
+    /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
-    /// Which arithmetics may make it, where the caller does not leave that to the configuration. It
-    /// decides which hosts a conversation is opened over, and which kept one is taken over.
+    /// Rule for the arithmetics; `None` for the configured one. It decides which hosts a
+    /// conversation runs on and which idle one may be taken over.
     pub exact: Option<Exact>,
 }
 
-/// Who hears an answer's frames.
+/// Receiver of an answer's frames.
 pub(crate) trait Listener {
-    /// Takes a frame, in no time.
-    fn hear(&mut self, frame: &Frame);
+    /// Takes a frame. Must not block.
+    fn on_frame(&mut self, frame: &Frame);
 
-    /// Waits until it has room for more.
+    /// Waits until the receiver has room for more.
     fn caught_up(&mut self) -> LocalBoxFuture<'_, ()>;
 }
 
-/// One that is done with a frame as soon as it has heard it.
+/// Listener that processes a frame at once.
 struct AtOnce<'a>(&'a mut dyn FnMut(&Frame));
 
 impl Listener for AtOnce<'_> {
-    fn hear(&mut self, frame: &Frame) {
+    fn on_frame(&mut self, frame: &Frame) {
         (self.0)(frame);
     }
 
@@ -77,43 +74,41 @@ impl Listener for AtOnce<'_> {
     }
 }
 
-/// The caller's side of a model: everything except the blocks.
+/// Caller's side of a model: everything except the blocks.
 pub struct TextModel {
-    /// Text to token ids and back.
     pub tokenizer: Tokenizer,
-    /// How a conversation becomes text.
+    /// Chat template, if the model file has one.
     pub template: Option<ChatTemplate>,
-    /// Embedding, final norm and output matrix, for all chats with this model.
+    /// Embedding, final norm and output matrix, shared by all chats with this model.
     pub head: LogitsBatcher,
     /// Longest sequence, in positions.
     pub context: u32,
-    /// How tokens are chosen where the caller does not say: the model's own way.
+    /// Sampling parameters of the model, for requests without their own.
     pub sampling: SamplingChoice,
 }
 
-/// Tokens of an answer that room is asked for at its beginning where only the context limits it: it
-/// ends by itself, who knows when, and grows until then.
+/// Positions reserved for an answer that only the context limits. Its length is unknown; streams
+/// grow on demand.
 const UNLIMITED_ROOM: u32 = 64;
 
-/// Whose answer is made, and for whom.
+/// Parameters of one answer.
 pub(crate) struct Call<'a> {
     pub(crate) model: &'a TextModel,
-    /// When the answer was asked for.
+    /// When the caller sent the request.
     pub(crate) started: Instant,
     pub(crate) cancel: &'a Cancel,
     pub(crate) listener: &'a mut dyn Listener,
 }
 
-/// One sequence: a backend and what it already holds.
+/// Sequence: a backend and the tokens that it holds.
 pub struct Conversation {
     backend: Box<dyn Backend>,
     held: Vec<u32>,
-    /// What all that is held, and the answer so far, was computed with.
+    /// Arithmetics that computed the held tokens and the answer so far.
     arithmetic: Arithmetics,
 }
 
 impl Conversation {
-    /// A conversation that has not begun.
     pub fn new(backend: Box<dyn Backend>) -> Self {
         Self {
             backend,
@@ -122,20 +117,19 @@ impl Conversation {
         }
     }
 
-    /// The hosts in order of layers.
+    /// Hops in layer order.
     pub fn route(&self) -> Vec<RouteHop> {
         self.backend.route()
     }
 
-    /// Whether it is still there for another request, as far as is known here.
+    /// Returns true if it could take another request, judged by local state only.
     pub fn is_alive(&self) -> bool {
         self.backend.is_alive()
     }
 
-    /// Answers one request on this thread, calling `emit` for every frame, `done` included.
+    /// Answers one request on this thread. Calls `emit` for every frame, including `done`.
     ///
-    /// `started` is when the caller asked; it dates `construct_ms` and
-    /// `first_token_ms`.
+    /// `started` is the time of the request, from which `construct_ms` and `first_token_ms` count.
     ///
     /// # Errors
     /// Any [`ChatError`]. The conversation must then be dropped.
@@ -154,10 +148,10 @@ impl Conversation {
             cancel,
             listener: &mut AtOnce(emit),
         };
-        steps::block_on(self.answer_to(asked, &mut call))
+        chat_loop::block_on(self.answer_to(asked, &mut call))
     }
 
-    /// As [`Self::answer`], on the loop (`steps.rs`) of whoever polls it.
+    /// As [`Self::answer`], on the current step loop (`chat_loop.rs`).
     ///
     /// # Errors
     /// Any [`ChatError`]. The conversation must then be dropped.
@@ -168,7 +162,7 @@ impl Conversation {
     ) -> Result<Done, ChatError> {
         let answer = self.work(asked, call).await;
         if let Some(pipeline) = self.backend.pipeline() {
-            tell(match &answer {
+            report_event(match &answer {
                 Ok(done) => Event::Answered {
                     pipeline,
                     prompt_tokens: done.usage.prompt_tokens,
@@ -193,7 +187,7 @@ impl Conversation {
         let route = self.backend.route();
         let hosted = route.iter().any(|hop| hop.host.is_some());
         for hop in route {
-            call.listener.hear(&Frame::ShardStatus {
+            call.listener.on_frame(&Frame::ShardStatus {
                 shard_id: hop.shard_id,
                 host: hop.host,
                 status: "ready".into(),
@@ -204,7 +198,7 @@ impl Conversation {
         let _present = model.head.attend(hosted);
         self.backend.begin_call(asked.positions(model.context));
 
-        // At least one row must run: its output is what the first token is sampled from.
+        // At least one row must run: the first token is sampled from its output.
         let held = self.held.iter().zip(&asked.prompt);
         let cached = held.take_while(|(a, b)| a == b).count();
         let cached = cached.min(asked.prompt.len() - 1);
@@ -239,14 +233,14 @@ impl Conversation {
             }
             token_ids.push(sampled.id);
             let (piece, finish_reason) = asked.take(model, sampled.id);
-            // The hosts work on the next row while this one's text finds its reader.
+            // The hosts compute the next row while the text is delivered.
             let mut submitted = Ok(());
             if finish_reason.is_none() {
                 submitted = self.submit(&[sampled.id], call).await;
-                steps::boundary().await;
+                chat_loop::boundary().await;
             }
             text.push_str(&piece);
-            call.listener.hear(&Frame::TokenDelta {
+            call.listener.on_frame(&Frame::TokenDelta {
                 text: piece,
                 token_id: sampled.id,
                 logprob: sampled.logprob,
@@ -264,7 +258,7 @@ impl Conversation {
         let rest = asked.rest(finish_reason);
         if !rest.is_empty() {
             text.push_str(&rest);
-            call.listener.hear(&Frame::TokenDelta {
+            call.listener.on_frame(&Frame::TokenDelta {
                 text: rest,
                 token_id: token_ids.last().copied().unwrap_or_default(),
                 logprob: None,
@@ -303,11 +297,11 @@ impl Conversation {
                 hops: self.backend.times(),
             },
         };
-        call.listener.hear(&Frame::Done(Box::new(done.clone())));
+        call.listener.on_frame(&Frame::Done(Box::new(done.clone())));
         Ok(done)
     }
 
-    /// Embeds tokens and sends them on their way, behind what is held.
+    /// Embeds tokens and submits their rows behind the held ones.
     async fn submit(&mut self, ids: &[u32], call: &Call<'_>) -> Result<(), ChatError> {
         let mut rows = Vec::new();
         call.model.head.embed(ids, &mut rows).map_err(engine)?;
@@ -316,7 +310,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Waits for what became of the tokens sent, and remembers them.
+    /// Waits for the output of the submitted tokens and adds them to the held ones.
     async fn output(&mut self, ids: &[u32], call: &mut Call<'_>) -> Result<Vec<f32>, ChatError> {
         let arithmetic = &mut self.arithmetic;
         let mut told = Instant::now();
@@ -325,8 +319,8 @@ impl Conversation {
             notify: &mut |frame| match frame {
                 Frame::PromptProgress { .. } if !is_due(&mut told, Instant::now()) => {}
                 frame => {
-                    arithmetic.hear(&frame);
-                    call.listener.hear(&frame);
+                    arithmetic.on_frame(&frame);
+                    call.listener.on_frame(&frame);
                 }
             },
         };
@@ -334,7 +328,7 @@ impl Conversation {
         match &result {
             Ok(_) => self.held.extend_from_slice(ids),
             Err(error) if error.blame() == Blame::Peer => {
-                call.listener.hear(&Frame::PipelineAborted {
+                call.listener.on_frame(&Frame::PipelineAborted {
                     code: error.code(),
                     message: error.to_string(),
                 });
@@ -355,11 +349,11 @@ impl CachedPrefix for Conversation {
     }
 }
 
-/// How often the progress of a prompt is told.
+/// Minimum interval between progress frames.
 const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether the progress of a prompt, told `last` then, is to be told again, which it then is. Nothing
-/// need be told of what takes no longer than that.
+/// Returns true, and updates `last`, if a progress frame is due. A prompt that takes less than one
+/// interval has no progress frames.
 fn is_due(last: &mut Instant, now: Instant) -> bool {
     let due = now.saturating_duration_since(*last) >= PROGRESS_EVERY;
     if due {
@@ -368,10 +362,10 @@ fn is_due(last: &mut Instant, now: Instant) -> bool {
     due
 }
 
-/// A request that makes sense for a model, as it is worked on.
+/// Validated request, prepared for sampling.
 pub(crate) struct Prepared {
     pub(crate) prompt: Vec<u32>,
-    /// Tokens that may still be generated.
+    /// Number of tokens that may still be generated.
     room: u32,
     seed: Option<u64>,
     sampler: Sampler,
@@ -405,10 +399,10 @@ impl Prepared {
         })
     }
 
-    /// Positions that hosts are asked for.
+    /// Number of positions to reserve on hosts.
     fn positions(&self, context: u32) -> u32 {
         let prompt = u32::try_from(self.prompt.len()).unwrap_or(u32::MAX);
-        // The last token sampled needs no position of its own.
+        // The last sampled token needs no position.
         let all = prompt.saturating_add(self.room - self.room.min(1));
         match all < context {
             true => all,
@@ -416,7 +410,8 @@ impl Prepared {
         }
     }
 
-    /// A token was sampled: the text that it completes, and why the answer ends with it, if it does.
+    /// Adds a sampled token. Returns the text that it completes, and the finish reason if the
+    /// answer ends.
     fn take(&mut self, model: &TextModel, id: u32) -> (String, Option<FinishReason>) {
         self.room -= self.room.min(1);
         let ended = model.tokenizer.is_end_of_generation(id);
@@ -432,13 +427,13 @@ impl Prepared {
         (out.emit, finish_reason)
     }
 
-    /// What was held back, now that nothing follows.
+    /// Text held back until the end of the answer.
     fn rest(&mut self, finish_reason: FinishReason) -> String {
         if self.stop.matched().is_some() {
             return String::new();
         }
-        // A limit that cut a character in two leaves nothing of it; a model that ended its
-        // turn there has said a broken one.
+        // If a limit cuts a character, its bytes are dropped. If the model ended its turn there,
+        // they become a replacement character.
         let broken = match finish_reason {
             FinishReason::Stop => self.detokenizer.finish(),
             FinishReason::Length => String::new(),
@@ -447,10 +442,10 @@ impl Prepared {
     }
 }
 
-/// The tokens of a request's prompt, when the request makes sense for this model.
+/// Token ids of a request's prompt, if the request is valid for this model.
 ///
 /// # Errors
-/// [`ChatError::BadRequest`]: what [`Conversation::answer`] would say, without a backend.
+/// [`ChatError`] as from [`Conversation::answer`], without needing a backend.
 pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatError> {
     Prepared::new(model, request).map(|prepared| prepared.prompt)
 }
@@ -486,14 +481,14 @@ fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
     Ok(ids)
 }
 
-/// Tokens that may be generated behind this prompt.
+/// Number of tokens that may be generated after this prompt.
 fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32, ChatError> {
     if max_tokens == Some(0) {
         return Err(ChatError::BadRequest(
             "max_tokens must be at least 1".into(),
         ));
     }
-    // The last token sampled needs no position of its own.
+    // The last sampled token needs no position.
     let room = (context as usize + 1).saturating_sub(prompt.len());
     if room == 0 {
         return Err(ChatError::TooLong {

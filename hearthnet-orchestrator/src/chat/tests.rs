@@ -20,7 +20,7 @@ fn a_prompt_that_fills_the_context_still_gets_one_token() {
 }
 
 #[test]
-fn without_a_limit_an_answer_may_take_what_the_context_leaves() {
+fn without_a_limit_an_answer_may_fill_the_context() {
     assert_eq!(room_for(&[0; 8], 8, None), Ok(1));
     assert_eq!(room_for(&[0; 1], 8, None), Ok(8));
     assert!(room_for(&[0; 9], 8, None).is_err());
@@ -73,16 +73,16 @@ fn frames_are_tagged_with_event_and_data() {
     );
 }
 
-/// What happens, in order.
+/// Events in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
-    /// So many rows were handed in.
+    /// Number of rows submitted.
     Submitted(usize),
-    /// A token was told.
+    /// A token frame was sent.
     Told,
 }
 
-/// A backend that notes what it is given.
+/// Backend that records its calls.
 struct Noting {
     inner: LocalBackend,
     width: usize,
@@ -106,12 +106,12 @@ impl Backend for Noting {
     }
 }
 
-/// What happens while a tiny model answers, and the answer.
+/// Events while a tiny model answers, and the answer.
 fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
     asked(stop, 3, 12)
 }
 
-/// A tiny model, its layers, and its width.
+/// Tiny model, its engine, and its width.
 fn tiny() -> (TextModel, SharedEngine, usize) {
     let bytes = TinyLlama::default().bytes();
     let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
@@ -168,7 +168,7 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
 #[test]
 fn a_token_is_on_its_way_before_it_is_told_and_the_last_one_stays() {
     let (mut events, done) = watched(&[]);
-    // What was held back at the end of the text is told once more.
+    // The text held back to the end has a frame of its own.
     events.truncate(2 * done.token_ids.len());
     let mut expected = vec![Event::Submitted(3)];
     for _ in 1..done.token_ids.len() {
@@ -196,11 +196,11 @@ fn nothing_is_run_behind_a_stop_text() {
     );
 }
 
-/// A backend whose hosts are replaced by others of another arithmetic.
+/// Backend whose hosts are replaced by others with another arithmetic.
 struct Moving {
     inner: LocalBackend,
     arithmetic: &'static str,
-    /// Who takes over at the output after so many.
+    /// Number of outputs before the replacement, and the new arithmetic.
     moves: Option<(usize, &'static str)>,
 }
 
@@ -239,13 +239,13 @@ impl Backend for Moving {
 }
 
 #[test]
-fn an_answer_names_all_arithmetics_that_it_or_what_is_kept_before_it_was_made_with() {
+fn an_answer_names_the_arithmetics_of_itself_and_of_its_cached_prefix() {
     let (model, engine, _) = tiny();
     let (exact, other) = ("canonical-1", "torch-cpu-fp32");
     let cases: [(_, _, &[&str]); 5] = [
         (exact, None, &[exact]),
         (other, None, &[other]),
-        // While the prompt is read, and in the middle of the answer.
+        // During the prefill, and in the middle of the answer.
         (other, Some((0, exact)), &[exact, other]),
         (other, Some((3, exact)), &[exact, other]),
         (exact, Some((3, other)), &[exact, other]),
@@ -269,9 +269,9 @@ fn an_answer_names_all_arithmetics_that_it_or_what_is_kept_before_it_was_made_wi
             serde_json::to_value(done.unwrap().arithmetic).unwrap()
         };
         assert_eq!(ask(vec![10, 11, 12]), serde_json::json!(made));
-        // The next turn rests on what was held.
+        // The next turn reuses the held tokens.
         assert_eq!(ask(vec![10, 11, 12, 13]), serde_json::json!(made));
-        // This one on nothing.
+        // This prompt reuses none.
         let now = moves.map_or(arithmetic, |(_, to)| to);
         assert_eq!(ask(vec![20, 11]), serde_json::json!([now]));
     }

@@ -1,18 +1,14 @@
-//! What a host returns is checked at every boundary before anything reads it.
+//! Checks of the rows that a host returns, before anything reads them.
 //!
-//! A row must have the right shape, hold finite numbers, and have a size that
-//! this boundary can produce: its [`magnitude`] lies within a band from the
-//! model's catalogue entry. One band holds for all rows, attention sinks included.
-//! And it must not be the row that the host was given: one that does no work and
-//! sends back what came stays within the band, for neighbouring boundaries have
-//! much the same. Nor may it be a row that the same host returned for another one
-//! ([`SeenRows`]): "yesterday's rows again" are within the band, too; nor look like the one that
-//! was sent at another position (`order.rs`).
+//! A row must have the right shape and finite values, and its [`magnitude`] must lie within the
+//! band of its boundary from the model's catalogue entry. One band holds for all rows, including
+//! attention sinks. Three further checks catch values within the band: a row must differ from the
+//! row that was sent; it must not be one that the same host returned for another row
+//! ([`SeenRows`]); and it must not belong to another position of the chunk (`order.rs`).
 //!
-//! This catches broken and crude hosts (zeros, garbage, a wrong scale, the input, one row for
-//! others, rows in each other's places). It
-//! cannot catch a careful liar: that takes a replay on a second host, which the
-//! canonical arithmetic makes exact.
+//! These checks catch broken and crude hosts (zeros, garbage, a wrong scale, the input, repeated or
+//! permuted rows). They cannot catch a careful liar: that takes a replay on a second host, which
+//! the canonical arithmetic makes exact.
 
 mod order;
 
@@ -26,18 +22,16 @@ use hearthnet_model::{BoundaryDtype, WeightsId};
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 
-use self::order::{FROM_LAYER, moved};
+use self::order::{FROM_LAYER, permuted};
 
-/// Why rows are refused. A row is named by its position.
+/// Reason that rows are rejected. A row is named by its position.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum CheckError {
     /// The bytes are not whole rows of this width.
     #[error("{bytes} bytes are not {rows} rows of {width} values")]
     Shape {
-        /// Bytes received.
         bytes: usize,
-        /// Rows announced.
         rows: u32,
         /// Values per row.
         width: usize,
@@ -45,31 +39,27 @@ pub(crate) enum CheckError {
     /// A value is NaN or infinite.
     #[error("the row at position {0} holds a value that is not finite")]
     NonFinite(u32),
-    /// A row is smaller or larger than this boundary can produce.
+    /// The magnitude of a row lies outside the band.
     #[error("the row at position {position} has magnitude {magnitude:e}, outside {lo:e} to {hi:e}")]
     Band {
-        /// Position of the row.
         position: u32,
-        /// Magnitude found.
         magnitude: f32,
-        /// Lower bound.
         lo: f32,
-        /// Upper bound.
         hi: f32,
     },
-    /// A row is, bit for bit, what this host returned for another row before.
-    #[error("the row at position {0} is what the host returned for another one before")]
+    /// A row is bit-identical to one that this host returned for another row.
+    #[error("the row at position {0} equals one that the host returned for another row")]
     Repeated(u32),
-    /// A row is, bit for bit, the one that was sent: no block leaves a row as it is.
+    /// A row is bit-identical to the one that was sent: no block leaves a row unchanged.
     #[error("the row at position {0} came back as it was sent")]
     Unchanged(u32),
-    /// A row has come of another one of its piece than that which was sent at its position.
-    #[error("the row at position {0} is another position's")]
+    /// A row was computed from another row of the chunk than the one at its position.
+    #[error("the row at position {0} belongs to another position")]
     Moved(u32),
 }
 
 impl CheckError {
-    /// Stable code of the fault.
+    /// Stable code of the error.
     pub(crate) fn code(&self) -> Code {
         Code::new(match self {
             Self::Shape { .. } => "tensor_shape",
@@ -81,29 +71,28 @@ impl CheckError {
     }
 }
 
-/// Rows that are remembered, of all hosts together: long conversations with several of them. Some 3 MiB.
+/// Maximum number of remembered rows over all hosts: several long conversations. About 3 MiB.
 const SEEN: usize = 1 << 16;
 
-/// What hosts returned of late, and for which rows: hashes, with a key that nobody else knows.
+/// Recently returned rows and the rows that they answered, as hashes with a secret key.
 ///
-/// A block adds to the row that it is given, so two rows that differ do not come out the same to
-/// the last bit. Only the row itself is compared, and not those before it: what they add may be
-/// less than what rounding takes away, or fall out of a sliding window, and a prompt that says the
-/// same word again and again has equal rows in honesty. The same row again may come out as before
-/// (it does, with exact arithmetic and the same rows before it: a replay, a conversation with the
-/// same beginning) or otherwise.
+/// A block adds to its input row, so two different rows do not have bit-identical outputs. Only the
+/// row itself is compared, not its predecessors. Their contribution may be lost in rounding or fall
+/// out of a sliding window, and a prompt that repeats a word has honestly equal rows. The same row
+/// may have the same output again (exact arithmetic after the same rows, as in a replay or a
+/// conversation with the same beginning) or another one.
 #[derive(Debug, Default)]
 pub(crate) struct SeenRows {
     key: RandomState,
-    /// From what was returned to what it was returned for.
+    /// Hash of the sent row by hash of the returned row.
     rows: HashMap<u64, u64>,
-    /// The same in the order in which they came.
+    /// Keys of `rows`, oldest first.
     order: VecDeque<u64>,
 }
 
 impl SeenRows {
-    /// Remembers that `by`, a host and a range of layers, returned this for `sent`. `false`: it has
-    /// returned it for another row before.
+    /// Records that `by`, a host and a range of layers, returned this row for `sent`. Returns false
+    /// if it has returned the row for another one before.
     fn note(&mut self, by: u64, sent: &[u8], returned: &[u8]) -> bool {
         let (sent, returned) = (self.key.hash_one(sent), self.key.hash_one((by, returned)));
         if let Some(before) = self.rows.get(&returned) {
@@ -120,26 +109,25 @@ impl SeenRows {
     }
 }
 
-/// The check of what one host returns for a range of layers.
+/// Checks the rows that one host returns for a range of layers.
 #[derive(Debug, Clone)]
 pub(crate) struct BoundaryCheck {
     width: usize,
     dtype: BoundaryDtype,
     band: Option<Band>,
     kernels: Kernels,
-    /// What comes back, and what was sent, as numbers.
+    /// Decoded returned and sent rows.
     scratch: [Vec<f32>; 2],
     seen: Arc<Mutex<SeenRows>>,
-    /// The host and its layers, among all whose rows were seen.
+    /// Hash of the host and its layers.
     by: u64,
-    /// Whether rows look like those that were sent: of a model that was measured.
+    /// True if row order is checked: the model has bands, and the span starts late enough.
     ordered: bool,
 }
 
 impl BoundaryCheck {
-    /// A check for rows of `width` values of `host`, for layers `lo` to `hi` of a model. Without a band
-    /// only shape and finiteness are checked, that a row is not all zeros, and what is compared with other
-    /// rows.
+    /// Creates a check for rows of `width` values of `host`, for layers `lo` to `hi` of a model.
+    /// Without a band, shape, finiteness, all-zero rows and equality with other rows are checked.
     pub(crate) fn new(
         (width, dtype, band): (usize, BoundaryDtype, Option<Band>),
         seen: Arc<Mutex<SeenRows>>,
@@ -159,8 +147,8 @@ impl BoundaryCheck {
         }
     }
 
-    /// Checks `rows` encoded rows, the first of them at `position`. They answer the last
-    /// of the rows that were `sent`.
+    /// Checks `rows` encoded rows, the first of them at `position`. They answer the last of the
+    /// `sent` rows.
     ///
     /// # Errors
     /// The first [`CheckError`] found.
@@ -210,7 +198,7 @@ impl BoundaryCheck {
                 });
             }
         }
-        // More rows than were sent are the pipeline's to refuse.
+        // The pipeline rejects more rows than were sent.
         let first = sent.len().checked_sub(data.len());
         let sent = first.and_then(|at| sent.get(at..)).unwrap_or_default();
         let row_bytes = self.width * self.dtype.bytes_per_value();
@@ -230,7 +218,7 @@ impl BoundaryCheck {
         }
         given.clear();
         self.dtype.decode(sent, given).map_err(|_| shape)?;
-        match moved(given, returned, self.width) {
+        match permuted(given, returned, self.width) {
             Some(row) => Err(CheckError::Moved(position.saturating_add(row))),
             None => Ok(()),
         }

@@ -91,13 +91,13 @@ fn a_row_that_comes_back_as_it_was_sent_is_refused_in_any_place() {
         assert_eq!(error, CheckError::Unchanged(position));
         assert_eq!(error.code(), "tensor_band");
     }
-    // Only the last row was asked for: it answers the last one sent, and no other.
+    // Only the last row was requested: it answers the last sent row only.
     assert_eq!(
         c.check(9, 1, &sent, &encode(&[row(2.0)])),
         Err(CheckError::Unchanged(9))
     );
     assert_eq!(c.check(9, 1, &sent, &encode(&[row(1.0)])), Ok(()));
-    // One value is enough to tell them apart; more rows than were sent are no match.
+    // A single different value is enough; extra rows match no sent row.
     assert_eq!(
         c.check(9, 1, &sent, &encode(&[[2.0, -2.0, 2.0, 1.5]])),
         Ok(())
@@ -130,7 +130,7 @@ fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() 
             assert_eq!(error, Err(CheckError::Repeated(9)));
             assert_eq!(error.unwrap_err().code(), "tensor_band");
         }
-        // The same row comes out otherwise behind other rows, or by chance the same.
+        // The same row may have another output behind other rows, or the same by chance.
         for other in [4.0, 3.0] {
             assert_eq!(
                 check.check(9, 1, &encoded(&[1.0]), &encoded(&[other])),
@@ -138,7 +138,7 @@ fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() 
             );
         }
     }
-    // Another host has the same numbers, as it should.
+    // Another host may honestly return the same rows.
     let mut other = of_host(1, BoundaryDtype::F16, Some(BAND), seen);
     let (sent, returned) = (encoded(&[2.0]), encoded(&[3.0]));
     assert_eq!(other.check(0, 1, &sent, &returned), Ok(()));
@@ -189,7 +189,7 @@ fn huge_fp32_rows_are_not_mistaken_for_nan() {
     assert_eq!(c.check(0, 1, &[], &bytes), Ok(()));
 }
 
-/// The rows of tokens at every boundary of a model, the embeddings first.
+/// Rows at every boundary of a model, the embeddings first.
 fn boundaries(file: &ModelFile, ids: &[u32]) -> Vec<Vec<f32>> {
     let options = EngineOptions::default();
     let mut whole = FullModel::load(file, &options, &mut |_, _| ()).unwrap();
@@ -214,10 +214,10 @@ fn boundaries(file: &ModelFile, ids: &[u32]) -> Vec<Vec<f32>> {
     all
 }
 
-/// Hears of a piece: the span's first layer, the first behind it, what is sent and what returned.
+/// Callback for a chunk: first layer of the span, end of its layers, sent and returned rows.
 type Each<'a> = dyn FnMut(u32, u32, &[f32], &[f32]) + 'a;
 
-/// Calls `each` with what every span behind the second layer is sent and returns, in pieces.
+/// Calls `each` for the chunks of all spans behind the second layer.
 fn pieces(file: &ModelFile, ids: &[u32], each: &mut Each<'_>) {
     let all = boundaries(file, ids);
     let width = file.spec().width as usize;
@@ -271,7 +271,7 @@ fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
                 .wrapping_add(1);
             ((random >> 33) % vocab) as u32
         };
-        // Random words; one word again and again; two in turns.
+        // Random words; one repeated word; two alternating words.
         let texts = [
             (0..192).map(|_| word()).collect::<Vec<u32>>(),
             vec![word(); 48],
@@ -280,9 +280,13 @@ fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
         for (nth, ids) in texts.iter().enumerate() {
             pieces(&file, ids, &mut |lo, hi, sent, returned| {
                 let name = path.display();
-                assert_eq!(moved(sent, returned, width), None, "{name}, {lo} to {hi}");
+                assert_eq!(
+                    permuted(sent, returned, width),
+                    None,
+                    "{name}, {lo} to {hi}"
+                );
                 if nth == 0 {
-                    let found = moved(sent, &reversed(returned, width), width);
+                    let found = permuted(sent, &reversed(returned, width), width);
                     assert!(found.is_some(), "{name}, {lo} to {hi}");
                 }
                 count += 1;
@@ -300,17 +304,17 @@ fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
 fn the_real_models_rows_keep_their_places_and_reversed_ones_are_found_through_a_few_layers() {
     let (file, tokenizer, text) = smollm2();
     let width = file.spec().width as usize;
-    // What a household says twice, and what a cat on the keyboard says.
+    // Repeated text, and random keystrokes.
     let again = tokenizer.encode("the cat and the dog and ", Special::Plain);
     let again = again.unwrap().repeat(16);
     let one = vec![again[0]; 96];
     let (mut few, mut found) = (0, 0);
     for ids in [&text, &again, &one] {
         pieces(&file, ids, &mut |lo, hi, sent, returned| {
-            assert_eq!(moved(sent, returned, width), None, "{lo} to {hi}");
+            assert_eq!(permuted(sent, returned, width), None, "{lo} to {hi}");
             if hi - lo <= 6 && ids == &text {
                 few += 1;
-                found += usize::from(moved(sent, &reversed(returned, width), width).is_some());
+                found += usize::from(permuted(sent, &reversed(returned, width), width).is_some());
             }
         });
     }
@@ -328,7 +332,7 @@ fn two_rows_in_each_others_places_are_found_where_few_layers_were_between() {
             let (before, behind) = swapped.split_at_mut(5 * width);
             before[width..2 * width].swap_with_slice(&mut behind[..width]);
             all += 1;
-            found += usize::from(moved(sent, &swapped, width).is_some());
+            found += usize::from(permuted(sent, &swapped, width).is_some());
         }
     });
     assert!(2 * found > all, "{found} of {all} swapped pairs");

@@ -1,5 +1,4 @@
-//! Opening a session with a host of the community, wherever it is; and how often that is tried where it is
-//! not.
+//! Attempts to open a session with a host of the community, and limits on repeated dialling.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -22,51 +21,52 @@ use super::source::GRACE;
 use crate::error::ChatError;
 use crate::link::{HostAddr, HostLink, PIPELINE};
 
-/// How long one address of a host may take: connecting, the grant, the session.
+/// Time limit per address: connecting, the grant, the session.
 const PER_ADDRESS: Duration = Duration::from_secs(5);
 
-/// Addresses of a host at which it may be looked for, at once, until it has proved to be at one of them.
-const KNOCKS: u64 = 64;
-/// And one more in so many seconds: no later than that a host is found that is being started again.
-const KNOCK_S: u64 = 2;
-/// Most hosts that are remembered; the one that was tried longest ago goes.
+/// Burst of dials to unproved addresses of one host.
+const DIAL_BURST: u64 = 64;
+/// Seconds per further dial. A restarted host is found within this time.
+const SECONDS_PER_DIAL: u64 = 2;
+/// Maximum number of hosts; the one dialled least recently is evicted.
 const MAX_REMEMBERED: usize = 512;
 
-/// Where hosts may be looked for. Where a host is it says itself, so without this it could make others
-/// knock, with each chat and each try for one, at whatever it names.
+/// Dial budgets of hosts. A host announces its own addresses: without a budget, it could make other
+/// nodes dial any address again and again.
 #[derive(Debug, Default)]
-pub(super) struct Knocks {
+pub(super) struct DialBudgets {
     began: Option<Instant>,
-    hosts: BTreeMap<NodeId, Door>,
+    hosts: BTreeMap<NodeId, DialBudget>,
 }
 
 #[derive(Debug)]
-struct Door {
-    /// Where the host has last proved to be.
+struct DialBudget {
+    /// Last address at which the host proved its key.
     proved: Option<SocketAddr>,
     left: TokenBucket,
     last: Time,
 }
 
-impl Knocks {
-    /// Whether a host may be looked for at an address, which then counts.
+impl DialBudgets {
+    /// Charges a dial to an address; returns false if the budget is used up. The proved address is
+    /// free.
     fn may(&mut self, host: NodeId, address: SocketAddr, now: Instant) -> bool {
         let began = *self.began.get_or_insert(now);
         let now = Time::from(now.saturating_duration_since(began));
-        let full = TokenBucket::with_burst(1, KNOCKS * KNOCK_S, now);
-        let door = self.hosts.entry(host).or_insert(Door {
+        let full = TokenBucket::with_burst(1, DIAL_BURST * SECONDS_PER_DIAL, now);
+        let budget = self.hosts.entry(host).or_insert(DialBudget {
             proved: None,
             left: full,
             last: now,
         });
-        door.last = now;
-        door.left.refill(now);
-        let may = door.proved == Some(address) || door.left.has(KNOCK_S);
-        if may && door.proved != Some(address) {
-            door.left.spend(KNOCK_S);
+        budget.last = now;
+        budget.left.refill(now);
+        let may = budget.proved == Some(address) || budget.left.has(SECONDS_PER_DIAL);
+        if may && budget.proved != Some(address) {
+            budget.left.spend(SECONDS_PER_DIAL);
         }
         if self.hosts.len() > MAX_REMEMBERED {
-            let oldest = self.hosts.iter().min_by_key(|(_, door)| door.last);
+            let oldest = self.hosts.iter().min_by_key(|(_, budget)| budget.last);
             if let Some(oldest) = oldest.map(|(host, _)| *host) {
                 self.hosts.remove(&oldest);
             }
@@ -74,33 +74,33 @@ impl Knocks {
         may
     }
 
-    /// Where a host has last proved to be.
+    /// Last address at which a host proved its key.
     pub(super) fn proved(&self, host: &NodeId) -> Option<SocketAddr> {
         self.hosts.get(host)?.proved
     }
 
-    /// Notes whether a host has proved to be at an address.
+    /// Records whether a host proved its key at an address.
     fn note(&mut self, host: &NodeId, address: SocketAddr, proved: bool) {
-        if let Some(door) = self.hosts.get_mut(host) {
+        if let Some(budget) = self.hosts.get_mut(host) {
             match proved {
-                true => door.proved = Some(address),
-                false => drop(door.proved.take_if(|known| *known == address)),
+                true => budget.proved = Some(address),
+                false => drop(budget.proved.take_if(|known| *known == address)),
             }
         }
     }
 }
 
-/// What it takes to open a session with a host.
+/// Parameters of an attempt to open a session with a host.
 pub(super) struct Attempt {
     pub(super) node: NodeId,
-    /// What its grant is asked for.
+    /// Parameters of the grant request.
     pub(super) wanted: Value,
     pub(super) key: Arc<NodeKey>,
     pub(super) transport: Config,
-    /// Watches the connections.
+    /// Closes the connections when the host loses its authorisation.
     pub(super) connections: Connections,
-    pub(super) knocks: Arc<Mutex<Knocks>>,
-    /// Noted once the host answers.
+    pub(super) budgets: Arc<Mutex<DialBudgets>>,
+    /// Set once the host answers.
     pub(super) heard: SignOfLife,
 }
 
@@ -109,7 +109,7 @@ fn unavailable(why: impl Display) -> ChatError {
 }
 
 impl Attempt {
-    /// A session with the layers that this very process serves: the same grant, and no wire.
+    /// Opens a session with this process's own layers: the same grant, no network connection.
     pub(super) async fn with_self(
         &self,
         here: &WeakNode,
@@ -135,21 +135,21 @@ impl Attempt {
         Ok(link)
     }
 
-    /// Tries the addresses until one leads to the host and it grants a session: the next one when
-    /// one has failed, or has said nothing for [`GRACE`], beside it. A host that was not there again and
-    /// again is not looked for at once.
+    /// Tries addresses until one leads to the host and it grants a session. The next address is
+    /// tried in parallel if one fails or does not answer within [`GRACE`]. Addresses beyond the
+    /// dial budget are skipped.
     pub(super) async fn with_any_of(
         &self,
         addresses: &[SocketAddr],
     ) -> Result<HostLink, ChatError> {
         let mut last = match addresses.is_empty() {
-            true => unavailable("it says nowhere where it is"),
-            false => unavailable("it was not where it says: it is looked for again in a moment"),
+            true => unavailable("it has announced no address"),
+            false => unavailable("it was not at its addresses: they are tried again soon"),
         };
         let (mut attempts, mut rest) = (FuturesUnordered::new(), addresses.iter());
         loop {
             if let Some(address) = rest.next() {
-                if !self.may_knock(*address) {
+                if !self.may_dial(*address) {
                     continue;
                 }
                 attempts.push(async move {
@@ -169,9 +169,9 @@ impl Attempt {
         }
     }
 
-    fn may_knock(&self, address: SocketAddr) -> bool {
-        let mut knocks = self.knocks.lock();
-        knocks.may(self.node, address, Instant::now())
+    fn may_dial(&self, address: SocketAddr) -> bool {
+        let mut budgets = self.budgets.lock();
+        budgets.may(self.node, address, Instant::now())
     }
 
     async fn at(&self, address: SocketAddr) -> Result<HostLink, ChatError> {
@@ -180,7 +180,7 @@ impl Attempt {
         let rule = bus_rule();
         let socket = connect_path(&endpoint, &identity, Some(node), &rule, &self.transport).await;
         let proved = matches!(socket, Ok(_) | Err(ConnectError::Refused { .. }));
-        self.knocks.lock().note(&node, address, proved);
+        self.budgets.lock().note(&node, address, proved);
         let socket = socket.map_err(unavailable)?;
         self.heard.note();
         self.connections.watch_host(node, None, socket.closer());
@@ -195,7 +195,7 @@ impl Attempt {
     }
 }
 
-/// The session token that a host answers with.
+/// Session token of a host's grant.
 async fn granted(call: Result<CallStream, CallError>) -> Result<Vec<u8>, ChatError> {
     let answer = call.map_err(unavailable)?.result_within(PER_ADDRESS).await;
     let grant: ShardGrant =
@@ -219,48 +219,49 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_looked_for_so_often_and_always_where_it_was_last() {
-        let (mut knocks, begin) = (Knocks::default(), Instant::now());
+    fn dials_of_a_host_are_limited_except_to_its_proved_address() {
+        let (mut budgets, begin) = (DialBudgets::default(), Instant::now());
         let mut tried = |host: u8, ports: std::ops::Range<u16>, seconds: u64| {
             let now = begin + Duration::from_secs(seconds);
-            let may = ports.filter(|port| knocks.may(id(host), address(*port), now));
+            let may = ports.filter(|port| budgets.may(id(host), address(*port), now));
             may.count() as u64
         };
-        // Whatever it names: one place after the other, or the same again.
-        assert_eq!(tried(1, 2000..3000, 0), KNOCKS);
+        // The budget covers different addresses and the same one.
+        assert_eq!(tried(1, 2000..3000, 0), DIAL_BURST);
         assert_eq!(tried(1, 2000..2001, 1), 0);
         assert_eq!(tried(1, 2000..2010, 10), 5);
         assert_eq!(tried(2, 2000..2003, 10), 3);
         let now = begin + Duration::from_secs(10);
-        knocks.note(&id(1), address(2000), true);
-        let found = |knocks: &mut Knocks| (0..50).all(|_| knocks.may(id(1), address(2000), now));
-        assert!(found(&mut knocks));
+        budgets.note(&id(1), address(2000), true);
+        let found =
+            |budgets: &mut DialBudgets| (0..50).all(|_| budgets.may(id(1), address(2000), now));
+        assert!(found(&mut budgets));
         assert!(
-            !knocks.may(id(1), address(2001), now),
+            !budgets.may(id(1), address(2001), now),
             "others are none of its"
         );
-        knocks.note(&id(1), address(2001), false);
-        assert!(found(&mut knocks));
-        knocks.note(&id(1), address(2000), false);
-        assert!(!found(&mut knocks));
+        budgets.note(&id(1), address(2001), false);
+        assert!(found(&mut budgets));
+        budgets.note(&id(1), address(2000), false);
+        assert!(!found(&mut budgets));
         for seed in 0..=255 {
             for more in 0..3 {
                 let secret = [seed, more].repeat(16).try_into().unwrap();
                 let host = hearthnet_bus::NodeKey::from_secret(&secret).id();
-                knocks.may(host, address(2000), now);
+                budgets.may(host, address(2000), now);
             }
         }
-        assert_eq!(knocks.hosts.len(), MAX_REMEMBERED);
+        assert_eq!(budgets.hosts.len(), MAX_REMEMBERED);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_is_knocked_at_again_and_again_because_a_host_says_that_it_is_there() {
+    async fn a_host_cannot_make_others_dial_a_foreign_address_repeatedly() {
         let service = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let there = [service.local_addr().unwrap()];
-        let knocks = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&knocks);
+        let dials = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&dials);
         tokio::spawn(async move {
-            // Counted before it is closed, on which the other side goes on.
+            // Counted before the connection is closed, which the caller waits for.
             while let Ok(_connection) = service.accept().await {
                 counted.fetch_add(1, Ordering::Relaxed);
             }
@@ -272,15 +273,15 @@ mod tests {
             key: Arc::clone(&home.key),
             transport: Config::default(),
             connections: Connections::watched(home.log.clone()),
-            knocks: Arc::default(),
+            budgets: Arc::default(),
             heard: SignOfLife::default(),
         };
         let (begin, mut why) = (Instant::now(), String::new());
         for _ in 0..500 {
             why = attempt.with_any_of(&there).await.unwrap_err().to_string();
         }
-        let most = KNOCKS + begin.elapsed().as_secs() / KNOCK_S + 1;
-        let knocks = knocks.load(Ordering::Relaxed) as u64;
-        assert!(knocks >= KNOCKS && knocks <= most, "{knocks}: {why}");
+        let most = DIAL_BURST + begin.elapsed().as_secs() / SECONDS_PER_DIAL + 1;
+        let dials = dials.load(Ordering::Relaxed) as u64;
+        assert!(dials >= DIAL_BURST && dials <= most, "{dials}: {why}");
     }
 }

@@ -1,8 +1,8 @@
 //! Hosts found in a community's log.
 //!
-//! Which hosts there are, the advertisements say; where one is, its advertisement, what it
-//! says of itself and what discovery heard say; who it is, the TLS handshake proves; that
-//! it lets this node in, its own grant says, which is asked for anew for each session.
+//! Advertisements in the log name the hosts. Addresses come from the advertisement, from the host's
+//! own events and from discovery. The TLS handshake proves the host's identity. A grant, requested
+//! anew for each session, shows that the host admits this node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -20,11 +20,11 @@ use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
-use super::attempt::{Attempt, Knocks};
+use super::attempt::{Attempt, DialBudgets};
 use super::opening::{Opening, Outcome, SignOfLife};
 use super::source::{
-    Choice, DARK_AFTER, GRACE, HostSource, LOOK_EVERY, PATIENCE, Patience, RoutedSpan,
-    SHORT_PATIENCE, Search,
+    Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, Patience, RoutedSpan, SEARCH_INTERVAL,
+    SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
 };
 use crate::Cancel;
 use crate::error::ChatError;
@@ -34,87 +34,84 @@ use crate::link::HostLink;
 use crate::placement::{missing, runs_text};
 use crate::router::{Candidate, RouteError, Span};
 
-/// Most addresses that are tried of one host, of those that are vouched for; and as many that were only
-/// heard.
+/// Maximum number of vouched-for addresses tried per host, and of merely announced ones.
 const MAX_ADDRESSES: usize = 6;
 
-/// A host that cannot be used and is known not to be within this time may be asked again.
+/// A host whose attempt fails within this time may be tried again in the same search.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// Addresses of a node that discovery has found, beside those that it says of itself, each with its source.
+/// Returns addresses of a node that discovery has found, each with its source.
 pub type KnownAddresses = Arc<dyn Fn(&NodeId) -> Vec<(Source, SocketAddr)> + Send + Sync>;
 
-/// Whether this node knows what its neighbours know, or has had the time to.
+/// Returns true if this node is in sync with its neighbours, or has had time to be.
 pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// Why this node may ask nobody any more, once it may not.
+/// Returns the reason why this node may use no host any more, if it was expelled.
 pub type Expelled = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Sessions with the hosts of a community, opened as routes need them.
 pub struct CommunityHosts {
     runtime: Handle,
     key: Arc<NodeKey>,
-    /// Its community's log, which something keeps even with the others.
+    /// Log of the community, kept in sync by the node.
     log: EventLog,
     transport: Config,
     choice: Choice,
     links: Links,
-    /// What discovery knows.
     pub known_addresses: KnownAddresses,
-    /// Whether this node has lost its place in the community: then nothing is waited for.
+    /// Tells whether this node was expelled; searches then fail without waiting.
     pub expelled: Expelled,
-    /// This node, if it runs in this process: its own layers need no wire.
+    /// This node, if it runs in this process: its own layers need no network connection.
     pub here: Option<WeakNode>,
-    /// Where this machine can answer as well: whether the log is even with the neighbours', so that
-    /// waiting for advertisements keeps the first word back for nothing.
+    /// Set if this machine can answer by itself. Once the log is in sync, a search does not wait
+    /// for further advertisements.
     pub in_sync: Option<InSync>,
-    /// A route was found: somebody waits in the middle of an answer.
+    /// True once a route was found: later searches happen in the middle of an answer.
     routed: bool,
 }
 
-/// Sessions that chats share. Clones are the same ones.
+/// Sessions that chats share. Clones share the same set.
 #[derive(Clone)]
 pub struct Links {
     all: Arc<Mutex<Vec<Arc<HostLink>>>>,
-    /// Those that are being opened.
+    /// Sessions that are being opened.
     opening: Arc<Mutex<BTreeMap<Key, Opening>>>,
-    /// Ends those whose hosts may not see this node's rows any more.
+    /// Closes sessions with hosts that are not authorised to see this node's rows any more.
     connections: Connections,
-    /// What was seen of hosts.
     health: SharedHealth,
-    /// Hosts that were not where they say.
-    knocks: Arc<Mutex<Knocks>>,
+    /// Dial budgets and proved addresses of hosts.
+    budgets: Arc<Mutex<DialBudgets>>,
 }
 
-/// Who refused a session, if it was a host, and why there is none.
+/// Host that refused the session, if it was a host, and the error.
 type Unopened = (Option<NodeId>, ChatError);
 
-/// A host's key, and what it serves.
+/// Node id and shard id.
 type Key = (NodeId, String);
 
-/// The sessions that one search waits for.
+/// Sessions that one search waits for.
 #[derive(Default)]
 struct Awaited(BTreeMap<Key, Opening>);
 
 impl Awaited {
-    /// The hosts that have kept this waiting for [`GRACE`].
+    /// Hosts that this search has waited on for [`GRACE`].
     fn late(&self, now: Instant) -> BTreeSet<NodeId> {
         let late = |one: &Opening| one.since() + GRACE <= now && one.now().is_none();
         let all = self.0.iter().filter(|(_, one)| late(one));
         all.map(|((node, _), _)| *node).collect()
     }
 
-    /// When those that are on their way have all had [`DARK_AFTER`]; `None` where there are none, or
-    /// one has given a sign of life.
+    /// Time at which every pending attempt has had [`SIGN_OF_LIFE_TIMEOUT`]. `None` if none is
+    /// pending, or one host has given a sign of life.
     fn dark_at(&self) -> Option<Instant> {
         let under_way = self.0.values().filter(|one| one.now().is_none());
-        let dark_at = |one: &Opening| (!one.is_heard()).then(|| one.since() + DARK_AFTER);
+        let dark_at = |one: &Opening| (!one.is_heard()).then(|| one.since() + SIGN_OF_LIFE_TIMEOUT);
         under_way
             .map(dark_at)
             .reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b)))?
     }
 
-    /// Resolves when one of them has come to something, and at `until` at the latest.
+    /// Waits until one attempt has ended, at most until `until`.
     async fn any(&self, until: Option<Instant>) {
         let under_way = self.0.values().filter(|one| one.now().is_none());
         let waits: Vec<_> = under_way.map(Opening::wait).collect();
@@ -130,14 +127,15 @@ impl Awaited {
 }
 
 impl Links {
-    /// None yet. `connections` watches them, and `health` is told what their hosts do.
+    /// Creates an empty set. `connections` watches its sessions; `health` records what their hosts
+    /// do.
     pub fn new(connections: Connections, health: SharedHealth) -> Self {
         Self {
             all: Arc::default(),
             opening: Arc::default(),
             connections,
             health,
-            knocks: Arc::default(),
+            budgets: Arc::default(),
         }
     }
 }
@@ -147,14 +145,13 @@ impl HostSource for CommunityHosts {
         let deadline = Instant::now()
             + match search.patience {
                 Patience::None => Duration::ZERO,
-                // In the middle of an answer; before one, others may still be found.
-                Patience::Short if self.routed => SHORT_PATIENCE,
-                Patience::Short | Patience::Long => PATIENCE,
+                // In the middle of an answer. Before one, the log may still bring more hosts.
+                Patience::Short if self.routed => SHORT_DISCOVERY_TIMEOUT,
+                Patience::Short | Patience::Long => DISCOVERY_TIMEOUT,
             };
         let mut changes = self.log.changes();
-        // Hosts that could not be used in this search, and why the last of them could not.
-        // Those that said so at once are asked again: a host that has just been started
-        // listens before it serves.
+        // Hosts that failed in this search. Hosts that failed at once go into `resting` and are
+        // tried again: a host that has just started listens before it serves.
         let mut unusable = search.exclude.clone();
         let mut resting = BTreeSet::new();
         let mut failure = None;
@@ -166,7 +163,7 @@ impl HostSource for CommunityHosts {
             changes.borrow_and_update();
             let mut passed_over = &unusable | &resting;
             self.links.all.lock().retain(|link| {
-                // It would refuse; its advertisement may be gone a moment later only.
+                // A leaving host would refuse; its advertisement is withdrawn only later.
                 if link.is_leaving() {
                     passed_over.insert(link.addr.node);
                 }
@@ -180,7 +177,7 @@ impl HostSource for CommunityHosts {
                     return Err(end.or(failure).unwrap_or_else(explained));
                 }
                 // Advertisements also expire without a change of the log.
-                let wait = left.min(LOOK_EVERY);
+                let wait = left.min(SEARCH_INTERVAL);
                 let changed = async { timeout(wait, changes.changed()).await };
                 let _ = self.runtime.block_on(search.cancel.or(changed));
                 resting.clear();
@@ -192,7 +189,7 @@ impl HostSource for CommunityHosts {
                     self.routed = true;
                     return Ok(route);
                 }
-                // Nobody is there at once: whoever is being connected to may be the next time.
+                // No host was ready in time. Attempts continue for the next search.
                 Err((None, error)) => return Err(error),
                 Err((Some(host), error)) => {
                     let said_so = asked.elapsed() < AT_ONCE;
@@ -207,8 +204,8 @@ impl HostSource for CommunityHosts {
         &self.choice
     }
 
-    /// Keeps a session with one spare per span: shared by all chats, asked for a sign of life
-    /// whenever somebody comes by here, and there when a host fails.
+    /// Keeps a session with one spare per span. It is shared by all chats, checked for a sign of
+    /// life at each call, and ready when a host fails.
     fn prepare(&mut self, route: &[RoutedSpan]) {
         let (adverts, cancel) = (self.adverts(), Cancel::default());
         for span in route {
@@ -220,11 +217,11 @@ impl HostSource for CommunityHosts {
                 patience: Patience::None,
                 cancel: &cancel,
             };
-            // Nobody else has these layers: then there is nothing to prepare.
+            // If no other host has these layers, there is nothing to prepare.
             let spares = self.choose(&adverts, &spare, &host);
             for spare in spares.unwrap_or_default() {
                 if let Some(advert) = adverts.get(spare.candidate) {
-                    // Whatever it comes to, it is there for the search that needs it.
+                    // The attempt continues in the background for the search that needs it.
                     let _ = self.session(advert, &mut Awaited::default());
                 }
             }
@@ -233,31 +230,31 @@ impl HostSource for CommunityHosts {
 }
 
 impl CommunityHosts {
-    /// Whether waiting for advertisements that close a gap ends here, with so much time left; and with
-    /// what, if it is not the gap itself.
+    /// Decides whether a search stops waiting for advertisements, with `left` of its time. Returns
+    /// the error to report, or `Some(None)` for the missing layers themselves.
     fn end_of_waiting(&self, left: Duration) -> Option<Option<ChatError>> {
-        // Nobody lets this node in any more: there is nothing to wait for.
+        // An expelled node is refused by every host.
         if let Some(why) = (self.expelled)() {
             return Some(Some(ChatError::ShardUnavailable(why)));
         }
         let in_vain = !self.routed && self.in_sync.as_ref().is_some_and(|is| is());
         let over = left.is_zero() || in_vain;
-        // Before the first route the log may still be behind.
+        // Before the first route, the log may still be behind.
         if (over || self.routed) && !self.log.state().policy.research {
             return Some(Some(ChatError::ExperimentalDisabled));
         }
         over.then_some(None)
     }
 
-    /// What is advertised now, by trusted members only, whatever others said before they were none.
+    /// Current advertisements of members that are trusted now.
     fn adverts(&self) -> Vec<Advert> {
         let state = self.log.state();
         let live = state.shards(now_ms()).filter(|_| state.policy.research);
         live.cloned().collect()
     }
 
-    /// The hosts of the community of `log`, for a node with this key; `choice` says how to choose
-    /// among them. Nothing is known of where they are but what they say.
+    /// Hosts of the community of `log`, for the node with this key, selected by `choice`. Addresses
+    /// come from the log until [`Self::known_addresses`] is set.
     pub fn new(
         runtime: Handle,
         key: Arc<NodeKey>,
@@ -284,7 +281,7 @@ impl CommunityHosts {
         }
     }
 
-    /// Hosts for what is looked for, none of them in `exclude`.
+    /// Selects hosts for a search, none of them in `exclude`.
     fn choose(
         &self,
         adverts: &[Advert],
@@ -308,9 +305,9 @@ impl CommunityHosts {
         self.choice.pick(candidates, layers, exclude, search.before)
     }
 
-    /// Sessions for a route: those that stand, and new ones, all at once. A host that keeps others
-    /// waiting gets [`GRACE`]; then those that could do without it are connected as well, and
-    /// whichever route is complete first is taken. An error names the host that refused.
+    /// Opens missing sessions of a route in parallel. If a host does not answer within [`GRACE`],
+    /// the hosts of a route without it are connected as well, and the first complete route wins. An
+    /// error names the host that refused.
     fn open(
         &self,
         adverts: &[Advert],
@@ -323,12 +320,12 @@ impl CommunityHosts {
             let now = Instant::now();
             let late = &awaited.late(now) | passed_over;
             let (mut until, mut wanted) = (None, None);
-            // What is wanted, and what there is without those that are late.
+            // The preferred route, then the route without late hosts.
             for exclude in [passed_over, &late] {
                 let Ok(spans) = self.choose(adverts, search, exclude) else {
                     continue;
                 };
-                // Exact hosts that are late are waited for like those that nobody can replace.
+                // A late exact host is waited for as if no other host had its layers.
                 let mut chosen = spans.iter().filter_map(|span| adverts.get(span.candidate));
                 let exact = chosen.all(|advert| is_exact(&advert.descriptor.arithmetic));
                 if self.choice.exact != Exact::Any && *wanted.get_or_insert(exact) && !exact {
@@ -345,8 +342,8 @@ impl CommunityHosts {
                     .min();
             }
             let (give_up, why) = match search.patience {
-                Patience::None => (Some(began + GRACE), "nobody else is there at once"),
-                Patience::Short => (awaited.dark_at(), "the hosts that are needed do not answer"),
+                Patience::None => (Some(began + GRACE), "no other host is ready"),
+                Patience::Short => (awaited.dark_at(), "the required hosts do not answer"),
                 Patience::Long => (None, ""),
             };
             if give_up.is_some_and(|at| at <= now) {
@@ -360,7 +357,7 @@ impl CommunityHosts {
         }
     }
 
-    /// Sessions for spans: those that stand, and since when others have been on their way.
+    /// Open sessions for the spans, and the start times of pending attempts.
     fn sessions(
         &self,
         adverts: &[Advert],
@@ -381,8 +378,8 @@ impl CommunityHosts {
                     missing.push(since);
                     continue;
                 }
-                // A host that has moved to other layers since it advertised is of no use.
-                Ok(Ok(_)) => "it serves other layers now, or in another way".to_owned(),
+                // The host has changed its layers or arithmetic since it advertised.
+                Ok(Ok(_)) => "it now serves other layers, or with another arithmetic".to_owned(),
                 Ok(Err(error)) => error.to_string(),
             };
             let host = self.log.state().label(&advert.author, now_ms());
@@ -392,8 +389,8 @@ impl CommunityHosts {
         Ok((route, missing))
     }
 
-    /// The session with a host, if it stands or has failed; else it has been on its way since then,
-    /// in a task that goes on when this search has ended.
+    /// Returns the session with a host or the error of its attempt. If neither is there yet,
+    /// returns the start time of the attempt, whose task outlives this search.
     fn session(&self, advert: &Advert, awaited: &mut Awaited) -> Result<Outcome, Instant> {
         let (node, shard) = (advert.author, advert.descriptor.shard_id.clone());
         let key = (node, shard.clone());
@@ -402,7 +399,7 @@ impl CommunityHosts {
             if outcome.as_ref().is_ok_and(|link| link.is_fresh()) {
                 return Ok(outcome);
             }
-            // Asked again, it may say something else.
+            // A new attempt may have another result.
             awaited.0.remove(&key);
             if outcome.is_err() {
                 return Ok(outcome);
@@ -411,7 +408,7 @@ impl CommunityHosts {
         let is_it = |link: &&Arc<HostLink>| {
             link.is_fresh() && link.addr.node == node && link.descriptor.shard_id == shard
         };
-        // The newest: of a host that was started again an older one may still stand.
+        // Newest first: after a restart of the host, an older session may still seem open.
         let found = self.links.all.lock().iter().rev().find(is_it).cloned();
         if let Some(link) = found.as_ref().filter(|link| link.was_heard_just_now()) {
             return Ok(Ok(Arc::clone(link)));
@@ -426,7 +423,7 @@ impl CommunityHosts {
                 key: Arc::clone(&self.key),
                 transport: self.transport.clone(),
                 connections: self.links.connections.clone(),
-                knocks: Arc::clone(&self.links.knocks),
+                budgets: Arc::clone(&self.links.budgets),
                 heard: heard.clone(),
             };
             let (links, addresses) = (self.links.clone(), self.addresses(advert));
@@ -457,13 +454,13 @@ impl CommunityHosts {
         outcome
     }
 
-    /// Where a host may be, best first.
+    /// Addresses of a host, best first.
     fn addresses(&self, advert: &Advert) -> Vec<SocketAddr> {
         let state = self.log.state();
         let told = state.endpoints_of(&advert.author, now_ms());
         let local = Local::read(&[]);
         let claims = Claims::new(&state, &[], local.clone(), now_ms());
-        let proved = self.links.knocks.lock().proved(&advert.author);
+        let proved = self.links.budgets.lock().proved(&advert.author);
         let signed = std::iter::once(&advert.descriptor.endpoint)
             .chain(told)
             .filter_map(|text| match advert.author == self.key.id() {
@@ -478,7 +475,7 @@ impl CommunityHosts {
         best_first(all.collect(), &local)
     }
 
-    /// Why there is no route, in terms of the whole model.
+    /// Explains a missing route in terms of the whole model.
     fn explain(
         &self,
         error: RouteError,
@@ -500,19 +497,19 @@ impl CommunityHosts {
         let (community, model) = (&self.log.state().name, &self.choice.model);
         let id = &model.model_id;
         let mut text = if held.is_empty() {
-            format!("nobody in {community:?} serves {id}")
+            format!("no host in {community:?} serves {id}")
         } else {
-            // What this machine computes itself, nobody need serve.
+            // Layers that this machine computes itself need no host.
             let own = [(0, model.hosted.start), (model.hosted.end, model.layers)];
             let own = own.into_iter().filter(|(lo, end)| lo < end);
             held.extend(own.map(|(lo, end)| (lo, end - 1)));
             let missing = runs_text(&missing(model.layers, &held));
-            format!("nobody in {community:?} serves layers {missing} of {id}")
+            format!("no host in {community:?} serves layers {missing} of {id}")
         };
         let own_serves = |a: &Advert| a.author == own && a.descriptor.weights_sha256 == weights;
         if !self.choice.allow_self && adverts.iter().any(own_serves) {
             text.push_str(
-                ", and what this node serves itself does not count \
+                "; layers that this node serves are not used \
                  (research.distributed_inference.allow_self_as_shard is false)",
             );
         }
@@ -520,10 +517,10 @@ impl CommunityHosts {
     }
 }
 
-/// The addresses to try of one host: where it has proved to be, then the nearest that are vouched for, then
-/// those that anybody may have announced.
+/// Orders a host's addresses: the proved one, then vouched-for ones by distance, then merely
+/// announced ones.
 fn best_first(mut all: Vec<(Source, SocketAddr)>, local: &Local) -> Vec<SocketAddr> {
-    // Stable: of the same distance, what the host itself says comes first.
+    // The sort is stable: at equal distance, the host's own addresses come first.
     all.sort_by_key(|(source, address)| {
         let (heard, proved) = (*source == Source::Mdns, *source == Source::Proved);
         (heard, !proved, local.distance(address))
@@ -533,8 +530,8 @@ fn best_first(mut all: Vec<(Source, SocketAddr)>, local: &Local) -> Vec<SocketAd
     vouched_first(all, MAX_ADDRESSES)
 }
 
-/// Whether a host still has the layers that it was chosen for, and computes as it was chosen for: it may
-/// have been started again since.
+/// Returns true if a host still serves the layers and the arithmetic that it was selected for. It
+/// may have been restarted.
 fn is_as_advertised(link: &HostLink, advert: &Advert, lo: u32, hi: u32) -> bool {
     let (now, then) = (&link.descriptor, &advert.descriptor);
     let (first, last) = now.layer_range;
@@ -548,7 +545,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_number_of_announcements_takes_the_place_of_an_address_that_is_vouched_for() {
+    fn announced_addresses_never_displace_vouched_for_ones() {
         let local = Local::new(vec![LocalAddress {
             interface: "eth0".into(),
             index: 2,
@@ -557,7 +554,7 @@ mod tests {
         }]);
         let at = |text: &str| -> SocketAddr { text.parse().unwrap() };
         let (proved, signed, moved) = (at("10.9.0.1:7"), at("10.9.0.2:7"), at("10.9.0.3:7"));
-        // The announcements are of this network, what is vouched for is not.
+        // The announced addresses are in this network, the vouched-for ones are not.
         let heard = (1..41).map(|n| (Source::Mdns, at(&format!("10.0.0.{n}:7"))));
         let mut all: Vec<_> = heard.collect();
         all.extend([(Source::Mdns, moved), (Source::Mdns, signed)]);
@@ -568,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_has_given_a_sign_of_life_is_not_dark() {
+    fn a_host_that_gave_a_sign_of_life_is_not_offline() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let begin = |heard: &SignOfLife| {
             let attempt = std::future::pending();
@@ -580,7 +577,7 @@ mod tests {
         let (first, second) = (SignOfLife::default(), SignOfLife::default());
         awaited.0.insert(key(1), begin(&first));
         awaited.0.insert(key(2), begin(&second));
-        let last = awaited.0[&key(2)].since() + DARK_AFTER;
+        let last = awaited.0[&key(2)].since() + SIGN_OF_LIFE_TIMEOUT;
         assert_eq!(awaited.dark_at(), Some(last), "each has its time");
         first.note();
         assert_eq!(awaited.dark_at(), None, "it is slow");

@@ -1,12 +1,12 @@
-//! Where spans come from: a source of hosts, asked at the start and after a failure.
+//! Sources of hosts, searched at the start of a sequence and after a failure.
 //!
 //! | hosts | where |
 //! |---|---|
-//! | what is looked for ([`Search`]), how hosts are chosen ([`Choice`]) | `source.rs` |
-//! | known by address ([`HostPool`]) | `pool.rs` |
-//! | found in a community's log ([`CommunityHosts`]) | `community.rs` |
-//! | one attempt at a session, and how often | `attempt.rs` |
-//! | a session on its way | `opening.rs` |
+//! | search parameters ([`Search`]), host selection ([`Choice`]) | `source.rs` |
+//! | hosts known by address ([`HostPool`]) | `pool.rs` |
+//! | hosts found in a community's log ([`CommunityHosts`]) | `community.rs` |
+//! | one attempt to open a session, limits of dialling | `attempt.rs` |
+//! | a session that is being opened | `opening.rs` |
 
 mod attempt;
 mod community;
@@ -17,5 +17,6 @@ mod source;
 pub use self::community::{CommunityHosts, Expelled, InSync, KnownAddresses, Links};
 pub use self::pool::{HostPool, PooledHosts, Reached};
 pub use self::source::{
-    Choice, GRACE, HostSource, ModelOnWire, PATIENCE, Patience, RoutedSpan, SHORT_PATIENCE, Search,
+    Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, ModelOnWire, Patience, RoutedSpan,
+    SHORT_DISCOVERY_TIMEOUT, Search,
 };

@@ -1,4 +1,4 @@
-//! A session that is being opened.
+//! Session that is being opened.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,11 +11,11 @@ use tokio::runtime::Handle;
 use crate::error::ChatError;
 use crate::link::HostLink;
 
-/// What an attempt comes to.
+/// Result of an attempt.
 pub(super) type Outcome = Result<Arc<HostLink>, ChatError>;
 
-/// Whether the host has answered within an attempt: its key is proved, and it is only slow from then on.
-/// Clones are the same one.
+/// Set once the host has answered within an attempt: its key is proved, so it is slow rather than
+/// offline. Clones share the flag.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SignOfLife(Arc<AtomicBool>);
 
@@ -25,8 +25,8 @@ impl SignOfLife {
     }
 }
 
-/// A session that is being opened, in a task that goes on when nobody waits for it any more: what it
-/// opens is at hand for the next search. Clones wait for the same one.
+/// Session that is being opened by a task. The task continues when no search waits for it any more,
+/// so that the next search finds the session. Clones wait for the same task.
 #[derive(Clone)]
 pub(super) struct Opening {
     since: Instant,
@@ -54,22 +54,21 @@ impl Opening {
         }
     }
 
-    /// When it began.
     pub(super) fn since(&self) -> Instant {
         self.since
     }
 
-    /// Whether the host has given a sign of life.
+    /// Returns true if the host has given a sign of life.
     pub(super) fn is_heard(&self) -> bool {
         self.heard.0.load(Ordering::Relaxed)
     }
 
-    /// What it has come to, if it has.
+    /// The result, if there is one yet.
     pub(super) fn now(&self) -> Option<Outcome> {
         self.outcome.clone().now_or_never()
     }
 
-    /// Waits for what it comes to.
+    /// Waits for the result.
     pub(super) fn wait(&self) -> impl Future<Output = Outcome> + Unpin + use<> {
         self.outcome.clone()
     }

@@ -1,4 +1,4 @@
-//! Hosts known by address, for a program that runs for long.
+//! Hosts known by address, for a long-running program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use tokio::time::timeout_at;
 
 use super::opening::{Opening, SignOfLife};
 use super::source::{
-    Choice, DARK_AFTER, GRACE, HostSource, LOOK_EVERY, PATIENCE, Patience, RoutedSpan,
-    SHORT_PATIENCE, Search,
+    Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, Patience, RoutedSpan, SEARCH_INTERVAL,
+    SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
 };
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::health::{FailureKind, SharedHealth};
 use crate::link::{HostAddr, HostLink};
 
-/// How long a host that could not be reached is left alone: at first, and at most.
+/// Retry delay after a failed connection: initial and maximum.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Hosts known by address. Sessions are opened when a chat needs them, shared by all chats, and
-/// renewed before they reach the end of their lifetime.
+/// Hosts known by address. Sessions are opened on demand, shared by all chats, and renewed before
+/// their lifetime ends.
 ///
-/// All hosts are connected, also those that no route uses now: so a spare is at hand when a host
-/// fails. A host that does not answer keeps nobody waiting that others can serve.
+/// All hosts are connected, including unused ones, so that a spare is ready when a host fails. A
+/// host that does not answer delays no chat that others can serve.
 pub struct HostPool {
     runtime: Handle,
     key: Arc<NodeKey>,
@@ -38,37 +38,35 @@ pub struct HostPool {
     health: SharedHealth,
 }
 
-/// A host, and the session with it.
+/// Host and its session.
 struct Known {
     addr: HostAddr,
     session: Mutex<Session>,
 }
 
-/// What is known of the session with one host.
+/// State of the session with one host.
 #[derive(Default)]
 struct Session {
-    /// The last attempt to reach it, and what it came to. One at a time: chats that come meanwhile
-    /// wait for it, too.
+    /// Latest attempt and its result. There is one at a time; further chats wait for the same one.
     last: Option<Opening>,
-    /// The session that stood last. A host that was silent for a while may go on with it.
+    /// Latest open session. A host that was silent for a while may continue with it.
     link: Option<Arc<HostLink>>,
-    /// How long it is left alone since it could not be reached, and until when.
+    /// Current retry delay, and the time at which it ends.
     backoff: Duration,
     retry_at: Option<Instant>,
 }
 
-/// The sessions that stand, and why others do not.
+/// Open sessions, and the errors of the other hosts.
 #[derive(Debug, Default)]
 pub struct Reached {
-    /// Sessions with hosts.
     pub links: Vec<Arc<HostLink>>,
-    /// One error per host that cannot be reached.
+    /// Errors of the hosts that cannot be reached, one per host.
     pub failures: Vec<ChatError>,
 }
 
 impl HostPool {
-    /// Nothing is connected yet. `runtime` is where sessions live; `health` is told what hosts do, as
-    /// the [`Choice`] of every chat with them is.
+    /// Creates a pool without connections. Sessions run on `runtime`; `health` must be that of
+    /// every [`Choice`] used with the pool.
     pub fn new(
         runtime: Handle,
         key: Arc<NodeKey>,
@@ -89,15 +87,14 @@ impl HostPool {
         }
     }
 
-    /// A session with every host that can be reached. Those that are missing are opened, all at
-    /// once; a host that could not be reached a moment ago is not asked again.
+    /// Opens missing sessions in parallel and returns those that succeed. A host within its retry
+    /// delay is not tried again.
     pub async fn reach(&self) -> Reached {
         self.reach_enough(|_| false, None).await
     }
 
-    /// The same, until there are `enough` and the others have had their chance ([`GRACE`]), or
-    /// until `limit` has passed. Whoever is not there by then is still being connected to, for the
-    /// next time.
+    /// Like [`Self::reach`], but returns once `enough` is true and the other hosts have had
+    /// [`GRACE`], or after `limit`. Attempts continue in the background for the next call.
     pub async fn reach_enough(
         &self,
         enough: impl Fn(&[Arc<HostLink>]) -> bool,
@@ -113,7 +110,7 @@ impl HostPool {
         let give_up = limit.map(|limit| Instant::now() + limit);
         while !missing.is_empty() {
             let until = match enough(&reached.links) {
-                // Those that have been tried for long already are not waited for.
+                // Attempts that have already taken longer are not waited for.
                 true => missing
                     .values()
                     .map(|opening| opening.since() + GRACE)
@@ -139,14 +136,14 @@ impl HostPool {
             let text = format!("{endpoint} ({}) has not answered yet", node.short());
             ChatError::ShardUnavailable(text)
         }));
-        // In the order of the hosts, not of their answers: routes do not depend on chance.
+        // Host order instead of answer order makes routes deterministic.
         let place =
             |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == link.addr);
         reached.links.sort_by_key(place);
         reached
     }
 
-    /// Lets hosts that could not be reached a moment ago be asked again, those in `exclude` not.
+    /// Resets the retry delay of hosts that are not in `exclude`.
     fn forget_failures(&self, exclude: &BTreeSet<NodeId>) {
         let wanted = |host: &&Arc<Known>| !exclude.contains(&host.addr.node);
         for host in self.hosts.iter().filter(wanted) {
@@ -154,7 +151,7 @@ impl HostPool {
         }
     }
 
-    /// The attempt to reach a host that is under way, or a new one.
+    /// Returns the pending attempt for a host, or starts one.
     fn opening(&self, host: &Arc<Known>) -> Opening {
         let mut session = host.session.lock();
         let outcome = session.last.as_ref().map(|last| (last, last.now()));
@@ -163,7 +160,7 @@ impl HostPool {
             Some((_, Some(Err(error)))) if session.retry_at > Some(Instant::now()) => Some(error),
             _ => None,
         };
-        // Chats that still use one that is not fresh keep it open.
+        // Chats that still use a stale session keep it open.
         session.link.take_if(|link| !link.is_fresh());
         let link = session.link.clone();
         let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
@@ -178,7 +175,7 @@ impl HostPool {
             if let Some(error) = failed {
                 return Err(error);
             }
-            // A host that is silent may have been started again, and know nothing of the session.
+            // A silent host may have restarted and lost the session.
             let connected = HostLink::connect(&host.addr, &key, transport)
                 .await
                 .map(Arc::new);
@@ -202,18 +199,16 @@ impl HostPool {
     }
 }
 
-/// A pool's hosts as the source of one chat's spans.
+/// A pool as the host source of one chat.
 #[derive(Clone)]
 pub struct PooledHosts {
-    /// The hosts.
     pub pool: Arc<HostPool>,
-    /// How to choose among them.
     pub choice: Choice,
 }
 
 impl PooledHosts {
-    /// Connects to the hosts, until they have all layers and the others have had their chance.
-    /// One error per host that is not there by then.
+    /// Connects until the hosts have all layers and the others have had their grace period. Returns
+    /// one error per host that is missing then.
     pub async fn reach(&self, patience: Patience) -> Vec<ChatError> {
         let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
         let hosted = &self.choice.model.hosted;
@@ -230,25 +225,25 @@ impl PooledHosts {
     }
 }
 
-/// How long hosts have to be connected; `None`: as long as that takes.
+/// Time limit for connecting; `None`: no limit.
 fn connecting(patience: Patience) -> Option<Duration> {
     match patience {
         Patience::None => Some(GRACE),
-        Patience::Short => Some(DARK_AFTER),
+        Patience::Short => Some(SIGN_OF_LIFE_TIMEOUT),
         Patience::Long => None,
     }
 }
 
 impl HostSource for PooledHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        // Those that are not connected by then may be by the next time that somebody looks.
+        // Attempts continue in the background for the next search.
         let limit = connecting(search.patience);
         let patience = match search.patience {
             Patience::None => Duration::ZERO,
-            Patience::Short => SHORT_PATIENCE,
-            Patience::Long => PATIENCE,
+            Patience::Short => SHORT_DISCOVERY_TIMEOUT,
+            Patience::Long => DISCOVERY_TIMEOUT,
         };
-        // A host of an answer that has begun may be on its way back.
+        // A host of a running answer may be restarting.
         let until = search.before.map(|_| Instant::now() + patience);
         let is_absent = |host: &Arc<Known>, links: &[Arc<HostLink>]| {
             let node = &host.addr.node;
@@ -260,7 +255,7 @@ impl HostSource for PooledHosts {
             let reached = self.pool.runtime.block_on(reach);
             let reached = reached.ok_or(ChatError::Cancelled)?;
             let error = match self.choice.among(&reached.links, search) {
-                // A host that could not be reached explains a hole better than the hole does.
+                // The error of an unreachable host explains more than the missing layers.
                 Err(error @ ChatError::ShardUnavailable(_)) => {
                     reached.failures.into_iter().next().unwrap_or(error)
                 }
@@ -268,10 +263,10 @@ impl HostSource for PooledHosts {
             };
             let mut hosts = self.pool.hosts.iter();
             let in_vain = !hosts.any(|host| is_absent(host, &reached.links));
-            if in_vain || until.is_none_or(|until| until <= Instant::now() + LOOK_EVERY) {
+            if in_vain || until.is_none_or(|until| until <= Instant::now() + SEARCH_INTERVAL) {
                 return Err(error);
             }
-            let pause = async { tokio::time::sleep(LOOK_EVERY).await };
+            let pause = async { tokio::time::sleep(SEARCH_INTERVAL).await };
             let paused = self.pool.runtime.block_on(search.cancel.or(pause));
             paused.ok_or(ChatError::Cancelled)?;
             self.pool.forget_failures(search.exclude);

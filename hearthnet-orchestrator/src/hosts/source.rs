@@ -1,4 +1,4 @@
-//! What is looked for, and how hosts are chosen.
+//! Search parameters and host selection.
 
 use std::collections::BTreeSet;
 use std::ops::{Range, RangeInclusive};
@@ -17,29 +17,27 @@ use crate::health::SharedHealth;
 use crate::link::HostLink;
 use crate::router::{Candidate, RouteError, RouteRequest, Span, pick};
 
-/// A model as its hosts must hold it.
+/// Properties of a model that its hosts must match.
 #[derive(Debug, Clone)]
 pub struct ModelOnWire {
     /// Catalogue id or file stem.
     pub model_id: String,
-    /// Identity of the weights.
     pub weights: WeightsId,
     /// Values per row.
     pub width: usize,
-    /// Layers of the whole model.
     pub layers: u32,
-    /// Those of them that hosts are asked for, half-open: the caller computes the others itself.
+    /// Layers that hosts run, half-open; the caller runs the others itself.
     pub hosted: Range<u32>,
-    /// Longest sequence.
+    /// Longest sequence, in tokens.
     pub context: u32,
     /// Data type of the rows.
     pub boundary: BoundaryDtype,
-    /// Bands of the rows' magnitude, one per layer's output, where the catalogue has them.
+    /// Magnitude bands of the rows, one per layer's output, if the catalogue has them.
     pub bands: Option<Vec<Band>>,
 }
 
 impl ModelOnWire {
-    /// The wire's view of a model.
+    /// Takes the properties from a model's spec.
     pub fn new(
         model_id: &str,
         weights: WeightsId,
@@ -58,7 +56,7 @@ impl ModelOnWire {
         }
     }
 
-    /// What the last host gives back: the last row, or all where the caller goes on with them.
+    /// Rows that the last host returns: all if the caller runs further layers, else the last one.
     pub(crate) fn back(&self) -> Want {
         match self.hosted.end < self.layers {
             true => Want::All,
@@ -67,10 +65,9 @@ impl ModelOnWire {
     }
 }
 
-/// One host of the route and the layers it runs for this sequence.
+/// Host of a route, and the layers that it runs for this sequence.
 #[derive(Debug, Clone)]
 pub struct RoutedSpan {
-    /// The session with the host.
     pub link: Arc<HostLink>,
     /// First layer.
     pub lo: u32,
@@ -78,90 +75,86 @@ pub struct RoutedSpan {
     pub hi: u32,
 }
 
-/// How long a search waits for hosts that are not there, or do not answer.
+/// How long a search waits for hosts that are offline or do not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // Named by whoever searches, read by every source.
+#[allow(clippy::exhaustive_enums)] // Set by every caller, read by every source.
 pub enum Patience {
-    /// Not at all: the layers are run as it is, or others are asked next. A host that has to be
-    /// connected has [`GRACE`].
+    /// No waiting: the caller tries other hosts, or leaves the layers where they are. A host that
+    /// is not connected gets [`GRACE`].
     None,
-    /// [`SHORT_PATIENCE`], and 1.5 s for a sign of life at the beginning: this machine can
-    /// answer as well.
+    /// Up to [`SHORT_DISCOVERY_TIMEOUT`], and at the start 1.5 s for a sign of life: this machine
+    /// can answer as well.
     Short,
-    /// [`PATIENCE`], and as long as an attempt to connect takes: nobody else can answer.
+    /// Up to [`DISCOVERY_TIMEOUT`], and as long as connecting takes: only hosts can answer.
     Long,
 }
 
-/// How long to wait for hosts that close a gap: this node may have found the others only now, or a
-/// host may be coming back.
-pub const PATIENCE: Duration = Duration::from_secs(6);
+/// Wait for hosts with missing layers: this node may have just joined the others, or a host may be
+/// restarting.
+pub const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The same in the middle of an answer that this machine can finish by itself: a host that is started
-/// anew takes longer to read its layers, and news of those that stay take less to come.
-pub const SHORT_PATIENCE: Duration = Duration::from_secs(2);
+/// Wait in the middle of an answer that this machine can finish by itself. A restarted host takes
+/// longer to load its layers; news of other hosts arrive sooner.
+pub const SHORT_DISCOVERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a new question that this machine can answer waits for a sign of life of its hosts: many round
-/// trips, and a question whose hosts are dark begins within 3 s, which leaves half for the local engine.
-pub(super) const DARK_AFTER: Duration = Duration::from_millis(1500);
+/// Wait of a new chat for a sign of life, if this machine can answer as well: many round trips. A
+/// chat whose hosts are offline starts within 3 s, which leaves half of them to the local engine.
+pub(super) const SIGN_OF_LIFE_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// How often hosts are looked for that are not there.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Interval between searches for offline hosts.
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What is looked for.
+/// Parameters of a search.
 #[derive(Debug)]
-#[allow(clippy::exhaustive_structs)] // Built by whoever searches, read by every source.
+#[allow(clippy::exhaustive_structs)] // Built by every caller, read by every source.
 pub struct Search<'a> {
-    /// The layers to be run.
     pub layers: RangeInclusive<u32>,
     /// Nodes that must not run any of them.
     pub exclude: &'a BTreeSet<NodeId>,
-    /// The arithmetic of whoever ran them, where a sequence that has begun goes on behind them.
+    /// Arithmetic of the replaced host, if later hosts hold KV computed from its output.
     pub before: Option<&'a str>,
-    /// For whom the search may wait.
+    /// Time that the search may wait.
     pub patience: Patience,
-    /// Set when the caller gives up.
     pub cancel: &'a Cancel,
 }
 
-/// Finds hosts for layers.
+/// Source of hosts for layers.
 pub trait HostSource: Send {
-    /// Sessions with hosts that together run the layers, in order. May block to connect for as long
-    /// as the search has [`Patience`]; ends soon when the caller gives up.
+    /// Returns sessions with hosts that together run the layers, in order. May block to connect, as
+    /// [`Patience`] allows; returns soon after the caller cancels.
     ///
     /// # Errors
     /// [`ChatError::ShardUnavailable`], [`ChatError::WeightsMismatch`],
     /// [`ChatError::ArithmeticMismatch`] or [`ChatError::Cancelled`].
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError>;
 
-    /// Sees to it that there is somebody at hand for each span of a route, should its host fail.
-    /// Called again and again while a sequence runs. Never waits.
+    /// Prepares a spare host for each span of a route. Called repeatedly while a sequence runs.
+    /// Never blocks.
     fn prepare(&mut self, route: &[RoutedSpan]) {
         let _ = route;
     }
 
-    /// How it chooses.
     fn choice(&self) -> &Choice;
 }
 
-/// What a route is chosen by, wherever the hosts come from.
+/// Criteria of host selection, for every source.
 #[derive(Clone)]
 pub struct Choice {
-    /// The model that hosts must hold.
     pub model: ModelOnWire,
-    /// Most spans allowed.
+    /// Maximum number of spans.
     pub max_shards: usize,
     /// The caller's own node id.
     pub own_id: NodeId,
-    /// Whether the caller's own node may serve.
+    /// True if the caller's own node may be a host.
     pub allow_self: bool,
-    /// What is wanted of their arithmetics.
+    /// Rule for the arithmetics of the hosts.
     pub exact: Exact,
-    /// What was seen of hosts, in all calls of this process.
+    /// Behaviour of hosts in all calls of this process.
     pub health: SharedHealth,
 }
 
 impl Choice {
-    /// Covers `layers` with candidates, none of them on a node in `exclude`; `before` as in [`Search`].
+    /// Covers `layers` with candidates, none of them in `exclude`; `before` as in [`Search`].
     ///
     /// # Errors
     /// Any [`RouteError`].
@@ -182,7 +175,7 @@ impl Choice {
             max_shards: self.max_shards,
             allow_self: self.allow_self,
             exclude,
-            lots: self.health.lots(),
+            tie_breaker: self.health.tie_breaker(),
         };
         self.health.count();
         self.health.look(|all, now| {
@@ -196,7 +189,7 @@ impl Choice {
         pick(&request, &candidates)
     }
 
-    /// The same among sessions; those that have ended, or will soon, are passed over.
+    /// Like [`Self::pick`], among open sessions; leaving and ended ones are skipped.
     ///
     /// # Errors
     /// As [`HostSource::route`].
@@ -218,10 +211,10 @@ impl Choice {
             Some(RoutedSpan { link, lo, hi })
         });
         let route: Option<Vec<RoutedSpan>> = routed.collect();
-        route.ok_or_else(|| ChatError::Engine("a route names a host that is none".into()))
+        route.ok_or_else(|| ChatError::Engine("a route names an unknown host".into()))
     }
 }
 
-/// How long a host may keep others waiting that could do without it: many round trips on any
-/// network of a home, and less than a person notices.
+/// How long a search waits for a host that others could replace: many round trips in a home
+/// network, and too short for a user to notice.
 pub const GRACE: Duration = Duration::from_millis(300);

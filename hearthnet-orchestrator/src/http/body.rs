@@ -1,45 +1,46 @@
 //! Request bodies, each copied into one buffer as it arrives.
 //!
-//! hyper hands out a body in the pieces that the client sent, each with bookkeeping of its own: kept
-//! until the end, a body of 1-byte chunks costs 35 bytes of memory a byte. Here a piece lives until it is
-//! copied. The first [`FREE_BYTES`] of each body are bounded by the number of requests that are served at
-//! once; what a buffer has beyond that is counted in pieces, over all connections and per caller.
+//! hyper yields a body in the frames that the client sent, each with its own bookkeeping: if they
+//! were kept, a body of 1-byte chunks would cost 35 bytes of memory per byte. Here a frame is
+//! dropped once copied. The first [`FREE_BYTES`] of each body are bounded by the number of
+//! concurrent requests; the rest of a buffer is counted in pieces, over all connections and per
+//! caller.
 
 use axum::body::{Body, HttpBody as _};
 use hearthnet_transport::Place;
 
-use super::places::Places;
+use super::permits::PermitPool;
 
-/// Bytes of each body that need no room of the common store. 256 requests have 16 MiB of them.
+/// Bytes of each body outside of the common store. 256 requests use 16 MiB of them.
 const FREE_BYTES: usize = 64 << 10;
 
-/// Unit in which the common store is given out.
+/// Allocation unit of the common store.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Size of the common store: 32 bodies of the default limit, 1 MiB.
+/// Minimum size of the common store: 32 bodies of the default limit, 1 MiB.
 const STORE_BYTES: usize = 32 << 20;
 
-/// Bodies of the greatest size that fit into the store at least: one caller may have three of them.
+/// Minimum number of maximum-size bodies in the store; one caller may use three of them.
 const GREATEST_BODIES: usize = 4;
 
-/// Reads request bodies within a limit for each, and one for all that arrive at the same time.
+/// Reads request bodies within a limit per body and a limit on all concurrent ones.
 pub(super) struct Bodies {
     limit: usize,
-    store: Places,
+    store: PermitPool,
 }
 
-/// Why a body was not read.
+/// Reason that a body was not read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NotRead {
-    /// It is longer than the limit.
+    /// The body exceeds its limit.
     TooLarge,
-    /// The bodies that arrive leave no room for it.
+    /// The common store is full.
     Full,
-    /// The client broke off, or sent something that is no body.
+    /// The client disconnected or violated HTTP.
     Broken,
 }
 
-/// A whole body. Dropping it gives its part of the store back.
+/// Complete body. Dropping it frees its part of the store.
 #[derive(Debug)]
 pub(super) struct Collected {
     bytes: Vec<u8>,
@@ -55,17 +56,17 @@ impl std::ops::Deref for Collected {
 }
 
 impl Bodies {
-    /// For bodies of at most `limit` bytes.
+    /// Creates a reader for bodies of at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         let pieces = |bytes: usize| bytes.div_ceil(PIECE_BYTES);
         let store = STORE_BYTES.max(limit.saturating_mul(GREATEST_BODIES));
         Self {
             limit,
-            store: Places::new(pieces(store), pieces(limit)),
+            store: PermitPool::new(pieces(store), pieces(limit)),
         }
     }
 
-    /// The limit for one body, in bytes.
+    /// Limit for one body, in bytes.
     pub(super) fn limit(&self) -> usize {
         self.limit
     }
@@ -73,7 +74,7 @@ impl Bodies {
     /// Reads a body of the caller `who` to its end. Trailers are dropped.
     ///
     /// # Errors
-    /// [`NotRead`]; what was read until then is dropped.
+    /// [`NotRead`]; the bytes read so far are dropped.
     pub(super) async fn read(&self, body: Body, who: &str) -> Result<Collected, NotRead> {
         let mut body = std::pin::pin!(body);
         let (mut bytes, mut room) = (Vec::new(), Vec::new());
@@ -86,7 +87,7 @@ impl Bodies {
                 return Err(NotRead::TooLarge);
             }
             if needed > bytes.capacity() {
-                // Doubled, so that a long body is moved a few times only; never beyond the limit.
+                // Doubling bounds the number of copies; the limit bounds the memory.
                 let doubled = bytes.capacity().saturating_mul(2).max(FREE_BYTES);
                 let capacity = doubled.max(needed).min(self.limit);
                 let beyond = capacity.saturating_sub(FREE_BYTES);
@@ -125,7 +126,7 @@ mod tests {
         bodies.read(body, who).now_or_never().expect("all is there")
     }
 
-    /// A frame that counts how many of them there are.
+    /// Frame that counts its live instances.
     struct Counted(Arc<AtomicUsize>);
 
     impl AsRef<[u8]> for Counted {

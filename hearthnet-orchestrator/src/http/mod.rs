@@ -2,18 +2,17 @@
 //!
 //! | concept | where |
 //! |---|---|
-//! | requests, field by field | `request.rs` (pure) |
-//! | answers, whole and in chunks | `reply.rs` (pure) |
-//! | bodies of requests, and the memory that they take | `body.rs` |
-//! | how many requests at once, and of one caller | `places.rs` |
-//! | paths, streams, what a failed chat is called | here |
-//! | listener, keys, numbers | `hearthnet-http` |
+//! | request parsing, field by field | `request.rs` (pure) |
+//! | responses, whole and in chunks | `reply.rs` (pure) |
+//! | request bodies and their memory | `body.rs` |
+//! | limits on concurrent requests, in total and per caller | `permits.rs` |
+//! | paths, streams, errors | here |
+//! | listener, keys, metrics | `hearthnet-http` |
 //!
-//! A client that goes away cancels what it asked for: dropping a response drops its
-//! [`Answer`].
+//! A client that disconnects cancels its request: dropping a response drops its [`Answer`].
 
 mod body;
-mod places;
+mod permits;
 mod reply;
 mod request;
 
@@ -37,48 +36,48 @@ use axum::{Extension, Router};
 use futures_util::stream;
 use hearthnet_bus::now_ms;
 use hearthnet_http::{
-    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, held, json_response,
-    metrics_route,
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
+    json_response, metrics_route,
 };
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
 use self::body::{Bodies, Collected, NotRead};
-use self::places::Places;
+use self::permits::PermitPool;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
 use crate::chat::Frame;
 use crate::error::ChatError;
 use crate::service::fair_queue::OWNER;
-use crate::service::retries::Mark;
+use crate::service::retries::RetryKey;
 use crate::service::{Answer, Caller, ServedModel, Service};
 
-/// After so much silence a stream says that it is still there.
+/// Interval of keep-alive comments in a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// How long a service that stops may take to be back, at a guess: it ends what runs (20 s at most),
-/// and loads a model.
+/// Estimated restart time of a stopping service: running chats end (20 s at most), and a model is
+/// loaded.
 const BACK_AFTER: Duration = Duration::from_secs(30);
 
-/// When to ask again where the listener itself is crowded.
+/// Retry delay when the limit on concurrent requests is reached.
 const CROWDED: Duration = Duration::from_secs(2);
 
-/// What handlers share.
+/// State shared by the handlers.
 struct Api {
     service: Service,
     bodies: Bodies,
     client_deadline: Duration,
-    /// Whether whoever asks has proved that it may.
+    /// True if clients must present a key.
     has_key: bool,
-    /// When the models were put on offer, Unix seconds.
+    /// Start of the service, Unix seconds.
     since: u64,
 }
 
-/// Opens the interface to a service, and to the numbers of this process. Must be called within a Tokio
-/// runtime. Before it is closed, [`Service::drain`] makes what is being answered end.
+/// Starts the HTTP interface of a service and the metrics of this process. Must be called within a
+/// Tokio runtime. Before closing it, call [`Service::drain`], so that running answers end.
 ///
 /// # Errors
-/// [`HttpError`].
+/// Any [`HttpError`].
 pub async fn serve(
     service: Service,
     metrics: Option<Metrics>,
@@ -91,7 +90,7 @@ pub async fn serve(
         has_key: settings.api_key.is_some(),
         since: now_ms() / 1000,
     });
-    let (places, has_key) = (Places::new(settings.max_connections, 1), shared.has_key);
+    let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
     let api = Router::new()
         .route("/v1/chat/completions", answers(Shape::Chat))
         .route("/v1/completions", answers(Shape::Text))
@@ -99,10 +98,10 @@ pub async fn serve(
         .route("/v1/models/{id}", get(model))
         .route_layer(middleware::from_fn(
             move |Extension(client): Extension<Client>, request: Request, next: Next| {
-                let place = places.take(who(&client, has_key));
+                let permit = permits.take(who(&client, has_key));
                 async move {
-                    match place {
-                        Ok(place) => held(next.run(request).await, place),
+                    match permit {
+                        Ok(permit) => hold_until_sent(next.run(request).await, permit),
                         Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
                     }
                 }
@@ -126,7 +125,7 @@ async fn model(
     State(api): State<Arc<Api>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Response<Body> {
-    // What is no text is no model's name.
+    // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
     match api.service.model(&id) {
         Some(model) => json_response(StatusCode::OK, &api.describe(model)),
@@ -152,7 +151,7 @@ async fn health(
     json_response(status, &body)
 }
 
-/// Answers requests of one of the two endpoints.
+/// Handler of one of the two completion endpoints.
 fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
     post(
         async move |State(api): State<Arc<Api>>,
@@ -164,8 +163,8 @@ fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
     )
 }
 
-/// Who asks, as far as the system tells: a user of this machine, or an address, of IPv6 its network. Who has
-/// the key and is here is its owner. Nothing that a client chooses is in it.
+/// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
+/// client with the key is the owner. No part of it is chosen by the client.
 fn who(client: &Client, has_key: bool) -> String {
     match client.user {
         Some(user) if user.is_owner => OWNER.to_owned(),
@@ -175,16 +174,16 @@ fn who(client: &Client, has_key: bool) -> String {
     }
 }
 
-/// Who asks, for whom it says that it does.
+/// Caller for the service: the verified identity, and the user that the client names.
 fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     let who = who(client, has_key);
-    // Which one of its IPv6 network it is a client chooses as well.
+    // A client chooses its address within its IPv6 network.
     let whom_for = match client.user.is_some() || who == OWNER {
         true => user.to_owned(),
         false => format!("{}\0{user}", client.ip),
     };
-    // How much of a prompt was held already tells what was asked before. Without a key anybody on
-    // this machine may ask: of whom nothing is known but the address, the connection is.
+    // The number of cached tokens reveals earlier prompts. Without a key, any user of this machine
+    // may connect over TCP, so the prefix cache is bound to the connection.
     let held_by = match has_key || client.user.is_some() {
         true => format!("{who}\0{whom_for}"),
         false => format!("connection {}\0{user}", client.number),
@@ -195,18 +194,18 @@ fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
     }
 }
 
-/// 404 for a model, quoted as far as anybody would read it.
+/// 404 for an unknown model; quotes at most 100 characters of its id.
 fn no_model(id: &str) -> ApiError {
     let id: String = id.chars().take(100).collect();
     let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
     ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
 }
 
-/// A failed chat as a client hears of it, and after what time to ask again where that could help.
+/// API error of a failed chat. `after` is the retry delay, used if a retry can help.
 fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
     let status = StatusCode::from_u16(error.http_status());
     let code = match error {
-        // What OpenAI calls it: programs that shorten their conversations wait for it.
+        // OpenAI's code: clients react to it by shortening the conversation.
         ChatError::TooLong { .. } => Code::new("context_length_exceeded"),
         _ => error.code(),
     };
@@ -238,12 +237,12 @@ impl Api {
         request: Request,
     ) -> Result<Response<Body>, ApiError> {
         let body = self.body(request, &who(&client, self.has_key)).await?;
-        let mark = Mark {
+        let mark = RetryKey {
             request: self.service.digest(&body),
             connection: Some(Arc::clone(&client.connection)),
         };
         let random = random()?;
-        // 53 bits survive every JSON reader.
+        // JSON readers represent integers exactly up to 53 bits.
         let seed = (random as u64) >> 11;
         let asked = match shape {
             Shape::Chat => request::chat(&body, seed)?,
@@ -267,11 +266,11 @@ impl Api {
         let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
         let asked = self.service.ask_as(&caller, &mark, &model, chat);
         let mut answer = asked.map_err(|refusal| failed(&refusal.error, refusal.retry_after))?;
-        // The first frame comes when the request has been understood and hosts have been found:
-        // what fails before has a status of its own.
+        // The first frame follows the request check and the search for hosts: earlier failures get
+        // a proper HTTP status.
         let mut frame = match next(&mut answer).await {
             Ok(frame) => frame,
-            // Hosts that stay full refuse as a full queue does: who comes back is next.
+            // Treated like a full queue: the retry takes precedence.
             Err(error @ ChatError::HostsFull(_)) => {
                 let after = self.service.remember(&caller.name, &mark);
                 return Err(failed(&error, Some(after)));
@@ -306,9 +305,9 @@ impl Api {
         Ok(response)
     }
 
-    /// The body of a request of `who`, within the limits of type, size and time.
+    /// Reads the body of a request by `who`, within the limits of type, size and time.
     async fn body(&self, request: Request, who: &str) -> Result<Collected, ApiError> {
-        // A form that a web page may send without asking has another type.
+        // An HTML form, which needs no CORS preflight, cannot send this type.
         let kind = request.headers().get(header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
         if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
@@ -320,7 +319,7 @@ impl Api {
         }
         let limit = self.bodies.limit();
         let large = || {
-            let text = format!("the request is larger than {limit} bytes, which is the limit here");
+            let text = format!("the request is larger than the limit of {limit} bytes");
             ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", text)
         };
         let declared = request.headers().get(header::CONTENT_LENGTH);
@@ -333,7 +332,7 @@ impl Api {
             Ok(Ok(body)) => Ok(body),
             Ok(Err(NotRead::TooLarge)) => Err(large()),
             Ok(Err(NotRead::Full)) => {
-                let why = "the requests that arrive now fill the memory that is kept for them";
+                let why = "the memory for incoming requests is full";
                 Err(failed(&ChatError::Busy(why.to_owned()), Some(CROWDED)))
             }
             Ok(Err(NotRead::Broken)) => Err(ApiError::new(
@@ -350,28 +349,28 @@ impl Api {
     }
 }
 
-/// Says that no host could be had for an answer, or for the rest of it: a comment, which clients pass
-/// over.
-const ALONE: &str = "no host can be had for this: this machine answers alone";
+/// SSE comment for an answer that this machine continues or makes without hosts. Clients ignore
+/// comments.
+const ALONE: &str = "no host is available: this machine answers alone";
 
-/// The same of an answer in one piece.
+/// Header with the same meaning, for a response in one piece.
 const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by");
 
-/// The next frame of an answer whose last one has not come.
+/// Next frame of an answer that has not ended.
 async fn next(answer: &mut Answer) -> Result<Frame, ChatError> {
     answer.next().await.unwrap_or(Err(ChatError::Cancelled))
 }
 
-/// Whether a frame says that this machine takes over.
+/// Returns true if the frame reports that this machine takes over from the hosts.
 fn answers_alone(frame: &Frame) -> bool {
     matches!(frame, Frame::ShardFailover { host: None, .. })
 }
 
-/// An answer on its way as server-sent events.
+/// Answer as server-sent events.
 struct Events {
     answer: Answer,
     reply: Reply,
-    /// What is to be sent before anything else is waited for.
+    /// Events to send before the next frame is awaited.
     ready: VecDeque<Event>,
     over: bool,
 }
@@ -384,20 +383,20 @@ impl Events {
             reply,
             over: false,
         };
-        events.hear(first);
+        events.on_frame(first);
         let stream = stream::unfold(events, async |mut events| {
             Some((Ok::<_, Infallible>(events.next().await?), events))
         });
-        let alive = KeepAlive::new().interval(KEEP_ALIVE).text("still at it");
+        let alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
         Sse::new(stream).keep_alive(alive).into_response()
     }
 
-    /// The next event; `None` at the end. Nothing is lost when the future is dropped.
+    /// Next event; `None` at the end. Cancel-safe.
     async fn next(&mut self) -> Option<Event> {
         while self.ready.is_empty() && !self.over {
             match next(&mut self.answer).await {
-                Ok(frame) => self.hear(&frame),
-                // A stream that cannot be finished ends with an error event, and without `[DONE]`.
+                Ok(frame) => self.on_frame(&frame),
+                // An unfinished stream ends with an error event and without `[DONE]`.
                 Err(error) => {
                     self.over = true;
                     self.ready.push_back(event(&failed(&error, None).body()));
@@ -407,8 +406,8 @@ impl Events {
         self.ready.pop_front()
     }
 
-    /// What else becomes of hosts has no place in this API.
-    fn hear(&mut self, frame: &Frame) {
+    /// Queues the events of a frame. Other host events have no place in this API.
+    fn on_frame(&mut self, frame: &Frame) {
         if answers_alone(frame) {
             self.ready.push_back(Event::default().comment(ALONE));
         }
@@ -421,7 +420,7 @@ impl Events {
     }
 }
 
-/// JSON has no bare line ends, so one value is one line.
+/// `Value::to_string` has no line breaks, so a value is one SSE line.
 fn event(value: &Value) -> Event {
     Event::default().data(value.to_string())
 }

@@ -1,8 +1,8 @@
-//! Answers as OpenAI's API shapes them, whole or in chunks. Pure.
+//! Responses in the format of OpenAI's API, whole or in chunks. Pure.
 //!
-//! With log-probabilities, a token's entry is sent with the text that it completed, and only
-//! once it is sure that the token is part of the answer: a token of a stop text is not, nor is the
-//! one that ended the model's turn. So the entries of an answer spell its text.
+//! If log-probabilities are requested, the entry of a token is sent with the text that it
+//! completed, and only once the token is certain to be part of the answer. Tokens of a stop text,
+//! and the one that ended the model's turn, are not. The entries of an answer thus spell its text.
 
 use std::collections::VecDeque;
 
@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use crate::chat::{Done, FinishReason, Frame};
 use crate::exact::Arithmetics;
 
-/// Stands for a probability of zero, whose logarithm JSON cannot say. OpenAI's number.
+/// Value for a probability of zero, whose logarithm JSON cannot express. OpenAI's number.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// Which endpoint was asked.
+/// Requested endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// `/v1/chat/completions`.
@@ -24,50 +24,47 @@ pub(super) enum Shape {
     Text,
 }
 
-/// What all objects of one answer say.
+/// Fields common to all objects of one answer.
 #[derive(Debug, Clone)]
 pub(super) struct Header {
-    /// Which endpoint was asked.
     pub(super) shape: Shape,
-    /// A random number that names the answer.
+    /// Random id of the answer.
     pub(super) id: u128,
-    /// When it was asked for, Unix seconds.
+    /// Time of the request, Unix seconds.
     pub(super) created: u64,
-    /// The model.
     pub(super) model: String,
-    /// Identity of its weights.
     pub(super) weights: WeightsId,
 }
 
-/// One token with its log-probability.
+/// Token with its log-probability.
 struct Entry {
     id: u32,
     logprob: f32,
     top: Vec<(u32, f32)>,
-    /// Bytes of the answer that were complete before it.
+    /// Byte offset of the token in the answer.
     start: usize,
-    /// The same in characters (code points).
+    /// The same offset in characters (code points).
     offset: usize,
 }
 
-/// Turns the frames of one answer into objects of the API.
+/// Converts the frames of one answer into API objects.
 pub(super) struct Reply {
     header: Header,
     tokenizer: Tokenizer,
     include_usage: bool,
     logprobs: bool,
-    /// Bytes of text that were given on, and that the tokens so far spell.
+    /// Bytes of text sent so far, and bytes spelt by the tokens so far.
     given: usize,
     spelt: usize,
     speller: Detokenizer,
-    /// Characters that the tokens so far spell.
+    /// Characters spelt by the tokens so far.
     spelt_chars: usize,
     pending: VecDeque<Entry>,
-    /// Entries of the whole answer, when it is not sent in chunks.
+    /// Entries of the whole answer, if it is not streamed.
     entries: Vec<Entry>,
-    /// What it is computed with, as far as is known.
+    /// Arithmetics known so far.
     arithmetic: Arithmetics,
-    /// Whether the first chunk is out.
+    /// True once the first chunk was sent.
     opened: bool,
 }
 
@@ -78,7 +75,7 @@ impl Reply {
         include_usage: bool,
         logprobs: bool,
     ) -> Self {
-        // As the conversation reads the answer: see `Conversation::answer`.
+        // Same detokenizer as in `Conversation::answer`.
         let speller = match header.shape {
             Shape::Chat => Detokenizer::new(&tokenizer),
             Shape::Text => Detokenizer::continuing(&tokenizer),
@@ -99,17 +96,17 @@ impl Reply {
         }
     }
 
-    /// The chunk before the first text, if this shape has one.
+    /// First chunk of a chat stream, which has the role.
     fn opening(&self) -> Option<Value> {
         let role = json!({"role": "assistant", "content": "", "refusal": null});
         (self.header.shape == Shape::Chat).then(|| self.chunk(role, Value::Null, None))
     }
 
-    /// What a frame adds to a stream.
+    /// Chunks for a frame of a stream.
     pub(super) fn chunks(&mut self, frame: &Frame) -> Vec<Value> {
-        let entries = self.hear(frame);
+        let entries = self.on_frame(frame);
         let mut chunks = Vec::new();
-        // Not before all hosts have said what they compute with.
+        // Wait until all hosts have reported their arithmetic.
         if !matches!(frame, Frame::ShardStatus { .. }) && !std::mem::replace(&mut self.opened, true)
         {
             chunks.extend(self.opening());
@@ -142,9 +139,9 @@ impl Reply {
         chunks
     }
 
-    /// The whole answer, once its last frame has come.
+    /// The whole response, once the last frame has arrived.
     pub(super) fn whole(&mut self, frame: &Frame) -> Option<Value> {
-        let entries = self.hear(frame);
+        let entries = self.on_frame(frame);
         self.entries.extend(entries);
         let Frame::Done(done) = frame else {
             return None;
@@ -166,10 +163,11 @@ impl Reply {
         Some(self.object(false, json!([choice]), Some(usage(done))))
     }
 
-    /// Takes note of a frame; the entries of tokens that are, by now, certainly part of the answer.
-    fn hear(&mut self, frame: &Frame) -> Vec<Entry> {
+    /// Processes a frame. Returns the entries of tokens that are now certain to be part of the
+    /// answer.
+    fn on_frame(&mut self, frame: &Frame) -> Vec<Entry> {
         let mut all = false;
-        self.arithmetic.hear(frame);
+        self.arithmetic.on_frame(frame);
         match frame {
             Frame::TokenDelta {
                 text,
@@ -193,9 +191,9 @@ impl Reply {
                     self.spelt_chars += spelt.chars().count();
                 }
             }
-            // No stop text ended it: what was held back is part of it.
+            // Without a matched stop text, the text that was held back is part of the answer.
             Frame::Done(done) => {
-                // What a stream has said stays said.
+                // A stream cannot take back arithmetics that it has sent.
                 if !self.opened {
                     self.arithmetic = Arithmetics::default();
                 }
@@ -211,7 +209,7 @@ impl Reply {
         self.pending.drain(..count).collect()
     }
 
-    /// An object of the API: what every one begins with, its choices, and token counts.
+    /// Object of the API with its common fields, choices, and optionally token counts.
     fn object(&self, chunk: bool, choices: Value, usage: Option<Value>) -> Value {
         let Header {
             shape,
@@ -223,10 +221,10 @@ impl Reply {
         let (prefix, kind) = match (shape, chunk) {
             (Shape::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
             (Shape::Chat, false) => ("chatcmpl", "chat.completion"),
-            // Chunks of the older API have the name of the whole.
+            // Chunks of the older API use the name of the whole object.
             (Shape::Text, _) => ("cmpl", "text_completion"),
         };
-        // The weights decide, and nothing about the machines that compute with them exactly.
+        // Exact answers depend on the weights only, not on the machines.
         let fingerprint = match self.arithmetic.is_exact() {
             true => format!("fp_{:.16}", weights.to_string()),
             false => format!("fp_{:.16}-{}", weights.to_string(), self.arithmetic),
@@ -274,14 +272,14 @@ impl Reply {
         }
     }
 
-    /// The bytes of a token that was sampled, or might have been.
+    /// Bytes of a token of the vocabulary.
     fn bytes(&self, id: u32) -> &[u8] {
         let bytes = self.tokenizer.token_bytes(id);
         debug_assert!(bytes.is_some(), "token {id} is none of the vocabulary");
         bytes.unwrap_or_default()
     }
 
-    /// A token with its text and bytes. Half a character has no text of its own, only bytes.
+    /// Token with its text and bytes. A part of a character has bytes only.
     fn token(&self, id: u32, logprob: f32) -> Value {
         let bytes = self.bytes(id);
         json!({
@@ -291,7 +289,7 @@ impl Reply {
         })
     }
 
-    /// The shape of `/v1/completions`: lists side by side.
+    /// Log-probabilities in the format of `/v1/completions`: parallel lists.
     fn older(&self, entries: &[Entry]) -> Value {
         let (mut tokens, mut own, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
         for entry in entries {
@@ -301,7 +299,7 @@ impl Reply {
             own.push(Value::from(entry.logprob.max(LEAST_LOGPROB)));
             let mut likeliest = Map::new();
             for &(id, logprob) in &entry.top {
-                // Of tokens that read the same the likeliest counts.
+                // Of tokens with the same text, the most likely one counts.
                 likeliest
                     .entry(self.token_name(id))
                     .or_insert(logprob.max(LEAST_LOGPROB).into());
@@ -313,7 +311,7 @@ impl Reply {
         })
     }
 
-    /// A token's text, or its bytes in the way that OpenAI writes them: `bytes:\xf0\x9f`.
+    /// Text of a token, or its bytes in OpenAI's notation: `bytes:\xf0\x9f`.
     fn token_name(&self, id: u32) -> String {
         let bytes = self.bytes(id);
         match std::str::from_utf8(bytes) {

@@ -1,8 +1,8 @@
-//! Requests as OpenAI's API has them, checked field by field. Pure.
+//! Parsing of OpenAI API requests, field by field. Pure.
 //!
-//! A field that would change the answer and is not supported is refused by name, and so is one
-//! that nobody knows: a typo must not pass for a setting. Fields that change nothing
-//! about the answer are ignored. `null` is the same as leaving a field out.
+//! An unsupported field that would change the answer is refused by name, and so is an unknown one:
+//! a typo must not be ignored. Fields that do not change the answer are ignored. `null` is the same
+//! as a missing field.
 
 use axum::http::StatusCode;
 use hearthnet_http::ApiError;
@@ -15,16 +15,16 @@ use serde_json::{Map, Number, Value, json};
 use crate::chat::{ChatRequest, Prompt};
 use crate::exact::Exact;
 
-/// Stop texts that a request may have, as OpenAI has it.
+/// Maximum number of stop texts, as in OpenAI's API.
 const MAX_STOPS: usize = 4;
 
-/// What `/v1/completions` generates unless told otherwise, as OpenAI has it.
+/// Default `max_tokens` of `/v1/completions`, as in OpenAI's API.
 const COMPLETION_TOKENS: u32 = 16;
 
-/// Longest `user` that counts for sharing fairly, in characters.
+/// Longest part of `user` that is used for fair queueing, in characters.
 const MAX_USER: usize = 64;
 
-/// Fields that change nothing about the answer.
+/// Fields that do not change the answer.
 const IGNORED: &[&str] = &[
     "metadata",
     "store",
@@ -37,10 +37,10 @@ const IGNORED: &[&str] = &[
     "prediction",
 ];
 
-/// The same in a message, where they say something about it and are no part of it.
+/// Fields of a message that do not change the answer.
 const IGNORED_IN_MESSAGES: &[&str] = &["name", "refusal", "annotations", "id", "status"];
 
-/// Fields that may be there if they ask for nothing.
+/// Unsupported fields, accepted only with an empty value.
 const REFUSED: &[&str] = &[
     "tools",
     "functions",
@@ -53,24 +53,23 @@ const REFUSED: &[&str] = &[
     "suffix",
 ];
 
-/// A request for an answer.
+/// Parsed request.
 #[derive(Debug, Clone)]
 pub(super) struct ApiRequest {
-    /// Id of the model to ask.
     pub(super) model: String,
-    /// What to answer. Its sampling is what goes for every model.
+    /// Request to the service, with the sampling parameters that do not depend on the model.
     pub(super) chat: ChatRequest,
-    /// What the caller chose of the rest.
+    /// Other sampling parameters that the caller set.
     pub(super) chosen: SamplingChoice,
-    /// Whether the answer is wanted as it comes.
+    /// True if the answer is to be streamed.
     pub(super) stream: bool,
-    /// Whether a stream ends with token counts.
+    /// True if a stream ends with token counts.
     pub(super) include_usage: bool,
-    /// Who asks, as the client tells: for sharing fairly only.
+    /// User named by the client, for fair queueing only.
     pub(super) user: Option<String>,
 }
 
-/// Reads a request of `/v1/chat/completions`. `seed` is used if the request brings none.
+/// Parses a request of `/v1/chat/completions`. `seed` is used if the request has none.
 pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
@@ -112,12 +111,12 @@ pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
         "tools are not supported",
     )?;
     let prompt = Prompt::Messages(messages);
-    // Without a limit the answer may fill the model's context.
+    // Without a limit, the answer may fill the model's context.
     let most = max_completion.or(max_tokens);
     fields.finish(model, prompt, most, logprobs, seed)
 }
 
-/// Reads a request of `/v1/completions`. `seed` is used if the request brings none.
+/// Parses a request of `/v1/completions`. `seed` is used if the request has none.
 pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     let model = fields.model()?;
@@ -129,7 +128,7 @@ pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError>
         )?
         .ok_or_else(|| field("prompt", "`prompt` is missing: the text to continue"))?;
     let most = Some(fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS));
-    // OpenAI's limit is 5; ours is the sampler's.
+    // OpenAI's limit is 5; this limit is the sampler's.
     let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
     let echo = "`echo` is not supported: put the prompt in front of the answer yourself";
     fields.exactly("echo", |value| value == false, echo)?;
@@ -138,17 +137,17 @@ pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError>
     fields.finish(model, prompt.into(), most, logprobs.map(|n| n as u8), seed)
 }
 
-/// 400: a field of the request cannot be what it is.
+/// 400: invalid value of a field.
 fn field(at: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
 }
 
-/// 400: this field would change the answer, and is not supported.
+/// 400: unsupported field that would change the answer.
 fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
 }
 
-/// The prompt of a completion: a text, tokens, or one of either in a list.
+/// Prompt of a completion: a text, tokens, or a list of one of either.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum GivenPrompt {
@@ -176,7 +175,7 @@ impl From<GivenPrompt> for Prompt {
     }
 }
 
-/// One of something, or a list.
+/// A text, or a list.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMore<T> {
@@ -184,7 +183,7 @@ enum OneOrMore<T> {
     More(Vec<T>),
 }
 
-/// What is left of an object's fields.
+/// Remaining fields of an object.
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -197,12 +196,12 @@ impl Fields {
         }
     }
 
-    /// A field that is there and not null.
+    /// Removes a field; `None` if it is missing or null.
     fn take(&mut self, name: &str) -> Option<Value> {
         self.0.remove(name).filter(|value| !value.is_null())
     }
 
-    /// The same, read as a type that has what `must` says; `fits` says the rest.
+    /// Removes and parses a field. `must` describes the valid values; `fits` checks them.
     fn read<T: DeserializeOwned>(
         &mut self,
         name: &str,
@@ -238,7 +237,7 @@ impl Fields {
     }
 
     fn tokens(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
-        // More than any context is no more than the context.
+        // A number above the context has the same effect as the context.
         let most = self.integer(name, 1, u64::MAX)?;
         Ok(most.map(|n| u32::try_from(n).unwrap_or(u32::MAX)))
     }
@@ -249,7 +248,7 @@ impl Fields {
         Ok(number.map(|x| x as f32))
     }
 
-    /// How many of the likeliest tokens are considered; 0 is all, and so is vLLM's -1.
+    /// Number of most likely tokens to sample from. 0 means all, and so does vLLM's -1.
     fn top_k(&mut self) -> Result<Option<u32>, ApiError> {
         let most = u32::MAX;
         let must = format!("a whole number from 1 to {most}, or 0 or -1 for all tokens");
@@ -257,7 +256,7 @@ impl Fields {
         Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
     }
 
-    /// A field that has one meaning here: anything else is refused.
+    /// Checks a field that has only one supported value.
     fn exactly(
         &mut self,
         name: &str,
@@ -283,7 +282,7 @@ impl Fields {
         })
     }
 
-    /// What both kinds of request have; nothing that matters may be left over.
+    /// Parses the common fields and refuses unknown ones.
     fn finish(
         mut self,
         model: String,
@@ -298,7 +297,7 @@ impl Fields {
         let include_usage = self.stream_options(stream)?;
         let must = format!("a whole number from {} to {}", i64::MIN, u64::MAX);
         let own_seed = self.read("seed", &must, |seed: &Number| !seed.is_f64())?;
-        // OpenAI's seeds are signed; the bits are what counts.
+        // OpenAI's seeds are signed; only the bits matter.
         let own_seed = own_seed.and_then(|n| n.as_u64().or(n.as_i64().map(i64::cast_unsigned)));
         let user = self.read("user", "a text", |_: &String| true)?;
         let chosen = SamplingChoice {
@@ -306,7 +305,7 @@ impl Fields {
             top_p: self.number("top_p", 0.0, 1.0)?,
             presence_penalty: self.number("presence_penalty", -2.0, 2.0)?,
             frequency_penalty: self.number("frequency_penalty", -2.0, 2.0)?,
-            // As vLLM and llama.cpp name them.
+            // Names as in vLLM and llama.cpp.
             top_k: self.top_k()?,
             min_p: self.number("min_p", 0.0, 1.0)?,
             repetition_penalty: self.number("repetition_penalty", 0.0625, 16.0)?,
@@ -341,7 +340,7 @@ impl Fields {
         })
     }
 
-    /// Refuses what is left over and not `ignored`, of an object that stands at `at`.
+    /// Refuses remaining fields that are not in `ignored`; `at` is the prefix of their names.
     fn nothing_left(self, ignored: &[&str], at: &str, why: &str) -> Result<(), ApiError> {
         let mut left = self.0.into_iter();
         let matters =
@@ -365,7 +364,7 @@ impl Fields {
         }
         let mut options = Self(options);
         let usage = options.bool("include_usage")?.unwrap_or(false);
-        // Padding against eavesdroppers, which changes nothing about the answer.
+        // Padding against traffic analysis, which does not change the answer.
         options.bool("include_obfuscation")?;
         match options.0.is_empty() {
             true => Ok(usage),
@@ -380,7 +379,7 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
     };
     let mut fields = Fields(fields);
     let role = match fields.take("role").as_ref().and_then(Value::as_str) {
-        // What OpenAI's newer models call their instructions.
+        // OpenAI's newer models call the system role `developer`.
         Some("system" | "developer") => Role::System,
         Some("user") => Role::User,
         Some("assistant") => Role::Assistant,
@@ -395,7 +394,7 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
         }
     };
     let content = content(&format!("{at}.content"), fields.take("content"))?;
-    // An empty list, of tool calls say, asks for nothing.
+    // An empty list, for example of tool calls, has no effect.
     fields.0.retain(|_, value| *value != json!([]));
     fields.nothing_left(
         IGNORED_IN_MESSAGES,
@@ -405,7 +404,7 @@ fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
     Ok(ChatMessage::new(role, content))
 }
 
-/// A message's text: as it stands, or in parts.
+/// Text of a message, given as one text or in parts.
 fn content(at: &str, value: Option<Value>) -> Result<String, ApiError> {
     let parts = match serde_json::from_value(value.unwrap_or_default()) {
         Ok(OneOrMore::One(text)) => return Ok(text),
@@ -523,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_nothing_is_ignored_and_what_asks_for_nothing_too() {
+    fn fields_without_effect_and_empty_fields_are_ignored() {
         with(json!({
             "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [],
             "logit_bias": {}, "response_format": {"type": "text"}, "tool_choice": "none",
@@ -533,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_the_answer_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         for (extra, param) in [
             (json!({"tools": [{"type": "function"}]}), "tools"),
             (json!({"tool_choice": "required"}), "tool_choice"),

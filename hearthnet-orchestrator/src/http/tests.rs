@@ -1,4 +1,4 @@
-//! The HTTP interface over a tiny real model, from the outside: bytes on a socket.
+//! HTTP interface over a tiny real model, tested through a socket.
 
 mod exact;
 
@@ -9,10 +9,10 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, Part};
 
 use super::*;
-use crate::service::fair_queue::who_of;
+use crate::service::fair_queue::quota_key;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
-/// The HTTP interface of a fixture.
+/// HTTP server of a fixture.
 struct House {
     server: HttpServer,
     fixture: Fixture,
@@ -53,7 +53,7 @@ impl Reply {
         (self.status, text("code"), text("param"))
     }
 
-    /// What the events carry, `[DONE]` included.
+    /// Data of the events, including `[DONE]`.
     fn events(&self) -> Vec<String> {
         assert_eq!(self.headers["content-type"], "text/event-stream");
         let events = self.body.split("\n\n").filter(|event| !event.is_empty());
@@ -67,7 +67,7 @@ impl Reply {
             .collect()
     }
 
-    /// The chunks of a complete stream.
+    /// Chunks of a complete stream.
     fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"));
@@ -88,7 +88,7 @@ impl House {
     /// Sends bytes and reads until the server closes.
     fn raw(&self, request: &str) -> Reply {
         let mut stream = self.connect();
-        // A server that refuses early may close before it has read everything.
+        // A server that refuses early may close before it has read the whole request.
         let _ = stream.write_all(request.as_bytes());
         let mut bytes = Vec::new();
         let _ = stream.read_to_end(&mut bytes);
@@ -118,7 +118,7 @@ fn post(path: &str, body: &str, headers: &str) -> String {
     )
 }
 
-/// A chat that always says the same.
+/// Chat request with a deterministic answer.
 fn ask(extra: Value) -> Value {
     let mut body = json!({
         "model": "tiny", "messages": [{"role": "user", "content": "hello"}],
@@ -202,10 +202,10 @@ fn a_plain_answer_has_openais_shape() {
 }
 
 #[test]
-fn idle_connections_keep_nobody_out() {
+fn idle_connections_do_not_block_new_ones() {
     let settings_of_door = HttpSettings {
         max_connections: 4,
-        // Nobody is closed for being idle within this test.
+        // No connection becomes idle within this test.
         client_deadline: Duration::from_secs(3600),
         ..HttpSettings::default()
     };
@@ -222,7 +222,7 @@ fn idle_connections_keep_nobody_out() {
 }
 
 #[test]
-fn requests_beyond_what_may_be_answered_at_once_are_refused_and_health_is_not() {
+fn requests_beyond_the_limit_are_refused_but_health_checks_are_not() {
     let settings_of_door = HttpSettings {
         max_connections: 1,
         ..HttpSettings::default()
@@ -298,7 +298,7 @@ fn a_stream_says_the_same_as_a_plain_answer() {
     );
     assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
     assert!(chunks[1]["usage"].is_null() && chunks[1].get("usage").is_some());
-    // Nobody gets counts who did not ask.
+    // Without `include_usage` there are no counts.
     let chunks = house.chat(json!({"stream": true})).chunks();
     assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
 }
@@ -314,7 +314,7 @@ fn the_same_seed_says_the_same_and_another_does_not() {
     assert_ne!(say(-7), say(8));
 }
 
-/// The bytes that entries of log-probabilities spell.
+/// Bytes spelt by entries of log-probabilities.
 fn spelt(content: &[Value]) -> String {
     let bytes: Vec<u8> = content
         .iter()
@@ -335,7 +335,7 @@ fn the_tokens_of_logprobs_spell_the_answer_whole_or_streamed() {
     for entry in content {
         let top = entry["top_logprobs"].as_array().unwrap();
         assert_eq!(top.len(), 3);
-        // Greedy: the sampled token is the likeliest.
+        // Greedy sampling takes the most likely token.
         assert_eq!(
             (&top[0]["bytes"], &top[0]["logprob"]),
             (&entry["bytes"], &entry["logprob"])
@@ -362,7 +362,7 @@ fn a_stop_text_and_its_tokens_are_no_part_of_the_answer() {
         .as_str()
         .unwrap()
         .to_owned();
-    // A character somewhere in the middle that has not been before.
+    // A character in the middle that has not occurred before.
     let (at, stop) = text
         .char_indices()
         .filter(|(at, c)| *at > 2 && text.find(*c) == Some(*at))
@@ -428,7 +428,7 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
     let model = &house.fixture.service.models()[0];
     let tokenizer = &model.text.tokenizer;
     let text = "日本語 😀 é x";
-    // The tokens of this model are bytes.
+    // The tokens of this model are single bytes.
     let ids = tokenizer
         .encode(text, hearthnet_model::Special::Plain)
         .unwrap();
@@ -460,7 +460,7 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
             .iter()
             .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array())
             .flatten();
-        // All tokens of a character begin where it does.
+        // All tokens of a character have its offset.
         offsets.extend(of_chunks.map(|offset| (offset.clone(), json!(before))));
     }
     assert_eq!(said.trim_start(), text);
@@ -487,7 +487,7 @@ fn the_next_turn_says_how_much_was_cached() {
         cached >= first["usage"]["prompt_tokens"].as_u64().unwrap(),
         "{cached}"
     );
-    // For another user it would tell what somebody else has asked.
+    // The cache must not reveal another user's prompt.
     let other = house
         .chat(json!({"messages": messages, "user": "other"}))
         .json();
@@ -549,7 +549,7 @@ fn every_refusal_has_its_status_code_and_param() {
 fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
     let house = open();
     let ask = |method: &str, path: &str| {
-        // As a browser asks for a page of another origin, before it sends JSON.
+        // CORS preflight of a page from another origin.
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
              Origin: https://evil.example\r\nAccess-Control-Request-Method: POST\r\n\
@@ -623,7 +623,8 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
             let mut stream = house.connect();
             let head = format!("{line} HTTP/1.1\r\nHost: {host}\r\n{kind}");
             let request = format!("{head}Content-Length: {bytes}\r\n\r\n{body}");
-            // Sent to its end: a client that reads the response only then has it.
+            // The whole body is sent: a client that reads the response only afterwards still gets
+            // it.
             stream.write_all(request.as_bytes()).unwrap();
             let refused = one_reply(&mut stream);
             assert_eq!(refused.status, status, "{line}");
@@ -641,7 +642,7 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
             }
         }
     }
-    // A body that was held back is not asked for.
+    // A body held back by `Expect` is not requested.
     let held_back = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\
                      Expect: 100-continue\r\n\r\n";
     let refused = house.raw(held_back);
@@ -651,7 +652,7 @@ fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
     );
 }
 
-/// The next response of a connection, whose length it says.
+/// Reads one response, by its `Content-Length`.
 fn one_reply(stream: &mut TcpStream) -> Reply {
     let mut bytes = Vec::new();
     loop {
@@ -691,7 +692,7 @@ fn a_request_that_does_not_arrive_ends_with_its_connection() {
     let half_a_body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
                        Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{";
     assert_eq!(house.raw(half_a_body).error().0, 408);
-    // Half a head is not worth an answer: the connection closes.
+    // An incomplete head gets no response: the connection closes.
     let mut stream = house.connect();
     stream.write_all(b"GET / HTTP/1.1\r\nHo").unwrap();
     let mut rest = Vec::new();
@@ -699,7 +700,7 @@ fn a_request_that_does_not_arrive_ends_with_its_connection() {
 }
 
 #[test]
-fn with_a_key_only_those_who_have_it_come_in() {
+fn with_an_api_key_other_requests_are_refused() {
     let settings = HttpSettings {
         api_key: ApiKey::new(" sixteen-bytes-or-more\n"),
         ..HttpSettings::default()
@@ -717,7 +718,7 @@ fn with_a_key_only_those_who_have_it_come_in() {
     let right = "Authorization: Bearer sixteen-bytes-or-more\r\n";
     assert_eq!(house.get("/v1/models", right).status, 200);
     assert_eq!(house.get("/metrics", "").status, 401);
-    // Whether it is well it says to everybody; how busy it is, to those who may come in.
+    // The status is public; the load needs the key.
     let health = house.get("/healthz", "");
     assert_eq!(
         (health.status, health.json()),
@@ -751,14 +752,14 @@ fn without_a_key_other_machines_and_other_names_are_not_served() {
             format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         assert_eq!(house.raw(&request).status, status, "{host}");
     }
-    // A request line that names a host means that one.
+    // An absolute request target overrides the `Host` header.
     let elsewhere = "GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\n\
                      Connection: close\r\n\r\n";
     assert_eq!(house.raw(elsewhere).status, 403);
 }
 
 #[test]
-fn a_client_that_goes_away_frees_what_it_asked_for() {
+fn a_disconnected_client_frees_its_request() {
     let house = open();
     house.fixture.gate.set(true);
     let begin = |extra: Value| {
@@ -770,7 +771,7 @@ fn a_client_that_goes_away_frees_what_it_asked_for() {
         stream
     };
     let mut streaming = begin(json!({"stream": true}));
-    // The head of the answer: the chat runs.
+    // The head of the response has arrived: the chat runs.
     streaming.read_exact(&mut [0; 12]).unwrap();
     let plain = begin(json!({}));
     let waiting = begin(json!({}));
@@ -842,7 +843,7 @@ fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
 }
 
 #[test]
-fn numbers_are_there_for_prometheus() {
+fn metrics_are_exported_for_prometheus() {
     let house = open();
     house.chat(json!({}));
     let reply = house.get("/metrics", "");
@@ -864,7 +865,7 @@ fn numbers_are_there_for_prometheus() {
 }
 
 #[test]
-fn a_door_that_closes_lets_answers_end() {
+fn closing_the_server_lets_running_answers_end() {
     let house = open();
     house.fixture.gate.set(true);
     let mut stream = house.connect();
@@ -885,7 +886,7 @@ fn a_door_that_closes_lets_answers_end() {
 }
 
 #[test]
-fn who_has_an_ipv6_network_is_one_who_asks_and_its_machines_share_and_keep_apart() {
+fn an_ipv6_network_is_one_caller_whose_machines_are_kept_apart() {
     let at = |text: &str| Client::new(text.parse().unwrap(), None, 1);
     let bounds = |client: &Client| who(client, true);
     let (one, other) = (at("2001:db8::1"), at("2001:db8::2"));
@@ -893,7 +894,7 @@ fn who_has_an_ipv6_network_is_one_who_asks_and_its_machines_share_and_keep_apart
     assert_ne!(bounds(&one), bounds(&at("2001:db8:0:1::1")));
     assert_ne!(bounds(&at("192.168.1.1")), bounds(&at("192.168.1.2")));
     let [one, other] = [one, other].map(|client| caller(&client, true, "ann"));
-    assert_eq!(who_of(&one.name), who_of(&other.name));
+    assert_eq!(quota_key(&one.name), quota_key(&other.name));
     assert_ne!(one.name, other.name);
     assert_ne!(one.held_by, other.held_by);
 }

@@ -1,53 +1,51 @@
-//! How much of a prompt the engine takes at a time. Pure: durations go in, rows come out.
+//! Size of a prefill chunk on this machine's engine. Pure: durations in, rows out.
 //!
-//! A prompt is run in pieces, because only between them a chat that was given up is noticed, and
-//! others have their turn. How it is cut has no influence on what comes out, so the length of a
-//! piece follows from how fast the engine was: all who ask for it have a turn within about
-//! [`ROUND`]. That is half of what giving up may take, for the other half may be what began
-//! before there were so many.
+//! A prompt is run in chunks, because only between them cancellation is noticed and other chats are
+//! served. The result does not depend on the cut, so the size follows from the measured speed: all
+//! waiting chats are served within about [`ROUND`]. This is half of the time that a cancellation
+//! may take; the other half covers a chunk that started when fewer chats were waiting.
 //!
-//! Example: at 1 ms a row a lone prompt is run 64 rows at a time, and beside three other chats
-//! 24; at 60 ms a row it is run row by row.
+//! Example: at 1 ms per row a lone prompt is run 64 rows at a time, and beside three other chats
+//! 24; at 60 ms per row it is run row by row.
 
 use std::time::Duration;
 
-/// What a turn of each who asks may take, all together.
+/// Target time for serving one chunk of every waiting chat.
 const ROUND: Duration = Duration::from_millis(100);
-/// Most rows of a piece: beyond this, more make a row no cheaper.
+/// Maximum rows per chunk: larger chunks do not reduce the cost per row.
 const MOST_ROWS: usize = 128;
-/// Whole numbers of these are run, if there are as many: what the engine takes through its layers
-/// at once, and what its kernels take. A few more rows would cost nearly as much as twice as many.
+/// Chunks are multiples of these row counts, if possible: the engine's pass size and the kernels'
+/// tile size. A few more rows would cost nearly as much as twice as many.
 const GRAINS: [usize; 2] = [64, 8];
-/// Rows of the first piece, before anything was measured: few enough for a slow machine.
+/// Rows of the first chunk, before any measurement: few enough for a slow machine.
 const FIRST_ROWS: usize = 4;
 
-/// How long a row of a prompt takes here.
+/// Measured time per prompt row.
 #[derive(Debug, Default)]
 pub(super) struct ChunkedPrefill {
     us_per_row: Option<f64>,
 }
 
 impl ChunkedPrefill {
-    /// Rows of the next piece, at least 1, when so many ask for the engine.
+    /// Rows of the next chunk, at least 1, if `asking` chats wait for the engine.
     pub(super) fn rows(&self, asking: usize) -> usize {
         let Some(us) = self.us_per_row else {
             return FIRST_ROWS;
         };
         let share = ROUND.as_micros() as f64 / asking.max(1) as f64;
-        // The cast saturates; an engine that takes no time gets the largest piece.
+        // The cast saturates; an engine that takes no time gets the largest chunk.
         let rows = ((share / us) as usize).clamp(1, MOST_ROWS);
         let grain = GRAINS.into_iter().find(|grain| rows >= *grain);
         rows - rows % grain.unwrap_or(1)
     }
 
-    /// Takes note of a piece: whether it was as long as it might have been, its rows, and how long
-    /// they took.
+    /// Records a chunk: whether it had the maximum size, its rows and its time.
     ///
-    /// A slower pace counts at once, a faster one by half each time: pieces that are too short
-    /// cost little, and nobody waits for them.
+    /// A slower pace counts at once, a faster one by half each time: chunks that are too short cost
+    /// little and delay no other chat.
     pub(super) fn note(&mut self, whole: bool, rows: usize, took: Duration) {
-        // A remainder reads the weights for few rows: its rows seem slow and are not, unless it
-        // took longer than it would have taken as a whole.
+        // A remainder reads the weights for few rows, so its time per row is misleading, unless it
+        // exceeded a whole round.
         if rows == 0 || !whole && took <= ROUND {
             return;
         }
@@ -65,17 +63,17 @@ mod tests {
 
     use super::*;
 
-    /// What giving up may take.
+    /// Maximum time of a cancellation.
     const LIMIT: Duration = Duration::from_millis(200);
 
-    /// An engine of which a call takes so long besides its rows.
+    /// Time of a chunk on an engine with a fixed cost per call.
     fn takes(rows: usize, row: Duration, call: Duration) -> Duration {
         call + row * rows as u32
     }
 
     proptest! {
-        /// Whatever the machine and however long the prompts: no piece takes longer than giving up
-        /// may, or else it is one row.
+        /// For any machine and prompt length, a chunk of several rows takes no longer than a
+        /// cancellation may.
         #[test]
         fn a_machine_of_any_speed_looks_up_in_time(
             row_us in 1u64..300_000,
@@ -90,7 +88,7 @@ mod tests {
                     let most = pieces.rows(asking);
                     let rows = most.min(left);
                     let took = takes(rows, row, call);
-                    // Before anything was measured it is a guess, which holds down to 50 ms a row.
+                    // The first chunk is a guess that holds down to 50 ms per row.
                     let guess = pieces.us_per_row.is_none() && took > LIMIT;
                     prop_assert!(rows == 1 || guess || took <= LIMIT, "{rows} rows: {took:?}");
                     prop_assert!(!guess || takes(FIRST_ROWS, row, call) > LIMIT);
@@ -102,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_ask_have_a_turn_within_a_round() {
+    fn all_waiting_chats_are_served_within_a_round() {
         let mut pieces = ChunkedPrefill::default();
         assert_eq!(pieces.rows(1), FIRST_ROWS);
         pieces.note(true, FIRST_ROWS, Duration::from_millis(4));
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_remains_of_a_prompt_tells_nothing_unless_it_is_slow() {
+    fn the_last_chunk_of_a_prompt_counts_only_if_it_is_slow() {
         let mut pieces = ChunkedPrefill::default();
         pieces.note(true, 4, Duration::from_millis(4));
         pieces.note(false, 1, Duration::from_millis(9));

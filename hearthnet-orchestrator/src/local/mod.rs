@@ -1,9 +1,9 @@
-//! Layers on this machine: all of a model, those that hosts would run, or those that no host is to
-//! have ([`private_layers`](crate::private_layers)).
+//! Layers on this machine: all layers of a model, those that replace failed hosts, or private ones
+//! ([`private_layers`](crate::private_layers)).
 //!
-//! One engine holds the weights once; any number of chats have a sequence each on it. What they
-//! want at the same time is computed as one batch (`batcher.rs`). A prompt is run in pieces, so
-//! that others have their turn between them; how long they are: `chunked_prefill.rs` (pure).
+//! A shared engine holds the weights once; every chat has a sequence on it. Concurrent jobs run as
+//! one batch (`batcher.rs`). A prompt is run in chunks, so that other chats are served in between;
+//! their size is set by `chunked_prefill.rs` (pure).
 
 mod chunked_prefill;
 
@@ -22,58 +22,58 @@ use parking_lot::Mutex;
 use self::chunked_prefill::ChunkedPrefill;
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
-use crate::batcher::{Batcher, Present};
+use crate::batcher::{AttendanceGuard, Batcher};
 use crate::error::ChatError;
 use crate::frames::Frame;
 use crate::times::HopClock;
 
-/// Most chats whose rows are in one batch, pieces of prompts counted as one.
+/// Maximum chats per batch. A prefill chunk counts as one.
 const BATCH: usize = 32;
 
-/// An engine over the layers of a model, for several chats. Clones share it.
+/// Engine over layers of a model, for several chats. Clones share it.
 #[derive(Debug, Clone)]
 pub struct SharedEngine(pub(crate) Arc<Shared>);
 
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// `None` once somebody has panicked over it.
+    /// `None` after a panic in the engine.
     engine: Mutex<Option<Engine>>,
     pub(crate) batcher: Batcher<Job, Result<Done, ChatError>>,
     pieces: Mutex<ChunkedPrefill>,
     shard_id: String,
-    /// That it holds, half-open.
+    /// Layers of the engine, half-open.
     pub(crate) layers: Range<u32>,
-    /// Values of a row.
+    /// Values per row.
     pub(crate) width: usize,
-    /// Whether the model's last layer is here: then of rows only the last one is wanted.
+    /// True if the engine has the model's last layer; then only the last row is returned.
     has_last: bool,
     pub(crate) weight_bytes: u64,
-    /// Keys and values of all sequences, as they were after the last batch.
+    /// KV bytes of all sequences after the last batch.
     kv_bytes: AtomicU64,
-    /// What one sequence may come to take, in bytes.
+    /// Maximum KV bytes of one sequence.
     sequence_bytes: u64,
     kv_budget: u64,
 }
 
-/// Rows that want to go through the layers.
+/// Rows to run through the layers.
 pub(crate) struct Job {
     seq: SeqId,
     position: u32,
     rows: Vec<f32>,
-    /// Whether there are as many as a piece may have.
+    /// True if the chunk has the maximum number of rows.
     whole: bool,
     cancel: Cancel,
 }
 
-/// Rows that have been through the layers.
+/// Rows that have passed the layers.
 pub(crate) struct Done {
     rows: Vec<f32>,
     compute: Duration,
 }
 
 impl SharedEngine {
-    /// Takes an engine that holds all layers of the model, or all that its backends are to run.
-    /// `kv_budget` is its memory for keys and values in bytes, as its options had it.
+    /// Wraps an engine with all layers that its backends run. `kv_budget` is the engine's KV memory
+    /// limit in bytes, as in its options.
     pub fn new(engine: Engine, model_id: &str, kv_budget: u64) -> Self {
         let layers = engine.layers();
         let spec = engine.spec();
@@ -93,11 +93,11 @@ impl SharedEngine {
         }))
     }
 
-    /// A sequence for one chat. Memory is promised to it for as long as it may become, so that
-    /// no chat that has begun runs out; a first one is taken however small the budget is.
+    /// Opens a sequence. KV memory is reserved for its maximum length, so that a running chat never
+    /// runs out. The first sequence is always accepted.
     ///
     /// # Errors
-    /// [`ChatError::Busy`] when what is left cannot be promised; [`ChatError::Engine`].
+    /// [`ChatError::Busy`] if the rest of the budget is too small; [`ChatError::Engine`].
     pub fn open(&self) -> Result<LocalBackend, ChatError> {
         let seq = self.0.with(|engine| {
             let open = engine.sequences() as u64;
@@ -129,7 +129,7 @@ impl SharedEngine {
 }
 
 impl Shared {
-    /// Does something with the engine between two batches.
+    /// Runs `f` on the engine, between two batches.
     pub(crate) fn with<T>(&self, f: impl FnOnce(&mut Engine) -> T) -> Result<T, ChatError> {
         let mut place = self.engine.lock();
         let Some(mut engine) = place.take() else {
@@ -142,9 +142,9 @@ impl Shared {
         Ok(result)
     }
 
-    /// Runs jobs as one batch; should that not go, each by itself.
+    /// Runs jobs as one batch. If that fails, runs each job by itself.
     fn compute(&self, jobs: Vec<Job>) -> Vec<Result<Done, ChatError>> {
-        // Whoever gave up while it waited for its turn passes it on.
+        // Cancelled jobs must not be computed.
         let together = match jobs.iter().any(|job| job.cancel.is_cancelled()) {
             true => Err(ChatError::Cancelled),
             false => self.with(|engine| self.forward(engine, &jobs)),
@@ -152,7 +152,7 @@ impl Shared {
         match together.flatten() {
             Ok(done) => done.into_iter().map(Ok).collect(),
             Err(error) if jobs.len() == 1 => vec![Err(error)],
-            // What cannot be computed is the failure of its own chat only.
+            // An invalid job must fail its own chat only.
             Err(_) => jobs
                 .into_iter()
                 .flat_map(|job| self.compute(vec![job]))
@@ -165,7 +165,7 @@ impl Shared {
         let mut spans = Vec::with_capacity(jobs.len());
         let mut rows = Vec::with_capacity(jobs.iter().map(|job| job.rows.len()).sum());
         for job in jobs {
-            // What the sequence held from there on is forgotten.
+            // The job overwrites later positions.
             engine
                 .truncate(job.seq, job.position)
                 .map_err(engine_error)?;
@@ -193,18 +193,15 @@ impl Shared {
     }
 }
 
-/// Loads the engine of a model.
 pub type LoadEngine = Box<dyn Fn() -> Result<SharedEngine, ChatError> + Send + Sync>;
 
-/// An engine that is loaded when a chat needs it, once for all chats that need it at the same
-/// time, and put away with the last of them.
+/// Engine that is loaded on demand, shared by concurrent chats, and unloaded with the last one.
 pub struct EngineOnDemand {
     load: LoadEngine,
     loaded: Mutex<Weak<Shared>>,
 }
 
 impl EngineOnDemand {
-    /// Nothing is loaded yet.
     pub fn new(load: LoadEngine) -> Self {
         Self {
             load,
@@ -212,12 +209,12 @@ impl EngineOnDemand {
         }
     }
 
-    /// A sequence on the engine, which may have to be loaded: it may take seconds.
+    /// Opens a sequence. Loading the engine may take seconds.
     ///
     /// # Errors
-    /// What loading or [`SharedEngine::open`] says.
+    /// Those of loading and of [`SharedEngine::open`].
     pub fn open(&self) -> Result<LocalBackend, ChatError> {
-        // Held while loading, so that chats in need at the same time load it once.
+        // Held while loading, so that concurrent chats load the engine once.
         let mut loaded = self.loaded.lock();
         let engine = match loaded.upgrade() {
             Some(shared) => SharedEngine(shared),
@@ -232,27 +229,27 @@ impl EngineOnDemand {
     }
 }
 
-/// One sequence on the exact engine.
+/// Sequence on the exact engine.
 pub struct LocalBackend {
     pub(crate) engine: SharedEngine,
     seq: SeqId,
-    /// Whether hosts run the layers before or behind.
+    /// True if hosts run the layers before or behind.
     pub(crate) hosted: bool,
-    /// While a call runs.
-    present: Option<Present>,
+    /// Set during a call.
+    present: Option<AttendanceGuard>,
     pipeline: PipelineId,
     clock: HopClock,
-    /// What a row took a layer last.
+    /// Latest time per row and layer.
     pub(crate) per_layer: Option<Duration>,
-    /// What was handed in, and where.
+    /// Submitted rows, and the position of the first one.
     submitted: (u32, Vec<f32>),
-    /// Whether more rows were announced than have been handed in.
+    /// True if more rows were announced than submitted.
     in_parts: bool,
 }
 
 impl LocalBackend {
-    /// Takes rows through the layers, with those of other chats. `whole`: whether there are as many
-    /// as there may be at once.
+    /// Runs rows through the layers, batched with other chats. `whole`: the chunk has the maximum
+    /// number of rows.
     pub(crate) async fn rows(
         &mut self,
         position: u32,
@@ -285,7 +282,7 @@ impl LocalBackend {
         Ok(rows)
     }
 
-    /// Runs what was submitted, piece by piece.
+    /// Runs the submitted rows in chunks.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         let (width, has_last) = (self.engine.0.width, self.engine.0.has_last);
         let (position, mut rows) = (self.submitted.0, std::mem::take(&mut self.submitted.1));
@@ -303,7 +300,7 @@ impl LocalBackend {
             let at = position + done as u32;
             let through = self.rows(at, piece, count == most, run.cancel).await?;
             done += count;
-            // Of layers that only begin a sequence's way nobody knows how far the prompt is.
+            // Progress is reported only by the last layers of a sequence.
             if total > 1 && has_last {
                 let until =
                     |n: usize| position.saturating_add(u32::try_from(n).unwrap_or(u32::MAX));
@@ -370,7 +367,7 @@ impl Backend for LocalBackend {
 
 impl Drop for LocalBackend {
     fn drop(&mut self) {
-        // An engine that has failed frees its memory when it goes itself.
+        // A failed engine frees its memory when it is dropped.
         let _ = self.engine.0.with(|engine| engine.close(self.seq));
     }
 }
@@ -395,11 +392,11 @@ mod tests {
 
     use super::*;
     use crate::backend::tests::run_rows;
-    use crate::steps::block_on;
+    use crate::chat_loop::block_on;
 
     const PROMPT: usize = 40;
 
-    /// An engine, and the rows of a prompt.
+    /// Engine, and the embedded rows of a prompt.
     fn tiny() -> (SharedEngine, Vec<f32>) {
         let bytes = TinyLlama::default().bytes();
         let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
@@ -425,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn however_a_prompt_is_cut_the_same_row_comes_out() {
+    fn the_cut_of_a_prompt_does_not_change_the_output() {
         let (engine, rows) = tiny();
         let mut outputs = Vec::new();
         for ms_per_row in [0, 5, 15, 1000] {
@@ -446,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chat_that_was_given_up_takes_no_further_turn() {
+    fn a_cancelled_chat_is_not_computed() {
         let (engine, rows) = tiny();
         let mut backend = engine.open().unwrap();
         let cancel = Cancel::default();
@@ -454,7 +451,7 @@ mod tests {
         std::thread::scope(|scope| {
             let busy = engine.0.batcher.keep_busy();
             let chat = scope.spawn(|| run(&mut backend, &rows, &cancel));
-            // It is given up while it waits for its turn.
+            // The chat is cancelled while its job waits.
             while engine.0.batcher.asking() < 1 {
                 std::thread::yield_now();
             }
@@ -467,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn chats_that_ask_at_the_same_time_are_computed_as_one_batch_and_hear_what_they_hear_alone() {
+    fn concurrent_chats_run_as_one_batch_with_unchanged_results() {
         let (engine, rows) = tiny();
         let alone = run(&mut engine.open().unwrap(), &rows, &Cancel::default()).unwrap();
         let mut chats = [(); 3].map(|()| engine.open().unwrap());
@@ -478,12 +475,12 @@ mod tests {
             (done.unwrap().split_off(rows.len() - alone.len()), compute)
         });
         let outputs = block_on(join_all(asks));
-        // Nobody is left waiting when the first one has its rows.
+        // No job is left waiting when the first one is done.
         assert_eq!(outputs, [(); 3].map(|()| (alone.clone(), 0)));
     }
 
     #[test]
-    fn a_panic_loses_the_engine_and_holds_nobody_up() {
+    fn a_panic_loses_the_engine_and_blocks_no_chat() {
         let (engine, rows) = tiny();
         let mut backend = engine.open().unwrap();
         let panics = AssertUnwindSafe(|| engine.0.with(|_| panic!("as told")));

@@ -1,4 +1,4 @@
-//! One sequence on its way through the spans: a pure state machine.
+//! State machine of one sequence on its way through the spans. Pure.
 //!
 //! Rows enter at the first span, cut into *chunks*. Every chunk visits every
 //! span in order; different chunks are in different spans at the same time, and
@@ -13,11 +13,11 @@
 //!
 //! # History and replacement
 //!
-//! A *boundary* is what a span reads: boundary 0 holds the rows that were
-//! submitted, boundary `s` what span `s - 1` returned. Each keeps its rows until
+//! A *boundary* is the input of a span: boundary 0 holds the rows that were
+//! submitted, boundary `s` the rows that span `s - 1` returned. Each keeps its rows until
 //! the sequence ends. When a span's host fails, [`Pipeline::replace`] puts one or
 //! several new spans in its place, which read the boundary from its first row
-//! again. What the span behind them already has is not sent twice: whether a
+//! again. Rows that the span behind them already has are not sent twice: whether a
 //! chunk is a replay follows from positions alone.
 //!
 //! Example: two spans, 10 positions through both, the row of position 10 is in
@@ -25,15 +25,13 @@
 //! boundary 1 (nothing is asked back, they have been through), then row 10
 //! again, under a new epoch. Span 0 notices nothing.
 //!
-//! Kept rows have a limit in bytes. Beyond it all boundaries but the first are
-//! forgotten, and a replacement replays through the spans before it as well:
-//! slower, never wrong.
+//! Kept rows have a limit in bytes. Beyond it, all boundaries but the first are dropped, and a
+//! replacement replays through the spans before it as well: slower, but correct.
 //!
-//! Call order: [`Pipeline::submit`], then drain [`Pipeline::poll`]; after every
-//! answer call [`Pipeline::on_result`], after every failure
-//! [`Pipeline::replace`], and drain `poll` again. Steps are keyed by (span,
-//! epoch, position): an answer from an older epoch is dropped and counted, any
-//! other answer that was not asked for is a fault of that host.
+//! Call order: [`Pipeline::submit`], then drain [`Pipeline::poll`]; after every answer call
+//! [`Pipeline::on_result`], after every failure [`Pipeline::replace`], and drain `poll` again.
+//! Steps are keyed by (span, epoch, position): an answer from an older epoch is dropped and
+//! counted; any other unrequested answer is a fault of that host.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -81,7 +79,7 @@ impl std::fmt::Debug for Chunk {
     }
 }
 
-/// What the shell must do next.
+/// Next action of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a step to the host of `span`.
@@ -92,59 +90,58 @@ pub(crate) enum Action {
         epoch: u32,
         /// The rows.
         chunk: Chunk,
-        /// What to ask back.
+        /// Rows that the host should return.
         want: Want,
     },
-    /// Rows have left the last span: the last one of what was submitted, when all of it has; or,
-    /// [where all are wanted](Pipeline::returning), the next ones in order.
+    /// Rows have left the last span: the last submitted row once all are through, or, with
+    /// [`Pipeline::returning`] `Want::All`, the next rows in order.
     Output {
         /// The row or rows, in the boundary's data type.
         row: Bytes,
     },
 }
 
-/// Whether an answer moved the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It was the answer that was waited for.
+    /// It answered the oldest step in flight.
     Accepted,
-    /// It belonged to an older epoch and was dropped.
+    /// It belongs to an older epoch and was dropped.
     Stale,
 }
 
-/// An answer that its host had no reason to send.
+/// Answer that was not requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct PipelineFault(String);
 
-/// Bounds of one sequence.
+/// Limits of one sequence.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Limits {
-    /// Most unanswered steps per span, at least 1.
+    /// Maximum unanswered steps per span, at least 1.
     pub depth: usize,
-    /// Most rows per chunk, at least 1.
+    /// Maximum rows per chunk, at least 1.
     pub chunk_rows: usize,
-    /// Most bytes of kept rows over all boundaries; the first one is always kept.
+    /// Maximum bytes of kept rows over all boundaries; the first boundary is always kept.
     pub history_bytes: usize,
 }
 
-/// Rows that engines compute at a time: a chunk of a few less takes as long.
+/// Row granularity of engines: a chunk of a few rows less takes as long.
 const GRAIN: usize = 8;
 
-/// Rows per chunk when `rows` are cut into as few chunks of at most `most` as there can be: about
-/// equal ones, because every host behind the first waits for one whole chunk. 1 to `most`.
+/// Rows per chunk, 1 to `most`, when `rows` are cut into the fewest chunks. Chunks are about equal,
+/// because every host behind the first waits for one whole chunk.
 pub(crate) fn even_cut(rows: usize, most: usize) -> usize {
     let chunks = rows.div_ceil(most).max(1);
     let even = rows.div_ceil(chunks).max(1);
     even.next_multiple_of(GRAIN).min(most)
 }
 
-/// The rows that a span reads, from position 0 on.
+/// Input rows of a span, from position 0 on.
 #[derive(Debug)]
 struct Boundary {
     /// Positions that have arrived.
     have: u32,
-    /// Their rows, without gaps; `None` once forgotten.
+    /// Rows of these positions, without gaps; `None` once dropped.
     kept: Option<VecDeque<Bytes>>,
 }
 
@@ -167,7 +164,7 @@ impl Boundary {
         self.kept.iter().flatten().map(Bytes::len).sum()
     }
 
-    /// Forgets the positions from `position` on.
+    /// Drops the positions from `position` on.
     fn truncate(&mut self, position: u32, row_bytes: usize) {
         self.have = self.have.min(position);
         let Some(kept) = &mut self.kept else { return };
@@ -226,7 +223,7 @@ struct Span {
     epoch: u32,
     input: Boundary,
     waiting: VecDeque<Chunk>,
-    /// With what was asked back: what is news can change while a step is under way.
+    /// Chunks with the requested rows: what is requested can change while a step is in flight.
     in_flight: VecDeque<(Chunk, Want)>,
 }
 
@@ -241,7 +238,6 @@ impl Span {
     }
 }
 
-/// The state of one sequence.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     spans: Vec<Span>,
@@ -250,16 +246,16 @@ pub(crate) struct Pipeline {
     epoch: u32,
     /// Positions that have left the last span.
     left: u32,
-    /// Positions submitted, and announced.
+    /// Number of positions submitted and announced.
     target: u32,
     /// Rows that have left the last span and have not been polled.
     output: VecDeque<Bytes>,
-    /// What the last span gives back of what is submitted: the last row, or all.
+    /// Rows that the last span returns: the last one, or all.
     back: Want,
 }
 
 impl Pipeline {
-    /// A pipeline through `spans` spans (at least 1), whose rows take `row_bytes` bytes each.
+    /// Creates a pipeline through `spans` spans (at least 1), with `row_bytes` bytes per row.
     pub(crate) fn new(spans: usize, row_bytes: usize, limits: Limits) -> Self {
         let limits = Limits {
             depth: limits.depth.max(1),
@@ -280,22 +276,22 @@ impl Pipeline {
         }
     }
 
-    /// What is to come out of the last span: [`Want::Last`], as from the start, or [`Want::All`],
-    /// for a caller that computes the layers behind it.
+    /// Sets the rows that the last span returns: [`Want::Last`] by default; [`Want::All`] for a
+    /// caller that computes the layers behind it.
     #[must_use]
     pub(crate) fn returning(mut self, back: Want) -> Self {
         self.back = back;
         self
     }
 
-    /// Hands in the rows from `position` on. What the sequence held from there on is forgotten.
+    /// Submits the rows from `position` on; later positions are dropped first.
     ///
-    /// The last of them is the [`Action::Output`] to come. It is the caller's to see
-    /// to that the one before has come, that `position` lies within the sequence,
-    /// and that going back (`position` less than [`Pipeline::submitted_length`]) waits
-    /// for [`Pipeline::is_idle`]: a replay that is under way reaches beyond it.
+    /// The last row is the next [`Action::Output`]. The caller must ensure that the previous output
+    /// has arrived and that `position` lies within the sequence. Going back (`position` less than
+    /// [`Pipeline::submitted_length`]) requires [`Pipeline::is_idle`], since a replay in flight
+    /// reaches beyond it.
     ///
-    /// `more` rows follow behind these: what comes out is that of all of them.
+    /// `more` rows follow in further calls; the output is that of all of them.
     pub(crate) fn submit(&mut self, position: u32, rows: Bytes, more: u32) {
         let goes_on = position == self.submitted_length() && position < self.target;
         for span in &mut self.spans {
@@ -337,29 +333,27 @@ impl Pipeline {
         self.spans.first().map_or(0, |span| span.input.have)
     }
 
-    /// Whether everything that was submitted and announced has left the last span.
+    /// Returns true if all submitted and announced rows have left the last span.
     pub(crate) fn is_through(&self) -> bool {
         self.left >= self.target
     }
 
-    /// Whether nothing is under way and nothing waits.
+    /// Returns true if no chunk waits or is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         let mut spans = self.spans.iter();
         spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
     }
 
-    /// Bytes of rows that are kept for replay.
     pub(crate) fn history_bytes(&self) -> usize {
         self.spans.iter().map(|s| s.input.bytes()).sum()
     }
 
-    /// Epoch of a span's stream, to open it with.
+    /// Epoch with which a span's stream is opened.
     pub(crate) fn epoch(&self, span: usize) -> u32 {
         self.spans.get(span).map_or(0, |s| s.epoch)
     }
 
-    /// The rows that were submitted, from position 0 on: what another backend needs
-    /// to take the sequence over.
+    /// Submitted rows from position 0 on, so that another backend can take over.
     pub(crate) fn submitted(&self) -> impl Iterator<Item = &Bytes> {
         self.spans
             .first()
@@ -367,12 +361,12 @@ impl Pipeline {
             .flat_map(|span| span.input.kept.iter().flatten())
     }
 
-    /// The next thing to do, or nothing until the next answer.
+    /// Next action, or `None` until the next answer.
     pub(crate) fn poll(&mut self) -> Option<Action> {
         if let Some(row) = self.output.pop_front() {
             return Some(Action::Output { row });
         }
-        // From the back: what is furthest along frees its places first.
+        // From the back: the chunk that is furthest along frees its slot first.
         for index in (0..self.spans.len()).rev() {
             let span = self.spans.get_mut(index)?;
             if span.in_flight.len() >= self.limits.depth {
@@ -384,7 +378,7 @@ impl Pipeline {
             let epoch = span.epoch;
             let passed_on = self.passed_on(index);
             let span = self.spans.get_mut(index)?;
-            // Where a replay ends and news begin, the chunk is cut in two.
+            // A chunk that contains both replayed and new rows is cut in two.
             if chunk.position < passed_on && passed_on < chunk.end() {
                 span.waiting
                     .push_front(chunk.split_off(passed_on, self.row_bytes));
@@ -402,11 +396,10 @@ impl Pipeline {
         None
     }
 
-    /// Takes a host's answer to the oldest step in flight on its span.
+    /// Processes a host's answer to the oldest step in flight on its span.
     ///
     /// # Errors
-    /// [`PipelineFault`] when the answer is none that was asked for. The
-    /// pipeline is unchanged.
+    /// [`PipelineFault`] if the answer was not requested. The pipeline is then unchanged.
     pub(crate) fn on_result(
         &mut self,
         span: usize,
@@ -417,7 +410,7 @@ impl Pipeline {
     ) -> Result<Outcome, PipelineFault> {
         let unexpected = || {
             PipelineFault(format!(
-                "it answered for position {position}, which was not asked"
+                "it answered for position {position}, which was not requested"
             ))
         };
         let Some(state) = self.spans.get(span) else {
@@ -469,11 +462,10 @@ impl Pipeline {
         Ok(Outcome::Accepted)
     }
 
-    /// Puts `count` new spans (at least 1) in the place of one whose host has failed.
+    /// Replaces a span whose host has failed by `count` new ones (at least 1).
     ///
-    /// Returns the spans, by their new indices, for which a stream has to be
-    /// opened before anything is sent: the new ones, and those before them that
-    /// must run again because what they returned has been forgotten.
+    /// Returns the indices of the spans whose streams must be opened first: the new ones, and
+    /// earlier ones that must run again because their output was dropped.
     pub(crate) fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
         if span >= self.spans.len() {
             return 0..0;
@@ -508,12 +500,12 @@ impl Pipeline {
         reopened
     }
 
-    /// Positions that a span has returned, so that the next one, or the caller, has them.
+    /// Number of positions that a span has returned to the next span or the caller.
     fn passed_on(&self, span: usize) -> u32 {
         self.spans.get(span + 1).map_or(self.left, |s| s.input.have)
     }
 
-    /// What a chunk brings back from a span: rows only where they are news.
+    /// Rows that a span should return for a chunk: only those that are new.
     fn wanted(&self, span: usize, chunk: &Chunk) -> Want {
         let is_last = span + 1 == self.spans.len();
         if chunk.end() <= self.passed_on(span) {
@@ -527,7 +519,7 @@ impl Pipeline {
         }
     }
 
-    /// Forgets all boundaries but the first when they take too much memory.
+    /// Drops all boundaries but the first if they take too much memory.
     fn bound_history(&mut self) {
         if self.history_bytes() > self.limits.history_bytes {
             for span in self.spans.iter_mut().skip(1) {

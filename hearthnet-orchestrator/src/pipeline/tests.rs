@@ -30,7 +30,7 @@ fn chunks_overlap_across_spans() {
     p.submit(0, rows(&[1, 2, 3, 4, 5, 6]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
     p.on_result(0, 1, 0, 2, rows(&[0, 0])).unwrap();
-    // While the second span has the first chunk, the first one gets the second.
+    // While the second span has the first chunk, the first span gets the second chunk.
     assert_eq!(sends(&mut p), [(1, 0, Want::None), (0, 2, Want::All)]);
     let in_flight = p.spans.iter().map(|span| span.in_flight.len());
     assert_eq!(in_flight.sum::<usize>(), 2);
@@ -70,7 +70,7 @@ fn a_caller_that_goes_on_with_them_gets_all_rows() {
     p.on_result(0, 1, 0, 2, rows(&[7, 8])).unwrap();
     let first = Action::Output { row: rows(&[7, 8]) };
     assert_eq!((p.poll(), p.is_through()), (Some(first), false));
-    // Its host dies: what has come out is not asked for again.
+    // Its host fails: rows that have left the pipeline are not requested again.
     p.replace(0, 1);
     assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::All)]);
     p.on_result(0, 2, 0, 0, Bytes::new()).unwrap();
@@ -109,7 +109,7 @@ fn an_answer_that_was_not_asked_for_is_a_fault() {
 }
 
 #[test]
-fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
+fn a_new_span_gets_the_history_and_returns_only_new_rows() {
     let mut p = Pipeline::new(2, 4, LIMITS);
     p.submit(0, rows(&[1, 2, 3]), 0);
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
@@ -117,10 +117,10 @@ fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
     p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
     assert_eq!(sends(&mut p), [(1, 0, Want::None), (1, 2, Want::Last)]);
 
-    // The first host dies with nothing of ours in hand: it replays, and returns nothing.
+    // The first host fails without a step in flight: its replacement replays and returns nothing.
     assert_eq!(p.replace(0, 1), 0..1);
     assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::None)]);
-    // The second dies with both chunks in hand; two hosts share its layers from now on.
+    // The second fails with both chunks in flight; two hosts replace it.
     assert_eq!(p.replace(1, 2), 1..3);
     assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (2, 3, 3));
     assert_eq!(sends(&mut p), [(1, 0, Want::All), (1, 2, Want::All)]);
@@ -135,7 +135,7 @@ fn a_new_span_hears_what_the_old_one_heard_and_only_news_are_asked_back() {
 }
 
 #[test]
-fn what_was_forgotten_is_computed_again_by_the_spans_before() {
+fn dropped_history_is_recomputed_by_the_earlier_spans() {
     let limits = Limits {
         history_bytes: 20,
         ..LIMITS
@@ -156,7 +156,7 @@ fn what_was_forgotten_is_computed_again_by_the_spans_before() {
     assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
 }
 
-/// What one layer does to a row: the result depends on every row before it.
+/// Output of one layer: depends on this row and every row before it.
 fn layer(layer: u32, state: &mut Vec<u32>, position: u32, row: u32) -> u32 {
     state.truncate(position as usize);
     assert_eq!(
@@ -170,7 +170,7 @@ fn layer(layer: u32, state: &mut Vec<u32>, position: u32, row: u32) -> u32 {
     mixed
 }
 
-/// A host's stream: layers with a state of their own, and steps not yet answered.
+/// Stream of a host: layers with their state, and unanswered steps.
 struct Stream {
     lo: u32,
     states: Vec<Vec<u32>>,
@@ -221,8 +221,8 @@ impl Stream {
 
 const LAYERS: u32 = 6;
 
-/// Runs a script of (go back by, submit) turns through hosts that die as `chaos` says. Rows are
-/// submitted `part` at a time; what comes out is `back` of each turn.
+/// Runs a script of (go back by, submit) turns through hosts that fail as `chaos` says. Rows are
+/// submitted `part` at a time; `back` selects the rows returned per turn.
 fn converse(
     cuts: &[u32],
     turns: &[(u32, Vec<u32>)],
@@ -331,7 +331,7 @@ proptest! {
         let cut = even_cut(rows, most);
         prop_assert!((1..=most).contains(&cut));
         prop_assert_eq!(rows.div_ceil(cut), rows.div_ceil(most));
-        // None could be shorter by a whole grain.
+        // No chunk could be shorter by a whole grain.
         let shorter = cut.saturating_sub(GRAIN);
         prop_assert!(shorter == 0 || rows.div_ceil(shorter) > rows.div_ceil(most));
     }
@@ -340,9 +340,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Whatever dies when, however often, wherever the model is cut: the same rows come out.
+    /// The same rows come out for any failures and any split of the model.
     #[test]
-    fn dying_hosts_never_change_what_comes_out(
+    fn host_failures_never_change_the_output(
         cuts in proptest::collection::vec(1..LAYERS, 0..3),
         turns in proptest::collection::vec((0u32..6, proptest::collection::vec(any::<u32>(), 1..9)), 1..6),
         depth in 1usize..4,
@@ -366,7 +366,7 @@ proptest! {
         };
         let mut script = script.into_iter();
         let limits = Limits { depth, chunk_rows, history_bytes };
-        // When the script is over nothing dies any more.
+        // After the end of the script, no host fails.
         let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
         prop_assert_eq!(converse(&cuts, &turns, limits, (part, back), &mut chaos), undisturbed);
     }

@@ -1,9 +1,9 @@
-//! Layers that the caller computes itself: the first ones, so that no host sees the rows of the
-//! embedding table, and, where it is asked for, the last ones.
+//! Layers that the caller computes itself: the first ones, so that no host sees rows of the
+//! embedding table, and optionally the last ones.
 //!
-//! Rows that enter layer 0 are rows of a public table: looking them up gives the prompt back, word
-//! by word. Rows that have been through some layers here are not in any table. What they still
-//! tell is measured by `cargo run --release -p hearthnet-model --example leakage`.
+//! Rows that enter layer 0 come from a public table: looking them up reveals the prompt, token by
+//! token. Rows after some local layers are in no table. The remaining leakage is measured by
+//! `cargo run --release -p hearthnet-model --example leakage`.
 //!
 //! ```text
 //!           embed     first layers       layers on hosts       last layers     head
@@ -11,16 +11,15 @@
 //!                        boundary k                      boundary n - m
 //! ```
 //!
-//! [`PrivateLayers`] is one engine per end, with the weights once for all chats of the process.
-//! [`PrivateLayers::around`] wraps what runs the layers in between: hosts, or this machine when it
-//! has taken over from them. Either is given the rows of boundary `k`, and keeps those for replay;
-//! the layers here keep their keys and values whatever becomes of the hosts. A prompt goes in
-//! pieces: while a piece is with the hosts the next one is computed here. Each end is a sequence on
-//! an engine as any other of this machine ([`local`](crate::local)): rows of several chats are
-//! computed as one batch.
+//! [`PrivateLayers`] has one engine per end, with the weights once for all chats of the process.
+//! [`PrivateLayers::around`] wraps the backend of the layers in between: hosts, or this machine
+//! after a fallback. That backend gets the rows of boundary `k` and keeps them for replay; the
+//! private layers keep their KV when hosts are replaced. A prompt is run in chunks: while hosts
+//! compute one, the next is computed here. Each end is a sequence on a shared engine
+//! ([`local`](crate::local)), batched with other chats.
 //!
-//! The residual stream is rounded after every block, so where the layers run cannot change a bit
-//! of an answer.
+//! The residual stream is rounded after every block, so the placement of layers does not change a
+//! bit of an answer.
 
 use std::ops::Range;
 
@@ -35,22 +34,22 @@ use crate::error::ChatError;
 use crate::local::{LocalBackend, SharedEngine};
 use crate::pipeline::even_cut;
 
-/// Rows of a piece for the last layers: as many as the engine takes through its layers at once.
+/// Rows per chunk of the last layers: as many as the engine runs through its layers at once.
 const LAST_PIECE: usize = 64;
 
-/// The first and last layers of a model on this machine, for all chats of this process that run
-/// the others on hosts. Clones share them.
+/// First and last layers of a model on this machine, for all chats of this process. Clones share
+/// them.
 #[derive(Debug, Clone)]
 pub struct PrivateLayers {
     total: u32,
-    /// Rows of prompt that are handed on at a time.
+    /// Prompt rows per chunk.
     piece_rows: usize,
     first: Option<SharedEngine>,
     last: Option<SharedEngine>,
 }
 
 impl PrivateLayers {
-    /// No layers of a model that has `total`: hosts run all of them.
+    /// No private layers: hosts run all `total` layers.
     pub fn none(total: u32) -> Self {
         Self {
             total,
@@ -60,9 +59,9 @@ impl PrivateLayers {
         }
     }
 
-    /// Loads the first `first` and the last `last` layers of a model, which must leave at least
-    /// one for hosts. `options` bound the memory for keys and values of each end, and the number
-    /// of conversations. A prompt is handed on `piece_rows` rows at a time, at least 1.
+    /// Loads the first `first` and the last `last` layers of a model, which must leave at least one
+    /// layer to hosts. `options` limits the KV memory and the number of conversations of each end.
+    /// Prompts are run in chunks of `piece_rows` rows, at least 1.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -78,7 +77,7 @@ impl PrivateLayers {
             (!range.is_empty())
                 .then(|| Engine::load(file, range, options, &mut |_, _| {}))
                 .transpose()
-                // The engine's own options bound its memory.
+                // The engine's own options bound its KV memory.
                 .map(|engine| engine.map(|engine| SharedEngine::new(engine, model_id, u64::MAX)))
         };
         if first.saturating_add(last) >= total {
@@ -95,20 +94,19 @@ impl PrivateLayers {
         })
     }
 
-    /// The layers in between, which hosts run, half-open.
+    /// Layers that hosts run, half-open.
     pub fn hosted(&self) -> Range<u32> {
         let first = self.first.as_ref().map_or(0, |first| first.0.layers.end);
         let last = self.last.as_ref();
         first..last.map_or(self.total, |last| last.0.layers.start)
     }
 
-    /// Memory that the weights take, in bytes.
     pub fn weight_bytes(&self) -> u64 {
         let ends = self.first.iter().chain(&self.last);
         ends.map(|end| end.0.weight_bytes).sum()
     }
 
-    /// What lies outside the blocks, on the threads of the layers here if there are any: they take
+    /// Loads the output head. It uses the threads of a private engine, if there is one: they take
     /// turns.
     ///
     /// # Errors
@@ -121,13 +119,13 @@ impl PrivateLayers {
         }
     }
 
-    /// A sequence that runs the first and last layers here, and those in between in `between`.
+    /// Wraps a backend, so that the first and last layers run here.
     ///
     /// # Errors
-    /// [`ChatError::Busy`] when there are as many conversations as may be.
-    pub fn around(&self, between: Box<dyn Backend>) -> Result<Box<dyn Backend>, ChatError> {
+    /// [`ChatError::Busy`] if the maximum number of conversations is open.
+    pub fn around(&self, middle: Box<dyn Backend>) -> Result<Box<dyn Backend>, ChatError> {
         if self.first.is_none() && self.last.is_none() {
-            return Ok(between);
+            return Ok(middle);
         }
         let open = |end: &Option<SharedEngine>| -> Result<_, ChatError> {
             let Some(end) = end else { return Ok(None) };
@@ -135,53 +133,53 @@ impl PrivateLayers {
             backend.hosted = true;
             Ok(Some(backend))
         };
-        Ok(Box::new(Around {
+        Ok(Box::new(PrivateEnds {
             piece_rows: self.piece_rows,
             first: open(&self.first)?,
-            between,
+            middle,
             last: open(&self.last)?,
             submitted: Submitted::default(),
         }))
     }
 }
 
-/// What was submitted since the last output.
+/// Rows submitted since the last output.
 #[derive(Default)]
 struct Submitted {
-    /// Of the first of them.
+    /// Position of the first row.
     position: u32,
-    /// How many there are, handed on or not.
+    /// Number of rows, including those already handed on.
     count: usize,
-    /// Those that have not been through the first layers.
+    /// Rows that have not been through the first layers.
     waiting: Vec<f32>,
-    /// Announced to follow.
+    /// Number of rows announced to follow.
     more: u32,
-    /// What went wrong, to be told by the output.
+    /// Error, to be returned by the output.
     failed: Option<ChatError>,
 }
 
-/// One sequence: its first and last layers here, those in between elsewhere.
-struct Around {
+/// Sequence with its first and last layers here and the others in `middle`.
+struct PrivateEnds {
     piece_rows: usize,
     first: Option<LocalBackend>,
-    between: Box<dyn Backend>,
+    middle: Box<dyn Backend>,
     last: Option<LocalBackend>,
     submitted: Submitted,
 }
 
-impl Around {
+impl PrivateEnds {
     fn ends(&mut self) -> impl Iterator<Item = &mut LocalBackend> {
         self.first.iter_mut().chain(&mut self.last)
     }
 
-    /// What runs the layers, in their order.
+    /// Backends in layer order.
     fn parts(&self) -> impl Iterator<Item = &dyn Backend> {
         let first = self.first.iter().map(|first| first as &dyn Backend);
         let last = self.last.iter().map(|last| last as &dyn Backend);
-        first.chain([self.between.as_ref()]).chain(last)
+        first.chain([self.middle.as_ref()]).chain(last)
     }
 
-    /// Takes the next waiting rows through the first layers, and hands them on.
+    /// Runs the next waiting rows through the first layers and submits them to `middle`.
     async fn hand_on(&mut self, rows: usize, cancel: &Cancel) -> Result<(), ChatError> {
         let width = self.width();
         let submitted = &mut self.submitted;
@@ -193,7 +191,7 @@ impl Around {
         if let Some(first) = &mut self.first {
             piece = first.rows(position, piece, true, cancel).await?;
             if let Some(per_layer) = first.per_layer {
-                self.between.beside(per_layer);
+                self.middle.set_reference_speed(per_layer);
             }
         }
         let rows = Rows {
@@ -201,7 +199,7 @@ impl Around {
             values: &piece,
             more,
         };
-        self.between.submit(rows, cancel).await;
+        self.middle.submit(rows, cancel).await;
         Ok(())
     }
 
@@ -210,7 +208,7 @@ impl Around {
         ends.next().map_or(1, |end| end.engine.0.width)
     }
 
-    /// Takes what was submitted through all layers.
+    /// Runs the submitted rows through all layers.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         let width = self.width();
         if let Some(failed) = self.submitted.failed.take() {
@@ -218,17 +216,17 @@ impl Around {
         }
         let piece = even_cut(self.submitted.waiting.len() / width, self.piece_rows);
         while !self.submitted.waiting.is_empty() {
-            // Whoever gave up takes no further turn.
+            // A cancelled chat must not compute further chunks.
             if run.cancel.is_cancelled() {
                 return Err(ChatError::Cancelled);
             }
             self.hand_on(piece, run.cancel).await?;
         }
-        let mut rows = self.between.output(run).await?;
+        let mut rows = self.middle.output(run).await?;
         let Some(last) = &mut self.last else {
             return Ok(rows);
         };
-        // Whoever took over in between gives all rows there are.
+        // A fallback backend returns all rows of the sequence.
         let (mut at, count) = (self.submitted.position, self.submitted.count);
         rows.drain(..rows.len().saturating_sub(count * width));
         let mut out = Vec::new();
@@ -246,7 +244,7 @@ impl Around {
     }
 }
 
-impl Backend for Around {
+impl Backend for PrivateEnds {
     fn submit<'a>(&'a mut self, rows: Rows<'a>, cancel: &'a Cancel) -> LocalBoxFuture<'a, ()> {
         let count = rows.values.len() / self.width();
         let submitted = &mut self.submitted;
@@ -259,7 +257,7 @@ impl Backend for Around {
         submitted.count += count;
         submitted.waiting.extend_from_slice(rows.values);
         submitted.more = rows.more;
-        // A prompt is worked on while its output is waited for.
+        // The rows of a prompt are computed by `output`.
         let at_once = self.first.is_none() || submitted.count == 1;
         async move {
             if at_once {
@@ -274,11 +272,11 @@ impl Backend for Around {
     }
 
     fn inner(&self) -> Option<&dyn Backend> {
-        Some(self.between.as_ref())
+        Some(self.middle.as_ref())
     }
 
     fn inner_mut(&mut self) -> Option<&mut dyn Backend> {
-        Some(self.between.as_mut())
+        Some(self.middle.as_mut())
     }
 
     fn route(&self) -> Vec<RouteHop> {
@@ -291,12 +289,12 @@ impl Backend for Around {
 
     fn begin_call(&mut self, positions: u32) {
         self.ends().for_each(|end| end.begin_call(positions));
-        self.between.begin_call(positions);
+        self.middle.begin_call(positions);
     }
 
     fn end_call(&mut self) {
         self.ends().for_each(Backend::end_call);
-        self.between.end_call();
+        self.middle.end_call();
     }
 }
 

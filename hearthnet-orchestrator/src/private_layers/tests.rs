@@ -8,7 +8,7 @@ use hearthnet_transport::Code;
 use super::*;
 use crate::backend::tests::run_rows;
 use crate::chat::Frame;
-use crate::steps::block_on;
+use crate::chat_loop::block_on;
 
 const LAYERS: u32 = 6;
 
@@ -68,7 +68,7 @@ fn conversation(backend: &mut dyn Backend, file: &ModelFile, seed: u32) -> Vec<V
 }
 
 #[test]
-fn however_many_layers_are_private_the_same_rows_come_out() {
+fn the_number_of_private_layers_does_not_change_the_output() {
     let file = tiny();
     let whole = engine(&file, 0..LAYERS);
     let expected = conversation(&mut whole.open().unwrap(), &file, 1);
@@ -93,7 +93,7 @@ fn however_many_layers_are_private_the_same_rows_come_out() {
 }
 
 #[test]
-fn chats_that_share_the_layers_each_get_what_they_get_alone() {
+fn chats_that_share_private_layers_get_unchanged_results() {
     const CHATS: u32 = 6;
     let file = tiny();
     let whole = engine(&file, 0..LAYERS);
@@ -161,7 +161,7 @@ fn a_conversation_too_many_is_refused_as_busy_and_room_comes_back() {
 }
 
 #[test]
-fn whoever_gave_up_takes_no_further_piece() {
+fn a_cancelled_chat_computes_no_further_chunk() {
     let file = tiny();
     let private = ends(&file, 2, 0);
     let between = engine(&file, private.hosted()).open().unwrap();

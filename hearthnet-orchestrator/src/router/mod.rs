@@ -1,9 +1,9 @@
-//! Which hosts run which layers: descriptors in, a covering set of spans out.
+//! Router: selects hosts that together cover a range of layers.
 //!
-//! Pure: no clock, no network. [`pick`] filters what the community advertises down to the candidates
-//! that may be used at all, and covers a range of layers with spans of them (`cover.rs`).
+//! Pure: no clock, no network. [`pick`] filters the advertised candidates and covers the layers
+//! with spans of them (`cover.rs`).
 //!
-//! # Worked example (M26 section 8.1)
+//! # Worked example
 //! A model of 16 layers, shards `0-7`, `4-11`, `8-15`, all idle. The cursor
 //! stands at layer 0: only `0-7` has it. The cursor moves to 8: `4-11` and
 //! `8-15` both have it, both are idle and on the same LAN, and `8-15` reaches
@@ -22,34 +22,34 @@ use self::cover::{Usable, cover};
 use crate::exact::{Allowed, is_exact};
 use crate::health::Standing;
 
-/// Most candidates a routing decision looks at. A community has tens of hosts. The bound keeps a flood
-/// of descriptors from turning into a flood of work; whom it leaves out, no claim and no choice of a
-/// name decides: those that were not measured, and of these whom the caller's own lot puts last.
+/// Maximum number of candidates per decision; a community has tens of hosts. It bounds the work
+/// under a flood of descriptors. Measured hosts are kept first, then hosts by the caller's secret
+/// tie-break, so that no claim and no choice of a name helps.
 pub const MAX_CANDIDATES: usize = 4096;
 
-/// Most candidates of one host, the latest ones: it serves one range, and moves now and then.
+/// Maximum number of candidates of one host, latest first: it serves one range and rarely changes
+/// it.
 pub const MAX_OF_HOST: usize = 4;
 
-/// One host that may take part, as the caller sees it.
+/// Host that may take part.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// What the host says, already validated.
+    /// Validated descriptor.
     pub descriptor: Descriptor,
-    /// Distance to the host: 0 within this process, more on the same LAN, more still beyond.
+    /// Distance to the host: 0 in this process, 1 on the same LAN, 2 beyond.
     pub hop_weight: u32,
-    /// Whether the host is the caller's own node.
     pub is_self: bool,
-    /// What the caller has seen of it, in other calls as well.
+    /// Rating by the caller, over all its calls.
     pub standing: Standing,
-    /// Its round trip of a decode step through one layer, as the caller has measured it, in
-    /// milliseconds; `None`: not measured of late.
+    /// Measured round trip of a decode step through one layer, in milliseconds; `None` without
+    /// recent measurements.
     pub ms_per_layer: Option<f64>,
-    /// Streams that it was given of late, by this caller.
+    /// Number of recent streams that this caller gave it.
     pub streams: u32,
 }
 
 impl Candidate {
-    /// A host that nothing is known of but what it says.
+    /// Candidate without any measurements.
     pub fn new(descriptor: Descriptor, hop_weight: u32, is_self: bool) -> Self {
         Self {
             descriptor,
@@ -71,44 +71,42 @@ impl Candidate {
     }
 }
 
-/// A contiguous piece of the model on one candidate.
+/// Contiguous layers on one candidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Index into the candidates that were given.
+    /// Index into the given candidates.
     pub candidate: usize,
-    /// First layer that this span runs.
+    /// First layer.
     pub lo: u32,
-    /// Last layer that this span runs.
+    /// Last layer.
     pub hi: u32,
 }
 
-/// What is wanted of a route.
+/// Requirements of a route.
 #[derive(Debug, Clone)]
 pub struct RouteRequest<'a> {
-    /// Model that the caller asks for.
     pub model_id: &'a str,
-    /// Identity of the weights that every shard must hold, 64 hex digits.
+    /// Identity of the required weights, 64 hex digits.
     pub weights_sha256: &'a str,
-    /// Data type of the residual stream that every shard must speak.
+    /// Required data type of the residual stream.
     pub boundary_dtype: &'a str,
-    /// Arithmetics that shards may compute with.
+    /// Allowed arithmetics.
     pub arithmetic: Allowed<'a>,
-    /// Layers to cover; `0..=n-1` for a whole pipeline, one span for a repick.
+    /// Layers to cover: `0..=n-1` for a whole pipeline, one span for a replacement.
     pub layers: RangeInclusive<u32>,
-    /// Layers of the whole model.
+    /// Number of layers of the whole model.
     pub total_layers: u32,
-    /// Most spans allowed.
+    /// Maximum number of spans.
     pub max_shards: usize,
-    /// Whether the caller's own node may serve, as the first shard only if no other is as good.
+    /// True if the caller's own node may serve; as first shard only if no other is as good.
     pub allow_self: bool,
-    /// Hosts that must not be used.
     pub exclude: &'a BTreeSet<NodeId>,
-    /// The caller's lots: of hosts that are equal otherwise, callers prefer different ones. A secret, so
-    /// that nobody can choose a name that comes first.
-    pub lots: &'a RandomState,
+    /// Secret key of the tie-break. Callers thus prefer different ones of otherwise equal hosts,
+    /// and no host can choose a node id that comes first.
+    pub tie_breaker: &'a RandomState,
 }
 
-/// Why no route exists.
+/// Reason that no route exists.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
@@ -117,49 +115,42 @@ pub enum RouteError {
     Uncovered {
         /// First layer without a shard.
         layer: u32,
-        /// The model.
         model_id: String,
     },
-    /// Shards of this model exist, but all of them hold other weights.
+    /// All shards of this model hold other weights.
     #[error("the shards on offer hold weights {found}, this chat needs {wanted}")]
     WeightsMismatch {
-        /// Identity asked for.
         wanted: String,
-        /// An identity on offer.
+        /// Identity that a shard advertises.
         found: String,
     },
-    /// Shards of these weights have the layers, but all of them compute with another arithmetic.
+    /// All shards with the layers compute with another arithmetic.
     #[error(
-        "the hosts of layer {layer} compute with {found}, and this chat takes {wanted} only: \
-         its answer would be another one"
+        "the hosts of layer {layer} compute with {found}, but this chat needs {wanted}: its answer \
+         would differ"
     )]
     ArithmeticMismatch {
-        /// First layer without a shard that may be used.
+        /// First layer without a usable shard.
         layer: u32,
-        /// Arithmetic asked for.
         wanted: String,
-        /// An arithmetic on offer.
+        /// Arithmetic that a shard advertises.
         found: String,
     },
-    /// Shards of these weights have the layers, but none passes rows on in the data type of this chat.
+    /// All shards with the layers use another data type for rows.
     #[error("the hosts of layer {layer} pass rows on as {found}, and this chat needs {wanted}")]
     DtypeMismatch {
-        /// First layer without a shard that may be used.
+        /// First layer without a usable shard.
         layer: u32,
-        /// Data type of this chat's rows.
         wanted: String,
-        /// A data type on offer.
+        /// Data type that a shard advertises.
         found: String,
     },
-    /// Covering the model takes more spans than allowed.
+    /// The cover takes more spans than allowed.
     #[error("covering the model takes more than {max} shards")]
-    TooManyShards {
-        /// The limit in force.
-        max: usize,
-    },
+    TooManyShards { max: usize },
 }
 
-/// Covers the layers asked for with candidates that may be used.
+/// Covers the requested layers with usable candidates.
 ///
 /// # Errors
 /// Any [`RouteError`].
@@ -173,7 +164,7 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
     let covered = match request.arithmetic {
         Allowed::ExactFirst => {
-            // Whoever has failed of late covers nothing that somebody else could.
+            // A recently failed host is used only for layers without another host.
             let first = |c: &Candidate| c.is_exact() && c.standing == Standing::Good;
             let exact = usable.iter().filter(|(_, c)| first(c)).copied();
             let exact: Vec<Usable<'_>> = exact.collect();
@@ -210,20 +201,20 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
     }
 }
 
-/// The candidates that may be used, and what speaks against others.
+/// Usable candidates, and reasons for rejecting others.
 struct Usables<'a> {
     /// At most [`MAX_CANDIDATES`].
     usable: Vec<Usable<'a>>,
-    /// Weights that others hold of a model of that name.
+    /// Weights of other candidates with the same model id.
     other_weights: Option<String>,
-    /// Candidates that have the weights, and another data type; at most [`MAX_CANDIDATES`].
+    /// Candidates with the right weights and another data type; at most [`MAX_CANDIDATES`].
     other_dtypes: Vec<&'a Candidate>,
 }
 
 fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usables<'a> {
     let (mut usable, mut other_weights, mut other_dtypes) = (Vec::new(), None, Vec::new());
     let mut of_host: BTreeMap<NodeId, usize> = BTreeMap::new();
-    for (index, candidate) in in_order(request.lots, candidates) {
+    for (index, candidate) in in_order(request.tie_breaker, candidates) {
         let d = &candidate.descriptor;
         let taken = of_host.entry(d.host).or_default();
         if *taken == MAX_OF_HOST || usable.len() == MAX_CANDIDATES {
@@ -253,17 +244,17 @@ fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usable
     }
 }
 
-/// Candidates in the order in which they are looked at: those that were measured first, the others as
-/// the caller's lots have them, and of one host the latest first.
+/// Order in which candidates are considered: measured ones first, then by tie-break; the latest
+/// advertisement of a host first.
 fn in_order<'a>(
-    lots: &RandomState,
+    tie_breaker: &RandomState,
     candidates: &'a [Candidate],
 ) -> impl Iterator<Item = (usize, &'a Candidate)> {
     let mut all: Vec<_> = candidates.iter().enumerate().collect();
     all.sort_by_cached_key(|(_, c)| {
         let d = &c.descriptor;
-        let lot = lots.hash_one(d.host);
-        (c.ms_per_layer.is_none(), lot, Reverse(d.advertised_at))
+        let tie = tie_breaker.hash_one(d.host);
+        (c.ms_per_layer.is_none(), tie, Reverse(d.advertised_at))
     });
     all.into_iter()
 }

@@ -41,7 +41,7 @@ struct Ask {
     allow_self: bool,
     exact: Exact,
     before: Option<&'static str>,
-    lots: RandomState,
+    tie_breaker: RandomState,
 }
 
 impl Default for Ask {
@@ -53,7 +53,7 @@ impl Default for Ask {
             allow_self: false,
             exact: Exact::default(),
             before: None,
-            lots: RandomState::new(),
+            tie_breaker: RandomState::new(),
         }
     }
 }
@@ -70,7 +70,7 @@ impl Ask {
             max_shards: self.max,
             allow_self: self.allow_self,
             exclude: &self.exclude,
-            lots: &self.lots,
+            tie_breaker: &self.tie_breaker,
         };
         let spans = pick(&request, candidates)?;
         Ok(spans
@@ -97,7 +97,7 @@ fn the_worked_example_of_the_specification_holds() {
     );
 }
 
-/// A host of another arithmetic.
+/// Host with another arithmetic.
 fn other(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
     let mut candidate = shard(host, lo, hi, queue);
     candidate.descriptor.arithmetic = "torch-cuda-fp16".into();
@@ -113,7 +113,7 @@ fn asks(exact: Exact) -> Ask {
 
 #[test]
 fn exact_hosts_come_first_where_they_have_all_layers() {
-    // However busy they are, however far the others reach.
+    // Regardless of load and reach.
     let all = [
         other("fast", 0, 15, 0),
         shard("a", 0, 7, 9),
@@ -143,7 +143,7 @@ fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required
             found: "torch-cuda-fp16".into(),
         }
     );
-    // Where nobody has the layer, that is what is wrong.
+    // A layer without any host is reported as missing.
     let hole = [other("card", 0, 3, 0), shard("b", 8, 15, 0)];
     let error = asks(Exact::Require).route(&hole[1..]).unwrap_err();
     assert!(matches!(error, RouteError::Uncovered { layer: 0, .. }));
@@ -177,7 +177,7 @@ fn an_exact_host_that_has_failed_comes_after_another_that_has_not() {
 }
 
 #[test]
-fn who_goes_on_computes_as_who_was_there_before_unless_any_will_do() {
+fn a_replacement_has_the_same_arithmetic_unless_any_is_allowed() {
     let all = [shard("a", 0, 15, 0), other("card", 0, 15, 9)];
     let ask = |exact, before| Ask {
         before: Some(before),
@@ -236,7 +236,7 @@ fn hosts_with_another_data_type_are_told_apart_from_no_hosts() {
     );
     let said = error.to_string();
     assert!(said.contains("fp32") && said.contains("fp16"), "{said}");
-    // A layer that nobody has is missing, whatever others speak.
+    // A missing layer is reported as such, whatever the other layers' hosts use.
     let error = Ask::default().route(&[shard("b", 0, 7, 0)]).unwrap_err();
     assert!(
         matches!(error, RouteError::Uncovered { layer: 8, .. }),
@@ -290,7 +290,7 @@ fn the_own_node_serves_only_when_allowed_and_not_first_if_another_is_as_good() {
         ask.route(&all).unwrap(),
         spans(&[("b", 0, 7), ("self", 8, 15)])
     );
-    // A busy host, or one that is further away, is not as good.
+    // A busy or more distant host is worse.
     all[1].descriptor.queue_depth = 5;
     assert_eq!(ask.route(&all).unwrap(), spans(&[("self", 0, 15)]));
     (all[1].descriptor.queue_depth, all[1].hop_weight) = (0, 1);
@@ -314,7 +314,7 @@ fn a_cover_within_the_limit_is_found_when_the_idle_one_is_too_long() {
     );
 }
 
-/// A host that runs the whole model, with what was seen of it.
+/// Host of the whole model with measurements.
 fn seen(host: &str, queue: u32, standing: Standing, ms_per_layer: Option<f64>) -> Candidate {
     Candidate {
         standing,
@@ -324,7 +324,7 @@ fn seen(host: &str, queue: u32, standing: Standing, ms_per_layer: Option<f64>) -
 }
 
 #[test]
-fn a_host_that_failed_or_lied_is_asked_when_nobody_else_has_the_layers() {
+fn a_failing_or_quarantined_host_is_used_if_no_other_has_the_layers() {
     let (good, failing) = (Standing::Good, Standing::Failing);
     let liar = seen("liar", 0, Standing::Quarantined, None);
     let all = [
@@ -346,7 +346,7 @@ fn a_host_that_failed_or_lied_is_asked_when_nobody_else_has_the_layers() {
             .unwrap(),
         spans(&[("half", 0, 7), ("liar", 8, 15)])
     );
-    // Not even where one good host too many would be needed, if others reach as far.
+    // Even if the good hosts would exceed the hop limit, if others reach as far.
     let mut all: Vec<_> = (0..16)
         .map(|i| shard(&format!("s{i:02}"), i, i, 0))
         .collect();
@@ -375,27 +375,27 @@ fn measured_speed_counts_more_than_load_and_any_claim() {
         Ask::default().route(&all).unwrap(),
         spans(&[("fast", 0, 15)])
     );
-    // A little slower is as good: the load decides.
+    // Slightly slower is equal: the load decides.
     let all = [seen("near", 0, good, Some(1.9)), fast.clone()];
     assert_eq!(
         Ask::default().route(&all).unwrap(),
         spans(&[("near", 0, 15)])
     );
-    // Who says to be fast is no better than who was measured to be, ...
+    // A fast claim does not beat a fast measurement, ...
     let boasts = claims(shard("boasts", 0, 15, 4), 0.001);
     let all = [boasts, fast.clone()];
     assert_eq!(
         Ask::default().route(&all).unwrap(),
         spans(&[("fast", 0, 15)])
     );
-    // ... and who says to be slow is believed.
+    // ... and a slow claim is believed.
     let modest = claims(shard("modest", 0, 15, 0), 16.0 * 2.0);
     let all = [modest, fast];
     assert_eq!(
         Ask::default().route(&all).unwrap(),
         spans(&[("fast", 0, 15)])
     );
-    // Nobody was measured: as before, the load.
+    // Without measurements, the load decides.
     let all = [
         claims(shard("a", 0, 15, 1), 0.1),
         claims(shard("b", 0, 15, 0), 9e9),
@@ -437,7 +437,7 @@ fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
             max_shards: ask.max,
             allow_self: false,
             exclude: &ask.exclude,
-            lots: &ask.lots,
+            tie_breaker: &ask.tie_breaker,
         };
         usable(&request, candidates).usable.len()
     };
@@ -456,7 +456,7 @@ fn a_flood_of_one_members_descriptors_leaves_the_others_theirs() {
         Ask::default().route(&all).unwrap(),
         spans(&[("late", 0, 15)])
     );
-    // And of a host that has moved five times the latest range counts.
+    // Of a host with five advertised ranges, the latest count.
     let moved = |n: u32| {
         let mut one = shard("moves", n, 15, 0);
         one.descriptor.advertised_at = n.into();
@@ -466,7 +466,7 @@ fn a_flood_of_one_members_descriptors_leaves_the_others_theirs() {
     assert!(Ask::default().route(&all).is_err());
 }
 
-/// Routes one chat after the other over these hosts; how many of them each has had.
+/// Routes several chats in a row over these hosts; returns the number of chats per host.
 fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
     let ask = Ask::default();
     let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
@@ -482,7 +482,7 @@ fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
 
 #[test]
 fn no_claim_draws_more_than_a_share_of_the_chats() {
-    // Idle, all layers: beside honest hosts that have something to do, and halves of the model.
+    // Idle with all layers, beside honest busy hosts with halves of the model.
     let mut hosts = vec![shard("claims", 0, 15, 0)];
     hosts.extend((0..4).map(|n| shard(&format!("honest {n}"), 0, 15, 3)));
     let of_five = drawn(&mut hosts.clone(), 5)[0];
@@ -505,7 +505,7 @@ fn a_share_never_sends_a_chat_to_a_host_that_was_measured_to_be_slow_or_failed()
         let mut hosts = [seen("fast", 3, good, Some(1.0)), other];
         assert_eq!(drawn(&mut hosts, 20), [20, 0]);
     }
-    // Nor away from the caller's own layers.
+    // The caller's own layers have no limit.
     let mut own = shard("own", 0, 15, 0);
     own.is_self = true;
     let ask = Ask {

@@ -1,80 +1,76 @@
-//! Whose turn it is: a bounded, fair queue in front of a bounded number of places. Pure.
+//! Bounded fair queue in front of a bounded number of running slots. Pure.
 //!
 //! ```text
-//! enter --> a place is free --> Run            finish --> a place is free again:
-//!       --> none is         --> Wait (ticket)             the next caller's oldest item runs
-//!       --> queue is full   --> Full           leave  --> a waiting item is given back
+//! enter --> a slot is free    --> Run            finish --> a slot is free again:
+//!       --> no slot is free   --> Wait (ticket)             the next caller's oldest item runs
+//!       --> the queue is full --> Full           leave  --> a waiting item is given back
 //! ```
 //!
-//! A caller that runs nothing may have a place beyond those that all share ([`QueueLimits::reserved`]):
-//! whoever holds all others with long items keeps nobody else waiting until one of them ends. The
-//! [`OWNER`] of the machine has one beyond these, and may always have an item that waits.
+//! A caller with no running item may use a reserved slot beyond the shared ones
+//! ([`QueueLimits::reserved`]), so that one caller with long items cannot block all others. The
+//! [`OWNER`] of the machine has one more slot, and may always have one waiting item.
 //!
-//! Callers take turns: between two items of one caller, every other caller that waits has one.
-//! With places 1 and the arrivals `a1 a2 a3 b1 c1`, the order is `a1 a2 b1 c1 a3`.
+//! Callers are served round-robin: between two items of one caller, every other waiting caller gets
+//! one. With one slot and the arrivals `a1 a2 a3 b1 c1`, the order is `a1 a2 b1 c1 a3`.
 
 use std::collections::VecDeque;
 
-/// How much may run and wait.
+/// Numbers of running and waiting items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Items that run at once, at least 1.
+    /// Shared running slots, at least 1.
     pub places: usize,
-    /// Items that wait, of all callers together.
+    /// Waiting items of all callers together.
     pub waiting: usize,
-    /// Items of one caller that wait.
+    /// Waiting items of one caller.
     pub waiting_per_caller: usize,
-    /// Items that run beyond `places`, of callers of whom no other runs. One more may be the owner's.
+    /// Extra slots for callers with no running item. The owner has one more.
     pub reserved: usize,
 }
 
 impl QueueLimits {
-    /// Most items that run at once, whoever's they are.
+    /// Maximum number of running items, including reserved slots.
     pub fn most_running(&self) -> usize {
         self.places + self.reserved + 1
     }
 }
 
-/// Who asks when the owner of the machine does. No other caller is called so.
+/// Verified name of the machine's owner. No other caller has this name.
 pub const OWNER: &str = "owner";
 
-/// Who a caller is, whomever it asks for: its name as far as the first NUL. The rest it may choose, so
-/// that no bound rests on it.
-pub fn who_of(caller: &str) -> &str {
+/// Verified part of a caller's name, up to the first NUL. Limits count by it, since the caller
+/// chooses the rest.
+pub fn quota_key(caller: &str) -> &str {
     caller.split('\0').next().unwrap_or(caller)
 }
 
-/// Names a waiting item. Never used twice.
+/// Id of a waiting item. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// What becomes of an item that arrives.
+/// Outcome of [`FairQueue::enter`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entry<T> {
-    /// It runs; [`FairQueue::finish`] must follow.
+    /// The item runs; [`FairQueue::finish`] must follow.
     Run(T),
-    /// It waits.
     Wait(Ticket),
-    /// It is refused.
     Full(Refused),
 }
 
-/// Why an item may not even wait.
+/// Limit that an item exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// The queue is full.
     Queue,
-    /// This caller has as many waiting as one may have.
+    /// This caller has the maximum number of waiting items.
     Caller,
 }
 
-/// The queue and the places.
 #[derive(Debug)]
 pub struct FairQueue<T> {
     limits: QueueLimits,
     running: usize,
     next: u64,
-    /// Callers that wait, the next one first. None of them is empty.
+    /// Waiting callers in round-robin order, each with at least one item.
     ring: VecDeque<Line<T>>,
 }
 
@@ -85,7 +81,6 @@ struct Line<T> {
 }
 
 impl<T> FairQueue<T> {
-    /// Nothing runs and nothing waits.
     pub fn new(limits: QueueLimits) -> Self {
         Self {
             limits: QueueLimits {
@@ -98,29 +93,29 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Whether a place is free for a caller of whom items run already, or do not (`runs`).
+    /// Returns true if a slot is free for a caller. `runs`: the caller has running items.
     pub fn has_place(&self, caller: &str, runs: bool) -> bool {
         let runs = runs || self.waiting_for(caller) > 0;
         self.running < self.places_of(caller, runs)
     }
 
-    /// How many may run when one of this caller's is among them.
+    /// Number of slots open to this caller.
     fn places_of(&self, caller: &str, runs: bool) -> usize {
         match runs {
             true => self.limits.places,
-            false if who_of(caller) == OWNER => self.limits.most_running(),
+            false if quota_key(caller) == OWNER => self.limits.most_running(),
             false => self.limits.places + self.limits.reserved,
         }
     }
 
-    /// Whether this is the owner, who may have an item that waits, and has none.
+    /// Returns true for an owner without a waiting item, who may always have one.
     pub fn is_owed(&self, caller: &str) -> bool {
-        who_of(caller) == OWNER && self.waiting_for(caller) == 0
+        quota_key(caller) == OWNER && self.waiting_for(caller) == 0
     }
 
-    /// An item arrives, of a caller of whom others run, or do not (`runs`).
+    /// Adds an item. `runs`: its caller has running items.
     pub fn enter(&mut self, caller: &str, runs: bool, item: T) -> Entry<T> {
-        // Whoever waits goes first; while someone waits, no place is free that it might have.
+        // Waiting items go first: while one waits, no slot is free that it may use.
         if self.has_place(caller, runs) {
             self.running += 1;
             return Entry::Run(item);
@@ -143,8 +138,8 @@ impl<T> FairQueue<T> {
         Entry::Wait(ticket)
     }
 
-    /// A running item has ended. The item that takes its place, if one waits that may; `runs` says
-    /// whether items of a caller still run.
+    /// Ends a running item and returns the next one to run. `runs` tells whether a caller still has
+    /// running items.
     pub fn finish(&mut self, runs: impl Fn(&str) -> bool) -> Option<T> {
         self.running = self.running.saturating_sub(1);
         let caller =
@@ -159,7 +154,7 @@ impl<T> FairQueue<T> {
         item.map(|(_, item)| item)
     }
 
-    /// A waiting item gives up. `None` if it runs by now, or has been given up already.
+    /// Removes a waiting item. `None` if it already runs or was removed.
     pub fn leave(&mut self, ticket: Ticket) -> Option<T> {
         for (place, line) in self.ring.iter_mut().enumerate() {
             let Some(at) = line.items.iter().position(|(t, _)| *t == ticket) else {
@@ -174,7 +169,7 @@ impl<T> FairQueue<T> {
         None
     }
 
-    /// Everything that waits, to be refused; what runs goes on.
+    /// Removes all waiting items; running ones continue.
     pub fn clear(&mut self) -> Vec<T> {
         let lines = std::mem::take(&mut self.ring);
         lines
@@ -184,8 +179,8 @@ impl<T> FairQueue<T> {
             .collect()
     }
 
-    /// How many more items of a caller may wait, as far as its own bounds go: of one name, and, where
-    /// there is more than one, of all names of a caller, which leaves a quarter to others.
+    /// Number of items that a caller may add under its own limits: per full name, and, if it uses
+    /// several, three quarters of the queue for all of them.
     pub fn room_of(&self, caller: &str) -> usize {
         let line = self.ring.iter().find(|line| line.caller == caller);
         let own = line.map_or(0, |line| line.items.len());
@@ -198,19 +193,17 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Items that wait of whoever has this name, whomever for.
+    /// Waiting items of a verified caller, over all its full names.
     fn waiting_for(&self, caller: &str) -> usize {
         let lines = self.ring.iter();
-        let lines = lines.filter(|line| who_of(&line.caller) == who_of(caller));
+        let lines = lines.filter(|line| quota_key(&line.caller) == quota_key(caller));
         lines.map(|line| line.items.len()).sum()
     }
 
-    /// Items that run.
     pub fn running(&self) -> usize {
         self.running
     }
 
-    /// Items that wait.
     pub fn waiting(&self) -> usize {
         self.ring.iter().map(|line| line.items.len()).sum()
     }
@@ -232,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_runs_nothing_has_a_place_beside_a_caller_who_holds_all_others() {
+    fn a_caller_with_nothing_running_gets_the_reserved_slot() {
         let mut turns = FairQueue::new(QueueLimits {
             places: 4,
             waiting: 8,
@@ -243,24 +236,24 @@ mod tests {
             let entry = turns.enter("hog\0one of many", n > 0, n);
             assert!(matches!(entry, Entry::Run(_)));
         }
-        // Another name is no other caller.
+        // A second full name does not make a second caller.
         assert!(matches!(
             turns.enter("hog\0another", true, 4),
             Entry::Wait(_)
         ));
         assert!(matches!(turns.enter("guest", false, 5), Entry::Run(5)));
-        // One place is reserved, not one for each.
+        // There is one reserved slot, not one per caller.
         assert!(matches!(turns.enter("late", false, 6), Entry::Wait(_)));
-        // It is passed on to who runs nothing, before its turn ...
-        assert_eq!(turns.finish(|caller| who_of(caller) == "hog"), Some(6));
-        // ... and to nobody else.
-        assert_eq!(turns.finish(|caller| who_of(caller) == "hog"), None);
+        // The reserved slot passes to a caller with no running item, before its turn ...
+        assert_eq!(turns.finish(|caller| quota_key(caller) == "hog"), Some(6));
+        // ... and to no other caller.
+        assert_eq!(turns.finish(|caller| quota_key(caller) == "hog"), None);
         assert_eq!((turns.running(), turns.waiting()), (4, 1));
         assert_eq!(turns.finish(|_| true), Some(4));
     }
 
     #[test]
-    fn the_owner_of_the_machine_has_a_place_to_run_and_one_to_wait_whoever_holds_the_others() {
+    fn the_owner_always_has_a_running_and_a_waiting_slot() {
         let mut turns = FairQueue::new(QueueLimits {
             places: 2,
             waiting: 2,
@@ -282,10 +275,10 @@ mod tests {
             turns.enter(&own("c"), true, 8),
             Entry::Full(Refused::Queue)
         ));
-        // The owner's place stays the owner's: when its item ends, the one that waits has it.
+        // The owner's slot stays reserved: when its item ends, its waiting item takes it.
         assert_eq!(turns.finish(|_| false), Some(7));
-        // When one of the others ends, the owner's counts among as many as before.
-        assert_eq!(turns.finish(|caller| who_of(caller) == OWNER), None);
+        // When another caller's item ends, the owner's item counts against the shared slots.
+        assert_eq!(turns.finish(|caller| quota_key(caller) == OWNER), None);
         assert_eq!((turns.running(), turns.waiting()), (3, 2));
     }
 
@@ -323,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses_and_says_whose_limit_it_was() {
+    fn a_refusal_names_the_limit_that_was_reached() {
         let mut turns = turns(1, 2, 1);
         assert!(matches!(turns.enter("a", true, (0, 0)), Entry::Run(_)));
         assert!(matches!(turns.enter("a", true, (0, 1)), Entry::Wait(_)));
@@ -348,9 +341,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list of what waits, with the rules checked after every step.
+        /// Compares the queue with a plain list and checks the rules after every step.
         #[test]
-        fn limits_hold_nothing_is_lost_and_nobody_is_passed_over(
+        fn limits_hold_no_item_is_lost_and_no_caller_is_passed_over(
             places in 1..4usize,
             waiting in 0..7usize,
             per_caller in 0..4usize,
@@ -359,7 +352,7 @@ mod tests {
             let mut turns = turns(places, waiting, per_caller);
             let mut running = 0;
             let mut line: Vec<(Ticket, (u8, usize))> = Vec::new();
-            // Since which step a caller has been waiting without being served, and when it last was.
+            // Step at which each caller began to wait, and at which it was last served.
             let mut since = [None; 5];
             let mut served = [None; 5];
             for (n, op) in ops.into_iter().enumerate() {

@@ -1,24 +1,24 @@
-//! The one path to an answer: every interface (HTTP, the bus, the command line) asks here.
+//! Queueing and execution of chats. Every interface (HTTP, bus, command line) uses it.
 //!
 //! | concept | where |
 //! |---|---|
-//! | whose turn it is | [`fair_queue`] (pure) |
-//! | who was refused, and is next when it comes back | [`retries`] (pure) |
-//! | conversations that wait for their next turn | [`prefix_cache`] (pure) |
-//! | how long a chat waits for its reader | `slow_reader.rs` (pure) |
-//! | asking, running, giving up | here |
+//! | order of waiting chats | [`fair_queue`] (pure) |
+//! | priority of refused callers that return | [`retries`] (pure) |
+//! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
+//! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
+//! | starting, running and cancelling a chat | here |
 //!
 //! ```text
-//! ask --> FairQueue --> (waits) --> a blocking thread: check the request, take a kept
-//!   |                               conversation over or open a backend
+//! ask --> FairQueue --> (waits) --> a blocking thread: check the request, take over an idle
+//!   |                               conversation or open a backend
 //!   |                               the step loop of all chats: answer
-//!   v                               a blocking thread: keep the conversation, pass the turn on
+//!   v                               a blocking thread: store the conversation, free the slot
 //! Answer <-- bounded channel <-- frames
 //! ```
 //!
-//! Dropping an [`Answer`] gives it up: what waits leaves the queue, what runs ends at its next
-//! step and frees what it has on every host. A reader that is slow slows its own chat only; one
-//! that takes nothing for [`ServiceSettings::slow_reader`] is given up for.
+//! Dropping an [`Answer`] cancels the chat: a waiting one leaves the queue, a running one ends at
+//! its next step and releases its streams. A slow reader delays only its own chat. If it takes
+//! nothing for [`ServiceSettings::slow_reader`], its chat is cancelled.
 
 pub mod fair_queue;
 pub mod prefix_cache;
@@ -41,37 +41,37 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket, who_of};
+use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket, quota_key};
 use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
-use self::retries::{Mark, Retries, Room};
+use self::retries::{RetryKey, RetryQueue, Room};
 use self::slow_reader::SlowReaderLimit;
 use crate::Cancel;
 use crate::backend::Backend;
 use crate::chat::{Call, ChatRequest, Conversation, Done, Frame, Listener, Prepared, TextModel};
+use crate::chat_loop::ChatLoop;
 use crate::error::ChatError;
 use crate::exact::Exact;
-use crate::steps::Steps;
 use crate::times::whole_ms;
 
-/// Frames that a chat may be ahead of its reader.
+/// Capacity of the channel between a chat and its reader.
 const FRAMES_AHEAD: usize = 64;
 
-/// How much the last answer weighs in the mean that [`Service::retry_after`] is made of.
+/// Weight of the newest answer in the moving average behind [`Service::retry_after`].
 const RECENT: f64 = 0.2;
 
-/// How long [`Service::drain`] waits for chats that it has cancelled.
+/// How long [`Service::drain`] waits for cancelled chats.
 const CANCEL_DEADLINE: Duration = Duration::from_secs(2);
 
-/// How much is served at once.
+/// Limits of a service.
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Built with `..ServiceSettings::default()`.
 pub struct ServiceSettings {
-    /// Chats that run and wait.
+    /// Running and waiting chats.
     pub turns: QueueLimits,
-    /// Conversations that are kept for their next turn.
+    /// Idle conversations.
     pub keep: PrefixCacheLimits,
-    /// A reader that takes nothing for so long is given up for, and so is one that keeps its chat
-    /// waiting for so long in sum, and takes next to nothing.
+    /// A chat is cancelled if its reader takes nothing for this long, or delays it this long in
+    /// total and takes almost nothing.
     pub slow_reader: Duration,
 }
 
@@ -87,7 +87,7 @@ impl Default for ServiceSettings {
             keep: PrefixCacheLimits {
                 count: 4,
                 idle_ms: 300_000,
-                // Fewer are run in less time than it takes to ask.
+                // Prefilling fewer tokens takes less time than the lookup.
                 min_prefix: 8,
             },
             slow_reader: Duration::from_secs(30),
@@ -95,34 +95,33 @@ impl Default for ServiceSettings {
     }
 }
 
-/// Makes a backend for a new conversation with one model: over hosts that are chosen by [`Exact`], or on
-/// this machine, which is exact. Blocks; ends soon once [`Cancel`] is set.
-/// [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and [`ChatError::Busy`] say that there is no
-/// room: the service then gives up a conversation that it keeps, and asks again.
+/// Opens a backend for a new conversation: on hosts selected by [`Exact`], or on this machine,
+/// which is exact. Blocks; returns soon after [`Cancel`] is set. On
+/// [`ChatError::ShardUnavailable`], [`ChatError::HostsFull`] and [`ChatError::Busy`], the service
+/// evicts an idle conversation and retries.
 pub type Opener = Box<dyn Fn(Exact, &Cancel) -> Result<Box<dyn Backend>, ChatError> + Send + Sync>;
 
-/// A model that the service answers with.
+/// Model that the service answers with.
 pub struct ServedModel {
-    /// What callers name it by.
+    /// Id that callers use.
     pub id: String,
-    /// Identity of its weights.
     pub weights: WeightsId,
-    /// Everything except the blocks.
+    /// Tokenizer, embedding and output head.
     pub text: TextModel,
-    /// The blocks.
+    /// Opens a backend for the blocks.
     pub open: Opener,
-    /// What hosts are chosen by where the caller does not say.
+    /// Rule for selecting hosts, if the caller gives none.
     pub exact: Exact,
 }
 
-/// Who asks.
+/// Identity of a caller.
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Made by every interface.
 pub struct Caller {
-    /// By which it shares fairly with others. In front of a NUL, if there is one, it says who asks for
-    /// certain, and behind it whom for: there it may say what it likes.
+    /// Name for fair queueing. The part before a NUL is verified (an account or address); the part
+    /// behind it is chosen by the caller.
     pub name: String,
-    /// By which its kept conversations are told from those of others.
+    /// Key of its idle conversations; no other key can take them over.
     pub held_by: String,
 }
 
@@ -135,61 +134,57 @@ impl From<&str> for Caller {
     }
 }
 
-/// What goes on.
+/// Current load of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
-    /// Chats that run.
     pub running: usize,
-    /// Chats that wait for a turn.
     pub waiting: usize,
-    /// Conversations kept for their next turn.
+    /// Idle conversations kept for their next turn.
     pub kept: usize,
-    /// Whether no more chats are taken.
+    /// True if no more chats are accepted.
     pub draining: bool,
 }
 
-/// Answers chats. Clones are the same service.
+/// Answers chats. Clones share one service.
 #[derive(Clone)]
 pub struct Service(Arc<Inner>);
 
 struct Inner {
     runtime: Handle,
-    /// Where chats run.
-    steps: Steps,
+    /// Loop on which chats run.
+    chat_loop: ChatLoop,
     settings: ServiceSettings,
     models: Vec<Arc<ServedModel>>,
     state: Mutex<State>,
-    /// Chats that run or wait.
+    /// Number of chats that run or wait.
     active: watch::Sender<usize>,
     began: Instant,
-    /// Tells requests apart; nobody can make two that it takes for one.
+    /// Keyed hash of requests; callers cannot forge a collision.
     digests: RandomState,
 }
 
-/// A request that was refused at once.
+/// Rejection of a request before it was queued.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Refusal {
-    /// The error that the caller gets.
     pub error: ChatError,
-    /// When to ask again, if that could help. Whoever does comes before those who ask for the first
-    /// time.
+    /// When to retry, if that can help. A retry takes precedence over new requests.
     pub retry_after: Option<Duration>,
 }
 
 struct State {
     turns: FairQueue<Job>,
-    returns: Retries,
-    /// By number, to give them up, and whose they are.
+    returns: RetryQueue,
+    /// Running chats by number: how to cancel them, and their verified caller.
     running: BTreeMap<u64, (Cancel, String)>,
     next: u64,
     kept: PrefixCache<Conversation>,
     draining: bool,
-    /// Mean time of recent answers.
+    /// Moving average of answer times.
     answer_ms: f64,
 }
 
-/// A chat on its way.
+/// A queued or running chat.
 struct Job {
     caller: Caller,
     model: Arc<ServedModel>,
@@ -201,7 +196,7 @@ struct Job {
 }
 
 impl Job {
-    /// Which kept conversations it may take over, and is kept as.
+    /// Key under which its conversation is taken from and put into the prefix cache.
     fn key(&self) -> Key {
         Key {
             caller: self.caller.held_by.clone(),
@@ -212,12 +207,12 @@ impl Job {
 }
 
 impl Service {
-    /// A service for some models, whose chats run on one loop (`steps.rs`).
+    /// Creates a service. Its chats run on one step loop (`chat_loop.rs`).
     pub fn new(runtime: Handle, models: Vec<ServedModel>, settings: ServiceSettings) -> Self {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
                 turns: FairQueue::new(settings.turns),
-                returns: Retries::default(),
+                returns: RetryQueue::default(),
                 running: BTreeMap::new(),
                 next: 0,
                 kept: PrefixCache::new(settings.keep),
@@ -228,7 +223,7 @@ impl Service {
             active: watch::Sender::new(0),
             began: Instant::now(),
             digests: RandomState::new(),
-            steps: Steps::start(runtime.clone()),
+            chat_loop: ChatLoop::start(runtime.clone()),
             runtime,
             settings,
         });
@@ -236,17 +231,15 @@ impl Service {
         Self(inner)
     }
 
-    /// The models, in the order in which they were given.
+    /// The models, in the given order.
     pub fn models(&self) -> &[Arc<ServedModel>] {
         &self.0.models
     }
 
-    /// The model of this id.
     pub fn model(&self, id: &str) -> Option<&Arc<ServedModel>> {
         self.0.models.iter().find(|model| model.id == id)
     }
 
-    /// What goes on.
     pub fn load(&self) -> Load {
         let state = self.0.lock();
         Load {
@@ -257,15 +250,15 @@ impl Service {
         }
     }
 
-    /// When a caller that was refused with [`ChatError::Busy`] may hope for a turn: a guess from
-    /// how long recent answers took. 1 to 60 s.
+    /// Estimated time until a caller refused with [`ChatError::Busy`] gets a turn, from recent
+    /// answer times: 1 to 60 s.
     pub fn retry_after(&self) -> Duration {
         let state = self.0.lock();
         state.until_turns(state.turns.waiting() + 1)
     }
 
-    /// Remembers a request that found no room after its turn had come, and says when to come back.
-    pub fn remember(&self, caller: &str, mark: &Mark) -> Duration {
+    /// Records a request that was refused after it had been admitted, and returns when to retry.
+    pub fn remember(&self, caller: &str, mark: &RetryKey) -> Duration {
         let mut state = self.0.lock();
         let (now, after) = (self.0.now_ms(), state.until_turns(1));
         let due = now.saturating_add(whole_ms(after));
@@ -273,35 +266,35 @@ impl Service {
         after
     }
 
-    /// What tells a request from others, where its refused caller comes back with it.
+    /// Digest that identifies a request when its caller retries it.
     pub fn digest(&self, request: &[u8]) -> u64 {
         self.0.digests.hash_one(request)
     }
 
-    /// Asks for an answer. `caller` is who shares fairly with others, and whose conversations are
-    /// kept apart from theirs. Returns at once; the answer comes as frames.
+    /// Queues a chat and returns at once; the answer arrives as frames. `caller` is the identity
+    /// for fair queueing and for the prefix cache.
     ///
     /// # Errors
-    /// [`ChatError::BadRequest`] for an unknown model, [`ChatError::Busy`] when too many wait
-    /// already, [`ChatError::ShuttingDown`]. Everything else is an outcome of the answer.
+    /// [`ChatError::BadRequest`] for an unknown model, [`ChatError::Busy`] if the queue is full,
+    /// [`ChatError::ShuttingDown`]. Every other error is reported by the answer.
     pub fn ask(
         &self,
         caller: &str,
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, ChatError> {
-        let asked = self.ask_as(&caller.into(), &Mark::default(), model, request);
+        let asked = self.ask_as(&caller.into(), &RetryKey::default(), model, request);
         asked.map_err(|refusal| refusal.error)
     }
 
-    /// The same for a request that is known again when its caller was refused and comes back.
+    /// Like [`Self::ask`], for a request that is recognised when its caller retries it.
     ///
     /// # Errors
-    /// As for [`Self::ask`], with when to come back.
+    /// As for [`Self::ask`], with the time after which to retry.
     pub fn ask_as(
         &self,
         caller: &Caller,
-        mark: &Mark,
+        mark: &RetryKey,
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, Refusal> {
@@ -338,20 +331,20 @@ impl Service {
         state.admit(limits, &caller.name, mark, now)?;
         let others = runs(&state.running, &caller.name);
         match state.turns.enter(&caller.name, others, job) {
-            Entry::Run(job) => run = Some(self.0.place(&mut state, job)),
+            Entry::Run(job) => run = Some(self.0.take_slot(&mut state, job)),
             Entry::Wait(ticket) => answer.ticket = Some(ticket),
             Entry::Full(why) => return Err(state.refuse(limits, why, None)),
         }
         self.0.report(&state);
         drop(state);
-        if let Some((place, job)) = run {
-            place.start(job);
+        if let Some((slot, job)) = run {
+            slot.start(job);
         }
         Ok(answer)
     }
 
-    /// Takes no more chats, and returns when all have ended; those that have not after `deadline`
-    /// are given up. Kept conversations are given up at once.
+    /// Accepts no more chats, drops idle conversations, and returns when all chats have ended.
+    /// Chats that still run after `deadline` are cancelled.
     pub async fn drain(&self, deadline: Duration) {
         let kept = {
             let mut state = self.0.lock();
@@ -360,7 +353,7 @@ impl Service {
         };
         self.0.discard(kept);
         let mut active = self.0.active.subscribe();
-        // The sender lives as long as this service does, so waiting ends only as it should.
+        // `active` lives as long as `self`, so the wait cannot fail.
         let ended = async |active: &mut watch::Receiver<usize>, limit| {
             tokio::time::timeout(limit, active.wait_for(|n| *n == 0))
                 .await
@@ -381,25 +374,25 @@ impl Service {
             waiting
         };
         for job in waiting {
-            // Whoever asked may be gone.
+            // The reader may be gone.
             let _ = job.end.send(Err(ChatError::ShuttingDown));
         }
         ended(&mut active, CANCEL_DEADLINE).await;
     }
 }
 
-/// Whether a chat of this caller runs, whomever it is for.
+/// Returns true if a chat of this verified caller runs.
 fn runs(running: &BTreeMap<u64, (Cancel, String)>, caller: &str) -> bool {
-    running.values().any(|(_, who)| who == who_of(caller))
+    running.values().any(|(_, who)| who == quota_key(caller))
 }
 
 impl State {
-    /// Lets a request in, or remembers that it was refused.
+    /// Admits a request, or records the refusal.
     fn admit(
         &mut self,
         limits: QueueLimits,
         caller: &str,
-        mark: &Mark,
+        mark: &RetryKey,
         now_ms: u64,
     ) -> Result<(), Refusal> {
         let (turns, running) = (&self.turns, &self.running);
@@ -426,14 +419,14 @@ impl State {
         let (running, waiting) = (self.turns.running(), self.turns.waiting());
         let error = ChatError::Busy(match why {
             Refused::Queue if waiting >= limits.waiting => {
-                format!("{running} chats run and {waiting} wait, which is as many as may")
+                format!("{running} chats run and {waiting} wait, which is the limit")
             }
             Refused::Queue => format!(
-                "{running} chats run and {waiting} wait; the places that are left are for those who \
-                 were refused before"
+                "{running} chats run and {waiting} wait; the free places are reserved for requests \
+                 that were refused before"
             ),
             Refused::Caller => format!(
-                "{running} chats run, and {} of yours wait, which is as many as may",
+                "{running} chats run, and {} of yours wait, which is the limit",
                 limits.waiting_per_caller
             ),
         });
@@ -443,8 +436,8 @@ impl State {
         }
     }
 
-    /// How long it takes until so many more answers have ended: a guess from how long recent ones
-    /// took. 1 to 60 s, whole.
+    /// Estimated time until this many more answers have ended, from recent answer times: 1 to 60
+    /// whole seconds.
     fn until_turns(&self, answers: usize) -> Duration {
         let rounds = answers as f64 / self.turns.running().max(1) as f64;
         Duration::from_secs_f64((self.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
@@ -460,7 +453,7 @@ impl Inner {
         whole_ms(self.began.elapsed())
     }
 
-    /// Tells whoever watches how much goes on.
+    /// Updates the metrics and `active`.
     fn report(&self, state: &State) {
         let (running, waiting) = (state.turns.running(), state.turns.waiting());
         metrics::gauge!("hearthnet_pipelines_running").set(running as f64);
@@ -469,17 +462,18 @@ impl Inner {
         self.active.send_replace(running + waiting);
     }
 
-    /// Gives a chat its place; [`Place::start`] follows when the state is unlocked.
-    fn place(self: &Arc<Self>, state: &mut State, job: Job) -> (Place, Job) {
+    /// Gives a running slot to a chat; [`RunningSlot::start`] must follow once the state is
+    /// unlocked.
+    fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
         let number = state.next;
         state.next += 1;
-        let who = who_of(&job.caller.name).to_owned();
+        let who = quota_key(&job.caller.name).to_owned();
         state.running.insert(number, (job.cancel.clone(), who));
         let inner = Arc::clone(self);
-        (Place { inner, number }, job)
+        (RunningSlot { inner, number }, job)
     }
 
-    /// Drops conversations where waiting for an engine harms nobody.
+    /// Drops conversations on a blocking thread, since that may wait for an engine.
     fn discard(&self, conversations: Vec<Conversation>) {
         if !conversations.is_empty() {
             self.runtime.spawn_blocking(move || drop(conversations));
@@ -487,38 +481,38 @@ impl Inner {
     }
 }
 
-/// A place among those that run. Dropping it passes it on, whatever became of the chat.
-struct Place {
+/// Running slot. Dropping it starts the next chat.
+struct RunningSlot {
     inner: Arc<Inner>,
     number: u64,
 }
 
-impl Place {
-    /// Runs the chat. (A runtime that is ending drops it, and the place.)
+impl RunningSlot {
+    /// Runs the chat. A runtime that is ending drops both.
     fn start(self, job: Job) {
         let runtime = self.inner.runtime.clone();
         runtime.spawn(work(self, job));
     }
 }
 
-impl Drop for Place {
+impl Drop for RunningSlot {
     fn drop(&mut self) {
         let mut state = self.inner.lock();
         state.running.remove(&self.number);
         let State { turns, running, .. } = &mut *state;
         let next = turns.finish(|caller| runs(running, caller));
-        let next = next.map(|job| self.inner.place(&mut state, job));
+        let next = next.map(|job| self.inner.take_slot(&mut state, job));
         self.inner.report(&state);
         drop(state);
-        if let Some((place, job)) = next {
-            place.start(job);
+        if let Some((slot, job)) = next {
+            slot.start(job);
         }
     }
 }
 
-/// One chat, from its turn to its end. (Where it panics, whoever asked hears of an unexpected end.)
-async fn work(place: Place, job: Job) -> Option<()> {
-    let (inner, runtime) = (Arc::clone(&place.inner), place.inner.runtime.clone());
+/// Runs one chat from its turn to its end. If it panics, its caller gets [`ChatError::Engine`].
+async fn work(slot: RunningSlot, job: Job) -> Option<()> {
+    let (inner, runtime) = (Arc::clone(&slot.inner), slot.inner.runtime.clone());
     let began = Instant::now();
     metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
     let beginning = runtime.spawn_blocking(move || {
@@ -528,11 +522,11 @@ async fn work(place: Place, job: Job) -> Option<()> {
     let (inner, job, begun) = beginning.await.ok()?;
     let key = job.key();
     let (end, cancel) = (job.end, job.cancel);
-    let mut outlet = Outlet {
+    let mut output = FrameOutput {
         frames: job.frames,
-        behind: VecDeque::new(),
+        backlog: VecDeque::new(),
         cancel: cancel.clone(),
-        patience: SlowReaderLimit::new(inner.settings.slow_reader),
+        limit: SlowReaderLimit::new(inner.settings.slow_reader),
     };
     let result = match begun {
         Err(error) => Err(error),
@@ -543,19 +537,19 @@ async fn work(place: Place, job: Job) -> Option<()> {
                     model: &model.text,
                     started: job.asked,
                     cancel: &cancel,
-                    listener: &mut outlet,
+                    listener: &mut output,
                 };
                 let result = conversation.answer_to(asked, &mut call).await;
-                (conversation, outlet, result)
+                (conversation, output, result)
             };
-            let (conversation, back, result) = inner.steps.run(chat).await?;
-            outlet = back;
+            let (conversation, back, result) = inner.chat_loop.run(chat).await?;
+            output = back;
             let inner = Arc::clone(&inner);
-            let putting_away = runtime.spawn_blocking(move || {
-                put_away(&inner, key, conversation, &result);
+            let storing = runtime.spawn_blocking(move || {
+                store_in_prefix_cache(&inner, key, conversation, &result);
                 result
             });
-            putting_away.await.ok()?
+            storing.await.ok()?
         }
     };
     let code = result
@@ -568,12 +562,12 @@ async fn work(place: Place, job: Job) -> Option<()> {
         state.answer_ms += (took_ms - state.answer_ms) * RECENT;
     }
     // The next chat need not wait for this one's reader.
-    drop(place);
+    drop(slot);
     let result = match result {
         Ok(done) => {
-            outlet.behind.push_back(Frame::Done(Box::new(done)));
-            outlet.empty().await;
-            // Whoever misses frames must not take the answer for complete.
+            output.backlog.push_back(Frame::Done(Box::new(done)));
+            output.empty().await;
+            // If frames were dropped, the answer must not look complete.
             match cancel.is_cancelled() {
                 true => Err(ChatError::Cancelled),
                 false => Ok(()),
@@ -581,13 +575,13 @@ async fn work(place: Place, job: Job) -> Option<()> {
         }
         Err(error) => Err(error),
     };
-    // The channel must be closed before its end is told.
-    drop(outlet);
-    // Whoever asked may be gone.
+    // The reader must see the closed channel before the result.
+    drop(output);
+    // The reader may be gone.
     end.send(result).ok()
 }
 
-/// A conversation for a request, whose prompt becomes tokens. Blocks.
+/// Prepares the prompt and its conversation, from the cache or new. Blocks.
 fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError> {
     if job.cancel.is_cancelled() {
         return Err(ChatError::Cancelled);
@@ -603,9 +597,14 @@ fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError
     Ok((conversation, asked))
 }
 
-/// Keeps a conversation for its next turn, or ends it, which may have to wait for an engine. The
-/// last frame follows, so that a caller who asks again at once finds its conversation kept.
-fn put_away(inner: &Inner, key: Key, conversation: Conversation, result: &Result<Done, ChatError>) {
+/// Stores a conversation for its next turn, or drops it, which may wait for an engine. The last
+/// frame is sent afterwards, so that an immediate next turn finds the conversation.
+fn store_in_prefix_cache(
+    inner: &Inner,
+    key: Key,
+    conversation: Conversation,
+    result: &Result<Done, ChatError>,
+) {
     let Ok(Done { usage, .. }) = result else {
         return;
     };
@@ -628,7 +627,7 @@ fn put_away(inner: &Inner, key: Key, conversation: Conversation, result: &Result
     drop(over);
 }
 
-/// A new backend; conversations that are only kept make room for it.
+/// Opens a backend; idle conversations are evicted until there is room.
 fn open(
     inner: &Inner,
     model: &ServedModel,
@@ -653,20 +652,20 @@ fn open(
     }
 }
 
-/// Where a chat's frames go.
-struct Outlet {
+/// Sender of a chat's frames.
+struct FrameOutput {
     frames: mpsc::Sender<Frame>,
-    /// What the reader has had no room for.
-    behind: VecDeque<Frame>,
+    /// Frames for which the channel had no room.
+    backlog: VecDeque<Frame>,
     cancel: Cancel,
-    patience: SlowReaderLimit,
+    limit: SlowReaderLimit,
 }
 
-impl Listener for Outlet {
-    fn hear(&mut self, frame: &Frame) {
-        // The last one follows when the conversation is put away.
+impl Listener for FrameOutput {
+    fn on_frame(&mut self, frame: &Frame) {
+        // The last frame follows once the conversation is stored.
         if !matches!(frame, Frame::Done(_)) {
-            self.behind.push_back(frame.clone());
+            self.backlog.push_back(frame.clone());
             self.fill();
         }
     }
@@ -676,38 +675,38 @@ impl Listener for Outlet {
     }
 }
 
-impl Outlet {
-    /// Hands on what there is room for.
+impl FrameOutput {
+    /// Sends as many frames as the channel has room for.
     fn fill(&mut self) {
-        while !self.behind.is_empty()
+        while !self.backlog.is_empty()
             && let Ok(room) = self.frames.try_reserve()
         {
-            if let Some(frame) = self.behind.pop_front() {
+            if let Some(frame) = self.backlog.pop_front() {
                 room.send(frame);
             }
-            self.patience.taken_after(Duration::ZERO);
+            self.limit.taken_after(Duration::ZERO);
         }
     }
 
-    /// Hands everything on, and waits while the reader is behind. Gives the chat up when the reader
-    /// is gone, or takes nothing.
+    /// Sends all frames and waits for a slow reader. Cancels the chat if the reader is gone or
+    /// takes nothing.
     async fn empty(&mut self) {
         loop {
             self.fill();
-            if self.behind.is_empty() || self.cancel.is_cancelled() {
+            if self.backlog.is_empty() || self.cancel.is_cancelled() {
                 return;
             }
             let since = Instant::now();
             let room = tokio::select! {
                 room = self.frames.reserve() => room.ok().map(drop),
                 () = self.cancel.cancelled() => None,
-                () = tokio::time::sleep(self.patience.left()) => {
-                    tracing::warn!("a reader takes next to nothing: its chat is given up");
+                () = tokio::time::sleep(self.limit.left()) => {
+                    tracing::warn!("a reader takes almost nothing: its chat is cancelled");
                     None
                 }
             };
-            self.patience.taken_after(since.elapsed());
-            // The room is free again, for the frame that has waited.
+            self.limit.taken_after(since.elapsed());
+            // The reserved slot was released, so that `fill` can use it.
             if room.is_none() {
                 self.cancel.cancel();
             }
@@ -715,7 +714,7 @@ impl Outlet {
     }
 }
 
-/// Gives up conversations that have been kept for too long, for as long as there is a service.
+/// Evicts expired conversations until the service is dropped.
 async fn expire(inner: Weak<Inner>) {
     let idle = match inner.upgrade() {
         Some(inner) => Duration::from_millis(inner.settings.keep.idle_ms),
@@ -745,19 +744,19 @@ fn refused(error: ChatError) -> Refusal {
     }
 }
 
-/// An answer as it comes. Dropping it gives the chat up.
+/// Frames of an answer. Dropping it cancels the chat.
 pub struct Answer {
     service: Weak<Inner>,
     cancel: Cancel,
     ticket: Option<Ticket>,
     frames: mpsc::Receiver<Frame>,
-    /// `None` once the end has been told.
+    /// `None` once the end was returned.
     end: Option<oneshot::Receiver<Result<(), ChatError>>>,
 }
 
 impl Answer {
-    /// The next frame; [`Frame::Done`] is the last of an answer that is complete. An error ends an
-    /// answer that is not. `None` follows either. Nothing is lost when the future is dropped.
+    /// Next frame. A complete answer ends with [`Frame::Done`], an incomplete one with an error;
+    /// then `None` follows. Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Frame, ChatError>> {
         if let Some(frame) = self.frames.recv().await {
             return Some(Ok(frame));
@@ -767,12 +766,12 @@ impl Answer {
         match result {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(Err(error)),
-            // The thread that answered is gone without a word.
+            // The task that answered has panicked.
             Err(_) => Some(Err(ChatError::Engine("the chat ended unexpectedly".into()))),
         }
     }
 
-    /// Gives the chat up without dropping the answer; it ends with [`ChatError::Cancelled`].
+    /// Cancels the chat; the answer ends with [`ChatError::Cancelled`].
     pub fn cancel(&self) {
         self.cancel.cancel();
     }

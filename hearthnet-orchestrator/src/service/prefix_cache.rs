@@ -1,49 +1,49 @@
-//! Conversations that wait for their next turn: a few, for a while. Pure.
+//! Cache of idle conversations, limited in number and age. Pure.
 //!
-//! A conversation that has answered still holds its keys and values, on its hosts. The next
-//! turn of the same conversation begins with the same tokens, so it takes it over and runs
-//! only what is new. Another caller's is never taken: how many tokens were cached would tell
-//! what somebody else has asked. Nor is one whose hosts were chosen by other rules.
+//! An idle conversation still holds its KV on its hosts. Its next turn starts with the same tokens,
+//! so it takes the conversation over and prefills only the new ones. Conversations of other callers
+//! are never used, since the number of cached tokens would reveal their prompts. Nor are
+//! conversations whose hosts were selected by another rule.
 //!
-//! What is taken over goes back to the common prefix and forgets the rest. It is worth that
-//! when the prefix is long enough to matter, and no shorter than what is forgotten: a new
-//! chat that shares its instructions with a long one does not cost the long one its memory.
+//! A conversation that is taken over is truncated to the common prefix. The prefix must be long
+//! enough, and at least as long as the truncated part: a new chat that shares its system prompt
+//! with a long conversation does not destroy that one.
 
 use crate::exact::Exact;
 
-/// Something that holds the keys and values of tokens.
+/// Holder of the KV of a token sequence.
 pub(crate) trait CachedPrefix {
-    /// The tokens, in order.
+    /// Tokens in order.
     fn held(&self) -> &[u32];
 
-    /// Whether it is still there.
+    /// Returns false once its KV is lost.
     fn is_alive(&self) -> bool;
 }
 
-/// How much is kept, and for how long.
+/// Limits of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixCacheLimits {
-    /// Conversations kept; 0 keeps none.
+    /// Maximum number of conversations; 0 disables the cache.
     pub count: usize,
-    /// How long one is kept, in milliseconds.
+    /// Maximum age of a conversation, in milliseconds.
     pub idle_ms: u64,
-    /// The shortest prefix that is worth taking a conversation over for, in tokens.
+    /// Minimum common prefix for taking a conversation over, in tokens.
     pub min_prefix: usize,
 }
 
-/// The conversations, the one kept longest first.
+/// Cached conversations, oldest first.
 #[derive(Debug)]
 pub(crate) struct PrefixCache<T> {
     limits: PrefixCacheLimits,
     entries: Vec<Entry<T>>,
 }
 
-/// Whose a conversation is, and what with.
+/// Identity that must match for a conversation to be taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) caller: String,
     pub(crate) model: String,
-    /// What its hosts were chosen by, and those that take over from them are.
+    /// Rule by which its hosts, and their replacements, are selected.
     pub(crate) exact: Exact,
 }
 
@@ -55,7 +55,6 @@ struct Entry<T> {
 }
 
 impl<T: CachedPrefix> PrefixCache<T> {
-    /// Keeps nothing yet.
     pub(crate) fn new(limits: PrefixCacheLimits) -> Self {
         Self {
             limits,
@@ -63,7 +62,7 @@ impl<T: CachedPrefix> PrefixCache<T> {
         }
     }
 
-    /// Keeps a conversation; what has to go for it is returned.
+    /// Stores a conversation; returns the evicted ones.
     pub(crate) fn put(&mut self, key: Key, item: T, now_ms: u64) -> Vec<T> {
         self.entries.push(Entry {
             key,
@@ -74,7 +73,7 @@ impl<T: CachedPrefix> PrefixCache<T> {
         self.entries.drain(..over).map(|entry| entry.item).collect()
     }
 
-    /// The conversation with this key that a prompt continues best.
+    /// Removes and returns the conversation that shares the longest prefix with the prompt.
     pub(crate) fn take(&mut self, key: &Key, prompt: &[u32]) -> Option<T> {
         let mut best: Option<(usize, usize)> = None;
         for (at, entry) in self.entries.iter().enumerate() {
@@ -84,7 +83,7 @@ impl<T: CachedPrefix> PrefixCache<T> {
             let held = entry.item.held();
             let common = held.iter().zip(prompt).take_while(|(a, b)| a == b).count();
             let worth = common >= self.limits.min_prefix.max(1) && common >= held.len() - common;
-            // Of equal ones the latest: it is the likeliest to have its hosts still.
+            // On a tie, the latest one: its hosts are most likely still there.
             if worth && best.is_none_or(|(most, _)| common >= most) {
                 best = Some((common, at));
             }
@@ -92,12 +91,12 @@ impl<T: CachedPrefix> PrefixCache<T> {
         best.map(|(_, at)| self.entries.remove(at).item)
     }
 
-    /// Gives up the one kept longest.
+    /// Removes the oldest conversation.
     pub(crate) fn take_oldest(&mut self) -> Option<T> {
         (!self.entries.is_empty()).then(|| self.entries.remove(0).item)
     }
 
-    /// Gives up those that have been kept for too long, or are no longer there.
+    /// Removes conversations that are too old or have lost their KV.
     pub(crate) fn expire(&mut self, now_ms: u64) -> Vec<T> {
         let idle_ms = self.limits.idle_ms;
         let gone = |entry: &mut Entry<T>| {
@@ -109,12 +108,11 @@ impl<T: CachedPrefix> PrefixCache<T> {
             .collect()
     }
 
-    /// Gives up all of them.
+    /// Removes all conversations.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         self.entries.drain(..).map(|entry| entry.item).collect()
     }
 
-    /// How many are kept.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn another_callers_another_models_and_those_of_other_rules_are_left_alone() {
+    fn conversations_of_other_callers_models_and_rules_are_not_taken() {
         let mut kept = kept(4, 1);
         kept.put(me(), fake(0..10), 0);
         let prompt: Vec<u32> = (0..20).collect();
@@ -195,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_lost_its_hosts_is_never_taken() {
+    fn a_conversation_without_its_hosts_is_never_taken() {
         let mut kept = kept(4, 1);
         kept.put(me(), Fake((0..10).collect(), false), 0);
         assert_eq!(kept.take(&me(), &[0, 1, 2]), None);

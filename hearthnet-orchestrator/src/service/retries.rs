@@ -1,35 +1,35 @@
-//! Callers that were refused and come back: who has been trying for longest is next. Pure.
+//! Order among refused callers that return: the one refused first is served first. Pure.
 //!
-//! Whoever is refused for want of a place in the queue is told when to ask again, and remembered
-//! until a while after. Places in the queue that become free are kept for those who are remembered,
-//! the one that was refused first before the others; a newcomer has one that is left over. So asking
-//! again earlier, or more often, gains nothing, and staying away holds nobody up for long. While
-//! nothing waits, whoever asks runs: places are kept in the queue, and never an engine idle.
+//! A caller refused because the queue is full is told when to retry, and is recorded until
+//! `GRACE_MS` after that time. Free queue slots are reserved for recorded requests, in the order
+//! of refusal; a new request only gets a slot beyond these. Retrying early or often thus gains
+//! nothing, and a caller that stays away delays others only briefly. While the queue is empty and a
+//! running slot is free, every request runs: slots are only reserved in the queue.
 //!
-//! What comes again is known by its caller, by what it asks, and by its connection:
+//! A retry is recognised by its caller, its request digest and its connection:
 //!
-//! - on the same connection, the same request is the one that was refused;
-//! - on another one it is, if the connection of the refused one is gone and its time has come. Of
-//!   several that are alike in everything, the oldest.
+//! - on the same connection, the same request is the refused one;
+//! - on another connection it is, if the refused one's connection is closed and its retry time has
+//!   come. Among several identical ones, the oldest matches.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use super::fair_queue::who_of;
+use super::fair_queue::quota_key;
 
-/// Most requests that are remembered, and most of one caller.
+/// Maximum numbers of recorded requests: in total, and per verified caller.
 const MOST: (usize, usize) = (1024, 512);
 
-/// How long after it was to come back a request is remembered, in milliseconds.
+/// How long after its retry time a request stays recorded, in milliseconds.
 const GRACE_MS: u64 = 10_000;
 
-/// What tells one request of a caller from others when it comes again.
+/// Identity of a request, to recognise its retry.
 #[derive(Debug, Clone, Default)]
 #[allow(clippy::exhaustive_structs)] // Made by every interface.
-pub struct Mark {
-    /// A digest of what is asked. Kept in memory only, and for as long as the request is remembered.
+pub struct RetryKey {
+    /// Digest of the request. Kept in memory only, while the request is recorded.
     pub request: u64,
-    /// The connection that it came on, where that means anything: the same as long as it lasts.
+    /// Connection of the request, if there is one: the same `Arc` while it lasts.
     pub connection: Option<Arc<()>>,
 }
 
@@ -41,28 +41,28 @@ struct Refused {
     due_ms: u64,
 }
 
-/// Room in the queue, as a caller finds it.
+/// Room in the queue for one caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Room {
-    /// Nothing waits, and a place to run is free; or it is the owner's turn in any case.
+    /// True if the request can run at once, or is the owner's and may always wait.
     pub(super) idle: bool,
-    /// Places to wait.
+    /// Free waiting slots.
     pub(super) all: usize,
-    /// Those of them that the caller may have.
+    /// Free waiting slots that this caller may use.
     pub(super) own: usize,
 }
 
-/// Who is remembered, the first refused first.
+/// Recorded requests, in the order of refusal.
 #[derive(Debug, Default)]
-pub(super) struct Retries(Vec<Refused>);
+pub(super) struct RetryQueue(Vec<Refused>);
 
-impl Retries {
-    /// Whether a request may have its place now; then it is remembered no more. `room_of` says what
-    /// room a caller finds. `Err` with how many are to come before it.
+impl RetryQueue {
+    /// Admits a request and removes its record, or returns the number of requests ahead of it.
+    /// `room_of` returns the room for a caller.
     pub(super) fn admit(
         &mut self,
         caller: &str,
-        mark: &Mark,
+        mark: &RetryKey,
         now_ms: u64,
         room_of: impl Fn(&str) -> Room,
     ) -> Result<(), usize> {
@@ -75,7 +75,7 @@ impl Retries {
             *before.entry(&refused.caller).or_default() += 1;
         }
         let own_before = before.get(caller).copied().unwrap_or_default();
-        // Who could not wait anyhow, for want of places of its own, keeps no other's.
+        // A caller that has used up its own limits reserves no slots.
         let kept = before
             .into_iter()
             .map(|(name, count)| count.min(room_of(name).own));
@@ -89,8 +89,8 @@ impl Retries {
         Err(ahead)
     }
 
-    /// A request was refused, and told to come back at `due_ms`.
-    pub(super) fn remember(&mut self, caller: &str, mark: &Mark, now_ms: u64, due_ms: u64) {
+    /// Records a refused request, to be retried at `due_ms`.
+    pub(super) fn remember(&mut self, caller: &str, mark: &RetryKey, now_ms: u64, due_ms: u64) {
         let own = self.find(caller, mark, now_ms);
         let connection = mark.connection.as_ref();
         let connection = connection.map_or_else(Weak::new, Arc::downgrade);
@@ -98,8 +98,8 @@ impl Retries {
             (refused.due_ms, refused.connection) = (due_ms, connection);
             return;
         }
-        // However many names it has.
-        let alike = |r: &&Refused| who_of(&r.caller) == who_of(caller);
+        // Counts all full names of the caller.
+        let alike = |r: &&Refused| quota_key(&r.caller) == quota_key(caller);
         let of_caller = self.0.iter().filter(alike).count();
         if self.0.len() < MOST.0 && of_caller < MOST.1 {
             self.0.push(Refused {
@@ -111,12 +111,11 @@ impl Retries {
         }
     }
 
-    /// Nobody need come back.
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }
 
-    fn find(&self, caller: &str, mark: &Mark, now_ms: u64) -> Option<usize> {
+    fn find(&self, caller: &str, mark: &RetryKey, now_ms: u64) -> Option<usize> {
         let alike = |r: &Refused| r.caller == caller && r.request == mark.request;
         let at = mark.connection.as_ref().map(Arc::as_ptr);
         let same = |r: &Refused| alike(r) && at.is_some_and(|at| r.connection.as_ptr() == at);
@@ -140,21 +139,21 @@ mod tests {
         }
     }
 
-    fn mark(request: u64) -> Mark {
-        Mark {
+    fn mark(request: u64) -> RetryKey {
+        RetryKey {
             request,
             connection: None,
         }
     }
 
     #[test]
-    fn who_was_refused_first_is_next_and_a_newcomer_has_what_is_left() {
-        let mut returns = Retries::default();
+    fn retries_are_admitted_in_order_and_new_requests_after_them() {
+        let mut returns = RetryQueue::default();
         for n in 0..3 {
             assert_eq!(returns.admit("a", &mark(n), 0, room(0)), Err(n as usize));
             returns.remember("a", &mark(n), 0, 1000);
         }
-        // One place, and the third comes back first: it is not its turn.
+        // A single slot is free, and the third in order retries first: it is refused.
         assert_eq!(returns.admit("a", &mark(2), 1000, room(1)), Err(2));
         assert_eq!(returns.admit("b", &mark(9), 1000, room(3)), Err(3));
         assert_eq!(returns.admit("a", &mark(0), 1000, room(1)), Ok(()));
@@ -165,9 +164,9 @@ mod tests {
 
     #[test]
     fn coming_back_early_and_often_keeps_a_place_and_gains_none() {
-        let mut returns = Retries::default();
+        let mut returns = RetryQueue::default();
         let connection = Some(Arc::new(()));
-        let eager = Mark {
+        let eager = RetryKey {
             request: 2,
             connection,
         };
@@ -182,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn whoever_stays_away_is_forgotten() {
-        let mut returns = Retries::default();
+    fn callers_that_stay_away_are_forgotten() {
+        let mut returns = RetryQueue::default();
         returns.remember("a", &mark(1), 0, 1000);
         assert_eq!(
             returns.admit("b", &mark(2), 1000 + GRACE_MS, room(1)),
@@ -197,18 +196,18 @@ mod tests {
 
     #[test]
     fn an_open_connection_keeps_its_own_place_among_requests_that_are_alike() {
-        let mut returns = Retries::default();
-        let of = |connection: &Arc<()>| Mark {
+        let mut returns = RetryQueue::default();
+        let of = |connection: &Arc<()>| RetryKey {
             request: 7,
             connection: Some(Arc::clone(connection)),
         };
         let (first, second, third) = (Arc::new(()), Arc::new(()), Arc::new(()));
         returns.remember("a", &of(&first), 0, 1000);
         returns.remember("a", &of(&second), 0, 1000);
-        // Who has just been answered asks the same once more: it is nobody who was refused.
+        // A caller that was just answered repeats its request: it matches no refused one.
         assert_eq!(returns.admit("a", &of(&third), 2000, room(2)), Err(2));
         assert_eq!(returns.admit("a", &of(&second), 2000, room(2)), Ok(()));
-        // What comes on a new connection, when the old one is gone and its time has come, is it.
+        // A retry on a new connection matches once the old one is closed and the time has come.
         drop(first);
         assert_eq!(returns.admit("a", &of(&third), 999, room(1)), Err(1));
         assert_eq!(returns.admit("a", &of(&third), 1000, room(1)), Ok(()));
@@ -217,8 +216,8 @@ mod tests {
 
     #[test]
     fn one_caller_with_many_refused_requests_takes_nothing_from_others() {
-        let mut returns = Retries::default();
-        // It waits with as many as it may already.
+        let mut returns = RetryQueue::default();
+        // It already has the maximum number of waiting items.
         let room_of = |caller: &str| Room {
             idle: false,
             all: 4,
@@ -233,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_kept_waiting_where_nothing_runs() {
-        let mut returns = Retries::default();
+    fn an_idle_service_admits_every_request() {
+        let mut returns = RetryQueue::default();
         returns.remember("a", &mark(1), 0, 1000);
         let idle = |_: &str| Room {
             idle: true,
@@ -245,20 +244,20 @@ mod tests {
     }
 
     proptest! {
-            /// A closed loop: everybody asks again when told to, or at once when answered. Whatever the
-            /// sizes, nobody starves; and where the queue bridges the seconds in which those who were
-            /// told to come back do not, nobody has much more than others.
+            /// Closed loop: every client retries when told to, or asks again once answered. No
+            /// client starves at any size. If the queue is long enough to bridge the seconds until
+            /// the next retry, no client gets much more than others.
             #[test]
-            fn everybody_who_comes_back_when_told_is_answered_as_often_as_others(
+            fn callers_that_retry_when_told_are_served_equally(
                 clients in 2usize..60,
                 places in 1usize..4,
                 waiting in 1usize..12,
                 connected in any::<bool>(),
             ) {
-                let mut returns = Retries::default();
-                let marks: Vec<Mark> = (0..clients as u64)
-                    .map(|n| Mark {
-                        // With connections all ask the same.
+                let mut returns = RetryQueue::default();
+                let marks: Vec<RetryKey> = (0..clients as u64)
+                    .map(|n| RetryKey {
+                        // With connections, all clients send the same request.
                         request: if connected { 0 } else { n },
                         connection: connected.then(|| Arc::new(())),
                     })
@@ -268,7 +267,7 @@ mod tests {
                 let mut wakes = vec![0u64; clients];
                 let mut answered = vec![0u32; clients];
                 let rounds = 20;
-                // An answer takes a second; time goes by tenths.
+                // An answer takes a second; time advances in steps of 0.1 s.
                 for now in (0..rounds * 1000 * clients as u64 / places as u64).step_by(100) {
                     let ended: Vec<usize> =
                         running.extract_if(.., |(end, _)| *end <= now).map(|(_, n)| n).collect();
@@ -298,7 +297,7 @@ mod tests {
                                 wakes[n] = u64::MAX;
                             }
                             Err(ahead) => {
-                                // In whole seconds, as HTTP tells it.
+                                // In whole seconds, like HTTP's `Retry-After`.
                                 let after = (ahead as u64 + 1).div_ceil(places as u64) * 1000;
                                 returns.remember("all", &marks[n], now, now + after);
                                 wakes[n] = now + after;

@@ -1,17 +1,17 @@
-//! How long a chat waits for its reader. Pure.
+//! Limit of the time that a chat waits for its reader. Pure.
 
 use std::time::Duration;
 
-/// A frame that is taken makes up for this part of the limit. With a limit of 30 s, a reader that
-/// takes a frame every 29 s loses its place soon, and one that takes a frame a second never does.
+/// Each frame taken restores this fraction of the limit. With 30 s, a reader that takes one frame
+/// per 29 s is soon cut off, and one that takes a frame per second never is.
 const FRAME_MAKES_UP: u32 = 30;
 
-/// Ends when a reader takes nothing for as long as the limit, or keeps the chat waiting for so long
-/// in sum and takes next to nothing: its place is one that others wait for.
+/// Budget of waiting for a reader. It is used up if the reader takes nothing for the whole limit,
+/// or delays the chat that long in total and takes almost nothing; other chats wait for its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlowReaderLimit {
     limit: Duration,
-    /// For how long it has waited, less what has been made up for.
+    /// Time waited, less the restored part.
     waited: Duration,
 }
 
@@ -23,12 +23,12 @@ impl SlowReaderLimit {
         }
     }
 
-    /// For how long it waits at most.
+    /// Remaining budget.
     pub(super) fn left(&self) -> Duration {
         self.limit.saturating_sub(self.waited)
     }
 
-    /// A frame was taken, after so long.
+    /// Records that a frame was taken after `waited`.
     pub(super) fn taken_after(&mut self, waited: Duration) {
         self.waited = (self.waited + waited).saturating_sub(self.limit / FRAME_MAKES_UP);
     }
@@ -38,7 +38,7 @@ impl SlowReaderLimit {
 mod tests {
     use super::*;
 
-    /// How many frames a reader gets who takes one every so many milliseconds.
+    /// Number of frames that a reader gets that takes one per `every_ms`.
     fn frames(every_ms: u64) -> usize {
         let mut patience = SlowReaderLimit::new(Duration::from_secs(30));
         let every = Duration::from_millis(every_ms);
@@ -52,20 +52,20 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_keeps_up_or_nearly_so_is_never_given_up_for() {
+    fn a_reader_that_nearly_keeps_up_is_never_cut_off() {
         assert_eq!(frames(0), usize::MAX);
         assert_eq!(frames(1000), usize::MAX);
     }
 
     #[test]
-    fn a_reader_who_takes_next_to_nothing_loses_its_place_soon() {
+    fn a_reader_that_takes_almost_nothing_is_cut_off_soon() {
         assert_eq!(frames(31_000), 0);
         assert_eq!(frames(29_000), 1);
         assert_eq!(frames(2000), 29);
     }
 
     #[test]
-    fn nobody_saves_patience_up() {
+    fn the_budget_of_a_reader_never_exceeds_the_limit() {
         let mut patience = SlowReaderLimit::new(Duration::from_secs(30));
         for _ in 0..100 {
             patience.taken_after(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! The service over a tiny real model on this machine; how it runs is decided by the test.
+//! Service over a tiny real model on this machine; the test controls its steps.
 
 use hearthnet_model::engine::{Engine, EngineOptions, Head};
 use hearthnet_model::gguf::Gguf;
@@ -12,10 +12,10 @@ use crate::backend::{Output, RouteHop, Rows, Run};
 use crate::chat::Prompt;
 use crate::local::SharedEngine;
 
-/// Long enough for a loaded machine; reaching it is a failure, never a wait.
+/// Long enough for a loaded machine; reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A barrier at every step of every chat, open or shut.
+/// Barrier at every step of every chat, open or shut.
 pub(crate) struct Gate(watch::Sender<bool>);
 
 impl Gate {
@@ -30,18 +30,18 @@ impl Gate {
     }
 }
 
-/// What backends were made, and how many are there.
+/// Backends opened so far, and those still open.
 #[derive(Default)]
 pub(crate) struct Census {
     pub(crate) opened: usize,
     pub(crate) there: usize,
-    /// More than so many are refused, as by hosts that are full.
+    /// Maximum number of open backends; more are refused as by full hosts.
     pub(crate) room: usize,
     /// The next backend fails after this many steps.
     pub(crate) fail_after: Option<usize>,
-    /// What backends were asked to be.
+    /// Rules with which backends were opened.
     pub(crate) asked: Vec<Exact>,
-    /// What the next ones say that they compute with, if it is not the truth.
+    /// Arithmetic that new backends report, if not the true one.
     pub(crate) arithmetic: Option<String>,
 }
 
@@ -182,7 +182,7 @@ fn request(text: &str, max_tokens: u32) -> ChatRequest {
 }
 
 impl Fixture {
-    /// Everything an answer says, or how it failed.
+    /// Reads an answer to its end.
     fn end(&self, mut answer: Answer) -> Result<Done, ChatError> {
         self.runtime.block_on(async {
             loop {
@@ -204,7 +204,7 @@ impl Fixture {
         self.end(self.service.ask(caller, "tiny", request(text, 8))?)
     }
 
-    /// Waits until what goes on is as it should be.
+    /// Waits until load and census are as expected.
     pub(crate) fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !is(self.service.load(), &self.census.lock()) {
@@ -219,7 +219,7 @@ impl Fixture {
 }
 
 #[test]
-fn many_at_once_say_what_one_alone_says() {
+fn concurrent_chats_give_the_same_answers_as_single_ones() {
     let f = fixture(settings(3, 16, 16));
     let alone = f.say("a", "hello hello").unwrap();
     let answers: Vec<Answer> = (0..10)
@@ -247,7 +247,7 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
             Err(error) => refusals.push((caller, error.code())),
         }
     }
-    // Two run; two of a's and one of b's wait.
+    // Two run; two of `a` and one of `b` wait.
     assert_eq!(refusals, [("a", Code::BUSY), ("c", Code::BUSY)]);
     assert_eq!((f.service.load().running, f.service.load().waiting), (2, 3));
     assert!(f.service.retry_after() >= Duration::from_secs(1));
@@ -259,14 +259,14 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
 }
 
 #[test]
-fn of_those_who_were_refused_the_first_is_next_and_a_newcomer_is_last() {
+fn refused_requests_are_served_in_order_before_new_ones() {
     let f = fixture(settings(1, 1, 1));
     f.gate.set(true);
     let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
     let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
-    // They ask the same, on connections of their own.
-    let marks: Vec<Mark> = (0..3)
-        .map(|_| Mark {
+    // They send the same request on separate connections.
+    let marks: Vec<RetryKey> = (0..3)
+        .map(|_| RetryKey {
             request: f.service.digest(b"hello"),
             connection: Some(Arc::new(())),
         })
@@ -284,7 +284,7 @@ fn of_those_who_were_refused_the_first_is_next_and_a_newcomer_is_last() {
                 .is_some_and(|after| after >= Duration::from_secs(1))
         );
     }
-    // The place to wait is free again. Whoever comes first after that is not its owner.
+    // The waiting slot is free again, but reserved for the refused callers.
     drop(waiting);
     assert_eq!(f.service.load().waiting, 0);
     for n in [2, 1] {
@@ -295,7 +295,7 @@ fn of_those_who_were_refused_the_first_is_next_and_a_newcomer_is_last() {
     for answer in [running, first] {
         f.end(answer).unwrap();
     }
-    // While nothing waits, nobody is kept out for somebody who is not there.
+    // While no chat waits, no slot is reserved for absent callers.
     f.until("all done", |load, _| load.running == 0 && load.waiting == 0);
     f.end(ask(2).unwrap()).unwrap();
 }
@@ -318,7 +318,7 @@ fn an_answer_that_is_dropped_frees_its_place_or_its_turn() {
     });
     f.gate.set(false);
     f.end(last).unwrap();
-    // Only what was answered is kept.
+    // Only the answered conversation is kept.
     f.until("all else is free", |load, census| {
         load.running == 0 && census.there == load.kept
     });
@@ -346,7 +346,7 @@ fn a_reader_that_takes_nothing_is_given_up_for_and_others_go_on() {
 }
 
 #[test]
-fn the_next_turn_finds_what_the_last_one_computed() {
+fn the_next_turn_reuses_the_cached_conversation() {
     let f = fixture(settings(2, 4, 4));
     let mut messages = vec![ChatMessage::user("hello hello hello")];
     let ask = |messages: &[ChatMessage]| {
@@ -369,7 +369,7 @@ fn the_next_turn_finds_what_the_last_one_computed() {
     );
     assert_eq!(f.census.lock().opened, 1, "the same backend answered both");
 
-    // The same words as from a backend that computed everything anew.
+    // The text equals that of a backend that computed everything anew.
     let fresh = {
         let request = ChatRequest {
             prompt: Prompt::Messages(messages),
@@ -392,7 +392,7 @@ fn kept_conversations_make_room_for_new_ones() {
     let census = f.census.lock();
     assert_eq!((census.opened, census.there), (4, 2));
     drop(census);
-    // When what runs takes all the room, the refusal is the opener's own.
+    // If running chats take all the room, the opener's error is returned.
     f.census.lock().room = 0;
     assert_eq!(
         f.say("fifth", "fifth text").unwrap_err().code(),
@@ -475,7 +475,7 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
 }
 
 #[test]
-fn draining_gives_up_what_does_not_end_in_time() {
+fn draining_cancels_chats_that_do_not_end_in_time() {
     let f = fixture(settings(1, 4, 4));
     f.gate.set(true);
     let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();

@@ -1,46 +1,46 @@
-//! What makes a span need another host, and what follows from it.
+//! Reasons to replace the host of a span.
 
 use hearthnet_transport::Code;
 
 use crate::error::ChatError;
 
-/// Why a span needs another host.
+/// Failure of one hop.
 pub(super) struct HopFailure {
-    /// Which hop (`Hop::id`).
+    /// Id of the hop (`Hop::id`).
     pub(super) hop: u64,
     pub(super) code: Code,
     pub(super) error: ChatError,
     pub(super) cause: Cause,
 }
 
-/// Why a host is to be replaced.
+/// Cause of a replacement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cause {
-    /// It has failed.
+    /// The host or its stream failed.
     Failed,
-    /// The session with it is gone: it may be there again in a moment.
+    /// The session is lost; the host may be reachable again in a moment.
     Lost,
-    /// It returned what cannot be right.
+    /// The host returned implausible rows.
     Corrupt,
-    /// It does its work, only late.
+    /// The host answers, but too slowly.
     Late,
-    /// Nothing at all comes from it.
+    /// The host sends nothing at all.
     Silent,
-    /// It is about to stop.
+    /// The host is shutting down.
     Leaving {
-        /// Whether the stream still goes on there.
+        /// True while the stream is still served there.
         open: bool,
     },
-    /// It took the stream's memory for others, or has none for it.
-    Room,
-    /// It has none for a sequence that begins.
-    Full,
-    /// It lost the right to see what others compute.
-    Barred,
+    /// It preempted the stream, or has no room for a running sequence.
+    Preempted,
+    /// It has no room for a new sequence.
+    NoCapacity,
+    /// It is not authorised to compute for this node any more.
+    Unauthorized,
 }
 
 impl Cause {
-    /// Whether the stream stays where it is when nobody else has its layers.
+    /// Returns true if the stream stays on its host when no other host has the layers.
     pub(super) fn stays(self) -> bool {
         matches!(
             self,
@@ -48,8 +48,8 @@ impl Cause {
         )
     }
 
-    /// Whether whoever asks hears of it: the host has failed, or lost its right.
+    /// Returns true if the caller is notified that the host is degraded.
     pub(super) fn is_told(self) -> bool {
-        !matches!(self, Self::Leaving { .. } | Self::Full)
+        !matches!(self, Self::Leaving { .. } | Self::NoCapacity)
     }
 }

@@ -1,21 +1,19 @@
-//! The layers on hosts: a route turned into streams, rows pumped through them, and
-//! hosts that fail replaced while the answer goes on.
+//! Layers on hosts: opens a stream per span of a route, pumps rows through them, and replaces hosts
+//! that fail while the answer continues.
 //!
-//! What is in flight, what is replayed and what an answer means is decided by
-//! `Pipeline`, which is pure; here are the streams, the clocks and the waiting.
-//! A failure is whatever makes a host's part of the answer not come: a lost
-//! connection, an error reply, numbers that cannot be right, silence, slowness
-//! (`hop_timeout.rs`). Its host is not asked again in this call, unless only the
-//! session with it was lost; other hosts take over its layers, and its boundary's history is replayed to
-//! them.
+//! `Pipeline`, which is pure, decides which steps are in flight, which rows are replayed and what a
+//! response means; streams, clocks and waiting are here. A hop fails if its connection is lost, or
+//! if it returns an error or implausible rows, is silent or too slow (`hop_timeout.rs`). Its host
+//! is not used again in this call, unless only its session was lost. Other hosts take over its
+//! layers and get the history of its input rows replayed.
 //!
 //! | concept | file |
 //! |---|---|
-//! | a span's stream: what is sent, what comes back | `stream.rs` |
-//! | waiting, and whose time is up | `waiting.rs` |
-//! | a new sequence, and waiting for room for it | `starting.rs` |
-//! | what makes a span need another host | `failure.rs` |
-//! | other hosts in the place of one that has failed, leaves or has no room | `recovery.rs` |
+//! | a span's stream: steps sent, results received | `stream.rs` |
+//! | waiting for messages, timeouts | `waiting.rs` |
+//! | starting a sequence, waiting for free streams | `starting.rs` |
+//! | reasons to replace a span's host | `failure.rs` |
+//! | replacing a host that failed, leaves or has no room | `recovery.rs` |
 
 mod failure;
 mod recovery;
@@ -40,7 +38,7 @@ use self::stream::Hop;
 use self::waiting::Interrupted;
 use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};
 use crate::error::ChatError;
-use crate::events::{Failover, tell};
+use crate::events::{Failover, report_event};
 use crate::frames::Frame;
 use crate::health::SharedHealth;
 pub use crate::hosts::ModelOnWire;
@@ -48,30 +46,28 @@ use crate::hosts::{HostSource, RoutedSpan};
 use crate::link::Inbound;
 use crate::pipeline::{Action, Limits, Pipeline};
 use crate::times::{HopClock, whole_ms};
-use crate::{Cancel, steps};
+use crate::{Cancel, chat_loop};
 
-/// How often spares are seen to while an answer goes on.
+/// Interval between preparations of spare hosts during an answer.
 const PREPARE_EVERY: Duration = Duration::from_secs(10);
 
-/// How a sequence is pumped.
+/// Limits of a sharded sequence.
 #[derive(Debug, Clone)]
 pub struct PumpSettings {
-    /// Rows of prompt per step: small enough to overlap across hosts, large
-    /// enough to keep the kernels busy.
+    /// Prompt rows per step: few enough to overlap across hosts, enough to keep the kernels busy.
     pub prefill_rows: usize,
-    /// Steps in flight per host: two keep the next piece waiting when one is done.
+    /// Steps in flight per host. With two, the next chunk is already queued when one is done.
     pub depth: usize,
-    /// A host that owes an answer for longer than this has stalled.
+    /// A host that makes no progress on a pending step for longer than this has stalled.
     pub health_timeout: Duration,
-    /// Most bytes of rows kept to rebuild a failed host's part.
+    /// Maximum bytes of rows kept to rebuild a failed host's KV.
     pub history_bytes: usize,
-    /// Failures in one call after which no more hosts are tried; `None`: as long as there are any.
+    /// Failures in one call after which no more hosts are tried; `None`: no limit.
     pub give_up_after: Option<u32>,
-    /// How long an answer that has begun asks for room where its hosts have none any more: as long
-    /// as others' answers may take, or until going on here is better. With every row of the answer
-    /// it begins anew.
+    /// How long a running answer retries for room after its host had none left. Other answers may
+    /// hold it that long; if it passes, this machine may continue. 16 rows of progress restart it.
     pub room_timeout: Duration,
-    /// How long a new sequence asks for room, before it is refused or begins here.
+    /// How long a new sequence waits for room before it is refused, or starts on this machine.
     pub start_timeout: Duration,
 }
 
@@ -89,15 +85,14 @@ impl Default for PumpSettings {
     }
 }
 
-/// A sequence whose blocks run on hosts. Dropping it closes its streams.
+/// Sequence whose blocks run on hosts. Dropping it closes its streams.
 pub struct ShardedBackend {
     runtime: Handle,
-    /// `None` while it looks for hosts, on a thread that may wait.
+    /// `None` while a blocking thread uses it to search for hosts.
     source: Option<Box<dyn HostSource>>,
-    /// Where it is told what hosts do.
+    /// Tracker that this sequence reports to.
     health: SharedHealth,
     model: ModelOnWire,
-    /// Element type of the rows.
     dtype: DType,
     settings: PumpSettings,
     hops: Vec<Hop>,
@@ -105,63 +100,61 @@ pub struct ShardedBackend {
     inbox: mpsc::UnboundedSender<(u64, Inbound)>,
     inbound: mpsc::UnboundedReceiver<(u64, Inbound)>,
     pipeline: Pipeline,
-    /// What the flight record calls this.
+    /// Id of the pipeline in the flight record.
     name: PipelineId,
     call: Call,
-    /// When spares were last seen to.
+    /// When spares were last prepared.
     prepared: Instant,
-    /// Whether all streams have been opened once: hosts that fail, or have no room,
-    /// before that are passed over.
+    /// True once all streams are open. Before that, hosts that fail or have no room are skipped.
     running: bool,
-    /// Positions that streams are asked for.
+    /// Positions that streams are opened for.
     positions: u32,
-    /// What is wrong and has not been seen to.
+    /// Failures that have not been handled yet.
     hop_failures: VecDeque<HopFailure>,
-    /// What the caller is to hear.
+    /// Frames for the caller.
     notices: Vec<Frame>,
-    /// Rows that cannot be handed to the pipeline yet, their position, and how many follow.
+    /// Rows not yet handed to the pipeline: position, bytes, and number of rows that follow.
     pending: VecDeque<(u32, Bytes, u32)>,
-    /// What has come out so far of what was submitted.
+    /// Output received so far for the submitted rows.
     came: Vec<u8>,
-    /// Whether more rows were announced than have been submitted.
+    /// True if more rows were announced than submitted.
     in_parts: bool,
-    /// Since when the chat has been waiting for answers.
+    /// Start of the current wait for results.
     watching_since: Instant,
-    /// What a row takes a layer that this machine runs itself, if it runs any.
+    /// Time per row and layer on this machine, if it runs layers itself.
     per_layer: Option<Duration>,
 }
 
-/// What hosts have done in a call, or before the first one, while streams are opened.
+/// State of one call, or of the start, while streams are opened.
 #[derive(Default)]
 struct Call {
-    /// Who is not asked any more.
+    /// Hosts that are not used again in this call.
     excluded: BTreeSet<NodeId>,
     failures: u32,
-    /// How often the session of each host was lost, since enough rows of the answer have come.
+    /// Lost sessions per host. Reset once enough rows of the answer have arrived.
     lost: BTreeMap<NodeId, u32>,
-    /// When the failure was noticed after which no row of the answer has come.
+    /// When the failure was noticed after which no row of the answer has arrived.
     failed_at: Option<Instant>,
-    /// Who had no room, at the start.
+    /// Error of the first host that had no room at the start.
     full: Option<String>,
-    /// Layers whose host was replaced, until the answer goes on.
+    /// Replaced layers, reported when the answer continues.
     recoveries: Vec<((u32, u32), Failover)>,
-    /// How often it has paused for want of room, and until when it goes on asking.
+    /// Pauses because of full hosts, and the time at which retrying ends.
     pauses: u32,
     room_until: Option<Instant>,
-    /// Rows of the answer since the last pause, and how often each host has taken its memory back with
-    /// too few of them in between.
+    /// Rows since the last pause, and preemptions per host with too few rows in between.
     rows: u32,
     preempted: BTreeMap<NodeId, u32>,
 }
 
 impl ShardedBackend {
-    /// Routes over the source's hosts and opens a stream on every one chosen. Blocks until all are
-    /// open, on a loop (`steps.rs`) of its own; a host that has no room is passed over for another,
-    /// and where all are full the sequence waits for [`PumpSettings::start_timeout`].
+    /// Selects a route over the source's hosts and opens a stream on each host. Blocks until all
+    /// are open, on its own loop (`chat_loop.rs`). A full host is skipped; if all are full, the
+    /// sequence waits for [`PumpSettings::start_timeout`].
     ///
     /// # Errors
-    /// [`ChatError::HostsFull`] when there is still no room then; [`ChatError`] naming the host that
-    /// refused otherwise, or was too slow, when no other has its layers.
+    /// [`ChatError::HostsFull`] if the hosts are still full then. Otherwise a [`ChatError`] that
+    /// names the host that refused or was too slow, if no other host has its layers.
     pub fn open(
         runtime: Handle,
         source: Box<dyn HostSource>,
@@ -172,7 +165,7 @@ impl ShardedBackend {
         let boundary = source.choice().model.boundary;
         let dtype = DType::of_rows(boundary.descriptor_name())
             .ok_or_else(|| ChatError::Engine(format!("no host takes rows of {boundary}")))?;
-        // Hosts say no more than they were asked.
+        // Bounded in practice: hosts only send responses to requests.
         let (inbox, inbound) = mpsc::unbounded_channel();
         let mut this = Self {
             runtime,
@@ -185,7 +178,7 @@ impl ShardedBackend {
             next_hop: 0,
             inbox,
             inbound,
-            // Of a route that is not known yet.
+            // Placeholder until the route is known.
             pipeline: Pipeline::new(0, 0, Limits::default()),
             name: PipelineId::draw(),
             call: Call::default(),
@@ -200,13 +193,13 @@ impl ShardedBackend {
             watching_since: began,
             per_layer: None,
         };
-        steps::block_on(this.start(cancel))?;
+        chat_loop::block_on(this.start(cancel))?;
         this.running = true;
         this.prepare();
         this.notices.clear();
-        // Who was full or gone at the start has not failed this call.
+        // Hosts that were full or lost at the start do not count as failures of this call.
         this.begin_call(0);
-        tell(Event::PipelineBuilt {
+        report_event(Event::PipelineBuilt {
             pipeline: this.name,
             hosts: u32::try_from(this.hops.len()).unwrap_or(u32::MAX),
             ms: whole_ms(began.elapsed()),
@@ -214,17 +207,16 @@ impl ShardedBackend {
         Ok(this)
     }
 
-    /// Where its sessions live.
+    /// Runtime of its sessions.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Its name in the flight record.
     pub fn name(&self) -> PipelineId {
         self.name
     }
 
-    /// Has somebody at hand for each span, should its host fail.
+    /// Prepares a spare for each span, in case its host fails.
     fn prepare(&mut self) {
         self.prepared = Instant::now();
         let route: Vec<RoutedSpan> = self.hops.iter().map(|hop| hop.span.clone()).collect();
@@ -233,7 +225,7 @@ impl ShardedBackend {
         }
     }
 
-    /// When the failure was noticed that has not been made up for.
+    /// When the unresolved failure was noticed.
     pub(crate) fn failed_at(&self) -> Option<Instant> {
         self.call.failed_at
     }
@@ -243,10 +235,10 @@ impl ShardedBackend {
         self.pipeline.length()
     }
 
-    /// The rows submitted so far, `[n, width]`: what another backend needs to go on.
+    /// All rows submitted so far, `[n, width]`, so that another backend can continue.
     ///
     /// # Errors
-    /// [`ChatError::Engine`] when they cannot be decoded, which would be a fault of this program.
+    /// [`ChatError::Engine`] if they cannot be decoded, which would be a bug of this program.
     pub fn submitted(&mut self) -> Result<Vec<f32>, ChatError> {
         for (position, rows, more) in self.pending.drain(..) {
             self.pipeline.submit(position, rows, more);
@@ -266,7 +258,7 @@ impl ShardedBackend {
         Ok(rows)
     }
 
-    /// Waits for one message and does what it asks for; what is wrong is to be settled then.
+    /// Waits for one message and processes it. Failures are queued for `settle`.
     async fn wait(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         match self.receive(cancel).await {
             Ok((hop, message)) => self.on_message(hop, message),
@@ -280,14 +272,14 @@ impl ShardedBackend {
         }
         let now = Instant::now();
         for hop in &mut self.hops {
-            if hop.move_at.take_if(|at| *at <= now).is_some() {
+            if hop.migrate_at.take_if(|at| *at <= now).is_some() {
                 self.hop_failures.push_back(hop.leaving(true));
             }
         }
         Ok(())
     }
 
-    /// What the caller is told of a host.
+    /// Status frame about a host.
     fn status(&self, status: &'static str, hop: &Hop, code: Code) -> Frame {
         Frame::ShardStatus {
             shard_id: self.shard_id(hop),
@@ -299,20 +291,20 @@ impl ShardedBackend {
     }
 
     fn on_message(&mut self, id: u64, message: Inbound) {
-        // A stream that has been replaced may still have something to say.
+        // A late message of a stream that has been replaced.
         let mut hops = self.hops.iter_mut().enumerate();
         let Some((index, hop)) = hops.find(|(_, hop)| hop.id == id) else {
             return;
         };
         let hop_failure = match message {
-            // It may hold more positions from now on.
+            // Confirmation that an open stream may hold more positions.
             Inbound::Opened if hop.opened => None,
             Inbound::Opened => {
                 hop.opened = true;
                 let host = hop.node();
                 self.health.look(|all, now| all.opened(&host, now));
                 hop.progressed(Instant::now());
-                tell(Event::StreamReady {
+                report_event(Event::StreamReady {
                     pipeline: self.name,
                     host: hop.node(),
                     session: hop.span.link.session,
@@ -324,7 +316,7 @@ impl ShardedBackend {
             Inbound::Result { result, at } => self.on_result(index, result, at).err(),
             Inbound::Error { code, message } => Some(hop.refused(code, &message)),
             Inbound::Leaving => {
-                hop.move_at = Some(Instant::now());
+                hop.migrate_at = Some(Instant::now());
                 None
             }
             Inbound::Closed => Some(hop.leaving(false)),
@@ -333,10 +325,10 @@ impl ShardedBackend {
         self.hop_failures.extend(hop_failure);
     }
 
-    /// Sends whatever can be sent; returns the output when all of it has come. Stops at what is to
-    /// be settled first.
+    /// Sends all steps that can be sent. Returns the output once it is complete; stops at the first
+    /// failure.
     fn advance(&mut self) -> Option<Vec<u8>> {
-        // Going back has to wait until a replay that nobody asked for yet is through.
+        // A rewind has to wait until a pending replay is through.
         let ready = |pipeline: &Pipeline, position| {
             position >= pipeline.submitted_length() || pipeline.is_idle()
         };
@@ -369,7 +361,7 @@ impl ShardedBackend {
         None
     }
 
-    /// Waits until everything that was submitted is through.
+    /// Waits until all submitted rows are through.
     async fn through(&mut self, run: &mut Run<'_>) -> Result<Vec<f32>, ChatError> {
         self.watching_since = Instant::now();
         let begin = self.pipeline.length();
@@ -400,7 +392,7 @@ impl ShardedBackend {
 }
 
 impl Backend for ShardedBackend {
-    fn beside(&mut self, per_layer: Duration) {
+    fn set_reference_speed(&mut self, per_layer: Duration) {
         self.per_layer = Some(per_layer);
     }
 
@@ -415,7 +407,7 @@ impl Backend for ShardedBackend {
         if !self.in_parts {
             self.came.clear();
         }
-        // What has come of earlier parts goes on to the next host meanwhile.
+        // Forwards results of earlier parts to the next host meanwhile.
         while self.in_parts
             && let Ok((hop, message)) = self.inbound.try_recv()
         {
@@ -423,7 +415,8 @@ impl Backend for ShardedBackend {
         }
         self.in_parts = more > 0;
         self.pending.push_back((position, Bytes::from(data), more));
-        // The last row is only on its way now, so the output is not complete: nothing is lost here.
+        // The last row was only just submitted, so the output cannot be complete: ignore the
+        // result.
         let _ = self.advance();
         std::future::ready(()).boxed_local()
     }
@@ -458,7 +451,7 @@ impl Backend for ShardedBackend {
             hop.clock = HopClock::default();
             hop.span.link.rest(hop.stream, false);
         }
-        // What has happened since the last call, so that nothing is sent where nobody is.
+        // Process messages that arrived between calls, so that no step is sent to a lost host.
         while let Ok((id, message)) = self.inbound.try_recv() {
             self.on_message(id, message);
         }
@@ -470,7 +463,7 @@ impl Backend for ShardedBackend {
     }
 
     fn end_call(&mut self) {
-        // Hosts that a replay has not reached yet hold less.
+        // Hosts that a replay has not reached yet hold fewer positions.
         let length = self.pipeline.is_idle().then(|| self.pipeline.length());
         for hop in &self.hops {
             hop.span.link.rest(hop.stream, true);
@@ -491,7 +484,7 @@ impl Backend for ShardedBackend {
 
 impl Drop for ShardedBackend {
     fn drop(&mut self) {
-        tell(Event::PipelineEnded {
+        report_event(Event::PipelineEnded {
             pipeline: self.name,
         });
         self.hops.iter().for_each(Hop::release);

@@ -1,15 +1,15 @@
-//! Other hosts in the place of one that has failed, leaves, or has no room any more.
+//! Replacement of hosts that failed, leave or have no room.
 //!
-//! | why | asked again in this call | counts as a failure | when nobody else has the layers |
+//! | cause | used again in this call | counts as a failure | if no other host has the layers |
 //! |---|---|---|---|
-//! | it failed | no | yes | the call ends, or this machine goes on |
-//! | its session is gone | yes, [`COMEBACKS`] times | yes | it is waited for, then as above |
-//! | it is slow | no | if another takes over | it stays, and is looked at again later |
-//! | it is silent | no | if another takes over | it has until the health timeout, 4 s where this machine may take over |
-//! | it leaves | no | no | it stays as long as it can |
-//! | it may not see rows any more | no | no | the call ends, or this machine goes on |
-//! | it has no room, once the sequence has begun | yes, after a pause | no | it is asked again |
-//! | it has no room at the start | no | no | the sequence waits (`starting.rs`) |
+//! | failed | no | yes | the call ends, or this machine continues |
+//! | session lost | yes, [`MAX_RECONNECTS`] times | yes | the caller waits for it, then as above |
+//! | slow | no | if another takes over | it stays; the next search is 10 s later |
+//! | silent | no | if another takes over | it stays until the health timeout (4 s with fallback) |
+//! | leaving | no | no | it stays as long as it can |
+//! | not authorised any more | no | no | the call ends, or this machine continues |
+//! | no room for a running sequence | yes, after a pause | no | it is asked again |
+//! | no room at the start | no | no | the sequence waits (`starting.rs`) |
 
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
@@ -25,34 +25,34 @@ use super::stream::Hop;
 use crate::Cancel;
 use crate::backend::Run;
 use crate::error::ChatError;
-use crate::events::{Failover, tell};
+use crate::events::{Failover, report_event};
 use crate::exact::Arithmetics;
 use crate::health::{FailureKind, Standing};
 use crate::hosts::{Patience, RoutedSpan, Search};
 
-/// How long after a search for somebody in the place of a leaving host the next one follows.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The same for a host that does its work, only slowly.
-const LOOK_AGAIN_LATER: Duration = Duration::from_secs(10);
+/// Interval between searches for a replacement of a leaving or silent host.
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between searches for a replacement of a slow host, which still answers.
+const SLOW_SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What is between two requests for room on hosts whose memory is taken, before chance shortens
-/// it: at first, and at most. The first is some decode steps of the sequences that go on there.
+/// Pause between two requests for room on full hosts, before random shortening: first and longest.
+/// The first is a few decode steps of the sequences that run there.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// Rows of an answer that make up for having asked for room: a page of a host. Whoever answers one and
-/// takes the memory back for the next has no room.
-const ROWS_PER_ROOM: u32 = 16;
-/// Preemptions with fewer rows in between that count as a failure of the host.
-const PREEMPTIONS: u32 = 3;
-/// How often a host is asked again whose session was lost, with fewer rows in between: a host that this
-/// very prompt stops is left.
-const COMEBACKS: u32 = 3;
+/// Rows of progress that reset the room timeout. A host that answers one row and
+/// preempts the next has no room.
+const ROWS_OF_PROGRESS: u32 = 16;
+/// Preemptions with fewer rows in between that count as one failure of the host.
+const PREEMPTIONS_PER_FAILURE: u32 = 3;
+/// Reconnects to a host whose session was lost, with fewer rows in between. The limit protects
+/// against a prompt that crashes the host.
+const MAX_RECONNECTS: u32 = 3;
 
 impl ShardedBackend {
-    /// Puts other hosts in the place of those that something is wrong with.
+    /// Replaces the hosts of all failed hops.
     pub(super) async fn settle(&mut self, run: &mut Run<'_>) -> Result<(), ChatError> {
         while let Some(failure) = self.hop_failures.pop_front() {
-            // It may have been replaced since.
+            // The hop may have been replaced since.
             if let Some(index) = self.hops.iter().position(|hop| hop.id == failure.hop) {
                 self.recover(index, failure, run).await?;
             }
@@ -72,7 +72,7 @@ impl ShardedBackend {
         if run.cancel.is_cancelled() {
             return Err(ChatError::Cancelled);
         }
-        // The request itself is at fault: another host would say the same.
+        // The request itself is invalid: every host would refuse it.
         if matches!(failure.error, ChatError::BadRequest(_)) {
             return Err(failure.error);
         }
@@ -89,14 +89,14 @@ impl ShardedBackend {
             since: Instant::now(),
         };
         if failure.code == Code::PREEMPTED {
-            tell(Event::HostPreempted {
+            report_event(Event::HostPreempted {
                 pipeline: self.name,
                 host: node,
                 shard: failover.shard_id.as_str().into(),
             });
             let times = self.call.preempted.entry(node).or_default();
             *times += 1;
-            if times.is_multiple_of(PREEMPTIONS) {
+            if times.is_multiple_of(PREEMPTIONS_PER_FAILURE) {
                 self.health.failed(&node, FailureKind::Refused);
             }
         }
@@ -107,14 +107,14 @@ impl ShardedBackend {
             let route = route.await;
             let late = failure.cause == Cause::Late;
             let Some(route) = route.ok().filter(|to| !late || self.faster(index, to)) else {
-                self.look_again(index, failure.cause);
+                self.postpone_search(index, failure.cause);
                 return Ok(());
             };
             self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
             route
         } else {
-            if failure.cause == Cause::Room
+            if failure.cause == Cause::Preempted
                 && let Some(route) = self.find_room(index, run.cancel).await?
             {
                 let computes = |span: &RoutedSpan| span.link.descriptor.arithmetic.clone();
@@ -127,7 +127,7 @@ impl ShardedBackend {
             }
             self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
-            self.find_anybody(index, &failure, run.cancel).await?
+            self.find_replacement(index, &failure, run.cancel).await?
         };
         failover.replayed = self.pipeline.length();
         self.call.recoveries.push((layers, failover));
@@ -135,21 +135,20 @@ impl ShardedBackend {
         Ok(())
     }
 
-    /// Nobody else has a host's layers, and it goes on: when to look for somebody again.
-    fn look_again(&mut self, index: usize, cause: Cause) {
+    /// Sets the time of the next search for a replacement of a host that stays.
+    fn postpone_search(&mut self, index: usize, cause: Cause) {
         let Some(hop) = self.hops.get_mut(index) else {
             return;
         };
         let now = Instant::now();
         match cause {
-            Cause::Late => hop.look_again = Some(now + LOOK_AGAIN_LATER),
-            Cause::Silent => hop.look_again = Some(now + LOOK_AGAIN),
-            _ => hop.move_at = Some(now + LOOK_AGAIN),
+            Cause::Late => hop.retry_search_at = Some(now + SLOW_SEARCH_INTERVAL),
+            Cause::Silent => hop.retry_search_at = Some(now + SEARCH_INTERVAL),
+            _ => hop.migrate_at = Some(now + SEARCH_INTERVAL),
         }
     }
 
-    /// A host is not asked again in this call. What went wrong with it is told, and counted if it is a
-    /// failure.
+    /// Excludes a host from this call, notifies the caller, and counts the failure if it is one.
     fn leave(
         &mut self,
         index: usize,
@@ -161,11 +160,14 @@ impl ShardedBackend {
         };
         let (cause, code) = (failure.cause, failure.code.clone());
         let lost = self.call.lost.entry(hop.node()).or_default();
-        *lost += u32::from(cause == Cause::Lost);
-        if cause != Cause::Lost || *lost > COMEBACKS {
+        if cause == Cause::Lost {
+            *lost += 1;
+            self.call.rows = 0;
+        }
+        if cause != Cause::Lost || *lost > MAX_RECONNECTS {
             self.call.excluded.insert(hop.node());
         }
-        if cause == Cause::Full {
+        if cause == Cause::NoCapacity {
             let why = || failure.error.to_string();
             self.call.full.get_or_insert_with(why);
         }
@@ -179,7 +181,7 @@ impl ShardedBackend {
             Cause::Corrupt => Some(FailureKind::Corruption),
             _ => FailureKind::of_code(&code),
         };
-        tell(Event::HostFailed {
+        report_event(Event::HostFailed {
             pipeline: self.name,
             host,
             shard: shard_id.as_str().into(),
@@ -188,12 +190,12 @@ impl ShardedBackend {
         if let Some(kind) = kind {
             self.health.failed(&host, kind);
         }
-        if cause == Cause::Barred {
+        if cause == Cause::Unauthorized {
             return Ok(());
         }
         self.call.failures += 1;
         match self.settings.give_up_after {
-            // Before the first row there is nothing that this machine could go on with.
+            // Before the first row, there is nothing that this machine could continue.
             Some(limit) if self.call.failures >= limit && self.running => {
                 Err(failure.error.clone())
             }
@@ -201,9 +203,9 @@ impl ShardedBackend {
         }
     }
 
-    /// Hosts in the place of one that was left: others that are at hand, or whoever is there next. That
-    /// may be the same host, if its session was lost only.
-    async fn find_anybody(
+    /// Finds replacements for a host that was left: another host first. If only the session was
+    /// lost, the same host may be used again.
+    async fn find_replacement(
         &mut self,
         index: usize,
         failure: &HopFailure,
@@ -211,8 +213,8 @@ impl ShardedBackend {
     ) -> Result<Vec<RoutedSpan>, ChatError> {
         let (others, otherwise) = (self.others(index), &failure.error);
         let patience = match failure.cause {
-            Cause::Full => Patience::None,
-            // Others have been looked for while it was silent.
+            Cause::NoCapacity => Patience::None,
+            // The search already ran while the host was silent.
             _ if failure.code == Code::SILENT => Patience::None,
             _ => self.patience(),
         };
@@ -229,7 +231,7 @@ impl ShardedBackend {
         }
     }
 
-    /// How long hosts are waited for that are not there.
+    /// How long the search waits for hosts that are offline.
     pub(super) fn patience(&self) -> Patience {
         match self.settings.give_up_after {
             Some(_) => Patience::Short,
@@ -237,13 +239,13 @@ impl ShardedBackend {
         }
     }
 
-    /// The hosts that are no others for a span: those that are not asked again, and its own.
+    /// Hosts that are no replacement for a span: the excluded ones and its own.
     fn others(&self, index: usize) -> BTreeSet<NodeId> {
         let own = self.hops.get(index).map(Hop::node);
         self.call.excluded.iter().copied().chain(own).collect()
     }
 
-    /// Hosts that run a span's layers, none of them in `exclude`.
+    /// Finds hosts for a span's layers, none of them in `exclude`.
     async fn find(
         &mut self,
         index: usize,
@@ -263,18 +265,18 @@ impl ShardedBackend {
             ChatError::ArithmeticMismatch(why) => {
                 ChatError::ArithmeticMismatch(format!("{otherwise}; {why}"))
             }
-            // What went wrong explains more than the hole that it leaves.
+            // The original failure explains more than the missing layers.
             _ => otherwise.clone(),
         })
     }
 
-    /// What whoever goes on behind a host has to compute with, where that is not free: once rows are on
-    /// their way, hosts behind it keep what they made of its own.
+    /// Arithmetic that a replacement has to use. Once rows are sent, later hosts hold KV computed
+    /// from this host's output.
     fn before(&self, hop: &Hop) -> Option<String> {
         self.running.then(|| hop.arithmetic().clone())
     }
 
-    /// Asks the source for hosts, on a thread of its own: it may have to connect to them.
+    /// Runs the source's search on a blocking thread: it may have to connect to hosts.
     pub(super) async fn route_over(
         &mut self,
         layers: RangeInclusive<u32>,
@@ -307,9 +309,9 @@ impl ShardedBackend {
         tokio::time::sleep(time)
     }
 
-    /// Whether a late host's work may be done sooner by others: hosts that were measured to need more
-    /// than half of its time are not worth the replay. Its time is what it takes now, whatever it took
-    /// in earlier calls.
+    /// Returns true if replacements may be faster than a late host. A replacement is not worth the
+    /// replay if it was measured at more than half of the late host's time per layer. The late
+    /// host's time is the longer of the measured and the current one.
     fn faster(&self, index: usize, others: &[RoutedSpan]) -> bool {
         let measured = |span: &RoutedSpan| {
             let Descriptor { host, shard_id, .. } = &span.link.descriptor;
@@ -324,7 +326,7 @@ impl ShardedBackend {
         let late = late.map(|row| row.as_secs_f64() * 1e3 / layers);
         let own = measured(&hop.span).into_iter().chain(late);
         let own = own.reduce(f64::max).unwrap_or(f64::INFINITY);
-        // Whoever has failed of late, by being as slow say, has had its chance.
+        // A host that failed recently, for example by being slow, has had its chance.
         let is_good = |span: &RoutedSpan| {
             let host = &span.link.addr.node;
             self.health.look(|all, now| all.standing(host, now)) == Standing::Good
@@ -334,8 +336,8 @@ impl ShardedBackend {
             .all(|span| is_good(span) && measured(span).is_none_or(|theirs| theirs * 2.0 <= own))
     }
 
-    /// Hosts for layers where there is no room, after a pause: others if there are any, or the
-    /// same. `None` when that has gone on for too long.
+    /// Finds hosts for layers of a full host after a pause: other hosts if possible, or the same.
+    /// Returns `None` when the room timeout is over.
     async fn find_room(
         &mut self,
         index: usize,
@@ -344,7 +346,7 @@ impl ShardedBackend {
         let now = Instant::now();
         let limit = now + self.settings.room_timeout;
         let until = *self.call.room_until.get_or_insert(limit);
-        // Without randomness the shortest pause has to do.
+        // If there is no randomness, use the shortest pause.
         let pause = pause(self.call.pauses, getrandom::u32().unwrap_or_default());
         let Some(hop) = self.hops.get(index).filter(|_| now + pause < until) else {
             return Ok(None);
@@ -354,10 +356,10 @@ impl ShardedBackend {
         self.call.rows = 0;
         let paused = cancel.or(self.sleep(pause)).await;
         paused.ok_or(ChatError::Cancelled)?;
-        let nobody = ChatError::HostsFull(String::new());
+        let no_host = ChatError::HostsFull(String::new());
         let others = self.others(index);
         let none = Patience::None;
-        let mut route = self.find(index, others, none, cancel, &nobody).await;
+        let mut route = self.find(index, others, none, cancel, &no_host).await;
         if !matches!(route, Ok(_) | Err(ChatError::Cancelled)) {
             let excluded = self.call.excluded.clone();
             let any = self.route_over(layers, excluded, before, self.patience(), cancel);
@@ -369,11 +371,10 @@ impl ShardedBackend {
         }
     }
 
-    /// Opens streams for the spans that take over.
     fn replace(&mut self, span: usize, route: Vec<RoutedSpan>) {
         let count = route.len();
         let reopened = self.pipeline.replace(span, count);
-        // Those before it that run again begin a new life on the same host.
+        // Earlier spans that restart get a new stream on the same host.
         let again = self.hops.iter().take(span).skip(reopened.start);
         let again: Vec<RoutedSpan> = again.map(|hop| hop.span.clone()).collect();
         let fresh: Vec<Hop> = (reopened.start..)
@@ -385,11 +386,11 @@ impl ShardedBackend {
         self.open_streams(reopened);
     }
 
-    /// A row of the answer is there: who has taken over is told.
+    /// Called when a row of the answer has arrived: reports the hosts that took over.
     pub(super) fn report_recoveries(&mut self, run: &mut Run<'_>) {
         self.call.failed_at = None;
         self.call.rows += 1;
-        if self.call.rows >= ROWS_PER_ROOM {
+        if self.call.rows >= ROWS_OF_PROGRESS {
             self.call.room_until = None;
             self.call.preempted.clear();
             self.call.lost.clear();
@@ -401,26 +402,27 @@ impl ShardedBackend {
                 .collect();
             failover.to = now.iter().map(|hop| hop.node().to_string()).collect();
             failover.now = now.iter().map(|hop| hop.arithmetic().clone()).collect();
-            // Exact hosts compute the same: what the next one does not have was no overflow.
+            // Exact hosts compute the same result, so an overflow that the replacement does not
+            // report was false.
             let exact = failover.before.is_exact() && failover.now.is_exact();
             if let Some(host) = failover.from.filter(|_| exact)
                 && failover.code == Code::BOUNDARY_OVERFLOW
             {
                 self.health.failed(&host, FailureKind::Refused);
             }
-            failover.tell(run);
+            failover.report(run);
         }
     }
 
-    /// The layers that a hop runs, of this side's own model.
+    /// Shard id of a hop's layers, with this side's model id.
     pub(super) fn shard_id(&self, hop: &Hop) -> String {
         Descriptor::shard_id(&self.model.model_id, hop.span.lo, hop.span.hi)
     }
 }
 
-/// The `n`th pause of a call, from 0: half of what is due, and of the other half as much as
-/// `random` says (0: nothing, `u32::MAX`: all but all of it). Those who lost their room together
-/// do not come back together, and none of them comes back at once.
+/// The `n`th pause of a call, from 0: one half is fixed, the other is scaled by `random` (0 to
+/// `u32::MAX`). Sequences that lost their room together thus do not return together, and none
+/// returns at once.
 pub(super) fn pause(n: u32, random: u32) -> Duration {
     let half = PAUSE.1.min(PAUSE.0 * 2u32.saturating_pow(n)) / 2;
     half + half.mul_f64(f64::from(random) / 2f64.powi(32))

@@ -1,9 +1,9 @@
-//! A new sequence: its route, its streams, and waiting for room where hosts have none.
+//! Start of a sequence: its route, its streams, and waiting for room if all hosts are full.
 //!
-//! A host that is full is passed over for another. Where all are, the sequence holds nothing while
-//! it waits, so that two of them can't wait for each other's hosts; it asks again every now and then,
-//! and gives up with `busy`: full is not missing. Those of one process who wait for the same model
-//! do so in a line: nobody overtakes who came before.
+//! A full host is skipped. If all are full, the sequence holds no stream while it waits, so that
+//! two sequences cannot deadlock on each other's hosts. It retries until the timeout, and then
+//! fails with `busy`, since a full host is not a missing one. Sequences of one process that wait
+//! for the same model queue in FIFO order.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -19,43 +19,43 @@ use crate::backend::Run;
 use crate::error::ChatError;
 use crate::pipeline::{Limits, Pipeline};
 
-/// Pauses grow until this one: 100 to 200 ms. A free place is not to wait long for who is next.
+/// The pause grows up to this exponent: 100 to 200 ms, so that a free stream is taken soon.
 const LONGEST_PAUSE: u32 = 2;
 
-/// Those who wait for room, first come, first served: who holds it is the first.
-type Line = tokio::sync::Mutex<()>;
+/// FIFO queue of sequences that wait for room; the first one holds the lock.
+type StartQueue = tokio::sync::Mutex<()>;
 
-/// The line of this process for a model.
-fn line_of(weights: WeightsId) -> Arc<Line> {
-    static LINES: Mutex<BTreeMap<[u8; 32], Weak<Line>>> = Mutex::new(BTreeMap::new());
-    let mut lines = LINES.lock();
-    if let Some(line) = lines.get(&weights.0).and_then(Weak::upgrade) {
-        return line;
+/// Returns the queue of this process for a model.
+fn start_queue(weights: WeightsId) -> Arc<StartQueue> {
+    static QUEUES: Mutex<BTreeMap<[u8; 32], Weak<StartQueue>>> = Mutex::new(BTreeMap::new());
+    let mut queues = QUEUES.lock();
+    if let Some(queue) = queues.get(&weights.0).and_then(Weak::upgrade) {
+        return queue;
     }
-    lines.retain(|_, line| line.strong_count() > 0);
-    let line = Arc::new(Line::default());
-    lines.insert(weights.0, Arc::downgrade(&line));
-    line
+    queues.retain(|_, queue| queue.strong_count() > 0);
+    let queue = Arc::new(StartQueue::default());
+    queues.insert(weights.0, Arc::downgrade(&queue));
+    queue
 }
 
 impl ShardedBackend {
-    /// Opens the streams, as soon as there is room.
+    /// Opens the streams as soon as there is room.
     pub(super) async fn start(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let until = Instant::now() + self.settings.start_timeout;
-        let line = line_of(self.model.weights);
-        // Nobody overtakes who waits already.
-        let (mut in_line, mut first) = (line.try_lock().is_err(), None);
+        let queue = start_queue(self.model.weights);
+        // If others wait already, queue behind them.
+        let (mut queued, mut first) = (queue.try_lock().is_err(), None);
         let mut pauses = 0;
         loop {
-            if in_line && first.is_none() {
+            if queued && first.is_none() {
                 let too_late = self.sleep(until.saturating_duration_since(Instant::now()));
                 tokio::select! {
                     biased;
                     () = cancel.cancelled() => return Err(ChatError::Cancelled),
-                    turn = line.lock() => first = Some(turn),
+                    turn = queue.lock() => first = Some(turn),
                     () = too_late => {
                         return Err(ChatError::HostsFull(
-                            "the hosts are full, and others have been waiting for longer".into(),
+                            "the hosts are full, and other chats have waited longer".into(),
                         ));
                     }
                 }
@@ -64,11 +64,11 @@ impl ShardedBackend {
                 Err(ChatError::HostsFull(why)) => why,
                 result => return result,
             };
-            self.let_go();
-            if !std::mem::replace(&mut in_line, true) {
+            self.release_all();
+            if !std::mem::replace(&mut queued, true) {
                 continue;
             }
-            // Without randomness the shortest pause has to do.
+            // If there is no randomness, use the shortest pause.
             let random = getrandom::u32().unwrap_or_default();
             let pause = pause(LONGEST_PAUSE.min(pauses), random);
             if Instant::now() + pause >= until {
@@ -80,11 +80,11 @@ impl ShardedBackend {
         }
     }
 
-    /// Routes, and opens a stream on every host chosen; one that has no room is passed over.
+    /// Selects a route and opens a stream on every host; a full host is skipped.
     async fn connect(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let opened = self.open_all(cancel).await;
         match (opened, self.call.full.take()) {
-            // Those that are missing as well are not what it lacks.
+            // Full hosts were excluded, which explains the missing layers.
             (
                 Err(ChatError::ShardUnavailable(_) | ChatError::ArithmeticMismatch(_)),
                 Some(full),
@@ -129,8 +129,8 @@ impl ShardedBackend {
         Ok(())
     }
 
-    /// Holds nothing any more, and has asked nobody.
-    fn let_go(&mut self) {
+    /// Releases all streams and resets the call.
+    fn release_all(&mut self) {
         for hop in self.hops.drain(..) {
             hop.release();
         }
@@ -147,25 +147,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_came_first_is_first_and_a_line_without_anybody_is_gone() {
-        let line = line_of(WeightsId([201; 32]));
-        let first = line.try_lock().unwrap();
+    async fn the_start_queue_is_fifo_and_is_dropped_when_empty() {
+        let queue = start_queue(WeightsId([201; 32]));
+        let first = queue.try_lock().unwrap();
         {
-            let mut second = std::pin::pin!(line.lock());
+            let mut second = std::pin::pin!(queue.lock());
             assert!(second.as_mut().now_or_never().is_none());
-            let mut third = std::pin::pin!(line.lock());
+            let mut third = std::pin::pin!(queue.lock());
             assert!(third.as_mut().now_or_never().is_none());
             drop(first);
-            // The turn is that of who waits, also before it has taken it.
-            assert!(line_of(WeightsId([201; 32])).try_lock().is_err());
+            // A released lock belongs to the next waiter, even before that one is polled.
+            assert!(start_queue(WeightsId([201; 32])).try_lock().is_err());
             let second = second.await;
             assert!(third.as_mut().now_or_never().is_none());
             drop(second);
             drop(third.await);
         }
-        assert!(line.try_lock().is_ok());
-        let weak = Arc::downgrade(&line);
-        drop(line);
+        assert!(queue.try_lock().is_ok());
+        let weak = Arc::downgrade(&queue);
+        drop(queue);
         assert!(weak.upgrade().is_none());
     }
 }

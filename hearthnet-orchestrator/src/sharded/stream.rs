@@ -1,4 +1,4 @@
-//! One span's stream on its host: what is sent, what comes back, how long it took.
+//! A span's stream on its host: steps sent, results received, times measured.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,17 +14,17 @@ use hearthnet_transport::{
 
 use super::ShardedBackend;
 use super::failure::{Cause, HopFailure};
+use crate::chat_loop;
 use crate::checks::{BoundaryCheck, CheckError};
 use crate::error::ChatError;
-use crate::events::{shard_latency, tell};
-use crate::hop_timeout::{ASK_AFTER, GONE_AFTER, HopTimeout, LOOK_EVERY, Silence};
+use crate::events::{report_event, shard_latency};
+use crate::hop_timeout::{CHECK_INTERVAL, HopTimeout, OFFLINE_AFTER, PROBE_AFTER, Silence};
 use crate::hosts::RoutedSpan;
 use crate::link::{EndCause, Ended};
 use crate::pipeline::{Chunk, Outcome};
-use crate::steps;
 use crate::times::{HopClock, median};
 
-/// The host has no room for another stream now, or for one of this caller.
+/// Codes of a host without room for another stream, or for another one of this caller.
 const NO_ROOM: [Code; 5] = [
     Code::STREAM_LIMIT,
     Code::STREAM_QUOTA,
@@ -33,8 +33,8 @@ const NO_ROOM: [Code; 5] = [
     Code::KV_QUOTA,
 ];
 
-/// Positions by which a stream grows beyond what was expected of it: some of a host's pages, and few,
-/// for a host that could not hold more than it is asked for refuses.
+/// Positions by which a stream grows beyond its request: a few KV pages. A larger step would be
+/// refused by hosts that can hold no more than requested.
 const GROWTH: u32 = 64;
 
 /// A step that a host has not answered yet.
@@ -42,39 +42,39 @@ const GROWTH: u32 = 64;
 pub(super) struct Sent {
     pub(super) at: Instant,
     pub(super) rows: u32,
-    /// The rows, which the answer must not be.
+    /// The rows sent; an answer equal to them is rejected (`CheckError::Unchanged`).
     data: Bytes,
 }
 
-/// One span's stream on its host.
+/// Stream of a span on its host.
 pub(super) struct Hop {
-    /// Tells this stream's messages from those of streams before it.
+    /// Distinguishes this stream's messages from those of earlier streams.
     pub(super) id: u64,
     pub(super) span: RoutedSpan,
     pub(super) stream: u32,
     pub(super) epoch: u32,
     pub(super) opened: bool,
-    /// Positions that it was opened for.
+    /// Positions requested for the stream.
     asked: u32,
     check: BoundaryCheck,
     pub(super) sent: VecDeque<Sent>,
-    /// What there was no room for, in order: it is sent while the chat waits.
+    /// Messages for which the send queue had no room, in order; sent while the chat waits.
     pub(super) unsent: VecDeque<Message>,
-    /// When it last answered, or was first asked after a pause.
+    /// When the host last answered, or got its first step after a pause.
     pub(super) progress: Instant,
     pub(super) hop_timeout: HopTimeout,
-    /// For how long it has been silent, while it owes something.
+    /// Duration of its silence while a step is pending.
     silence: Silence,
-    /// Nobody else was found when it was late or silent: when to look again.
-    pub(super) look_again: Option<Instant>,
-    /// Whether the caller has been told that it is being waited for.
-    told: bool,
-    /// Its host leaves: when to look for another.
-    pub(super) move_at: Option<Instant>,
-    /// Its sequence has begun: where there is no room it comes back later.
-    patient: bool,
+    /// Time of the next search, after no replacement was found for a late or silent host.
+    pub(super) retry_search_at: Option<Instant>,
+    /// True once the caller was notified of the wait.
+    notified: bool,
+    /// The host is leaving: time of the next search for a replacement.
+    pub(super) migrate_at: Option<Instant>,
+    /// True for a running sequence: if the host has no room, it is asked again later.
+    waits_for_capacity: bool,
     pub(super) clock: HopClock,
-    /// Where its round trips are counted.
+    /// Histogram of its round trips.
     latency: metrics::Histogram,
 }
 
@@ -83,7 +83,6 @@ impl Hop {
         self.span.link.descriptor.host
     }
 
-    /// What its host computes with.
     pub(super) fn arithmetic(&self) -> &String {
         &self.span.link.descriptor.arithmetic
     }
@@ -98,12 +97,11 @@ impl Hop {
         )
     }
 
-    /// Ends the stream: its host frees what belongs to it at once.
+    /// Closes the stream, so that the host frees its memory at once.
     pub(super) fn release(&self) {
         self.span.link.release(self.stream);
     }
 
-    /// Something about this stream that needs another host.
     pub(super) fn hop_failure(
         &self,
         code: Code,
@@ -121,10 +119,10 @@ impl Hop {
     pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
         let Ended { why, cause } = ended;
         let (code, cause, what) = match cause.clone() {
-            EndCause::Barred(code) => {
-                return self.hop_failure(code, Cause::Barred, |host| {
+            EndCause::Unauthorized(code) => {
+                return self.hop_failure(code, Cause::Unauthorized, |host| {
                     ChatError::ShardUnavailable(format!(
-                        "{host} may not compute for this node any more"
+                        "{host} is not authorised to compute for this node any more"
                     ))
                 });
             }
@@ -137,7 +135,7 @@ impl Hop {
         })
     }
 
-    /// Nothing can be sent to it any more.
+    /// Failure after a send error.
     pub(super) fn unsendable(&self, error: &SendError) -> HopFailure {
         self.lost(&match error {
             SendError::Closed(closed) => Ended::of(closed),
@@ -148,10 +146,10 @@ impl Hop {
         })
     }
 
-    /// Sends at the next boundary, or as soon as there is room.
+    /// Queues a message for the next boundary, or for when the send queue has room.
     fn send(&mut self, message: Message) -> Result<(), HopFailure> {
         let back = match self.unsent.is_empty() {
-            true => steps::send(&self.span.link.sender, message),
+            true => chat_loop::send(&self.span.link.sender, message),
             false => Ok(Some(message)),
         };
         self.unsent
@@ -177,30 +175,29 @@ impl Hop {
         })
     }
 
-    /// Tells the host that nothing is asked of the stream, all of which it holds, for now: it is the
-    /// first to give way.
+    /// Tells the host that the stream is idle at `length` positions, so that it is preempted first.
     pub(super) fn rest(&self, length: u32) {
         let truncate = Message::Truncate(Truncate {
             stream: self.stream,
             epoch: self.epoch,
             position: length,
         });
-        // Where there is no room to say so, silence will.
+        // If the queue is full, the host infers it from the silence.
         let _ = self.span.link.sender.try_send(truncate);
     }
 
-    /// What a host's refusal, or the end of a stream by its host, means.
+    /// Classifies a host's refusal, or the end of a stream by its host.
     pub(super) fn refused(&self, code: Code, message: &str) -> HopFailure {
         let cause = if code == Code::SHUTTING_DOWN {
             return self.leaving(false);
         } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA {
-            Cause::Room
+            Cause::Preempted
         } else if self.opened || !NO_ROOM.contains(&code) {
             Cause::Failed
-        } else if self.patient {
-            Cause::Room
+        } else if self.waits_for_capacity {
+            Cause::Preempted
         } else {
-            Cause::Full
+            Cause::NoCapacity
         };
         let text = format!("{} refused with {code}: {message}", self.name());
         let error = if code == Code::WEIGHTS_MISMATCH {
@@ -209,7 +206,7 @@ impl Hop {
             ChatError::BoundaryOverflow(text)
         } else if code == Code::CONTEXT_FULL {
             ChatError::BadRequest(text)
-        } else if cause == Cause::Full {
+        } else if cause == Cause::NoCapacity {
             ChatError::HostsFull(text)
         } else {
             ChatError::ShardUnavailable(text)
@@ -217,11 +214,11 @@ impl Hop {
         self.hop_failure(code, cause, |_| error)
     }
 
-    /// Until when this host is waited for, at least; `None` when it owes nothing. `reference` is what
-    /// the oldest step that it owes takes others.
+    /// Returns the time until which this host is waited for; `None` if no step is pending.
+    /// `reference` is the time that other hosts need for the oldest pending step.
     ///
     /// # Errors
-    /// Its time is up.
+    /// The failure, if the host has timed out.
     pub(super) fn waits_until(
         &mut self,
         now: Instant,
@@ -257,65 +254,64 @@ impl Hop {
             }
             until = until.min(overdue);
         }
-        if waited < ASK_AFTER {
-            return Ok(Some(until.min(self.progress + ASK_AFTER)));
+        if waited < PROBE_AFTER {
+            return Ok(Some(until.min(self.progress + PROBE_AFTER)));
         }
         let sender = &self.span.link.sender;
         let silent = self.silence.look(now, sender.silent_for());
-        if silent >= ASK_AFTER {
+        if silent >= PROBE_AFTER {
             sender.probe();
         }
         if limits.silence.is_some_and(|most| silent >= most) {
             return Err(self.gone(Cause::Failed));
         }
-        if silent >= GONE_AFTER && may_move {
+        if silent >= OFFLINE_AFTER && may_move {
             return Err(self.gone(Cause::Silent));
         }
-        Ok(Some(until.min(now + LOOK_EVERY)))
+        Ok(Some(until.min(now + CHECK_INTERVAL)))
     }
 
-    /// Whether looking for another host is due, should this one be late.
+    /// Returns true if a search for a replacement is due, should this host be late.
     fn may_move(&self, now: Instant) -> bool {
-        self.look_again.is_none_or(|at| at <= now)
+        self.retry_search_at.is_none_or(|at| at <= now)
     }
 
-    /// Something has come of what it owes.
+    /// Records progress on a pending step.
     pub(super) fn progressed(&mut self, now: Instant) {
         self.progress = now;
         self.silence = Silence::default();
-        self.told = false;
+        self.notified = false;
     }
 
-    /// What to tell a caller who has been waiting for this host for long, once: its code.
+    /// Returns the status code for the caller after a long wait for this host, once per wait.
     pub(super) fn waited_for(&mut self, now: Instant) -> Option<Code> {
         let rows = self.sent.front().map_or(0, |sent| sent.rows);
         let usual = self.hop_timeout.typical(rows).unwrap_or_default();
         let waited = now.saturating_duration_since(self.progress);
-        if self.told || waited < TELL_AFTER.max(2 * usual) {
+        if self.notified || waited < NOTIFY_AFTER.max(2 * usual) {
             return None;
         }
-        self.told = true;
-        Some(match self.span.link.sender.silent_for() < ASK_AFTER {
+        self.notified = true;
+        Some(match self.span.link.sender.silent_for() < PROBE_AFTER {
             true => Code::BUSY,
             false => Code::SILENT,
         })
     }
 }
 
-/// How long a host is waited for.
+/// Timeouts of a host.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WaitLimits {
-    /// That makes no progress.
+    /// Limit without progress.
     pub(super) health_timeout: Duration,
-    /// That is silent altogether; `None`: no less.
+    /// Limit of complete silence; `None`: only the health timeout applies.
     pub(super) silence: Option<Duration>,
 }
 
-/// Waiting that is worth a word.
-const TELL_AFTER: Duration = Duration::from_millis(1500);
+/// Wait after which the caller is notified.
+const NOTIFY_AFTER: Duration = Duration::from_millis(1500);
 
 impl ShardedBackend {
-    /// A stream that is not open yet.
     pub(super) fn hop(&mut self, index: usize, span: RoutedSpan) -> Hop {
         let id = self.next_hop;
         self.next_hop += 1;
@@ -323,7 +319,7 @@ impl ShardedBackend {
         let stream = span.link.register(id, epoch, self.inbox.clone());
         let bands = self.model.bands.as_ref();
         let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
-        // Of this side's own model, so that what a host calls itself counts nothing.
+        // Uses this side's model id, so that a host cannot choose the label.
         let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
         let rows = (self.model.width, self.model.boundary, band);
         let layers = (self.model.weights, span.lo, span.hi);
@@ -341,22 +337,22 @@ impl ShardedBackend {
             progress: Instant::now(),
             hop_timeout: HopTimeout::default(),
             silence: Silence::default(),
-            look_again: None,
-            told: false,
-            move_at: None,
-            patient: self.running,
+            retry_search_at: None,
+            notified: false,
+            migrate_at: None,
+            waits_for_capacity: self.running,
             clock: HopClock::default(),
             latency: shard_latency(shard_id),
         }
     }
 
-    /// Asks for the streams of some spans; all of them, whatever becomes of one.
+    /// Opens the streams of some spans; an error of one does not stop the others.
     pub(super) fn open_streams(&mut self, spans: Range<usize>) {
         for index in spans {
             let Some(hop) = self.hops.get(index) else {
                 return;
             };
-            tell(Event::StreamAsked {
+            report_event(Event::StreamAsked {
                 pipeline: self.name,
                 host: hop.node(),
                 shard: self.shard_id(hop).as_str().into(),
@@ -369,7 +365,7 @@ impl ShardedBackend {
         }
     }
 
-    /// Asks for a span's stream, or that it may hold as much as it should.
+    /// Requests a span's stream, or more positions for an open one.
     fn ask(&mut self, index: usize) -> Result<(), HopFailure> {
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
@@ -384,8 +380,8 @@ impl ShardedBackend {
         }))
     }
 
-    /// Asks for more positions, where a stream was opened for fewer. It is not waited for: what
-    /// follows ends with the stream if it is refused.
+    /// Requests more positions for a stream. It does not wait: if the host refuses, the stream
+    /// ends.
     pub(super) fn grow(&mut self, span: usize, positions: u32) -> Result<(), HopFailure> {
         match self.hops.get_mut(span) {
             Some(hop) if hop.asked < positions => hop.asked = positions,
@@ -394,7 +390,7 @@ impl ShardedBackend {
         self.ask(span)
     }
 
-    /// Sends a step; the streams' order makes waiting for STREAM_OPENED unnecessary.
+    /// Sends a step. Messages of a stream are ordered, so it need not wait for STREAM_OPENED.
     pub(super) fn step(
         &mut self,
         span: usize,
@@ -432,7 +428,7 @@ impl ShardedBackend {
         }))
     }
 
-    /// Takes an answer, which came `at` a time.
+    /// Processes a result that arrived at `at`.
     pub(super) fn on_result(
         &mut self,
         index: usize,
@@ -456,7 +452,7 @@ impl ShardedBackend {
         };
         let sent = hop.sent.front().cloned().filter(|_| epoch == hop.epoch);
         if let Some(sent) = sent {
-            // A host that returns only the last row of a piece returns its last position.
+            // A host that returns only the last row of a chunk returns its position.
             let first = position.saturating_add(sent.rows.saturating_sub(rows));
             let checked = if rows == 0 && data.is_empty() {
                 Ok(())
@@ -474,7 +470,7 @@ impl ShardedBackend {
                     .increment(1);
                 return Err(hop.hop_failure(error.code(), Cause::Corrupt, |host| {
                     ChatError::PipelineStalled(format!(
-                        "{host} returned numbers that cannot be right: {}: {error}",
+                        "{host} returned implausible rows: {}: {error}",
                         error.code()
                     ))
                 }));
@@ -483,14 +479,15 @@ impl ShardedBackend {
         match self.pipeline.on_result(index, epoch, position, rows, data) {
             Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
             Ok(Outcome::Stale) => {
-                tell(Event::StaleAnswer {
+                report_event(Event::StaleAnswer {
                     pipeline: self.name,
                     host: hop.node(),
                 });
                 Ok(())
             }
             Err(fault) => {
-                // Another chat on the same session may wait for what this one was told.
+                // The result may belong to another chat on this session, which would wait for it in
+                // vain.
                 hop.span.link.closer().close(CloseCode::ProtocolState);
                 let code = CloseCode::ProtocolState.into();
                 Err(hop.hop_failure(code, Cause::Failed, |host| {
@@ -500,7 +497,7 @@ impl ShardedBackend {
         }
     }
 
-    /// Measures an answered step, and the host by it.
+    /// Records the time of an answered step and judges the host by it.
     fn note_time(
         &mut self,
         index: usize,
@@ -518,10 +515,11 @@ impl ShardedBackend {
         };
         let (now, before) = (Instant::now(), hop.progress);
         hop.progressed(now);
-        // What came while the chat did something else did not take until it looked.
+        // If the result arrived before this chat waited, use the arrival time: the delay was on
+        // this side.
         let seen = if at < self.watching_since { at } else { now };
         if sent.rows > 1 {
-            // It was at the piece before this one until then.
+            // The host computed the previous chunk until then.
             let began = sent.at.max(before);
             let took = seen.saturating_duration_since(began);
             let slow = hop.hop_timeout.record_piece(took, sent.rows, reference);
@@ -544,21 +542,23 @@ impl ShardedBackend {
         Ok(())
     }
 
-    /// What a step of `rows` would take on a hop if it were as fast as others, layer for layer: those
-    /// of this sequence; or else, with the same weights, those that were measured of late in any
-    /// call; or else this machine's own layers. `None` while nobody has shown anything.
+    /// Expected time of a step of `rows` on a hop, from the time per layer of others: the other
+    /// hops of this sequence; else recently measured hosts with the same weights; else this
+    /// machine's own layers. `None` without any measurement.
     pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
         let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
         let hop = self.hops.get(index)?;
         let (own, host) = (layers(hop), hop.node());
         let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
-        let beside =
+        let others_scaled =
             others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop)));
         let per_layer = || {
             let weights = self.model.weights;
-            let measured = self.health.look(|all, now| all.beside(&host, weights, now));
+            let measured = self
+                .health
+                .look(|all, now| all.reference_per_layer(&host, weights, now));
             measured.or(self.per_layer)
         };
-        median(beside).or_else(|| Some(per_layer()? * own * rows))
+        median(others_scaled).or_else(|| Some(per_layer()? * own * rows))
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for hosts: whose time is up when, and when an answer is due.
+//! Waiting for hosts: timeouts, and when the next answer is due.
 
 use std::time::{Duration, Instant};
 
@@ -10,24 +10,25 @@ use super::ShardedBackend;
 use super::failure::HopFailure;
 use super::stream::WaitLimits;
 use crate::link::Inbound;
-use crate::{Cancel, steps};
+use crate::{Cancel, chat_loop};
 
-/// Silence of a host that nobody can replace, after which this machine goes on if it may. The host was
-/// asked after 1 s, and its driver answers a PING whatever the engine computes, so a slow host is heard.
-const DARK_BEFORE_FALLBACK: Duration = Duration::from_secs(4);
-/// The same before the first row is sent: nothing is lost by beginning here.
-const DARK_BEFORE_START: Duration = Duration::from_secs(2);
+/// Silence after which this machine continues, if it may and no other host has the layers. The host
+/// was probed after 1 s, and its driver answers a PING even while the engine computes, so a slow
+/// host is not silent.
+const SILENCE_BEFORE_FALLBACK: Duration = Duration::from_secs(4);
+/// Silence before the first row is sent after which this machine starts. Nothing is lost by
+/// starting here.
+const SILENCE_BEFORE_START: Duration = Duration::from_secs(2);
 
-/// Why waiting ended without a message.
+/// Reason that waiting ended without a message.
 pub(super) enum Interrupted {
     Cancelled,
     HopFailure(HopFailure),
-    /// A host is being waited for, and this is its code.
+    /// Index and code of a host that the caller should know it waits for.
     Waiting(usize, Code),
 }
 
 impl ShardedBackend {
-    /// When the answer to a lone decode step is due.
     fn due(&self) -> Option<Instant> {
         let mut owing = self.hops.iter().filter(|hop| !hop.sent.is_empty());
         let hop = owing.next()?;
@@ -38,19 +39,19 @@ impl ShardedBackend {
         Some(sent.at + hop.hop_timeout.usual()?)
     }
 
-    /// The next message of any host, or the one whose time is up, or something to tell the caller.
+    /// Returns the next message of any host, a host that timed out, or a status for the caller.
     pub(super) async fn receive(&mut self, cancel: &Cancel) -> Result<(u64, Inbound), Interrupted> {
         loop {
             if cancel.is_cancelled() {
                 return Err(Interrupted::Cancelled);
             }
-            // What has come counts before any judgement of what has not.
+            // Messages that have arrived count before any timeout.
             if let Ok(message) = self.inbound.try_recv() {
                 return Ok(message);
             }
             let until = self.look(Instant::now())?;
             if let Some(due) = self.due() {
-                steps::expect(due);
+                chat_loop::expect(due);
             }
             let time_is_up = {
                 let _context = self.runtime.enter();
@@ -67,7 +68,7 @@ impl ShardedBackend {
             let sent = tokio::select! {
                 biased;
                 message = self.inbound.recv() => {
-                    // This side holds a sender, so the queue cannot close.
+                    // `self.inbox` is a sender, so the queue cannot close.
                     return message.ok_or(Interrupted::Cancelled);
                 }
                 () = cancel.cancelled() => return Err(Interrupted::Cancelled),
@@ -84,13 +85,13 @@ impl ShardedBackend {
         }
     }
 
-    /// Looks at every host that owes something; says when to look again.
+    /// Checks the timeouts of all hosts with pending steps; returns the time of the next check.
     fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
         let limits = WaitLimits {
             health_timeout: self.settings.health_timeout,
             silence: self.settings.give_up_after.map(|_| match self.running {
-                true => DARK_BEFORE_FALLBACK,
-                false => DARK_BEFORE_START,
+                true => SILENCE_BEFORE_FALLBACK,
+                false => SILENCE_BEFORE_START,
             }),
         };
         let mut until: Option<Instant> = None;

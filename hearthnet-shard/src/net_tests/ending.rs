@@ -1,8 +1,8 @@
-//! How a host ends: by leaving, at once, by a defect.
+//! Ends of a host: by leaving, at once, by a defect.
 
 use super::*;
 
-/// The next message, which says that the host leaves, within so many milliseconds.
+/// Milliseconds of the next message, which must be LEAVING.
 async fn leaving(caller: &mut Caller) -> u32 {
     match caller.recv().await {
         Message::Leaving { within_ms } => within_ms,
@@ -15,7 +15,7 @@ async fn a_host_that_leaves_tells_every_session_and_goes_when_the_last_stream_ha
     let host = Host::start().await;
     let (mut caller, mut other) = (host.connect(PIPELINE).await, host.connect(BENCH).await);
     let mut idle = host.connect(PIPELINE).await;
-    // A session that the host has not taken up yet when it leaves just ends.
+    // A session that the host has not accepted yet when it leaves is just closed.
     host.until(|stats| stats.sessions == 3).await;
     caller.open(1).await.unwrap();
     caller.open(2).await.unwrap();
@@ -29,14 +29,14 @@ async fn a_host_that_leaves_tells_every_session_and_goes_when_the_last_stream_ha
         let within_ms = leaving(caller).await;
         assert!((1..=300_000).contains(&within_ms), "{within_ms}");
     }
-    // Nobody gets in any more, and nobody gets a stream.
+    // The host takes no more connections and no more streams.
     while tokio::net::TcpStream::connect(addr).await.is_ok() {
         tokio::task::yield_now().await;
     }
     assert_eq!(caller.open(3).await.unwrap_err().code, "shutting_down");
     probe.open_gate();
     assert_eq!(caller.result().await.rows, 1);
-    // What is open goes on for as long as it takes, and the echo as well.
+    // Open streams go on until they end, and so does the echo.
     for position in 1..20 {
         caller.send(step(1, position, &rows(1))).await;
         assert_eq!(caller.result().await.position, position);

@@ -104,7 +104,7 @@ impl Host {
             .map(Caller)
     }
 
-    /// Waits until the host's numbers are as they should come to be.
+    /// Waits until the host's numbers satisfy `reached`.
     async fn until(&self, reached: impl Fn(&crate::Stats) -> bool) {
         let wait = async {
             while !reached(&self.running.stats()) {
@@ -117,7 +117,7 @@ impl Host {
 
     async fn until_empty(&self) {
         let streams = |stats: &crate::Stats| stats.streams + stats.steps_waiting;
-        // Places are free at once, what the engine holds after its next batch.
+        // Slots are free at once, the engine's memory after its next batch.
         let sequences = || self.probe.sequences.load(Ordering::SeqCst);
         self.until(|stats| streams(stats) == 0 && stats.kv_pages_used + sequences() as u64 == 0)
             .await;

@@ -1,8 +1,8 @@
-//! Peers: who gets in, and what they cannot do to others.
+//! Peers: admission, and isolation from each other.
 
 use super::*;
 
-/// A socket that can be told to read no more.
+/// A socket that stops reading when told to.
 struct Deaf {
     socket: tokio::net::TcpStream,
     deaf: Arc<AtomicBool>,
@@ -179,7 +179,7 @@ async fn a_peer_that_reads_no_answers_is_cut_off_before_they_pile_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_bench_session_gets_back_what_it_sends() {
+async fn a_bench_session_echoes_its_messages() {
     let host = Host::start().await;
     let mut caller = host.connect(BENCH).await;
     for bytes in [1u32, 1168, 3 << 20] {
@@ -193,7 +193,7 @@ async fn a_bench_session_gets_back_what_it_sends() {
         caller.send(tensor.clone()).await;
         assert_eq!(caller.recv().await, tensor);
     }
-    // Streams and widths of the caller's choosing; the engine is not asked.
+    // The caller may choose streams and widths freely: no engine is involved.
     caller.open(1).await.unwrap();
     let data: Bytes = (0..2000u32).map(|i| i as u8).collect::<Vec<_>>().into();
     for (want, range) in [

@@ -1,5 +1,5 @@
-//! Who is told what of the flight record of a host that is alone. (All tests of this program share
-//! one record, so nothing is said here of what others did.)
+//! Access to the flight record of a standalone host. (All tests of this program share one record,
+//! so they check only their own events.)
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{CallError, Client, Code};
@@ -27,7 +27,7 @@ async fn told(host: &Host, key: &NodeKey) -> Answer {
     Answer::collect(asked, call.unwrap()).await.unwrap()
 }
 
-/// The sessions that began, by what a record says.
+/// Sessions that began, according to a record.
 fn sessions(answer: &Answer) -> Vec<(SessionId, NodeId)> {
     let began = answer.records.iter().filter_map(|r| match &r.event {
         Event::SessionBegan { session, peer, .. } => Some((*session, *peer)),
@@ -37,7 +37,7 @@ fn sessions(answer: &Answer) -> Vec<(SessionId, NodeId)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_owner_is_told_everything_and_a_caller_what_it_did_itself() {
+async fn the_owner_gets_all_records_and_a_caller_its_own() {
     let [one, other] = [21, 22].map(|seed| NodeKey::from_secret(&[seed; 32]));
     let host = Host::start_with(|config| config.admitted = vec![one.id(), other.id()]).await;
     let mut began = Vec::new();
@@ -65,7 +65,7 @@ async fn the_owner_is_told_everything_and_a_caller_what_it_did_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stranger_is_told_nothing_and_nothing_else_can_be_asked() {
+async fn strangers_get_no_records_and_other_capabilities_do_not_exist() {
     let host = Host::start().await;
     let stranger = NodeKey::from_secret(&[23; 32]);
     let refused = connected(&host, &stranger).await;

@@ -1,4 +1,4 @@
-//! Rows over the wire, and what is said around them.
+//! Rows over the wire, and the messages around them.
 
 use super::*;
 
@@ -73,14 +73,14 @@ async fn a_refusal_does_not_wait_for_the_engine() {
     host.probe.shut_gate();
     caller.send(step(1, 0, &rows(1))).await;
     host.probe.wait_inside();
-    // The compute thread stands still, and the answer comes.
+    // The refusal arrives while the compute thread is blocked.
     assert_eq!(caller.open(9).await.unwrap_err().code, "stream_limit");
     host.probe.open_gate();
     assert_eq!(caller.result().await.rows, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_stream_leaves_nothing_behind_and_is_not_computed() {
+async fn a_cancelled_stream_is_freed_and_not_computed() {
     let host = Host::start().await;
     let mut caller = host.connect(PIPELINE).await;
     caller.open(1).await.unwrap();
@@ -93,7 +93,7 @@ async fn a_cancelled_stream_leaves_nothing_behind_and_is_not_computed() {
     }
     host.until(|stats| stats.bytes_in == 6 * 8).await;
     caller.send(close(2)).await;
-    // Its place is free while the engine still stands.
+    // The slot is free while the engine is still blocked.
     host.until(|stats| stats.streams == 1).await;
     host.probe.open_gate();
     assert_eq!(caller.result().await.stream, 1);
@@ -104,7 +104,7 @@ async fn a_cancelled_stream_leaves_nothing_behind_and_is_not_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn weights_are_put_away_when_nobody_comes_and_back_when_somebody_does() {
+async fn weights_are_unloaded_without_streams_and_reloaded_for_the_next() {
     let host = Host::start().await;
     assert_eq!(host.running.memory().weight_bytes, WEIGHT_BYTES);
     host.clock.advance(Duration::from_secs(600));
@@ -119,7 +119,7 @@ async fn weights_are_put_away_when_nobody_comes_and_back_when_somebody_does() {
         encode(&expected(0.0, 0, &rows(3)))
     );
     assert_eq!(host.running.memory().weight_bytes, WEIGHT_BYTES);
-    // Idle streams go first, and the weights after them.
+    // Idle streams are closed first, then the weights are unloaded.
     host.clock.advance(Duration::from_secs(300));
     assert!(matches!(caller.recv().await, Message::StreamError(e) if e.code == "idle_timeout"));
     host.clock.advance(Duration::from_secs(600));

@@ -1,4 +1,4 @@
-//! What is said when a host starts, or does not.
+//! Reports of a host that starts, or fails to.
 
 use crate::{LoadPhase, StartProgress};
 
@@ -44,7 +44,7 @@ async fn a_start_reports_its_progress_and_its_failure() {
     assert_eq!(progress, [StartProgress { phase, done, total }]);
 }
 
-/// Other hosts of this process may be there; all have the default.
+/// Other hosts of this process may be running; all have the default.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
 async fn the_engine_lets_other_threads_go_first() {
@@ -56,7 +56,7 @@ async fn the_engine_lets_other_threads_go_first() {
         if read("comm").trim() != "shard-compute" {
             continue;
         }
-        // proc_pid_stat(5): behind the name in brackets, the niceness is the 17th field.
+        // proc_pid_stat(5): after the name in brackets, the niceness is the 17th field.
         let stat = read("stat");
         let (_, fields) = stat.rsplit_once(')').unwrap_or_default();
         if let Some(niceness) = fields.split_whitespace().nth(16) {

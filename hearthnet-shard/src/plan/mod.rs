@@ -1,38 +1,39 @@
-//! What the next turn of the engine computes: a pure function of the streams, the steps that
-//! wait, the pages left, and what callers were given before.
+//! Content of the engine's next batch: a pure function of the streams, the waiting steps, the free
+//! pages, and the rows given to callers before.
 //!
-//! A turn is one batch. A *decode* turn takes the waiting short steps of all streams
-//! at once; where several callers decode, a row of each and so many more as make it a third longer, for one
-//! caller's many streams are not to cost another one more than that. A *prefill* turn takes a piece of one long step, or of several until the
-//! piece is full. When both kinds wait, the turns alternate, so
+//! A turn is one batch. A *decode* turn takes the waiting short steps of all streams at once. If
+//! several callers decode, it takes a row of each, and extra rows that lengthen it by a third, so
+//! that one caller's many streams cost another caller no more than that. A *prefill* turn takes a
+//! chunk of one long step, or of several until the chunk is full. When both kinds wait, the turns
+//! alternate, so
 //!
-//! - a decode step waits for at most one piece, however much prefill there is (and, where several callers
-//!   decode, for those of its own caller that are before it), and
+//! - a decode step waits for at most one chunk, however much prefill there is (and, if several
+//!   callers decode, for the earlier decode steps of its own caller), and
 //! - prefill gets every other turn, however many streams decode.
 //!
-//! Example: streams A and B decode, C sends 100 rows, a piece is 40 rows.
+//! Example: streams A and B decode, C sends 100 rows, a chunk is 40 rows.
 //!
 //! ```text
 //! turn      1        2         3        4         5        6         7
 //! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
 //! ```
 //!
-//! A piece of a neighbour's prompt takes waiting short steps along, a row of each caller, where all go
-//! through the same layers ([`rides`]): the weights are read once for all of them. Turn 2 is then
-//! `A B C 0..40`.
+//! A chunk of a neighbour's prompt takes waiting short steps along, a row of each caller, if all
+//! use the same layers ([`piggybacks`]): the weights are read once for all of them. In the example,
+//! turn 2 is then `A B C 0..40`.
 //!
-//! Where a turn cannot take all that waits of its kind, callers get equal parts of it over time
-//! (`fair.rs`), whatever the number of their streams; among the streams of a caller, the one that
-//! was served longest ago is first. Where there are not enough pages, a step is cut to what there
-//! is room for, and if that is nothing, a stream is preempted (`pages.rs`).
+//! If a turn cannot take all waiting steps of its kind, callers get equal parts of it over time
+//! (`fair.rs`), whatever the number of their streams. Among the streams of a caller, the one served
+//! longest ago is first. If pages are short, a step is cut to the rows that fit; if none fits, a
+//! stream is preempted (`pages.rs`).
 //!
-//! The length of a piece follows from how fast the engine was ([`crate::chunked_prefill`]), so that it
-//! takes about the same time on every machine. While somebody else decodes, it makes a turn with decode steps
-//! longer by a third, or takes as long as a decode turn where none waits: that is what a neighbour's prompts
-//! cost whoever chats.
+//! The length of a chunk follows from the engine's measured speed ([`crate::chunked_prefill`]), so
+//! it takes about the same time on every machine. While another caller decodes, the chunk lengthens
+//! a turn with decode steps by a third, or takes as long as a decode turn if no decode step waits.
+//! That bounds what a neighbour's prompts cost a chat.
 //!
-//! Which is why streams that come back at once are waited for, a moment, before a turn ([`Rhythm`]): what
-//! comes later than that waits for a whole turn.
+//! So the host waits a moment before a turn for streams that return at once ([`ReturnEstimator`]):
+//! a step that arrives later waits for a whole turn.
 
 mod fair;
 mod pages;
@@ -50,26 +51,26 @@ use fair::Ledger;
 pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
 use pages::{Holder, Need, held_by, victim};
 
-/// Steps of at most this many rows count as decode. One row is a plain decode step;
-/// a few are one with guesses to check.
+/// Steps of at most this many rows count as decode: one row is a plain decode step, several are one
+/// with speculated tokens to verify.
 pub(crate) const SHORT_ROWS: u32 = 8;
-/// Most rows of one turn: bounds the batch's memory.
+/// Limit of rows per batch: bounds the batch's memory.
 pub(crate) const MAX_TURN_ROWS: u32 = 512;
 
-/// A stream as the plan sees it.
+/// Snapshot of a stream for the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct StreamSnapshot {
     pub(crate) stream: u64,
     pub(crate) caller: NodeId,
-    /// First and last layer that its rows run through.
+    /// First and last layer, both inclusive.
     pub(crate) layers: (u32, u32),
-    /// Positions that it holds.
+    /// Positions in its KV.
     pub(crate) length: u32,
-    /// When something last happened on it.
+    /// Time of the last event on it.
     pub(crate) active: Duration,
-    /// Its caller has said that it asks nothing for now.
+    /// Its caller has said that it needs nothing for now.
     pub(crate) rests: bool,
-    /// The step that is next, if one waits.
+    /// The next step, if one waits.
     pub(crate) head: Option<Head>,
 }
 
@@ -78,15 +79,14 @@ pub(crate) struct View {
 pub(crate) struct Head {
     /// Rows of the whole step.
     pub(crate) rows: u32,
-    /// Rows of it that are still to be computed, at least 1.
+    /// Rows of it still to compute, at least 1.
     pub(crate) left: u32,
-    /// Turn in which the stream was last served.
+    /// Number of the batch that last served the stream.
     pub(crate) served: u64,
-    /// When the step arrived.
     pub(crate) arrived: Duration,
 }
 
-impl View {
+impl StreamSnapshot {
     fn holder(&self, pool: &Pool, now: Duration) -> Holder {
         Holder {
             stream: self.stream,
@@ -100,25 +100,23 @@ impl View {
     }
 }
 
-/// All streams, as far as pages go.
-pub(crate) fn holders(streams: &[View], pool: &Pool, now: Duration) -> Vec<Holder> {
+/// Page use of all streams.
+pub(crate) fn holders(streams: &[StreamSnapshot], pool: &Pool, now: Duration) -> Vec<Holder> {
     streams.iter().map(|view| view.holder(pool, now)).collect()
 }
 
-/// A stream that something happened on no longer ago than this is expected to come back.
+/// A stream with an event within this time is expected to send its next step in a moment.
 const COMES_BACK: Duration = Duration::from_millis(20);
 
-/// Whether a stream on which something last happened then is expected to come back in a moment.
+/// Returns whether a stream whose last event was at `active` is expected back in a moment.
 fn comes_back(active: Duration, now: Duration) -> bool {
     now <= active.saturating_add(COMES_BACK)
 }
 
-/// Whether the next batch is one of decode rows that are worth waiting for company: fewer wait
-/// than are expected back in a moment. When half are there, those are better computed while
-/// the others are at the next host.
+/// Returns whether to wait for more decode rows: fewer wait than are expected in a moment. Once
+/// half of them are there, they are better computed while the others are at the next host.
 ///
-/// Of each stream: the rows of the step that is next, if one waits, and when something last
-/// happened on it.
+/// `streams` gives, for each stream, the rows of its next step if one waits, and its last event.
 pub(crate) fn may_grow(
     streams: impl Iterator<Item = (Option<u32>, Duration)>,
     now: Duration,
@@ -127,7 +125,7 @@ pub(crate) fn may_grow(
     for (rows, active) in streams {
         match rows {
             Some(rows) if rows <= SHORT_ROWS => ready += 1,
-            // There is other work to do meanwhile.
+            // A prefill step can be computed meanwhile.
             Some(_) => return false,
             None => expected += u32::from(comes_back(active, now)),
         }
@@ -135,29 +133,29 @@ pub(crate) fn may_grow(
     (1..expected).contains(&ready)
 }
 
-/// Whether a stream comes back at once when a short step of it was answered.
+/// Tracks whether a stream's next decode step arrives at once after an answer.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Rhythm {
-    /// When its last step was answered, if that was a short one and none has come since.
+pub(crate) struct ReturnEstimator {
+    /// Time of the last answer, if that step was short and none has come since.
     answered: Option<Duration>,
-    /// How often in a row it came back later than that; `None` before the first time.
+    /// Number of late returns in a row; `None` before the first return.
     late: Option<u32>,
 }
 
-/// A stream that was late so often in a row is not waited for at every turn.
-const OFTEN_LATE: u32 = 4;
-/// At every turn with such a number it is: who shares a core with this host cannot come back while it
-/// computes. The same turns for all, so that this costs the same however many they are; and an odd number,
-/// for every other turn may take a piece.
-const ALL_AGAIN: u64 = 17;
+/// After this many late returns in a row, a stream is not waited for at every batch.
+const MAX_LATE_RETURNS: u32 = 4;
+/// Every 17th batch waits for late streams again: a caller that shares a core with this host cannot
+/// return while it computes. All streams share the same batches, so that the cost does not grow
+/// with their number. Odd, since every second batch may be prefill.
+const REPROBE_EVERY: u64 = 17;
 
-impl Rhythm {
-    /// A step with so many rows was answered, and none waits.
+impl ReturnEstimator {
+    /// Records the answer to a step of `rows` rows, when no other step waits.
     pub(crate) fn answered(&mut self, rows: u32, now: Duration) {
         self.answered = (Kind::of_rows(rows) == Kind::Decode).then_some(now);
     }
 
-    /// A step with so many rows came, where `at_once` is soon.
+    /// Records the arrival of a step. `at_once` is the limit of an immediate return.
     pub(crate) fn came(&mut self, rows: u32, at: Duration, at_once: Duration) {
         if let Some(answered) = self.answered.take()
             && Kind::of_rows(rows) == Kind::Decode
@@ -169,30 +167,32 @@ impl Rhythm {
         }
     }
 
-    /// How much longer the next step is worth waiting for before this turn, where it is worth `at_once` from
-    /// the answer on.
+    /// Remaining time to wait for the next step before this batch, up to `at_once` after the
+    /// answer.
     pub(crate) fn awaited(&self, at_once: Duration, now: Duration, turn: u64) -> Option<Duration> {
         let until = self.answered? + at_once;
-        let waited_for = self.late? < OFTEN_LATE || turn.is_multiple_of(ALL_AGAIN);
+        let waited_for = self.late? < MAX_LATE_RETURNS || turn.is_multiple_of(REPROBE_EVERY);
         (waited_for && now < until).then(|| until - now)
     }
 }
 
-/// Whether a piece takes the waiting short steps along: they are others' than its own, or it would hold them
-/// up for as long as it may, and all go through the same layers, or nothing is gained.
-pub(crate) fn rides(streams: &[View], others_decode: bool) -> bool {
+/// Returns whether a chunk takes the waiting short steps along. They must be of other callers, or
+/// the chunk would delay its own for as long as it may. All must use the same layers, or nothing is
+/// gained.
+pub(crate) fn piggybacks(streams: &[StreamSnapshot], others_decode: bool) -> bool {
     let heads = || streams.iter().filter(|view| view.head.is_some());
-    let short = |view: &View| view.head.is_some_and(|head| Kind::of(head) == Kind::Decode);
+    let short =
+        |view: &StreamSnapshot| view.head.is_some_and(|head| Kind::of(head) == Kind::Decode);
     let mut layers = heads().map(|view| view.layers);
     let first = layers.next();
     others_decode && heads().any(short) && layers.all(|one| Some(one) == first)
 }
 
-/// Whether somebody decodes beside the prompts of others: a short step waits, or is expected back in
-/// a moment, and a longer one waits that is of another caller.
-pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
+/// Returns whether a caller decodes beside the prompts of others: a short step waits or is expected
+/// in a moment, and a long step of another caller waits.
+pub(crate) fn others_decode(streams: &[StreamSnapshot], now: Duration) -> bool {
     let prompts = || {
-        let long = |view: &&View| {
+        let long = |view: &&StreamSnapshot| {
             view.head
                 .is_some_and(|head| Kind::of(head) == Kind::Prefill)
         };
@@ -202,74 +202,72 @@ pub(crate) fn others_decode(streams: &[View], now: Duration) -> bool {
     decoding.any(|one| prompts().any(|view| view.caller != one.caller))
 }
 
-/// Who has decoded within this time may be at other hosts meanwhile, and wait for its next turn when it is
-/// back.
+/// A caller whose stream was active within this time still decodes: it may be at other hosts.
 const DECODES_ON: Duration = Duration::from_secs(1);
 
-/// How many callers decode: a short step of theirs waits, or the next is on its way.
-pub(crate) fn decoders(streams: &[View], now: Duration) -> u32 {
+/// Number of callers that decode: a short step waits, or the next is on its way.
+pub(crate) fn decoders(streams: &[StreamSnapshot], now: Duration) -> u32 {
     let decoding = streams.iter().filter(|view| decodes(view, now, DECODES_ON));
     let callers: BTreeSet<NodeId> = decoding.map(|view| view.caller).collect();
     u32::try_from(callers.len()).unwrap_or(u32::MAX)
 }
 
-fn decodes(view: &View, now: Duration, within: Duration) -> bool {
+fn decodes(view: &StreamSnapshot, now: Duration, within: Duration) -> bool {
     match view.head {
         Some(head) => Kind::of(head) == Kind::Decode,
         None => view.length > 0 && !view.rests && now <= view.active.saturating_add(within),
     }
 }
 
-/// Rows of short steps that wait.
-pub(crate) fn short_rows(streams: &[View]) -> u32 {
+/// Rows of the waiting short steps.
+pub(crate) fn short_rows(streams: &[StreamSnapshot]) -> u32 {
     let heads = streams.iter().filter_map(|view| view.head);
     let short = heads.filter(|head| Kind::of(*head) == Kind::Decode);
     short.map(|head| head.left).sum()
 }
 
-/// How large the next turn may be.
+/// Limits of the next batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
-    /// Rows of a piece.
-    pub(crate) piece: u32,
-    /// Whether a piece takes short steps along: [`rides`].
-    pub(crate) rides: bool,
-    /// How many callers decode.
+    /// Rows of a chunk.
+    pub(crate) chunk: u32,
+    /// Whether a chunk takes short steps along: [`piggybacks`].
+    pub(crate) piggybacks: bool,
     pub(crate) decoders: u32,
-    /// Where there are several: rows of short steps, of those that have more than one, beside one of each.
+    /// If several callers decode: extra rows of short steps, beside one row of each caller.
     pub(crate) more: u32,
 }
 
 impl Sizes {
-    /// Most rows of short steps that a turn of this kind has room for.
+    /// Limit of rows of short steps in a batch of this kind.
     fn room(&self, kind: Kind) -> u32 {
         match kind {
             Kind::Decode => MAX_TURN_ROWS,
-            Kind::Prefill if self.rides => MAX_TURN_ROWS - self.piece(),
+            Kind::Prefill if self.piggybacks => MAX_TURN_ROWS - self.chunk(),
             Kind::Prefill => 0,
         }
     }
 
-    /// Rows of short steps that are to be in it, where several callers decode.
+    /// Target rows of short steps in a batch of this kind, if several callers decode.
     fn short(&self, kind: Kind) -> u32 {
         match kind {
             Kind::Decode => self.decoders.saturating_add(self.more),
-            // The piece is what there is more.
+            // The chunk takes the place of the extra rows.
             Kind::Prefill => self.decoders,
         }
     }
 
-    fn piece(&self) -> u32 {
-        self.piece.clamp(1, MAX_TURN_ROWS)
+    fn chunk(&self) -> u32 {
+        self.chunk.clamp(1, MAX_TURN_ROWS)
     }
 }
 
-/// Kinds of steps, and of turns.
+/// Kinds of steps and of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Short steps; turns that take those only.
+    /// Short steps, or a batch of short steps only.
     Decode,
-    /// Pieces of long ones; turns with one.
+    /// Long steps, or a batch with a chunk of them.
     Prefill,
 }
 
@@ -278,7 +276,6 @@ impl Kind {
         Self::of_rows(head.rows)
     }
 
-    /// The kind of a step with so many rows.
     pub(crate) fn of_rows(rows: u32) -> Self {
         match rows <= SHORT_ROWS {
             true => Self::Decode,
@@ -287,20 +284,20 @@ impl Kind {
     }
 }
 
-/// One batch, and what has to go for it.
+/// A batch, and the streams to preempt for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
     pub(crate) kind: Kind,
-    /// Streams and how many rows each contributes, from the head of its step: short steps first. Empty if
-    /// each of them had to go.
-    pub(crate) takes: Vec<(u64, u32)>,
-    /// Rows of them that are of longer steps.
-    pub(crate) piece: u32,
-    /// Streams that have to give their pages back before.
+    /// Streams, and the rows that each contributes from the head of its step: short steps first.
+    /// Empty if each of them was preempted.
+    pub(crate) scheduled: Vec<(u64, u32)>,
+    /// Number of these rows that belong to long steps.
+    pub(crate) chunk: u32,
+    /// Streams to end before the batch, for their pages.
     pub(crate) preempted: Vec<u64>,
 }
 
-/// Plans turns. Its state is what happened before: the same calls give the same turns.
+/// Plans batches. Deterministic: the same calls give the same batches.
 #[derive(Debug, Clone)]
 pub(crate) struct Planner {
     last: Kind,
@@ -317,10 +314,10 @@ impl Planner {
         }
     }
 
-    /// Plans the next turn at `now`, of these sizes; `None` if nothing waits.
+    /// Plans the next batch; `None` if no step waits.
     pub(crate) fn plan(
         &mut self,
-        streams: &[View],
+        streams: &[StreamSnapshot],
         pool: &Pool,
         sizes: &Sizes,
         now: Duration,
@@ -340,26 +337,26 @@ impl Planner {
             _ => Kind::Prefill,
         };
         self.last = kind;
-        let mut room = Room::new(streams, pool, now, short + long);
-        let queue = Step::queue(streams, Kind::Decode, short);
+        let mut builder = BatchBuilder::new(streams, pool, now, short + long);
+        let queue = Candidate::queue(streams, Kind::Decode, short);
         let (most, several) = (sizes.room(kind), sizes.decoders > 1);
         let alike = queue.windows(2).all(|two| two[0].layers == two[1].layers);
         let all = !several || alike && short_rows <= sizes.short(kind);
         if short_rows <= most && all {
             for step in &queue {
-                room.take(step, step.left, step.left);
+                builder.take(step, step.left, step.left);
             }
-            // Nobody has to wait.
+            // All fit, so no caller has to wait.
             self.decode.settle();
         } else if several {
-            room.share_short(queue, sizes.short(kind).min(most), &mut self.decode);
+            builder.share_short(queue, sizes.short(kind).min(most), &mut self.decode);
         } else if most > 0 {
-            room.share(queue, most, Kind::Decode, &mut self.decode);
+            builder.share(queue, most, Kind::Decode, &mut self.decode);
         }
-        room.own_from = room.takes.len();
+        builder.own_from = builder.scheduled.len();
         if kind == Kind::Prefill {
-            let queue = Step::queue(streams, kind, long);
-            room.share(queue, sizes.piece(), kind, &mut self.prefill);
+            let queue = Candidate::queue(streams, kind, long);
+            builder.share(queue, sizes.chunk(), kind, &mut self.prefill);
         }
         if short == 0 {
             self.decode.settle();
@@ -367,19 +364,19 @@ impl Planner {
         if long == 0 {
             self.prefill.settle();
         }
-        let piece = room.takes.iter().skip(room.own_from);
+        let chunk = builder.scheduled.iter().skip(builder.own_from);
         Some(Turn {
             kind,
-            piece: piece.map(|(_, rows)| rows).sum(),
-            takes: room.takes,
-            preempted: room.preempted,
+            chunk: chunk.map(|(_, rows)| rows).sum(),
+            scheduled: builder.scheduled,
+            preempted: builder.preempted,
         })
     }
 }
 
-/// A step that a turn may take.
+/// A step that the batch may take.
 #[derive(Debug, Clone, Copy)]
-struct Step {
+struct Candidate {
     stream: u64,
     caller: NodeId,
     layers: (u32, u32),
@@ -389,8 +386,8 @@ struct Step {
     arrived: Duration,
 }
 
-impl Step {
-    fn of(view: &View, kind: Kind) -> Option<Self> {
+impl Candidate {
+    fn of(view: &StreamSnapshot, kind: Kind) -> Option<Self> {
         let head = view.head.filter(|head| Kind::of(*head) == kind)?;
         Some(Self {
             stream: view.stream,
@@ -403,39 +400,39 @@ impl Step {
         })
     }
 
-    /// The `count` steps of a kind, in order.
-    fn queue(streams: &[View], kind: Kind, count: usize) -> Vec<Self> {
+    /// The `count` steps of a kind, in order of service.
+    fn queue(streams: &[StreamSnapshot], kind: Kind, count: usize) -> Vec<Self> {
         let mut queue = Vec::with_capacity(count);
         queue.extend(streams.iter().filter_map(|view| Self::of(view, kind)));
         queue.sort_unstable_by_key(Self::order);
         queue
     }
 
-    /// Who was served longest ago is first.
+    /// The step of the stream served longest ago comes first.
     fn order(&self) -> (u64, Duration, u64) {
         (self.served, self.arrived, self.stream)
     }
 }
 
-/// A turn in the making.
-struct Room<'a> {
-    streams: &'a [View],
+/// Builder of a batch.
+struct BatchBuilder<'a> {
+    streams: &'a [StreamSnapshot],
     pool: &'a Pool,
     now: Duration,
-    /// Pages that nobody holds.
+    /// Free pages.
     free: u32,
-    takes: Vec<(u64, u32)>,
+    scheduled: Vec<(u64, u32)>,
     preempted: Vec<u64>,
-    /// Where the takes of the kind begin that is being divided.
+    /// Index of the first entry of the kind that is being divided.
     own_from: usize,
-    /// Rows of that kind that were taken from streams that had to go after all.
+    /// Rows of that kind taken back from streams that were preempted after all.
     returned: Vec<(NodeId, u32)>,
-    /// Who holds what, kept from the first time on that pages are short.
+    /// Page use of the streams; filled when pages are short for the first time.
     holders: Option<Vec<Holder>>,
 }
 
-impl<'a> Room<'a> {
-    fn new(streams: &'a [View], pool: &'a Pool, now: Duration, steps: usize) -> Self {
+impl<'a> BatchBuilder<'a> {
+    fn new(streams: &'a [StreamSnapshot], pool: &'a Pool, now: Duration, steps: usize) -> Self {
         let pages = streams.iter().map(|view| pool.pages(view.length));
         let used = pages.fold(0, u32::saturating_add);
         Self {
@@ -443,7 +440,7 @@ impl<'a> Room<'a> {
             pool,
             now,
             free: pool.total.saturating_sub(used),
-            takes: Vec::with_capacity(steps),
+            scheduled: Vec::with_capacity(steps),
             preempted: Vec::new(),
             own_from: 0,
             returned: Vec::new(),
@@ -451,10 +448,10 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Divides `rows` among the callers of `queue`, whose steps are in order.
-    fn share(&mut self, queue: Vec<Step>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
+    /// Divides `rows` among the callers of `queue`, which is in order of service.
+    fn share(&mut self, queue: Vec<Candidate>, mut rows: u32, kind: Kind, ledger: &mut Ledger) {
         self.returned.clear();
-        let mut of_caller: BTreeMap<NodeId, VecDeque<Step>> = BTreeMap::new();
+        let mut of_caller: BTreeMap<NodeId, VecDeque<Candidate>> = BTreeMap::new();
         for step in queue {
             of_caller.entry(step.caller).or_default().push_back(step);
         }
@@ -495,11 +492,12 @@ impl<'a> Room<'a> {
         }
     }
 
-    /// Divides `rows` of short steps among the callers of `queue`, whose steps are in order: one for each, and
-    /// what is left for those that have more, where it goes through the layers of their first, for other ones
-    /// are other weights to read. A step may be cut.
-    fn share_short(&mut self, queue: Vec<Step>, rows: u32, ledger: &mut Ledger) {
-        let mut of_caller: BTreeMap<NodeId, Vec<Step>> = BTreeMap::new();
+    /// Divides `rows` of short steps among the callers of `queue`, which is in order of service:
+    /// one row for each, and the rest for callers that have more. Only steps through the layers of
+    /// a caller's first step count, since other layers mean other weights to read. A step may be
+    /// cut.
+    fn share_short(&mut self, queue: Vec<Candidate>, rows: u32, ledger: &mut Ledger) {
+        let mut of_caller: BTreeMap<NodeId, Vec<Candidate>> = BTreeMap::new();
         for step in queue {
             let steps = of_caller.entry(step.caller).or_default();
             if steps
@@ -520,16 +518,17 @@ impl<'a> Room<'a> {
             ledger.reach(*least);
         }
         callers.truncate(rows as usize);
-        let rows_of = |steps: &Vec<Step>| steps.iter().map(|step| step.left).sum::<u32>();
+        let rows_of = |steps: &Vec<Candidate>| steps.iter().map(|step| step.left).sum::<u32>();
         let has: BTreeMap<NodeId, u32> = of_caller
             .iter()
             .map(|(caller, steps)| (*caller, rows_of(steps)))
             .collect();
         let mut left = rows - callers.len() as u32;
         let mut given: BTreeMap<NodeId, u32> = BTreeMap::new();
-        // The tag of whoever was given a row more last: who has no more to be given is at it as well.
+        // Tag of the caller that got the last extra row; callers without more rows are raised to it
+        // too.
         let mut reached = 0;
-        // The next row is that of whoever will then have been given least.
+        // The next row goes to the caller that will then have been given least.
         let mut next: BTreeSet<_> = callers.iter().copied().collect();
         while let Some((tag, order, caller)) = next.pop_first() {
             let given = given.entry(caller).or_insert(0);
@@ -565,9 +564,9 @@ impl<'a> Room<'a> {
         ledger.reach(reached);
     }
 
-    /// Takes a step in, with `want` rows or as many as there are pages for; makes room for `least`
-    /// by letting others go. The rows that were taken: 0 if the step's own stream had to go.
-    fn take(&mut self, step: &Step, want: u32, least: u32) -> u32 {
+    /// Takes up to `want` rows of a step, as pages allow; preempts other streams to make room for
+    /// `least`. Returns the rows taken: 0 if the step's own stream was preempted.
+    fn take(&mut self, step: &Candidate, want: u32, least: u32) -> u32 {
         if self.preempted.contains(&step.stream) {
             return 0;
         }
@@ -595,17 +594,17 @@ impl<'a> Room<'a> {
         }
     }
 
-    fn book(&mut self, step: &Step, rows: u32) {
+    fn book(&mut self, step: &Candidate, rows: u32) {
         let pages = self.pool.needs(step.length, rows);
         self.free -= pages;
-        self.takes.push((step.stream, rows));
+        self.scheduled.push((step.stream, rows));
         let holders = self.holders.iter_mut().flatten();
         for holder in holders.filter(|holder| holder.stream == step.stream) {
             holder.pages += pages;
         }
     }
 
-    /// Pages that a caller may have besides its own.
+    /// Pages that a caller may take beyond those that it holds.
     fn left_of_quota(&mut self, caller: NodeId) -> u32 {
         if self.pool.quota >= self.pool.total {
             return self.pool.total;
@@ -615,19 +614,19 @@ impl<'a> Room<'a> {
     }
 
     fn holders(&mut self) -> &mut Vec<Holder> {
-        let (streams, pool, takes, now) = (self.streams, self.pool, &self.takes, self.now);
+        let (streams, pool, scheduled, now) = (self.streams, self.pool, &self.scheduled, self.now);
         self.holders.get_or_insert_with(|| {
-            let takes: BTreeMap<u64, u32> = takes.iter().copied().collect();
+            let scheduled: BTreeMap<u64, u32> = scheduled.iter().copied().collect();
             let mut holders = holders(streams, pool, now);
             for holder in &mut holders {
-                let rows = takes.get(&holder.stream).copied().unwrap_or(0);
+                let rows = scheduled.get(&holder.stream).copied().unwrap_or(0);
                 holder.pages += pool.needs(holder.length, rows);
             }
             holders
         })
     }
 
-    /// Lets a stream go, so that others have its pages. Which one it was.
+    /// Preempts a stream, so that others get its pages. Returns its id.
     fn reclaim(&mut self, need: &Need) -> Option<u64> {
         let pool = self.pool;
         let holders = self.holders();
@@ -636,8 +635,8 @@ impl<'a> Room<'a> {
         let gone = holders.swap_remove(at);
         self.free += gone.pages;
         self.preempted.push(stream);
-        if let Some(at) = self.takes.iter().position(|take| take.0 == stream) {
-            let (_, rows) = self.takes.remove(at);
+        if let Some(at) = self.scheduled.iter().position(|take| take.0 == stream) {
+            let (_, rows) = self.scheduled.remove(at);
             match at < self.own_from {
                 true => self.own_from -= 1,
                 false => self.returned.push((gone.caller, rows)),

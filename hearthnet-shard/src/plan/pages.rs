@@ -1,27 +1,27 @@
-//! Who gets pages of KV when they are scarce, and who has to give some back: pure functions.
+//! KV pages when they are scarce: admission of streams, and choice of victims. Pure functions.
 //!
 //! The budget is overcommitted. A stream is opened when there is a page for it to begin with, and
 //! takes more as it grows. When none is left for a step, a *victim* ends with `preempted`; its
-//! caller opens it again later and replays it. In this order:
+//! caller opens it again later and replays it. Victims are chosen in this order:
 //!
-//! 1. the stream that has been idle for longest, if one is: a conversation that is kept for its next
-//!    turn, as its caller has said, or as its silence says ([`IDLE_AFTER`]);
+//! 1. the stream that has been idle for longest: a conversation kept for its next turn, as declared
+//!    by its caller or concluded from its silence ([`IDLE_AFTER`]);
 //! 2. of the callers that hold more than their *fair share* (all pages, divided by the callers
-//!    whose streams run), the least progressed stream; of equals, the youngest. Whoever asks counts
-//!    with what it asks for, so a caller may be told to give up a stream of its own, or the one
-//!    that asks.
+//!    whose streams run), the least progressed stream; of equals, the youngest. The asking caller
+//!    counts with the pages that it asks for, so its own stream, even the asking one, can be the
+//!    victim.
 //!
-//! A caller that has reached its own share of the KV ([`Pool::quota`]) gives up streams of its own
-//! only, in the same order.
+//! When a caller has reached its own share of the KV ([`Pool::quota`]), only streams of its own are
+//! victims, in the same order.
 //!
-//! What follows from that:
+//! Consequences:
 //!
-//! - There is always a victim. If the caller that asks stays within its fair share, the others
-//!   hold more than theirs together, so one of them holds more than its own.
+//! - There is always a victim. If the asking caller stays within its fair share, the others hold
+//!   more than theirs together, so one of them holds more than its own.
 //! - No running stream of a caller within its fair share is a victim.
-//! - Of the callers beyond it, the most progressed stream goes last; with one caller, it never
-//!   goes. So it comes to its end, and the next one after it.
-//! - A stream that has the host to itself gets all pages there are.
+//! - Of the callers beyond it, the most progressed stream goes last; with one caller, it is never a
+//!   victim. So it completes, and then the next one does.
+//! - A stream alone on the host gets all pages.
 //!
 //! Example: 10 pages. A has streams of 5 and 3 pages, B one of 2, and B needs another page. Both
 //! run, so the fair share is 5; A holds 8. The victim is A's stream of 3 pages.
@@ -32,28 +32,27 @@ use std::time::Duration;
 
 use hearthnet_transport::NodeId;
 
-/// A stream on which nothing happened for so long is kept for later rather than running. Steps of
-/// an answer follow each other within it on all but the slowest pipelines; where they do not, the
-/// stream is the first to be replayed when memory is short, and nothing worse.
+/// A stream without events for this long counts as idle. Steps of an answer follow each other
+/// faster on all but the slowest pipelines. On a slower one the only harm is that the stream is
+/// preempted first when memory is short.
 pub(crate) const IDLE_AFTER: Duration = Duration::from_secs(5);
 
-/// The same for a stream that holds no rows: there is nothing to replay.
+/// The same limit for a stream that holds no rows: there is nothing to replay.
 pub(crate) const UNUSED_AFTER: Duration = Duration::from_secs(1);
 
-/// The pages that there are.
+/// Page budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pool {
-    /// Pages of all streams together.
     pub(crate) total: u32,
-    /// Most pages of one caller, at most `total`.
+    /// Limit of pages per caller, at most `total`.
     pub(crate) quota: u32,
     /// Positions per page, at least 1.
     pub(crate) page: u32,
 }
 
 impl Pool {
-    /// What a budget in bytes makes, where `page` positions take `page_bytes`, and each caller may
-    /// hold so many per cent. Pages that take no memory are without number.
+    /// Pages that fit a budget in bytes, if a page holds `page` positions in `page_bytes`, and each
+    /// caller may hold `percent` per cent. If pages take no memory, their number is unlimited.
     pub(crate) fn new(budget: u64, page: u32, page_bytes: u64, percent: u32) -> Self {
         let total = budget.checked_div(page_bytes).unwrap_or(u64::MAX);
         let total = u32::try_from(total).unwrap_or(u32::MAX);
@@ -65,17 +64,17 @@ impl Pool {
         }
     }
 
-    /// Pages that so many positions take.
+    /// Pages for so many positions.
     pub(crate) fn pages(&self, positions: u32) -> u32 {
         positions.div_ceil(self.page)
     }
 
-    /// Pages that a stream of `length` needs besides its own for `rows` more.
+    /// Additional pages that a stream of `length` needs for `rows` more.
     pub(crate) fn needs(&self, length: u32, rows: u32) -> u32 {
         self.pages(length.saturating_add(rows)) - self.pages(length)
     }
 
-    /// Rows that a stream of `length` can take in with `pages` more.
+    /// Rows that fit a stream of `length` with `pages` more.
     pub(crate) fn fits(&self, length: u32, pages: u32) -> u32 {
         self.pages(length)
             .saturating_add(pages)
@@ -84,31 +83,30 @@ impl Pool {
     }
 }
 
-/// A stream, as far as pages go.
+/// Page use of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) stream: u64,
     pub(crate) caller: NodeId,
-    /// Positions that it holds: how far it has come.
+    /// Positions in its KV: its progress.
     pub(crate) length: u32,
-    /// Pages that it holds, those that the turn has given it included.
+    /// Pages that it holds, including those given by the planned batch.
     pub(crate) pages: u32,
-    /// When something last happened on it.
+    /// Time of the last event on it.
     pub(crate) active: Duration,
-    /// Nothing of it waits, and its caller has said that nothing will, or asked nothing for long.
+    /// No step of it waits, and its caller has paused it or sent nothing for long.
     pub(crate) idle: bool,
 }
 
-/// A stream that needs pages which are not there.
+/// A stream that needs more pages than are free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) stream: u64,
     pub(crate) caller: NodeId,
-    /// Pages, at least 1.
+    /// Number of pages, at least 1.
     pub(crate) pages: u32,
 }
 
-/// Pages that a caller holds.
 pub(crate) fn held_by(holders: &[Holder], caller: NodeId) -> u32 {
     holders
         .iter()
@@ -117,8 +115,8 @@ pub(crate) fn held_by(holders: &[Holder], caller: NodeId) -> u32 {
         .fold(0, u32::saturating_add)
 }
 
-/// The stream that has to go so that `need` can be met: see the module. One may not be enough.
-/// `None` if there is nobody to choose from, which is so only where the need is no need.
+/// Chooses the stream to preempt for `need` (see the module); one may not be enough. `None` only if
+/// there is no stream to choose from, which means that the need can be met without one.
 pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64> {
     let own = held_by(holders, need.caller).saturating_add(need.pages);
     let beyond_quota = own > pool.quota;
@@ -133,7 +131,7 @@ pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64
     }
     let mut by_caller: BTreeMap<NodeId, u32> = BTreeMap::new();
     for holder in holders {
-        // One that only waits to begin counts as well: its caller runs.
+        // A stream without pages counts too: its caller runs.
         let pages = by_caller.entry(holder.caller).or_default();
         *pages = pages.saturating_add(holder.pages);
     }
@@ -165,21 +163,20 @@ fn fair_share(pool: &Pool, callers: usize) -> u32 {
     pool.total / u32::try_from(callers.max(1)).unwrap_or(u32::MAX)
 }
 
-/// Why a stream may not begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// No page is left for it.
+    /// No page is free.
     Host,
-    /// Its caller holds all that one caller may.
+    /// The caller has reached its quota.
     Caller,
 }
 
-/// Whether one more stream of `caller` may begin: if a page is left for it, besides one for each
-/// stream that has not begun; or would be, once kept streams have gone; or if it is due to a caller
-/// that holds less than its fair share.
+/// Checks whether one more stream of `caller` may begin. It may if a page is left for it, besides
+/// one for each stream that has not begun; or if an idle stream can be preempted; or if the caller
+/// holds less than its fair share.
 ///
 /// # Errors
-/// What is full.
+/// The limit that is reached.
 pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(), Full> {
     // A stream that has not begun will take a page.
     let due = |holder: &Holder| holder.pages.max(1);

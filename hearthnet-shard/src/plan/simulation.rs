@@ -1,5 +1,5 @@
-//! Many callers on too few pages, who open again and replay what they lost: everybody comes to an
-//! end, and on the way the promises of `pages.rs` hold.
+//! Many callers with too few pages, which open again and replay after a preemption. All complete,
+//! and the guarantees of `pages.rs` hold on the way.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use super::tests::{caller, sizes};
 use super::*;
 
 const PAGE: u32 = 16;
-/// How much time a turn takes here: ten turns without a step make a stream idle.
+/// Duration of a turn: ten turns without a step make a stream idle.
 const TURN: Duration = Duration::from_millis(500);
-/// The longest pause, in turns: the orchestrator's is forty times its first.
+/// Longest pause in turns: as in the orchestrator, forty times the first.
 const LONGEST_PAUSE: u64 = 40;
 /// Rows of a replay's steps.
 const CHUNK: u32 = 64;
@@ -22,18 +22,17 @@ struct Chat {
     caller: u8,
     /// Positions at its end.
     total: u32,
-    /// Positions that its caller knows the rows of: prompt and answer so far.
+    /// Positions whose rows the caller knows: prompt and answer so far.
     known: u32,
     /// Whether its stream stays open at the end.
     kept: bool,
-    /// Whether it wants to do harm: it never ends, and comes back at once.
+    /// Adversarial: never ends, and reopens at once.
     hog: bool,
-    stream: Option<View>,
-    /// When it may open again, in turns.
+    stream: Option<StreamSnapshot>,
+    /// Turn from which on it may open again.
     until: u64,
-    /// Times that it was sent away since it last got on.
+    /// Refusals since its last progress.
     tries: u32,
-    /// Times that a stream of it had to go.
     preempted: u32,
 }
 
@@ -42,7 +41,7 @@ impl Chat {
         self.known >= self.total
     }
 
-    /// Sent away: comes back later, each time twice as much later, up to a bound.
+    /// Schedules the next attempt, with exponential backoff up to a bound.
     fn back_off(&mut self, turn: u64) {
         self.stream = None;
         if !self.hog {
@@ -51,7 +50,7 @@ impl Chat {
         }
     }
 
-    /// Begins anew, with a replay of everything.
+    /// A hog begins again, with a replay of everything.
     fn hog_on(&mut self) {
         if self.hog && self.is_over() {
             (self.stream, self.known) = (None, self.total - 1);
@@ -66,7 +65,7 @@ impl Chat {
         if stream.head.is_some() || self.known >= self.total && stream.length >= self.known {
             return;
         }
-        // What is known is replayed; at its end comes one token after the other.
+        // Replays the known positions, then sends one token at a time.
         let rows = (self.known - stream.length).clamp(1, CHUNK);
         stream.active = now;
         stream.head = Some(Head {
@@ -92,7 +91,7 @@ impl World {
         TURN * u32::try_from(self.turn).unwrap()
     }
 
-    fn views(&self) -> Vec<View> {
+    fn views(&self) -> Vec<StreamSnapshot> {
         self.chats.iter().filter_map(|chat| chat.stream).collect()
     }
 
@@ -102,7 +101,7 @@ impl World {
         streams.map(|view| self.pool.pages(view.length)).sum()
     }
 
-    /// Whoever is out and may come back opens a stream, if the host lets it.
+    /// Opens a stream for each chat that is out and may return, if the host admits it.
     fn open(&mut self) {
         let (turn, now) = (self.turn, self.now());
         for at in 0..self.chats.len() {
@@ -116,7 +115,7 @@ impl World {
             match admitted {
                 Ok(()) => {
                     self.next += 1;
-                    chat.stream = Some(View {
+                    chat.stream = Some(StreamSnapshot {
                         stream: self.next,
                         caller,
                         layers: (0, 3),
@@ -131,7 +130,7 @@ impl World {
         }
     }
 
-    /// One turn, and what it may not do.
+    /// Runs one turn and checks its invariants.
     fn step(&mut self) {
         self.turn += 1;
         self.open();
@@ -141,16 +140,16 @@ impl World {
         let sizes = Sizes {
             decoders: decoders(&views, now),
             more: 3,
-            ..sizes(96, rides(&views, true))
+            ..sizes(96, piggybacks(&views, true))
         };
         let Some(planned) = self.planner.plan(&views, &self.pool, &sizes, now) else {
             return;
         };
-        assert!(!planned.takes.is_empty() || !planned.preempted.is_empty());
+        assert!(!planned.scheduled.is_empty() || !planned.preempted.is_empty());
         self.check_victims(&views, &planned);
         for &stream in &planned.preempted {
             self.preempted += 1;
-            assert!(planned.takes.iter().all(|take| take.0 != stream));
+            assert!(planned.scheduled.iter().all(|take| take.0 != stream));
             let chat = self.chat(stream);
             chat.preempted += 1;
             match chat.is_over() {
@@ -158,7 +157,7 @@ impl World {
                 false => chat.back_off(turn),
             }
         }
-        for &(stream, rows) in &planned.takes {
+        for &(stream, rows) in &planned.scheduled {
             let chat = self.chat(stream);
             let view = chat.stream.as_mut().unwrap();
             view.length += rows;
@@ -187,9 +186,9 @@ impl World {
         self.chats.iter_mut().find(is_it).unwrap()
     }
 
-    /// A running stream goes only if its caller holds more than its fair share or its quota, or
-    /// would with what it asks for.
-    fn check_victims(&self, views: &[View], planned: &Turn) {
+    /// A running stream is a victim only if its caller holds more than its fair share or its quota,
+    /// or would with what it asks for.
+    fn check_victims(&self, views: &[StreamSnapshot], planned: &Turn) {
         let holders = holders(views, &self.pool, self.now());
         let running: BTreeSet<NodeId> = holders
             .iter()
@@ -211,7 +210,7 @@ impl World {
                 victim.idle || beyond,
                 "{victim:?} of {demand}, {share} each"
             );
-            // Where one caller has it all to itself, its most progressed stream stays.
+            // With one caller, its most progressed stream stays.
             let of_one = running.len() == 1 && self.pool.quota == self.pool.total;
             let first = holders
                 .iter()
@@ -235,7 +234,7 @@ impl World {
 fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
     let quota = quota.clamp(1, pages);
     let chat = |(caller, prompt, answer, kept): (u8, u32, u32, bool)| {
-        // Whoever could never fit would not be let in at all.
+        // A stream that could never fit would not be admitted.
         let total = (prompt + answer).min(quota * PAGE);
         Chat {
             caller,
@@ -264,14 +263,14 @@ fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
 }
 
 #[test]
-fn two_that_both_need_nearly_everything_both_come_to_their_end() {
+fn two_streams_that_each_need_most_pages_both_complete() {
     let mut world = world(10, 10, vec![(1, 100, 59, false), (2, 100, 59, false)]);
     assert!(world.run(2000), "{:?}", world.chats);
     assert!(world.preempted > 0);
 }
 
 #[test]
-fn a_stream_that_has_the_host_to_itself_gets_all_pages() {
+fn a_stream_alone_on_the_host_gets_all_pages() {
     let mut world = world(10, 10, vec![(1, 100, 60, false)]);
     assert!(world.run(200));
     assert_eq!((world.chats[0].known, world.preempted), (160, 0));
@@ -287,31 +286,31 @@ fn the_conversations_of_one_caller_end_one_after_the_other() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// With a budget that a fraction of the chats would fill, of callers with any number of chats,
-    /// all of them end, and none waits for ever. The bound: what each row would cost if every
-    /// position were replayed once for each chat there is.
+    /// With a budget that a fraction of the chats would fill, and any number of chats per caller,
+    /// all chats end and none waits for ever. The bound: the cost of every row if every position
+    /// were replayed once per chat.
     #[test]
-    fn everybody_ends_however_short_the_pages_are(
+    fn all_chats_end_however_few_pages_there_are(
         pages in 2u32..24,
         share in 1u32..=100,
         chats in proptest::collection::vec((0u8..5, 1u32..200, 1u32..60, any::<bool>()), 1..14),
     ) {
-        // Half of the time there is no quota.
+        // In half of the cases there is no quota.
         let quota = (pages * (2 * share).min(100) / 100).max(1);
         let mut world = world(pages, quota, chats);
         let rows: u32 = world.chats.iter().map(|chat| chat.total).sum();
         let most = u64::from(rows) * (world.chats.len() as u64 + 1) * 4 + 1000;
         prop_assert!(world.run(most), "after {most} turns: {:?}", world.chats);
     }
-    /// Callers that take all they can get, with any number of streams, that never end and come
-    /// back at once: whoever stays within its fair share is never preempted, and ends in time.
+    /// Some callers take all they can get, with any number of streams that never end and reopen at
+    /// once. A caller within its fair share is never preempted, and ends in time.
     #[test]
-    fn whoever_stays_within_its_share_does_not_notice_the_greedy(
+    fn callers_within_their_share_are_not_preempted_for_greedy_ones(
         spare in 0u32..20,
         hogs in proptest::collection::vec((0u8..3, 1u32..400), 1..12),
         honest in proptest::collection::vec((1u32..60, 1u32..60), 1..4),
     ) {
-        // As many callers as there can be; each of the honest ones needs its share at most.
+        // As many callers as there can be; each honest caller needs its share at most.
         let callers = 3 + honest.len() as u32;
         let need = |(prompt, answer): &(u32, u32)| (prompt + answer).div_ceil(PAGE);
         let share = honest.iter().map(need).max().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! Single turns, and runs of them in which callers compete.
+//! Single turns, and runs of turns in which callers compete.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pages enough for everybody.
+/// Enough pages for all.
 pub(super) const PLENTY: Pool = Pool {
     total: u32::MAX,
     quota: u32::MAX,
@@ -18,14 +18,14 @@ pub(super) fn caller(number: u8) -> NodeId {
 }
 
 /// An empty stream of a caller, with a whole step waiting.
-fn of(number: u8, stream: u64, rows: u32, served: u64) -> View {
+fn of(number: u8, stream: u64, rows: u32, served: u64) -> StreamSnapshot {
     let head = Head {
         rows,
         left: rows,
         served,
         arrived: Duration::ZERO,
     };
-    View {
+    StreamSnapshot {
         stream,
         caller: caller(number),
         layers: (0, 3),
@@ -36,20 +36,20 @@ fn of(number: u8, stream: u64, rows: u32, served: u64) -> View {
     }
 }
 
-/// The same, of a caller of its own.
-fn step(stream: u64, rows: u32, served: u64) -> View {
+/// An empty stream with a caller of its own, with a whole step waiting.
+fn step(stream: u64, rows: u32, served: u64) -> StreamSnapshot {
     of(stream as u8, stream, rows, served)
 }
 
-/// A stream of a caller that holds so many positions, with a decode step waiting.
-fn long(number: u8, stream: u64, length: u32) -> View {
-    View {
+/// A stream of a caller that holds `length` positions, with a decode step waiting.
+fn long(number: u8, stream: u64, length: u32) -> StreamSnapshot {
+    StreamSnapshot {
         length,
         ..of(number, stream, 1, 0)
     }
 }
 
-/// Pages of 16 positions: so many in all, and of one caller.
+/// Pages of 16 positions: the total, and the quota of one caller.
 fn pool(total: u32, quota: u32) -> Pool {
     Pool {
         total,
@@ -58,9 +58,9 @@ fn pool(total: u32, quota: u32) -> Pool {
     }
 }
 
-fn left(view: View, left: u32) -> View {
+fn left(view: StreamSnapshot, left: u32) -> StreamSnapshot {
     let head = view.head.map(|head| Head { left, ..head });
-    View { head, ..view }
+    StreamSnapshot { head, ..view }
 }
 
 fn after(last: Kind) -> Planner {
@@ -70,22 +70,22 @@ fn after(last: Kind) -> Planner {
     }
 }
 
-/// Pieces of so many rows, which take short steps along or not.
-pub(super) fn sizes(piece: u32, rides: bool) -> Sizes {
+/// Chunks of `chunk` rows, which take short steps along or not.
+pub(super) fn sizes(chunk: u32, piggybacks: bool) -> Sizes {
     Sizes {
-        piece,
-        rides,
+        chunk,
+        piggybacks,
         decoders: 1,
         more: 0,
     }
 }
 
-fn plan(planner: &mut Planner, streams: &[View], piece: u32) -> Option<Turn> {
-    planner.plan(streams, &PLENTY, &sizes(piece, false), Duration::ZERO)
+fn plan(planner: &mut Planner, streams: &[StreamSnapshot], chunk: u32) -> Option<Turn> {
+    planner.plan(streams, &PLENTY, &sizes(chunk, false), Duration::ZERO)
 }
 
 #[test]
-fn the_example_of_the_module_is_what_happens() {
+fn the_example_of_the_module_holds() {
     let mut waiting = 100;
     let mut planner = Planner::new();
     let mut turns = Vec::new();
@@ -95,8 +95,12 @@ fn the_example_of_the_module_is_what_happens() {
             streams.push(left(step(3, 100, 0), waiting));
         }
         let planned = plan(&mut planner, &streams, 40).unwrap();
-        waiting -= planned.takes.iter().find(|t| t.0 == 3).map_or(0, |t| t.1);
-        turns.push(planned.takes);
+        waiting -= planned
+            .scheduled
+            .iter()
+            .find(|t| t.0 == 3)
+            .map_or(0, |t| t.1);
+        turns.push(planned.scheduled);
     }
     let both = vec![(1, 1), (2, 1)];
     let c = |rows| vec![(3, rows)];
@@ -115,12 +119,12 @@ fn the_example_of_the_module_is_what_happens() {
 }
 
 #[test]
-fn prompts_go_beside_the_decode_of_others_only() {
+fn decode_counts_beside_prompts_of_other_callers_only() {
     let now = Duration::from_secs(5);
     let prompt = of(1, 1, 100, 0);
     let own = of(1, 2, 1, 0);
     let other = of(2, 3, 1, 0);
-    let back = |ago: u64| View {
+    let back = |ago: u64| StreamSnapshot {
         length: 7,
         active: now - Duration::from_millis(ago),
         head: None,
@@ -128,11 +132,11 @@ fn prompts_go_beside_the_decode_of_others_only() {
     };
     assert!(others_decode(&[prompt, own, other], now));
     assert!(others_decode(&[back(20), prompt], now));
-    let rests = View {
+    let rests = StreamSnapshot {
         rests: true,
         ..back(1)
     };
-    let unused = View {
+    let unused = StreamSnapshot {
         length: 0,
         ..back(1)
     };
@@ -149,9 +153,9 @@ fn prompts_go_beside_the_decode_of_others_only() {
 }
 
 #[test]
-fn nothing_waiting_is_no_turn() {
+fn no_batch_is_planned_without_waiting_steps() {
     assert_eq!(plan(&mut Planner::new(), &[], 40), None);
-    let quiet = View {
+    let quiet = StreamSnapshot {
         head: None,
         ..step(1, 1, 0)
     };
@@ -159,14 +163,14 @@ fn nothing_waiting_is_no_turn() {
 }
 
 #[test]
-fn a_piece_is_filled_from_several_streams_and_the_one_served_last_comes_last() {
+fn a_chunk_is_filled_from_several_streams_in_order_of_service() {
     let streams = [of(1, 1, 30, 9), of(1, 2, 30, 3), of(1, 3, 30, 5)];
     let turn = plan(&mut Planner::new(), &streams, 64).unwrap();
-    assert_eq!(turn.takes, [(2, 30), (3, 30), (1, 4)]);
+    assert_eq!(turn.scheduled, [(2, 30), (3, 30), (1, 4)]);
 }
 
 #[test]
-fn a_caller_with_eight_streams_gets_as_much_prefill_as_one_with_one() {
+fn prefill_is_shared_per_caller_not_per_stream() {
     let mut planner = Planner::new();
     let mut served: BTreeMap<u64, u64> = BTreeMap::new();
     let mut given = [0, 0];
@@ -174,7 +178,7 @@ fn a_caller_with_eight_streams_gets_as_much_prefill_as_one_with_one() {
         let at = |stream: u64| served.get(&stream).copied().unwrap_or(0);
         let mut streams: Vec<_> = (1..=8).map(|s| of(1, s, 5000, at(s))).collect();
         streams.push(of(2, 9, 5000, at(9)));
-        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().takes {
+        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().scheduled {
             served.insert(stream, turn);
             given[usize::from(stream == 9)] += rows;
         }
@@ -183,7 +187,7 @@ fn a_caller_with_eight_streams_gets_as_much_prefill_as_one_with_one() {
 }
 
 #[test]
-fn the_example_of_the_ledger_is_what_happens() {
+fn the_example_of_the_ledger_holds() {
     let mut planner = Planner::new();
     let mut served = [0, 0];
     let mut seen = Vec::new();
@@ -192,9 +196,9 @@ fn the_example_of_the_ledger_is_what_happens() {
         if turn >= 3 {
             streams.push(of(2, 2, 5000, served[1]));
         }
-        let takes = plan(&mut planner, &streams, 40).unwrap().takes;
-        let [(stream, 40)] = takes[..] else {
-            panic!("{takes:?}")
+        let scheduled = plan(&mut planner, &streams, 40).unwrap().scheduled;
+        let [(stream, 40)] = scheduled[..] else {
+            panic!("{scheduled:?}")
         };
         served[usize::from(stream == 2)] = turn;
         let tag = |number| planner.prefill.tag(caller(number));
@@ -214,26 +218,26 @@ fn the_example_of_the_ledger_is_what_happens() {
 }
 
 #[test]
-fn a_crowd_of_decoding_streams_does_not_make_a_single_one_wait() {
+fn one_callers_many_streams_do_not_delay_another_callers_decode_step() {
     let mut planner = Planner::new();
     for turn in 1..=20 {
-        // More than a turn takes, of one caller; the other comes back each time.
+        // Caller 1 has more than fits a turn; caller 2 returns each time.
         let mut streams: Vec<_> = (1..=100).map(|s| of(1, s, 8, s % 3)).collect();
         streams.push(of(2, 200, 1, turn));
         let turn = plan(&mut planner, &streams, 40).unwrap();
-        assert!(turn.takes.contains(&(200, 1)), "{turn:?}");
-        assert!(turn.takes.iter().map(|t| t.1).sum::<u32>() > MAX_TURN_ROWS - 8);
+        assert!(turn.scheduled.contains(&(200, 1)), "{turn:?}");
+        assert!(turn.scheduled.iter().map(|t| t.1).sum::<u32>() > MAX_TURN_ROWS - 8);
     }
 }
 
 #[test]
-fn whoever_comes_back_has_not_got_rid_of_what_it_was_given() {
-    // Caller 1 closes its stream after each piece and opens another; caller 2 stays.
+fn a_returning_caller_keeps_its_debt() {
+    // Caller 1 closes its stream after each chunk and opens another; caller 2 stays.
     let mut planner = Planner::new();
     let mut given = [0, 0];
     for turn in 1..=100 {
         let streams = [of(1, 1000 + turn, 40, 0), of(2, 1, 5000, turn)];
-        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().takes {
+        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().scheduled {
             given[usize::from(stream == 1)] += rows;
         }
     }
@@ -241,7 +245,7 @@ fn whoever_comes_back_has_not_got_rid_of_what_it_was_given() {
 }
 
 #[test]
-fn whoever_was_away_has_nothing_saved_up() {
+fn an_absent_caller_earns_no_credit() {
     let mut planner = Planner::new();
     for turn in 1..=50 {
         plan(&mut planner, &[of(1, 1, 5000, turn)], 40).unwrap();
@@ -249,54 +253,54 @@ fn whoever_was_away_has_nothing_saved_up() {
     let mut given = [0u32, 0];
     for turn in 51..=60 {
         let streams = [of(1, 1, 5000, turn), of(2, 2, 5000, 0)];
-        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().takes {
+        for (stream, rows) in plan(&mut planner, &streams, 40).unwrap().scheduled {
             given[usize::from(stream == 2)] += rows;
         }
     }
-    // Up to the bound: two pieces.
+    // Up to the bound: two chunks.
     assert!(given[0].abs_diff(given[1]) <= 2 * 40, "{given:?}");
 }
 
 #[test]
 fn a_step_is_cut_to_the_pages_that_are_left() {
     let pool = pool(4, 4);
-    // Three pages and a bit are in use, so one page is free, and 13 rows of the last one.
-    let streams = [View {
+    // Three pages and a part are in use, so one page is free, and 13 rows of the last one.
+    let streams = [StreamSnapshot {
         length: 35,
         ..of(1, 1, 100, 0)
     }];
     let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
-    assert_eq!(turn.unwrap().takes, [(1, 29)]);
+    assert_eq!(turn.unwrap().scheduled, [(1, 29)]);
 }
 
 #[test]
-fn the_example_of_the_pages_is_what_happens() {
+fn the_example_of_the_pages_holds() {
     let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
     let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
-        (turn.preempted, turn.takes),
+        (turn.preempted, turn.scheduled),
         (vec![2], vec![(1, 1), (3, 1)])
     );
 }
 
 #[test]
-fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
+fn idle_streams_are_preempted_first_longest_idle_before_others() {
     let pool = pool(6, 6);
     let now = Duration::from_secs(100);
-    let kept = |stream, length, secs| View {
+    let kept = |stream, length, secs| StreamSnapshot {
         length,
         active: now - Duration::from_secs(secs),
         head: None,
         ..of(1, stream, 1, 0)
     };
-    // The one that is longest idle holds nothing.
+    // The longest idle stream holds nothing.
     let streams = [
         kept(1, 0, 90),
         kept(2, 32, 30),
         kept(3, 32, 20),
-        View {
+        StreamSnapshot {
             length: 32,
             active: now,
             ..of(2, 4, 40, 0)
@@ -305,8 +309,8 @@ fn kept_streams_go_first_and_the_longest_idle_before_the_others() {
     let turn = Planner::new()
         .plan(&streams, &pool, &sizes(64, false), now)
         .unwrap();
-    // Neither the youngest nor the least progressed, but the longest idle.
-    assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(4, 32)]));
+    // The victim is the longest idle, not the youngest or the least progressed.
+    assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(4, 32)]));
 }
 
 #[test]
@@ -316,52 +320,52 @@ fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
     let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!(
-        (turn.preempted, turn.takes),
+        (turn.preempted, turn.scheduled),
         (vec![2], vec![(1, 1), (3, 1)])
     );
 }
 
 #[test]
-fn a_stream_that_asks_may_be_the_one_to_go() {
+fn the_stream_that_needs_a_page_may_be_the_victim() {
     let pool = pool(2, 2);
     let streams = [long(1, 1, 20), long(1, 2, 0)];
     let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
     let turn = turn.unwrap();
-    assert_eq!((turn.preempted, turn.takes), (vec![2], vec![(1, 1)]));
+    assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(1, 1)]));
 }
 
 #[test]
-fn a_stream_may_begin_where_a_page_is_left_or_due_to_it() {
+fn a_stream_is_admitted_if_a_page_is_free_or_within_its_callers_share() {
     let pool = pool(4, 3);
     let now = Duration::from_secs(100);
-    let holds = |number, stream, length| View {
+    let holds = |number, stream, length| StreamSnapshot {
         length,
         active: now,
         head: None,
         ..of(number, stream, 1, 0)
     };
-    let admit = |streams: &[View], number| {
+    let admit = |streams: &[StreamSnapshot], number| {
         let holders = holders(streams, &pool, now);
         super::admit(&holders, &pool, caller(number))
     };
     assert_eq!(admit(&[], 1), Ok(()));
     assert_eq!(admit(&[holds(1, 1, 32)], 1), Ok(()));
-    // One that has not begun will take a page.
+    // A stream that has not begun will take a page.
     let mut streams = vec![holds(1, 1, 32), holds(1, 2, 0)];
     assert_eq!(admit(&streams, 1), Err(Full::Caller));
     streams.push(holds(2, 3, 16));
-    // All are taken: the first caller has more than a third, the second all that is due to it.
+    // No page is left: the first caller has more than a third, the second exactly its share.
     assert_eq!(admit(&streams, 2), Ok(()), "half of four pages is two");
     streams.push(holds(2, 4, 0));
     assert_eq!(admit(&streams, 2), Err(Full::Host));
     assert_eq!(admit(&streams, 3), Ok(()), "a third of four pages is one");
-    // A conversation that is kept gives way.
+    // An idle conversation gives way.
     streams[0].active = Duration::ZERO;
     assert_eq!(admit(&streams, 1), Ok(()));
     assert_eq!(admit(&streams, 2), Ok(()));
 }
 
-fn any_streams() -> impl Strategy<Value = Vec<View>> {
+fn any_streams() -> impl Strategy<Value = Vec<StreamSnapshot>> {
     let step = (
         prop_oneof![1u32..=SHORT_ROWS, 9u32..5000],
         0u32..5000,
@@ -378,7 +382,7 @@ fn any_streams() -> impl Strategy<Value = Vec<View>> {
                 served,
                 arrived: Duration::from_micros(arrived),
             };
-            View {
+            StreamSnapshot {
                 head: Some(head),
                 ..of(number, i as u64, rows, served)
             }
@@ -391,17 +395,17 @@ fn any_kind() -> impl Strategy<Value = Kind> {
     prop_oneof![Just(Kind::Decode), Just(Kind::Prefill)]
 }
 
-fn head_of(streams: &[View], stream: u64) -> Head {
+fn head_of(streams: &[StreamSnapshot], stream: u64) -> Head {
     let view = streams.iter().find(|view| view.stream == stream);
     view.unwrap().head.unwrap()
 }
 
-/// The greatest and the least lead of one caller over another since both have been left waiting.
+/// The greatest and the least lead of one caller over another while both have been waiting.
 #[derive(Default)]
 struct Lead(BTreeMap<(NodeId, NodeId), (i64, i64, i64)>);
 
 impl Lead {
-    /// Takes note of a turn, and returns by how much a lead has come to change.
+    /// Records a turn, and returns the spread of the leads.
     fn note(&mut self, given: &BTreeMap<NodeId, i64>, left: &BTreeSet<NodeId>) -> i64 {
         self.0
             .retain(|(a, b), _| left.contains(a) && left.contains(b));
@@ -422,21 +426,21 @@ impl Lead {
 proptest! {
     #[test]
     fn a_turn_is_bounded_and_takes_from_each_stream_once(
-        streams in any_streams(), last in any_kind(), piece in 0u32..2000, rides in any::<bool>(),
+        streams in any_streams(), last in any_kind(), chunk in 0u32..2000, piggybacks in any::<bool>(),
     ) {
-        let turn = after(last).plan(&streams, &PLENTY, &sizes(piece, rides), Duration::ZERO);
+        let turn = after(last).plan(&streams, &PLENTY, &sizes(chunk, piggybacks), Duration::ZERO);
         let Some(turn) = turn else {
             prop_assert!(streams.is_empty());
             return Ok(());
         };
-        prop_assert!(!turn.takes.is_empty() && turn.preempted.is_empty());
+        prop_assert!(!turn.scheduled.is_empty() && turn.preempted.is_empty());
         let bound = match turn.kind {
             Kind::Decode => 0,
-            Kind::Prefill => piece.clamp(1, MAX_TURN_ROWS),
+            Kind::Prefill => chunk.clamp(1, MAX_TURN_ROWS),
         };
-        prop_assert!(turn.takes.iter().map(|t| t.1).sum::<u32>() <= MAX_TURN_ROWS);
+        prop_assert!(turn.scheduled.iter().map(|t| t.1).sum::<u32>() <= MAX_TURN_ROWS);
         let (mut seen, mut long) = (BTreeSet::new(), 0);
-        for (stream, rows) in &turn.takes {
+        for (stream, rows) in &turn.scheduled {
             prop_assert!(seen.insert(*stream));
             let step = head_of(&streams, *stream);
             prop_assert!(*rows >= 1 && *rows <= step.left);
@@ -446,41 +450,40 @@ proptest! {
             }
         }
         prop_assert!(long <= bound && (long > 0) == (turn.kind == Kind::Prefill));
-        prop_assert_eq!(long, turn.piece);
-        let short = turn.takes.iter().map(|take| take.1).sum::<u32>() - long;
-        prop_assert!(short == 0 || rides || turn.kind == Kind::Decode);
+        prop_assert_eq!(long, turn.chunk);
+        let short = turn.scheduled.iter().map(|take| take.1).sum::<u32>() - long;
+        prop_assert!(short == 0 || piggybacks || turn.kind == Kind::Decode);
     }
 
     #[test]
-    fn a_decode_step_waits_for_one_piece_at_most(
-        streams in any_streams(), last in any_kind(), piece in 1u32..600,
+    fn a_decode_step_waits_for_at_most_one_chunk(
+        streams in any_streams(), last in any_kind(), chunk in 1u32..600,
     ) {
-        let is_short = |view: &&View| view.head.is_some_and(|head| head.rows <= SHORT_ROWS);
+        let is_short = |view: &&StreamSnapshot| view.head.is_some_and(|head| head.rows <= SHORT_ROWS);
         // Up to 64 streams of 8 rows fit one turn.
         prop_assume!((1..=64).contains(&streams.iter().filter(is_short).count()));
         let mut planner = after(last);
-        let mut turn = plan(&mut planner, &streams, piece).unwrap();
+        let mut turn = plan(&mut planner, &streams, chunk).unwrap();
         if turn.kind == Kind::Prefill {
             prop_assert_eq!(last, Kind::Decode);
-            turn = plan(&mut planner, &streams, piece).unwrap();
+            turn = plan(&mut planner, &streams, chunk).unwrap();
         }
         prop_assert_eq!(turn.kind, Kind::Decode);
         for view in streams.iter().filter(is_short) {
-            prop_assert!(turn.takes.contains(&(view.stream, view.head.unwrap().left)));
+            prop_assert!(turn.scheduled.contains(&(view.stream, view.head.unwrap().left)));
         }
     }
 
-    /// Decode steps that come back at once never starve prefill, and prefill is
-    /// shared: after enough turns every long step is done, in the number of turns
-    /// that the rows need.
+    /// Decode steps that return at once never starve prefill, and prefill is shared: every long
+    /// step is done after the number of turns that its rows need.
     #[test]
     fn all_prefill_ends_while_others_decode_without_pause(
-        longs in proptest::collection::vec(9u32..400, 1..12), decoders in 0u64..40, piece in 1u32..200,
+        longs in proptest::collection::vec(9u32..400, 1..12), decoders in 0u64..40, chunk in 1u32..200,
     ) {
         let mut waiting: BTreeMap<u64, (u32, u32, u64)> =
             longs.iter().enumerate().map(|(i, &r)| (100 + i as u64, (r, r, 0))).collect();
         let rows: u32 = longs.iter().sum();
-        let bound = 2 * (u64::from(rows.div_ceil(piece)) + 1);
+        let bound = 2 * (u64::from(rows.div_ceil(chunk)) + 1);
         let mut planner = after(Kind::Decode);
         let mut turn_no = 0;
         while !waiting.is_empty() {
@@ -490,7 +493,7 @@ proptest! {
             for (&stream, &(rows, rest, served)) in &waiting {
                 streams.push(left(step(stream, rows, served), rest));
             }
-            for (stream, rows) in plan(&mut planner, &streams, piece).unwrap().takes {
+            for (stream, rows) in plan(&mut planner, &streams, chunk).unwrap().scheduled {
                 if let Some(step) = waiting.get_mut(&stream) {
                     step.1 -= rows;
                     step.2 = turn_no;
@@ -500,9 +503,9 @@ proptest! {
         }
     }
 
-    /// Over any run of turns that leave two callers waiting, what they are given differs by two of
-    /// the largest pieces at most, or of the longest short steps: whatever streams they have,
-    /// whoever comes and goes meanwhile.
+    /// Over any run of turns that leave two callers waiting, their rows differ by at most two of
+    /// the largest chunks, or of the longest short steps. This holds for any streams and for other
+    /// callers that come and go.
     #[test]
     fn callers_that_wait_are_given_the_same(
         turns in proptest::collection::vec(
@@ -510,11 +513,11 @@ proptest! {
         decode in any::<bool>(),
     ) {
         let mut planner = Planner::new();
-        let mut streams: Vec<View> = Vec::new();
+        let mut streams: Vec<StreamSnapshot> = Vec::new();
         let mut lead = Lead::default();
         let (mut largest, mut number) = (0, 0);
-        for (turn_no, (piece, arrivals)) in (1u64..).zip(turns) {
-            // In decode, a few turns' worth of streams come at a time.
+        for (turn_no, (chunk, arrivals)) in (1u64..).zip(turns) {
+            // In decode, streams for several turns come at a time.
             let copies = if decode { 40 } else { 1 };
             for (caller, rows) in arrivals {
                 for _ in 0..copies {
@@ -523,13 +526,13 @@ proptest! {
                     streams.push(of(caller, number, rows, 0));
                 }
             }
-            let bound = if decode { SHORT_ROWS } else { piece };
+            let bound = if decode { SHORT_ROWS } else { chunk };
             largest = largest.max(bound.min(MAX_TURN_ROWS));
-            let Some(turn) = plan(&mut planner, &streams, piece) else {
+            let Some(turn) = plan(&mut planner, &streams, chunk) else {
                 continue;
             };
             let mut given: BTreeMap<NodeId, i64> = BTreeMap::new();
-            for (stream, rows) in turn.takes {
+            for (stream, rows) in turn.scheduled {
                 let view = streams.iter_mut().find(|view| view.stream == stream).unwrap();
                 *given.entry(view.caller).or_default() += i64::from(rows);
                 let head = view.head.as_mut().unwrap();
@@ -549,8 +552,8 @@ proptest! {
         let pool = Pool { total: pages, quota: pages, page: 16 };
         let run = || {
             let mut planner = Planner::new();
-            let plan = |(streams, piece): &(Vec<View>, u32)| {
-                planner.plan(streams, &pool, &sizes(*piece, true), Duration::ZERO)
+            let plan = |(streams, chunk): &(Vec<StreamSnapshot>, u32)| {
+                planner.plan(streams, &pool, &sizes(*chunk, true), Duration::ZERO)
             };
             calls.iter().map(plan).collect::<Vec<_>>()
         };
@@ -561,34 +564,34 @@ proptest! {
 #[test]
 fn a_batch_waits_for_company_while_fewer_wait_than_come_back() {
     let now = Duration::from_secs(9);
-    let came = |stream| View {
+    let came = |stream| StreamSnapshot {
         active: now,
         ..step(stream, 1, 0)
     };
-    let answered = |stream| View {
+    let answered = |stream| StreamSnapshot {
         head: None,
         ..came(stream)
     };
-    let gone = |stream| View {
+    let gone = |stream| StreamSnapshot {
         active: Duration::ZERO,
         ..answered(stream)
     };
-    let may_grow = |streams: &[View], now| {
-        let standing = |view: &View| (view.head.map(|head| head.rows), view.active);
+    let may_grow = |streams: &[StreamSnapshot], now| {
+        let standing = |view: &StreamSnapshot| (view.head.map(|head| head.rows), view.active);
         may_grow(streams.iter().map(standing), now)
     };
     assert!(may_grow(&[came(1), answered(2), answered(3)], now));
-    // A lone stream has nobody to wait for, nor has the last of several.
+    // A lone stream has no company to wait for, nor has the last of several.
     assert!(!may_grow(&[came(1)], now));
     assert!(!may_grow(&[came(1), gone(2), gone(3)], now));
-    // Half of them are there.
+    // Half of them have come.
     assert!(!may_grow(&[came(1), answered(2)], now));
     assert!(!may_grow(
         &[came(1), came(2), answered(3), answered(4)],
         now
     ));
-    // There is other work to do, or none at all.
-    let prompt = View {
+    // A prefill step can be computed, or no step waits.
+    let prompt = StreamSnapshot {
         active: now,
         ..step(9, 100, 0)
     };
@@ -597,65 +600,71 @@ fn a_batch_waits_for_company_while_fewer_wait_than_come_back() {
 }
 
 #[test]
-fn a_stream_is_waited_for_while_it_comes_back_at_once_and_tried_again_when_it_did_not() {
+fn late_streams_are_waited_for_at_every_seventeenth_batch_only() {
     let at = Duration::from_micros;
-    let (mut rhythm, mut now) = (Rhythm::default(), at(1000));
-    // One that has a number of rows comes so long after an answer; whether it was waited for before turn 1,
-    // and before a turn in which all are tried again.
+    let (mut return_estimator, mut now) = (ReturnEstimator::default(), at(1000));
+    // A step of `rows` rows arrives `after` so long. Returns whether it was waited for before turn
+    // 1, and before a turn that probes all streams again.
     let mut comes = |after: u64, rows| {
-        rhythm.answered(1, now);
-        let awaited = [1, ALL_AGAIN].map(|turn| rhythm.awaited(at(200), now + at(50), turn));
+        return_estimator.answered(1, now);
+        let awaited =
+            [1, REPROBE_EVERY].map(|turn| return_estimator.awaited(at(200), now + at(50), turn));
         assert!(awaited.iter().flatten().all(|left| *left == at(150)));
         assert_eq!(
-            rhythm.awaited(at(200), now + at(200), 1),
+            return_estimator.awaited(at(200), now + at(200), 1),
             None,
             "it is late"
         );
-        rhythm.came(rows, now + at(after), at(200));
-        assert_eq!(rhythm.awaited(at(200), now, 1), None, "it is there");
+        return_estimator.came(rows, now + at(after), at(200));
+        assert_eq!(
+            return_estimator.awaited(at(200), now, 1),
+            None,
+            "it is there"
+        );
         now += at(5000);
         awaited.map(|left| left.is_some())
     };
-    // Nothing is known of it; then it comes at once, or a little later than that.
+    // First return: no history. Then it returns at once, or a little too late.
     assert_eq!(comes(90, 1), [false, false]);
     assert_eq!(comes(201, 1), [true, true]);
     assert_eq!(comes(200, SHORT_ROWS), [true, true]);
-    for _ in 0..OFTEN_LATE {
+    for _ in 0..MAX_LATE_RETURNS {
         assert_eq!(comes(900, 1), [true, true]);
     }
     for _ in 0..40 {
         assert_eq!(comes(900, 1), [false, true]);
     }
-    // In time, it is one that comes at once again.
+    // A return in time ends the series of late ones.
     assert_eq!(comes(90, 1), [false, true]);
-    // What comes of a prompt says nothing.
+    // A return with a prompt is not counted.
     assert_eq!(comes(9000, 9), [true, true]);
     assert_eq!(comes(90, 1), [true, true]);
-    rhythm.answered(9, now);
-    assert_eq!(rhythm.awaited(at(200), now, ALL_AGAIN), None);
+    return_estimator.answered(9, now);
+    assert_eq!(return_estimator.awaited(at(200), now, REPROBE_EVERY), None);
 }
 
 #[test]
-fn a_piece_takes_others_steps_along_where_all_go_through_the_same_layers() {
+fn a_chunk_takes_other_callers_decode_steps_for_the_same_layers_along() {
     let (prompt, short) = (of(1, 1, 100, 0), of(2, 2, 1, 0));
-    assert!(rides(&[prompt, short], true));
-    assert!(!rides(&[prompt, short], false));
-    assert!(!rides(&[prompt], true));
-    let elsewhere = View {
+    assert!(piggybacks(&[prompt, short], true));
+    assert!(!piggybacks(&[prompt, short], false));
+    assert!(!piggybacks(&[prompt], true));
+    let elsewhere = StreamSnapshot {
         layers: (0, 2),
         ..of(3, 3, 1, 0)
     };
-    assert!(!rides(&[prompt, short, elsewhere], true));
-    let gone = View {
+    assert!(!piggybacks(&[prompt, short, elsewhere], true));
+    let gone = StreamSnapshot {
         head: None,
         ..elsewhere
     };
-    assert!(rides(&[prompt, short, gone], true));
-    let plan = |rides| {
+    assert!(piggybacks(&[prompt, short, gone], true));
+    let plan = |piggybacks| {
         let streams = [short, of(4, 4, 8, 0), prompt];
-        let turn = after(Kind::Decode).plan(&streams, &PLENTY, &sizes(40, rides), Duration::ZERO);
+        let turn =
+            after(Kind::Decode).plan(&streams, &PLENTY, &sizes(40, piggybacks), Duration::ZERO);
         let turn = turn.unwrap();
-        (turn.kind, turn.takes, turn.piece)
+        (turn.kind, turn.scheduled, turn.chunk)
     };
     assert_eq!(plan(false), (Kind::Prefill, vec![(1, 40)], 40));
     let all = vec![(2, 1), (4, 8), (1, 40)];
@@ -663,34 +672,34 @@ fn a_piece_takes_others_steps_along_where_all_go_through_the_same_layers() {
 }
 
 #[test]
-fn a_short_step_that_has_to_go_for_a_piece_makes_it_no_longer_and_its_caller_no_richer() {
-    // Three pages: one is free, which the short step of a caller with two needs.
+fn rows_of_a_preempted_short_step_are_neither_charged_nor_given_to_the_chunk() {
+    // Of three pages one is free, and the short step of a caller that holds two needs it.
     let pool = pool(3, 3);
-    let rich = View {
+    let rich = StreamSnapshot {
         length: 32,
         ..of(1, 1, 8, 0)
     };
-    let prompt = View {
+    let prompt = StreamSnapshot {
         length: 0,
         ..of(2, 2, 100, 0)
     };
     let mut planner = after(Kind::Decode);
     let turn = planner.plan(&[rich, prompt], &pool, &sizes(10, true), Duration::ZERO);
     let turn = turn.unwrap();
-    assert_eq!((turn.preempted, turn.takes), (vec![1], vec![(2, 10)]));
-    assert_eq!(turn.piece, 10);
+    assert_eq!((turn.preempted, turn.scheduled), (vec![1], vec![(2, 10)]));
+    assert_eq!(turn.chunk, 10);
     assert_eq!(planner.prefill.tag(caller(1)), 0);
     assert_eq!(planner.prefill.tag(caller(2)), 10);
 }
 
 #[test]
-fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be() {
+fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
     let limited = |decoders, more| Sizes {
         decoders,
         more,
         ..sizes(40, true)
     };
-    // Caller 1 has one stream, caller 2 has seven, with short steps of so many rows.
+    // Caller 1 has one stream, caller 2 has seven, with short steps of `rows` rows.
     let run = |rows: u32, sizes: Sizes, turns: u64| {
         let mut planner = Planner::new();
         let mut served = BTreeMap::new();
@@ -700,10 +709,10 @@ fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be()
             let mut streams = vec![of(1, 1, 1, at(1))];
             streams.extend((2..=8).map(|stream| of(2, stream, rows, at(stream))));
             let planned = planner.plan(&streams, &PLENTY, &sizes, Duration::ZERO);
-            let takes = planned.unwrap().takes;
-            missed += u64::from(takes.iter().all(|take| take.0 != 1));
-            longest = longest.max(takes.iter().map(|take| take.1).sum::<u32>());
-            for (stream, rows) in takes {
+            let scheduled = planned.unwrap().scheduled;
+            missed += u64::from(scheduled.iter().all(|take| take.0 != 1));
+            longest = longest.max(scheduled.iter().map(|take| take.1).sum::<u32>());
+            for (stream, rows) in scheduled {
                 served.insert(stream, turn);
                 given[usize::from(stream > 1)] += rows;
             }
@@ -713,11 +722,11 @@ fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be()
     assert_eq!(run(1, limited(2, 0), 100), (2, 0, [100, 100]));
     assert_eq!(run(1, limited(2, 3), 100), (5, 0, [100, 400]));
     assert_eq!(run(1, limited(1, 0), 100).0, 8);
-    // Nor do steps of eight rows: they are cut.
+    // Steps of eight rows change nothing: they are cut.
     assert_eq!(run(8, limited(2, 0), 100), (2, 0, [100, 100]));
     assert_eq!(run(8, limited(2, 3), 100), (5, 0, [100, 400]));
-    // Nor do streams through other layers each, which are other weights.
-    let through = |stream, layers| View {
+    // Streams through other layers change nothing: they need other weights.
+    let through = |stream, layers| StreamSnapshot {
         layers,
         ..of(2, stream, 1, 0)
     };
@@ -728,8 +737,8 @@ fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be()
         through(4, (0, 1)),
     ];
     let turn = Planner::new().plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
-    assert_eq!(turn.unwrap().takes, [(1, 1), (2, 1), (4, 1)]);
-    // With a piece, one row of each.
+    assert_eq!(turn.unwrap().scheduled, [(1, 1), (2, 1), (4, 1)]);
+    // With a chunk, one row of each.
     let streams = [
         of(1, 1, 1, 0),
         of(2, 2, 1, 0),
@@ -737,13 +746,13 @@ fn one_callers_many_streams_do_not_make_anothers_turns_longer_than_they_may_be()
         of(3, 4, 100, 0),
     ];
     let turn = after(Kind::Decode).plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
-    assert_eq!(turn.unwrap().takes, [(1, 1), (2, 1), (4, 40)]);
+    assert_eq!(turn.unwrap().scheduled, [(1, 1), (2, 1), (4, 40)]);
 }
 
 #[test]
-fn those_decode_whose_short_steps_wait_or_come_back_in_a_moment() {
+fn callers_with_waiting_or_recent_short_steps_count_as_decoders() {
     let now = Duration::from_secs(5);
-    let back = |number, ago: u64| View {
+    let back = |number, ago: u64| StreamSnapshot {
         length: 7,
         active: now - Duration::from_millis(ago),
         head: None,
@@ -758,7 +767,7 @@ fn those_decode_whose_short_steps_wait_or_come_back_in_a_moment() {
 }
 
 #[test]
-fn what_one_was_given_beside_another_that_wanted_no_more_is_no_debt() {
+fn extra_rows_given_while_no_other_caller_wanted_them_are_not_charged() {
     let limited = Sizes {
         decoders: 3,
         more: 3,
@@ -772,9 +781,9 @@ fn what_one_was_given_beside_another_that_wanted_no_more_is_no_debt() {
             streams.extend((12..=18).map(|stream| of(3, stream, 1, turn)));
         }
         let planned = planner.plan(&streams, &PLENTY, &limited, Duration::ZERO);
-        let takes = planned.unwrap().takes;
+        let scheduled = planned.unwrap().scheduled;
         [10, 20].map(|end| {
-            takes
+            scheduled
                 .iter()
                 .filter(|take| (2..end).contains(&take.0))
                 .count()

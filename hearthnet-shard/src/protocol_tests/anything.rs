@@ -1,4 +1,4 @@
-//! Any sequence of messages: the limits hold, and nothing is left.
+//! Any sequence of messages: the limits hold, and no resources leak.
 
 use super::*;
 
@@ -62,13 +62,13 @@ fn any_act() -> impl Strategy<Value = Act> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever callers do in whatever order: the limits hold at every moment, every answer
-    /// is for a life that was opened, and at the end nothing is left.
+    /// The limits hold at every moment, every answer is for a stream epoch that was opened, and at
+    /// the end no resources are held.
     #[test]
     fn limits_hold_and_nothing_leaks_under_any_sequence_of_messages(
         acts in proptest::collection::vec(any_act(), 1..120),
     ) {
-        // Room for 400 positions: the KV budget is reached as well.
+        // Capacity for 400 positions, so that the KV budget is reached as well.
         let budget = 4000;
         let mut host = Host::with_budget(budget);
         let mut callers: Vec<_> = (0..3).map(|peer| host.caller(peer)).collect();
@@ -100,7 +100,7 @@ proptest! {
                 }
                 Act::Pass { secs } => host.clock.advance(Duration::from_secs(secs)),
                 Act::Read { caller } => {
-                    for message in callers[caller].outlet.take() {
+                    for message in callers[caller].sink.take() {
                         let fits = match &message {
                             Message::StepResult(r) => r.data.len() as u32 == r.rows * WIDTH * 2,
                             Message::StreamOpened(_) | Message::StreamError(_) => true,

@@ -1,4 +1,4 @@
-//! A host that leaves: what it refuses, and what it still does.
+//! A host that leaves: new streams are refused, open ones are served.
 
 use super::*;
 
@@ -22,22 +22,22 @@ fn a_host_that_leaves_refuses_new_streams_and_serves_those_that_are_open() {
     caller.tell(Message::Step(step(1, 0, &rows(40))));
     host.host_state.slots.close();
     assert_eq!(caller.refusal_now(open(2, 1)), "shutting_down");
-    // Steps that come later are answered as well, and repeated ones, and truncations.
+    // Later steps are answered as well, and so are repeated steps and truncations.
     caller.tell(Message::Step(step(1, 40, &rows(1))));
     caller.tell(truncate(1, 20));
     caller.tell(Message::Step(step(1, 20, &rows(2))));
     host.run();
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     assert_eq!(codes(&answers), [(1, "result"); 3]);
-    // What is not over in time is told.
+    // Streams that are still open at the deadline are told.
     host.scheduler
         .end_all(&crate::fault::StreamFault::ShuttingDown);
-    assert_eq!(codes(&caller.outlet.take()), [(1, "shutting_down")]);
+    assert_eq!(codes(&caller.sink.take()), [(1, "shutting_down")]);
     host.assert_empty();
 }
 
 #[test]
-fn a_stream_is_not_given_up_for_a_later_life_that_would_be_refused() {
+fn a_refused_later_epoch_does_not_end_the_earlier_one() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -48,7 +48,7 @@ fn a_stream_is_not_given_up_for_a_later_life_that_would_be_refused() {
 }
 
 #[test]
-fn the_places_are_empty_when_the_last_stream_has_gone_and_stay_so() {
+fn closed_slots_stay_empty_after_the_last_stream() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     for stream in 1..=2 {
@@ -60,7 +60,7 @@ fn the_places_are_empty_when_the_last_stream_has_gone_and_stay_so() {
         .build()
         .unwrap();
     let mut emptied = runtime.spawn(async move { slots.emptied().await });
-    // By a close, and with the connection.
+    // First by a close, then by the end of the connection.
     for left in [1, 0] {
         runtime.block_on(tokio::task::yield_now());
         assert!(!emptied.is_finished(), "{left}");

@@ -1,4 +1,4 @@
-//! Memory for keys and values: who gets it, and who has to give it back.
+//! KV pages: allocation and preemption.
 
 use crate::fake::{KV_BYTES, PAGE};
 use crate::fault::StreamFault;
@@ -6,7 +6,7 @@ use crate::plan::IDLE_AFTER;
 
 use super::*;
 
-/// A host with so many pages, of which each caller may hold so many per cent.
+/// A host with `pages` pages, of which each caller may hold `percent` per cent.
 fn host_with(pages: u32, percent: u32) -> Host {
     Host::with_limits(|limits| {
         limits.kv_budget = u64::from(pages * PAGE) * KV_BYTES;
@@ -18,13 +18,13 @@ fn open_for(stream: u32, epoch: u32, positions: u32) -> Message {
     open_with(stream, epoch, |o| o.max_positions = positions)
 }
 
-/// Brings a stream to so many pages.
+/// Fills a stream up to `pages` pages.
 fn fill(caller: &mut Caller, host: &mut Host, stream: u32, pages: u32) {
     let answers = caller.ask(host, Message::Step(step(stream, 0, &rows(pages * PAGE))));
     assert_eq!(result(&answers).rows, pages * PAGE);
 }
 
-/// One more row at the end of so many pages.
+/// A step of one row after `pages` full pages.
 fn next(stream: u32, pages: u32) -> Message {
     Message::Step(step(stream, pages * PAGE, &rows(1)))
 }
@@ -37,7 +37,7 @@ fn error_of(answers: &[Message]) -> (u32, &str) {
 }
 
 #[test]
-fn what_could_never_fit_is_refused_at_the_open() {
+fn a_stream_larger_than_the_kv_budget_is_refused_at_the_open() {
     let mut host = host_with(10, 50);
     let mut caller = host.caller(1);
     let open = |epoch, pages| open_for(1, epoch, pages * PAGE);
@@ -47,7 +47,7 @@ fn what_could_never_fit_is_refused_at_the_open() {
 }
 
 #[test]
-fn streams_may_be_promised_more_than_there_is_and_take_only_what_they_fill() {
+fn kv_is_overcommitted_and_allocated_by_use() {
     let mut host = host_with(4, 100);
     let mut caller = host.caller(1);
     let stats = host.stats();
@@ -67,23 +67,23 @@ fn streams_may_be_promised_more_than_there_is_and_take_only_what_they_fill() {
 }
 
 #[test]
-fn no_stream_begins_where_no_page_is_left() {
+fn no_stream_opens_without_a_free_page() {
     let mut host = host_with(3, 100);
     let mut caller = host.caller(1);
     caller.tell(open_for(1, 1, 3 * PAGE));
     caller.tell(open_for(2, 1, PAGE));
     host.run();
-    caller.outlet.take();
+    caller.sink.take();
     fill(&mut caller, &mut host, 1, 2);
-    // The second has not begun, and will take the last page.
+    // The second stream has not begun, and will take the last page.
     assert_eq!(caller.refusal(&mut host, open_for(3, 1, PAGE)), "kv_full");
-    // Another caller has a right to half of it.
+    // Another caller is entitled to half of the pages.
     let mut other = host.caller(2);
     assert_eq!(other.ask(&mut host, open_for(1, 1, PAGE)), [opened(1, 1)]);
 }
 
 #[test]
-fn the_least_progressed_stream_gives_way_and_the_others_do_not_notice() {
+fn the_least_progressed_stream_is_preempted_without_affecting_others() {
     let mut host = host_with(4, 100);
     let mut caller = host.caller(1);
     for stream in 1..=3 {
@@ -95,12 +95,12 @@ fn the_least_progressed_stream_gives_way_and_the_others_do_not_notice() {
     caller.tell(next(1, 2));
     caller.tell(next(2, 1));
     host.run();
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     let [Message::StreamError(error), rest @ ..] = &answers[..] else {
         panic!("{answers:?}")
     };
     assert_eq!((error.stream, error.code.as_str()), (3, "preempted"));
-    // One page for two streams that each need one: the less progressed one goes as well.
+    // Two streams need a page and one is free: the less progressed one is preempted as well.
     let codes: Vec<u32> = rest
         .iter()
         .map(|answer| match answer {
@@ -120,17 +120,17 @@ fn the_least_progressed_stream_gives_way_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn a_preempted_stream_comes_back_and_is_answered_as_if_nothing_had_been() {
+fn a_preempted_stream_replays_to_the_same_results() {
     let mut host = host_with(3, 100);
     let (mut a, mut b) = (host.caller(1), host.caller(2));
     a.ask(&mut host, open_for(1, 1, 3 * PAGE));
     b.ask(&mut host, open_for(1, 1, 3 * PAGE));
     fill(&mut a, &mut host, 1, 2);
     fill(&mut b, &mut host, 1, 1);
-    // Both need a page. Half of three is one: both hold more, or would.
+    // Both need a page. The fair share is one page (half of three), and both would hold more.
     let answers = b.ask(&mut host, next(1, 1));
     assert_eq!(error_of(&answers), (1, "preempted"));
-    // Where one is left, it is let in again; the other goes on, and ends.
+    // A page is left, so it is admitted again; the other stream goes on, and ends.
     assert_eq!(b.ask(&mut host, open_for(1, 2, 3 * PAGE)), [opened(1, 2)]);
     assert_eq!(result(&a.ask(&mut host, next(1, 2))).rows, 1);
     assert_eq!(a.ask(&mut host, close(1, 1)), []);
@@ -146,7 +146,7 @@ fn a_preempted_stream_comes_back_and_is_answered_as_if_nothing_had_been() {
 }
 
 #[test]
-fn a_conversation_that_is_kept_gives_way_before_any_that_runs() {
+fn resting_streams_are_preempted_before_running_ones() {
     let mut host = host_with(4, 100);
     let (mut a, mut b) = (host.caller(1), host.caller(2));
     a.ask(&mut host, open_for(1, 1, 4 * PAGE));
@@ -157,14 +157,14 @@ fn a_conversation_that_is_kept_gives_way_before_any_that_runs() {
     assert_eq!(host.stats().preempted, 0, "there was a page");
     let answers = b.ask(&mut host, next(1, 1));
     assert_eq!(result(&answers).rows, 1);
-    let answers = a.outlet.take();
+    let answers = a.sink.take();
     assert_eq!(error_of(&answers), (1, "preempted"));
     assert_eq!(host.stats().preempted, 1);
 }
 
 #[test]
-fn pages_that_somebody_sits_on_are_given_to_those_who_compute() {
-    // One caller fills all pages, with as many streams as it may have but one, and keeps them busy.
+fn pages_beyond_a_callers_share_are_given_to_others() {
+    // Caller 1 fills all pages with two busy streams.
     let mut host = host_with(8, 100);
     let (mut hog, mut other) = (host.caller(1), host.caller(2));
     for (stream, pages) in [(1, 5), (2, 3)] {
@@ -175,7 +175,7 @@ fn pages_that_somebody_sits_on_are_given_to_those_who_compute() {
         other.ask(&mut host, open_for(1, 1, 8 * PAGE)),
         [opened(1, 1)]
     );
-    // Its half is four pages; the hog loses what it needs to, and no more.
+    // The other caller's share is four pages; the hog loses no more than is needed for that.
     for position in 0..4 * PAGE {
         let one = Message::Step(step(1, position, &rows(1)));
         assert_eq!(result(&other.ask(&mut host, one)).rows, 1);
@@ -185,7 +185,7 @@ fn pages_that_somebody_sits_on_are_given_to_those_who_compute() {
         }
     }
     let lost: Vec<_> = hog
-        .outlet
+        .sink
         .take()
         .into_iter()
         .filter_map(|answer| match answer {
@@ -196,12 +196,12 @@ fn pages_that_somebody_sits_on_are_given_to_those_who_compute() {
     let preempted = |stream| (stream, Code::PREEMPTED);
     assert_eq!(lost[..2], [preempted(2), preempted(1)]);
     assert!(lost[2..].iter().all(|(_, code)| *code == "stream_ended"));
-    // Beyond its half it has no right to anything, but now there is room.
+    // Beyond its share it has no claim, but now pages are free.
     assert_eq!(result(&other.ask(&mut host, next(1, 4))).rows, 1);
 }
 
 #[test]
-fn opening_and_closing_again_and_again_takes_nothing_from_anybody() {
+fn repeated_opens_and_closes_take_no_pages_from_others() {
     let mut host = host_with(4, 100);
     let (mut churner, mut other) = (host.caller(1), host.caller(2));
     other.ask(&mut host, open_for(1, 1, 4 * PAGE));
@@ -237,7 +237,7 @@ fn a_caller_may_not_pile_up_steps_over_its_streams_and_sessions() {
         b.tell(Message::Step(step(1, position, &rows(1))));
     }
     a.tell(close(1, 1));
-    // What its compute thread has not dropped yet counts.
+    // Steps that the compute thread has not dropped yet count.
     a.tell(open(1, 2));
     let again = Step {
         epoch: 2,
@@ -246,15 +246,15 @@ fn a_caller_may_not_pile_up_steps_over_its_streams_and_sessions() {
     assert_eq!(a.refusal_now(Message::Step(again)), "step_quota");
     other.tell(Message::Step(step(1, 0, &rows(1))));
     host.run();
-    assert_eq!(result(&other.outlet.take()).rows, 1);
-    assert_eq!(b.outlet.take().len(), WAITING as usize);
+    assert_eq!(result(&other.sink.take()).rows, 1);
+    assert_eq!(b.sink.take().len(), WAITING as usize);
     drop((a, b, other));
     host.run();
     host.assert_empty();
 }
 
-/// A caller that answers `preempted` and `kv_full` as it should: it comes back later, each time
-/// later, opens a new life, and replays.
+/// A caller that handles `preempted` and `kv_full` as specified: it backs off, longer each time,
+/// opens a new epoch, and replays.
 struct Patient {
     caller: Caller,
     rows: Vec<[f32; 4]>,
@@ -271,9 +271,9 @@ impl Patient {
         self.known == self.rows.len() as u32
     }
 
-    /// Takes what came, and asks for the next row or chunk.
+    /// Handles the answers, and sends the next row or chunk.
     fn go(&mut self, round: u32) {
-        for answer in self.caller.outlet.take() {
+        for answer in self.caller.sink.take() {
             match answer {
                 Message::StreamOpened(_) => {}
                 Message::StepResult(r) if r.epoch == self.epoch => {
@@ -327,10 +327,10 @@ impl Patient {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Through the stream table and the scheduler: whoever has to share too little memory still gets, row
-    /// for row, what it would have got alone.
+    /// Through the stream table and the scheduler: callers that share too little memory still get,
+    /// row for row, the results that they would get alone.
     #[test]
-    fn whoever_is_preempted_ends_with_the_same_rows(
+    fn preempted_streams_end_with_the_same_rows(
         pages in 4u32..9,
         lengths in proptest::collection::vec((1u8..4, 20u32..64), 2..4),
     ) {
@@ -372,7 +372,7 @@ proptest! {
 }
 
 #[test]
-fn what_rests_gives_its_pages_at_once() {
+fn resting_streams_give_up_their_pages_at_once() {
     let mut host = host_with(4, 100);
     let (mut a, mut b) = (host.caller(1), host.caller(2));
     a.ask(&mut host, open_for(1, 1, 4 * PAGE));
@@ -380,12 +380,12 @@ fn what_rests_gives_its_pages_at_once() {
     assert_eq!(a.ask(&mut host, truncate(1, 4 * PAGE)), []);
     b.ask(&mut host, open_for(1, 1, 4 * PAGE));
     fill(&mut b, &mut host, 1, 1);
-    assert_eq!(error_of(&a.outlet.take()), (1, "preempted"));
+    assert_eq!(error_of(&a.sink.take()), (1, "preempted"));
 }
 
 #[test]
-fn a_stream_that_is_asked_for_little_is_admitted_whatever_the_model_could_read() {
-    // The model reads far more than the memory holds.
+fn a_short_stream_is_admitted_although_the_models_context_exceeds_the_memory() {
+    // The model's context is much larger than the memory.
     let mut host = host_with(4, 100);
     const { assert!(POSITIONS > 4 * PAGE) };
     let mut caller = host.caller(1);
@@ -395,7 +395,7 @@ fn a_stream_that_is_asked_for_little_is_admitted_whatever_the_model_could_read()
 }
 
 #[test]
-fn a_stream_that_is_opened_again_for_more_grows() {
+fn reopening_a_stream_with_more_positions_grows_it() {
     let mut host = host_with(4, 100);
     let mut caller = host.caller(1);
     caller.ask(&mut host, open_for(1, 1, PAGE));
@@ -406,7 +406,7 @@ fn a_stream_that_is_opened_again_for_more_grows() {
     );
     let grown = caller.ask(&mut host, next(1, 1));
     assert_eq!(result(&grown).data, encode(&expected(15.0, PAGE, &rows(1))));
-    // Less, or as much, is no growth; more than could ever be there ends it.
+    // The same or a smaller limit is no growth; a limit that could never fit ends the stream.
     assert_eq!(caller.refusal_now(open_for(1, 1, PAGE)), "stale_epoch");
     assert_eq!(host.stats().streams, 1);
     let beyond = open_for(1, 1, 5 * PAGE);
@@ -415,7 +415,7 @@ fn a_stream_that_is_opened_again_for_more_grows() {
 }
 
 #[test]
-fn growth_beyond_what_the_host_allows_ends_the_stream_with_a_word() {
+fn growth_beyond_the_hosts_limit_ends_the_stream() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -425,7 +425,7 @@ fn growth_beyond_what_the_host_allows_ends_the_stream_with_a_word() {
 }
 
 #[test]
-fn a_caller_learns_why_a_stream_ended_before_it_hears_that_it_has() {
+fn a_caller_gets_the_cause_of_a_streams_end_before_stream_ended() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -435,18 +435,18 @@ fn a_caller_learns_why_a_stream_ended_before_it_hears_that_it_has() {
         threads.spawn(|| {
             handle.end(|| {
                 begun.wait();
-                // The step below arrives now, if it ever does.
+                // If the answer to the step below came too early, it would arrive now.
                 for _ in 0..1000 {
                     std::thread::yield_now();
                 }
                 let error = StreamFault::Preempted.message(handle.name, None);
-                handle.outlet.send(Message::StreamError(error));
+                handle.sink.send(Message::StreamError(error));
             })
         });
         begun.wait();
         caller.tell(Message::Step(step(1, 0, &rows(1))));
     });
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     let [Message::StreamError(first), Message::StreamError(second)] = &answers[..] else {
         panic!("{answers:?}")
     };

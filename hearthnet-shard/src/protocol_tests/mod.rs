@@ -1,4 +1,4 @@
-//! The protocol from the stream table to the engine and back, on one thread and in virtual time.
+//! Protocol from the stream table to the engine and back, on one thread and in virtual time.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ use crate::stream_table::{HostState, StreamTable};
 mod anything;
 mod leaving;
 mod memory;
-mod places;
 mod record;
+mod slots;
 mod steps;
 mod streams;
 mod time;
@@ -48,7 +48,7 @@ struct Host {
 
 struct Caller {
     stream_table: StreamTable,
-    outlet: Arc<Recorder>,
+    sink: Arc<Recorder>,
 }
 
 impl Host {
@@ -93,7 +93,7 @@ impl Host {
             kv_share: 100,
             stream_idle: IDLE,
             evict_after: Some(EVICT),
-            piece: Duration::from_millis(25),
+            chunk: Duration::from_millis(25),
         };
         change(&mut limits);
         let source = FakeSource(probe.clone());
@@ -112,16 +112,13 @@ impl Host {
     }
 
     fn caller_as(&self, id: CallerId) -> Caller {
-        let outlet = Arc::new(Recorder::default());
+        let sink = Arc::new(Recorder::default());
         let host_state = Arc::clone(&self.host_state);
-        let stream_table = StreamTable::new(host_state, id, outlet.clone());
-        Caller {
-            stream_table,
-            outlet,
-        }
+        let stream_table = StreamTable::new(host_state, id, sink.clone());
+        Caller { stream_table, sink }
     }
 
-    /// What the compute thread does before a batch.
+    /// Takes the commands in, as the compute thread does before a batch.
     fn take_in(&mut self) {
         let mut commands = Default::default();
         self.host_state.inbox.take(&mut commands);
@@ -131,7 +128,7 @@ impl Host {
         self.scheduler.upkeep();
     }
 
-    /// Lets the compute thread run until nothing waits.
+    /// Runs batches until no step waits.
     fn run(&mut self) {
         self.take_in();
         while self.scheduler.turn() {
@@ -147,7 +144,7 @@ impl Host {
         self.stats().errors.get(code).copied().unwrap_or(0)
     }
 
-    /// Nothing of any stream is left anywhere.
+    /// No stream, step or page is left.
     fn assert_empty(&self) {
         let stats = self.stats();
         assert_eq!(
@@ -173,7 +170,6 @@ fn caller_id(peer: u8) -> CallerId {
     }
 }
 
-/// The key of the host itself.
 fn owner() -> NodeId {
     NodeKey::from_secret(&[1; 32]).id()
 }
@@ -182,7 +178,7 @@ thread_local! {
     static RECORDED: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The flight record of the hosts of this thread, which is the test's.
+/// Flight record of the hosts of this thread, that is, of one test.
 fn record(event: Event) {
     RECORDED.with_borrow_mut(|all| all.push(event));
 }
@@ -196,28 +192,28 @@ impl Caller {
     fn ask(&mut self, host: &mut Host, message: impl Into<Message>) -> Vec<Message> {
         self.tell(message);
         host.run();
-        self.outlet.take()
+        self.sink.take()
     }
 
     fn open(&mut self, host: &mut Host, stream: u32) {
         assert_eq!(self.ask(host, open(stream, 1)), [opened(stream, 1)]);
     }
 
-    /// The code with which the one answer refuses.
+    /// Code of the only answer, which must be a refusal.
     fn refusal(&mut self, host: &mut Host, message: impl Into<Message>) -> Code {
         self.tell(message);
         host.run();
         self.code()
     }
 
-    /// The same for what the stream table refuses, without asking the compute thread.
+    /// Like `refusal`, for faults that the stream table finds: the compute thread does not run.
     fn refusal_now(&mut self, message: impl Into<Message>) -> Code {
         self.tell(message);
         self.code()
     }
 
     fn code(&self) -> Code {
-        match &self.outlet.take()[..] {
+        match &self.sink.take()[..] {
             [Message::StreamError(StreamError { code, message, .. })] => {
                 assert!(!message.is_empty() && message.len() < 512);
                 code.clone()

@@ -1,8 +1,8 @@
-//! What the flight record hears of streams.
+//! Stream events in the flight record.
 
 use super::*;
 
-/// What was recorded of streams since it was last asked, each in a word.
+/// Stream events since the last call, as short texts.
 fn story() -> Vec<String> {
     let word = |event: &Event| match event {
         Event::StreamOpened { stream, epoch, .. } => Some(format!("opened {stream}.{epoch}")),
@@ -27,7 +27,7 @@ fn story() -> Vec<String> {
 }
 
 #[test]
-fn every_life_ends_once_whoever_ends_it() {
+fn every_stream_epoch_ends_once() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     for stream in 1..=3 {
@@ -57,7 +57,7 @@ fn every_life_ends_once_whoever_ends_it() {
 }
 
 #[test]
-fn a_refusal_is_no_end_and_a_later_life_no_earlier_one() {
+fn refused_streams_are_recorded_without_an_end() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -65,7 +65,7 @@ fn a_refusal_is_no_end_and_a_later_life_no_earlier_one() {
         caller.refusal(&mut host, open_with(7, 1, |o| o.max_positions = 0)),
         "context_full"
     );
-    // The later life finds the weights gone, so that it never begins.
+    // The weights cannot be loaded again, so the later epoch never begins.
     caller.ask(&mut host, close(1, 1));
     host.clock.advance(EVICT);
     host.run();

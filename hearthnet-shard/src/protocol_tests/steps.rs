@@ -1,4 +1,4 @@
-//! Steps: what is computed, in which batches, and what a bad one costs.
+//! Steps: results, batching, and the cost of a bad step.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn the_caller_gets_the_rows_that_it_wants_and_no_others() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
-    // Long enough to be cut in pieces.
+    // Long enough to be cut into chunks.
     let all = expected(0.0, 0, &rows(200));
     for (want, count, data) in [
         (Want::None, 0, vec![]),
@@ -63,7 +63,7 @@ fn a_repeated_step_replaces_what_came_after_it() {
     let other = [[40.0, 0.0, 0.0, 0.0]];
     let answers = caller.ask(&mut host, Message::Step(step(1, 5, &other)));
     assert_eq!(result(&answers).data, encode(&expected(4.0, 5, &other)));
-    // The stream has six positions now.
+    // The stream now has six positions.
     assert_eq!(
         caller.refusal(&mut host, Message::Step(step(1, 7, &other))),
         "position_gap"
@@ -128,17 +128,17 @@ fn a_step_that_cannot_be_computed_ends_its_stream_with_its_own_code() {
         ),
     ];
     for (code, step) in cases {
-        // Room for the row too many among the waiting rows.
+        // The row beyond the limit must not be refused as too many waiting rows.
         let mut host = Host::new();
         let mut caller = host.caller(1);
         caller.open(&mut host, 1);
         let answer = caller.refusal(&mut host, Message::Step(step));
-        // A stream may not have more rows waiting than positions: then that is said first.
+        // A stream's limit of waiting rows is its limit of positions, and may be reported first.
         let queue_full = code == "context_full" && answer == "queue_full";
         assert!(answer == code || queue_full, "{answer} for {code}");
         assert_eq!(host.errors(answer.as_str()), 1);
         host.assert_empty();
-        // The place is free, the number can be used again in a later life.
+        // The slot is free, and the number can be used again in a later epoch.
         assert_eq!(caller.ask(&mut host, open(1, 2)), [opened(1, 2)]);
     }
 }
@@ -154,7 +154,7 @@ impl CloneWithRows for Step {
 }
 
 #[test]
-fn a_step_without_a_stream_is_answered_so_that_its_slot_returns() {
+fn a_step_for_an_unknown_stream_is_answered() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     let one = Message::Step(step(1, 0, &rows(1)));
@@ -171,7 +171,7 @@ fn a_step_without_a_stream_is_answered_so_that_its_slot_returns() {
         ..step(1, 0, &rows(1))
     });
     assert_eq!(caller.refusal(&mut host, early), "unknown_stream");
-    // Another connection's stream of that number is another stream.
+    // The same stream number on another connection is another stream.
     let mut other = host.caller(1);
     assert_eq!(other.refusal(&mut host, one), "unknown_stream");
 }
@@ -188,7 +188,7 @@ fn decode_steps_of_all_streams_share_a_batch() {
     b.tell(Message::Step(step(1, 0, &rows(1))));
     host.run();
     assert_eq!(*host.probe.batches.lock(), [[1, 1, 1]]);
-    for answer in a.outlet.take().iter().chain(&b.outlet.take()) {
+    for answer in a.sink.take().iter().chain(&b.sink.take()) {
         let Message::StepResult(answer) = answer else {
             panic!("{answer:?}")
         };
@@ -208,10 +208,10 @@ fn streams_through_some_of_the_layers_run_in_batches_of_their_own() {
         caller.tell(Message::Step(step(stream, 0, &rows(1))));
     }
     host.run();
-    // One turn, two batches.
+    // A turn with two engine batches.
     assert_eq!(*host.probe.batches.lock(), [vec![1, 1], vec![1]]);
     assert_eq!(host.stats().turns, 1);
-    for answer in caller.outlet.take() {
+    for answer in caller.sink.take() {
         let Message::StepResult(answer) = answer else {
             panic!("{answer:?}")
         };
@@ -236,17 +236,17 @@ fn decode_goes_between_the_pieces_of_a_long_prefill() {
     assert!(host.scheduler.turn());
     for position in 0..3 {
         caller.tell(Message::Step(step(2, position, &rows(1))));
-        // One piece at most, then the answer.
+        // At most one chunk, then the answer.
         let mut turns = 0;
-        while caller.outlet.is_empty() {
+        while caller.sink.is_empty() {
             host.take_in();
             assert!(host.scheduler.turn());
             turns += 1;
         }
         assert!(turns <= 2, "{turns} turns");
-        assert_eq!(result(&caller.outlet.take()).stream, 2);
+        assert_eq!(result(&caller.sink.take()).stream, 2);
     }
-    // The prefill is not through: the decode steps went before the rest of it.
+    // The prefill is not done: the decode steps overtook the rest of it.
     let batches = host.probe.batches.lock().clone();
     assert!(batches.iter().flatten().sum::<u32>() < 200, "{batches:?}");
     assert!(
@@ -257,7 +257,7 @@ fn decode_goes_between_the_pieces_of_a_long_prefill() {
     );
     host.run();
     assert_eq!(
-        result(&caller.outlet.take()).data,
+        result(&caller.sink.take()).data,
         encode(&expected(0.0, 0, &rows(200)))
     );
 }
@@ -274,18 +274,18 @@ fn two_streams_of_one_caller_get_no_more_prefill_than_one_of_another() {
     }
     b.tell(Message::Step(step(1, 0, &rows(240))));
     host.take_in();
-    while b.outlet.is_empty() {
+    while b.sink.is_empty() {
         assert!(host.scheduler.turn());
     }
-    // The other two have had as much between them, up to two of the largest pieces.
+    // The other two have had as much between them, up to two of the largest chunks.
     let batches = host.probe.batches.lock().clone();
-    let piece = batches.iter().map(|batch| batch.iter().sum::<u32>()).max();
+    let chunk = batches.iter().map(|batch| batch.iter().sum::<u32>()).max();
     let all: u32 = batches.iter().flatten().sum();
     assert!(
-        (all - 240).abs_diff(240) <= 2 * piece.unwrap(),
+        (all - 240).abs_diff(240) <= 2 * chunk.unwrap(),
         "{batches:?}"
     );
-    assert!(a.outlet.is_empty());
+    assert!(a.sink.is_empty());
 }
 
 #[test]
@@ -303,7 +303,7 @@ fn a_fault_in_a_shared_batch_costs_only_the_stream_at_fault() {
     )));
     caller.tell(Message::Step(step(3, 0, &rows(2))));
     host.run();
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     let mut good = 0;
     for answer in &answers {
         match answer {
@@ -335,7 +335,7 @@ fn a_stream_may_not_pile_up_steps_or_rows() {
         caller.tell(Message::Step(step(1, position, &rows(1))));
     }
     caller.tell(Message::Step(step(1, WAITING, &rows(1))));
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     assert!(matches!(&answers[..], [Message::StreamError(e)] if e.code == "queue_full"));
     host.run();
     host.assert_empty();
@@ -343,14 +343,14 @@ fn a_stream_may_not_pile_up_steps_or_rows() {
     caller.open(&mut host, 2);
     caller.tell(Message::Step(step(2, 0, &rows(200))));
     caller.tell(Message::Step(step(2, 200, &rows(57))));
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     assert!(matches!(&answers[..], [Message::StreamError(e)] if e.code == "queue_full"));
     host.run();
     host.assert_empty();
 }
 
 #[test]
-fn a_short_step_that_is_cut_beside_another_callers_is_answered_as_a_whole() {
+fn a_split_decode_step_has_a_single_answer() {
     for want in [Want::All, Want::Last, Want::None] {
         let mut host = Host::new();
         let (mut one, mut other) = (host.caller(1), host.caller(2));
@@ -366,7 +366,7 @@ fn a_short_step_that_is_cut_beside_another_callers_is_answered_as_a_whole() {
         let cut = batches.iter().flatten().all(|rows| *rows < 8);
         assert!(cut && batches[0].len() == 2, "{batches:?}");
         let all = encode(&expected(0.0, 0, &rows(8)));
-        let answer = one.outlet.take();
+        let answer = one.sink.take();
         let wanted = match want {
             Want::All => &all[..],
             Want::Last => &all[all.len() - 8..],
@@ -374,6 +374,6 @@ fn a_short_step_that_is_cut_beside_another_callers_is_answered_as_a_whole() {
         };
         assert_eq!(result(&answer).data, wanted);
         let single = encode(&expected(0.0, 0, &rows(1)));
-        assert_eq!(result(&other.outlet.take()).data, single);
+        assert_eq!(result(&other.sink.take()).data, single);
     }
 }

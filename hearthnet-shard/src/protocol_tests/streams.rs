@@ -1,11 +1,11 @@
-//! Streams: who gets one, and how it ends.
+//! Streams: how they open and end.
 
 use crate::stream_handle::StreamHandle;
 
 use super::*;
 
 #[test]
-fn what_does_not_fit_the_host_is_refused_at_the_open_with_its_own_code() {
+fn invalid_opens_are_refused_with_their_own_codes() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     for (code, message) in [
@@ -51,17 +51,17 @@ fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
     a.open(&mut host, 1);
     a.open(&mut host, 2);
     b.open(&mut host, 1);
-    // The compute thread is not asked: no `run` before the answers are there.
+    // The compute thread is not needed: `run` is not called before the answers are there.
     for caller in [&mut a, &mut b] {
         caller.tell(open(7, 1));
-        let answers = caller.outlet.take();
+        let answers = caller.sink.take();
         assert!(
             matches!(&answers[..], [Message::StreamError(e)] if e.code == "stream_limit"),
             "{answers:?}"
         );
     }
     assert_eq!(host.stats().streams, STREAMS);
-    // A close makes room at once, for whoever was refused first.
+    // A close frees the slot at once, for the caller refused first.
     a.tell(close(2, 1));
     a.open(&mut host, 7);
     assert_eq!(host.stats().streams, STREAMS);
@@ -79,13 +79,13 @@ fn a_peer_cannot_take_more_places_than_its_share() {
         },
         Arc::default(),
     );
-    let outlet = Arc::new(Recorder::default());
+    let sink = Arc::new(Recorder::default());
     let begin = |peer: u8, stream| {
         let Message::StreamOpen(open) = open(stream, 1) else {
             unreachable!()
         };
         let (caller, now) = (caller_id(peer), Duration::ZERO);
-        StreamHandle::begin(&slots, caller, &open, outlet.clone(), now, |_| {
+        StreamHandle::begin(&slots, caller, &open, sink.clone(), now, |_| {
             unreachable!("nobody rests")
         })
     };
@@ -98,23 +98,23 @@ fn a_peer_cannot_take_more_places_than_its_share() {
 }
 
 #[test]
-fn a_later_life_ends_the_earlier_one_and_its_steps() {
+fn a_later_epoch_ends_the_earlier_one_and_its_steps() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
     caller.open(&mut host, 2);
     caller.open(&mut host, 3);
     caller.tell(Message::Step(step(1, 0, &rows(40))));
-    // All places are taken: the new life takes the old one's.
+    // All slots are taken: the new epoch takes the slot of the old one.
     caller.tell(open(1, 5));
-    // A step of the old life that crossed with it.
+    // A step of the old epoch that crossed with the open.
     caller.tell(Message::Step(step(1, 40, &rows(1))));
     caller.tell(Message::Step(Step {
         epoch: 5,
         ..step(1, 0, &rows(2))
     }));
     host.run();
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     let codes: Vec<_> = answers
         .iter()
         .map(|answer| match answer {
@@ -128,7 +128,7 @@ fn a_later_life_ends_the_earlier_one_and_its_steps() {
     assert_eq!(codes, [stale, stale, (5, "opened"), (5, "result")]);
     assert_eq!(host.errors("stale_epoch"), 2);
     assert_eq!(host.stats().dropped_steps, 2);
-    // Only the new life's rows were computed, from an empty beginning.
+    // Only rows of the new epoch were computed, from an empty sequence.
     assert_eq!(*host.probe.batches.lock(), [[2]]);
     let Some(Message::StepResult(last)) = answers.last() else {
         panic!()
@@ -138,7 +138,7 @@ fn a_later_life_ends_the_earlier_one_and_its_steps() {
 }
 
 #[test]
-fn an_open_of_a_life_that_is_over_is_stale() {
+fn an_open_with_an_earlier_epoch_is_stale() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     assert_eq!(caller.ask(&mut host, open(1, 5)), [opened(1, 5)]);
@@ -160,19 +160,19 @@ fn a_cancelled_stream_is_gone_before_the_next_batch() {
     caller.tell(Message::Step(step(1, 20, &rows(100))));
     caller.tell(Message::Step(step(1, 120, &rows(1))));
     host.take_in();
-    assert!(host.scheduler.turn(), "a first piece is computed");
+    assert!(host.scheduler.turn(), "a first chunk is computed");
     caller.tell(close(1, 1));
-    // The place is free before the compute thread looks.
+    // The slot is free before the compute thread runs.
     assert_eq!(host.stats().streams, 0);
     host.run();
     assert_eq!(host.probe.batches.lock().len(), 1);
-    assert_eq!(caller.outlet.take(), [], "a cancelled step has no answer");
+    assert_eq!(caller.sink.take(), [], "a cancelled step has no answer");
     assert_eq!(host.stats().dropped_steps, 2);
     host.assert_empty();
 }
 
 #[test]
-fn a_closed_connection_takes_its_streams_with_it_and_no_others() {
+fn a_closed_connection_ends_its_own_streams_only() {
     let mut host = Host::new();
     let (mut a, mut b) = (host.caller(1), host.caller(2));
     a.open(&mut host, 1);
@@ -194,7 +194,7 @@ fn a_closed_connection_takes_its_streams_with_it_and_no_others() {
 }
 
 #[test]
-fn whoever_asks_is_told_what_is_served() {
+fn describe_is_answered_with_the_descriptor() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
@@ -210,7 +210,7 @@ fn whoever_asks_is_told_what_is_served() {
 }
 
 #[test]
-fn what_only_a_host_says_closes_the_session() {
+fn host_messages_from_a_caller_close_the_session() {
     let host = Host::new();
     let mut caller = host.caller(1);
     for message in [

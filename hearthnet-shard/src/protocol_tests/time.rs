@@ -1,4 +1,4 @@
-//! What happens when nothing happens: idle streams, weights put away.
+//! Timeouts: idle streams, eviction of the weights.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn an_idle_stream_is_closed_and_one_in_use_is_not() {
     caller.ask(&mut host, Message::Step(step(2, 0, &rows(1))));
     host.clock.advance(IDLE / 2);
     host.run();
-    let answers = caller.outlet.take();
+    let answers = caller.sink.take();
     assert!(
         matches!(&answers[..], [Message::StreamError(e)] if e.stream == 1 && e.code == "idle_timeout")
     );
@@ -21,12 +21,12 @@ fn an_idle_stream_is_closed_and_one_in_use_is_not() {
 }
 
 #[test]
-fn weights_that_nobody_uses_are_put_away_and_come_back_with_the_next_stream() {
+fn unused_weights_are_unloaded_and_reloaded_for_the_next_stream() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     caller.open(&mut host, 1);
     caller.ask(&mut host, Message::Step(step(1, 0, &rows(1))));
-    // Nothing is put away under an open stream, however old the host is.
+    // The weights stay while a stream is open, however old the host is.
     host.clock.advance(IDLE - Duration::from_secs(1));
     host.run();
     caller.ask(&mut host, Message::Step(step(1, 1, &rows(1))));
@@ -49,7 +49,7 @@ fn weights_that_nobody_uses_are_put_away_and_come_back_with_the_next_stream() {
 }
 
 #[test]
-fn weights_that_cannot_come_back_refuse_the_stream_and_are_tried_again() {
+fn a_failed_reload_refuses_the_stream_and_is_retried() {
     let mut host = Host::new();
     let mut caller = host.caller(1);
     host.clock.advance(EVICT);

@@ -16,7 +16,7 @@ use hearthnet_transport::{
 
 pub(crate) const BOUNDARY: BoundaryDtype = BoundaryDtype::F16;
 
-/// The real model and what the caller knows of it.
+/// The real model, and its properties that the caller needs.
 pub(crate) struct Model {
     pub(crate) path: PathBuf,
     pub(crate) file: ModelFile,
@@ -38,7 +38,7 @@ impl Model {
         }
     }
 
-    /// Embeddings of some tokens: a prompt as the first host gets it.
+    /// Embeddings of some tokens, as the input of the first host.
     pub(crate) fn rows(&self, count: u32) -> Vec<f32> {
         let head = Head::load(&self.file, &EngineOptions::default()).unwrap();
         let ids: Vec<u32> = (0..count)
@@ -49,7 +49,7 @@ impl Model {
         rows
     }
 
-    /// What one engine with these layers (inclusive) makes of the rows, all at once.
+    /// Output of one engine with these layers (inclusive), for all rows at once.
     pub(crate) fn computed(&self, (lo, hi): (u32, u32), rows: &[f32]) -> Vec<f32> {
         let options = EngineOptions::default();
         let mut engine = Engine::load(&self.file, lo..hi + 1, &options, &mut |_, _| {}).unwrap();
@@ -118,7 +118,7 @@ impl Host {
         Caller(connection.unwrap())
     }
 
-    /// Waits until the host's numbers are as they should come to be.
+    /// Waits until the host's numbers satisfy `reached`.
     pub(crate) async fn until(&self, reached: impl Fn(&hearthnet_shard::Stats) -> bool) {
         let wait = async {
             while !reached(&self.running.stats()) {

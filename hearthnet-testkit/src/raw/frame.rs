@@ -1,8 +1,7 @@
-//! X08 frames, written from the specification: right in every respect unless told otherwise.
+//! X08 frames, written from the specification; valid unless a method changes a field.
 
 use ciborium::Value;
 
-/// Frame types.
 pub mod kind {
     #![allow(missing_docs, reason = "the names are the specification's")]
     pub const TENSOR_DATA: u8 = 0x01;
@@ -30,7 +29,7 @@ pub mod kind {
 pub mod flag {
     /// The data of a chunk is one zstd frame.
     pub const COMPRESSED: u32 = 0x1;
-    /// The last chunk of its tensor.
+    /// Last chunk of its tensor.
     pub const FINAL: u32 = 0x2;
     /// Reserved.
     pub const GRAD: u32 = 0x4;
@@ -38,17 +37,13 @@ pub mod flag {
     pub const ENCRYPTED: u32 = 0x8;
 }
 
-/// Element types.
 pub mod dtype {
-    /// IEEE 754 binary16.
     pub const F16: u8 = 1;
-    /// IEEE 754 binary32.
     pub const F32: u8 = 2;
-    /// Signed 8-bit integer.
     pub const I8: u8 = 4;
 }
 
-/// One frame: a 16-byte big-endian header and a body.
+/// X08 frame: a 16-byte big-endian header and a body.
 #[derive(Clone, Debug)]
 pub struct Frame {
     version: u8,
@@ -62,7 +57,6 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame of a type, with this body.
     pub fn new(kind: u8, body: impl Into<Vec<u8>>) -> Frame {
         Frame {
             version: 1,
@@ -76,24 +70,23 @@ impl Frame {
         }
     }
 
-    /// A PING: valid at any time in an open session, so the frame to spoil in one respect.
+    /// PING: valid at any time in an open session, and so the base of most violations.
     pub fn ping() -> Frame {
         Frame::new(kind::PING, [0; 8])
     }
 
-    /// With another version byte.
     #[must_use]
     pub fn version(self, version: u8) -> Frame {
         Frame { version, ..self }
     }
 
-    /// With another value in the reserved field.
+    /// Sets the reserved field.
     #[must_use]
     pub fn reserved(self, reserved: u16) -> Frame {
         Frame { reserved, ..self }
     }
 
-    /// With this sequence number instead of the next one.
+    /// Sets a sequence number other than the next one.
     #[must_use]
     pub fn sequence(self, sequence: u32) -> Frame {
         Frame {
@@ -102,7 +95,7 @@ impl Frame {
         }
     }
 
-    /// With a header that names this payload length, whatever the body has.
+    /// Declares this payload length, whatever the length of the body.
     #[must_use]
     pub fn length(self, length: u32) -> Frame {
         Frame {
@@ -111,19 +104,18 @@ impl Frame {
         }
     }
 
-    /// With these flags.
     #[must_use]
     pub fn flags(self, flags: u32) -> Frame {
         Frame { flags, ..self }
     }
 
-    /// Only so many of its bytes, header included.
+    /// Keeps only the first `cut` bytes, header included.
     #[must_use]
     pub fn cut(self, cut: usize) -> Frame {
         Frame { cut, ..self }
     }
 
-    /// The bytes, where `next` is the sequence number that is due.
+    /// Bytes on the wire; `next` is the sequence number that is due.
     pub fn encode(&self, next: u32) -> Vec<u8> {
         let length = self
             .length
@@ -139,24 +131,24 @@ impl Frame {
     }
 }
 
-/// A control body: a CBOR map with text keys.
+/// Control body: a CBOR map with text keys.
 pub fn cbor(fields: &[(&str, Value)]) -> Vec<u8> {
     let map = fields
         .iter()
         .map(|(key, value)| (Value::from(*key), value.clone()))
         .collect();
     let mut out = Vec::new();
-    // A tree of integers, strings and lists written to memory has no way to fail.
+    // Writing integers, strings and lists to memory cannot fail.
     let _ = ciborium::into_writer(&Value::Map(map), &mut out);
     out
 }
 
-/// The body of a frame that is about one stream and nothing else.
+/// Body with only stream and epoch.
 pub fn life(stream: u32, epoch: u32) -> Vec<u8> {
     cbor(&[("stream", stream.into()), ("epoch", epoch.into())])
 }
 
-/// A STREAM_OPEN of epoch 1.
+/// STREAM_OPEN of epoch 1.
 pub fn stream_open(stream: u32, weights: &[u8], (lo, hi): (u32, u32), max_positions: u32) -> Frame {
     let body = cbor(&[
         ("stream", stream.into()),
@@ -169,12 +161,12 @@ pub fn stream_open(stream: u32, weights: &[u8], (lo, hi): (u32, u32), max_positi
     Frame::new(kind::STREAM_OPEN, body)
 }
 
-/// A caller's HELLO.
+/// HELLO of a caller.
 #[derive(Clone, Debug)]
 pub struct Hello(Vec<(&'static str, Value)>);
 
 impl Hello {
-    /// A HELLO that any host takes. The limits that it announces are the host's own defaults.
+    /// Valid HELLO. Its limits are the host's defaults.
     pub fn new(purpose: &str, token: Vec<u8>) -> Hello {
         Hello(vec![
             ("versions", Value::Array(vec![1.into()])),
@@ -184,7 +176,7 @@ impl Hello {
         ])
     }
 
-    /// With a field added, or changed.
+    /// Adds or changes a field.
     #[must_use]
     pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Hello {
         self.0.retain(|(have, _)| *have != key);
@@ -192,26 +184,24 @@ impl Hello {
         self
     }
 
-    /// Without a field.
     #[must_use]
     pub fn without(mut self, key: &str) -> Hello {
         self.0.retain(|(have, _)| *have != key);
         self
     }
 
-    /// With an offer to compress.
+    /// Offers compression.
     #[must_use]
     pub fn with_zstd(self) -> Hello {
         self.with("compression", Value::Array(vec!["zstd".into()]))
     }
 
-    /// The frame.
     pub fn frame(&self) -> Frame {
         Frame::new(kind::HELLO, cbor(&self.0))
     }
 }
 
-/// The body of TENSOR_DATA. The rank is that of `dims`, cut to a byte.
+/// Body of TENSOR_DATA. The rank is the length of `dims`, cut to a byte.
 pub fn chunk(tensor: u16, dtype: u8, dims: &[u32], data: &[u8]) -> Vec<u8> {
     let mut body = tensor.to_be_bytes().to_vec();
     body.push(dtype);
@@ -223,7 +213,7 @@ pub fn chunk(tensor: u16, dtype: u8, dims: &[u32], data: &[u8]) -> Vec<u8> {
     body
 }
 
-/// The body of STEP. `Default` is one fp16 row of one value, inline, of stream 1.
+/// Body of STEP. `Default` is one fp16 row of one value, inline, of stream 1.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are the specification's")]
 pub struct Step {
@@ -235,9 +225,9 @@ pub struct Step {
     pub dtype: u8,
     /// 0 none, 1 last, 2 all.
     pub want: u8,
-    /// The tensor that brings the rows, if they are not inline.
+    /// Tensor with the rows, if they are not inline.
     pub tensor: Option<u16>,
-    /// The reserved bytes at 26.
+    /// Reserved bytes at offset 26.
     pub reserved: [u8; 6],
     pub data: Vec<u8>,
 }
@@ -260,7 +250,6 @@ impl Default for Step {
 }
 
 impl Step {
-    /// The whole frame.
     pub fn frame(&self) -> Frame {
         let mut body = Vec::with_capacity(32 + self.data.len());
         for field in [

@@ -1,9 +1,8 @@
-//! A peer that keeps no rules but its own, byte by byte: TLS with any certificate, WebSocket and
-//! frames with any field wrong, and the table of rules that can be broken with them.
+//! Raw peer that can break any rule byte by byte: TLS with any certificate, WebSocket and frames
+//! with any field wrong, and a table of violations.
 //!
-//! It shares nothing with the transport's own encoder, but is written from the specification: an
-//! error in the one would otherwise hide itself in the other. The transport's tests and the attacks
-//! of `adversarial/` are made of it.
+//! The encoder is written from the specification and shares no code with the transport's, since a
+//! common error would hide itself. The transport's tests and the attacks of `adversarial/` use it.
 
 mod frame;
 mod peer;

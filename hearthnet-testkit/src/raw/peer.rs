@@ -1,5 +1,5 @@
-//! The connection itself: TCP, TLS, upgrade and HELLO done properly, everything after that as it
-//! is wanted.
+//! Connection of a raw peer: TCP, TLS, upgrade and HELLO are correct, later bytes are up to the
+//! test.
 
 use std::fmt;
 use std::future::Future;
@@ -20,30 +20,27 @@ use super::frame::{Frame, Hello, kind};
 use super::tls::{Credentials, connector};
 use super::websocket::{self, Message, opcode};
 
-/// How long the host may take for anything before it counts as hanging: twice its longest
-/// deadline (30 s, for withheld credit).
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout after which the host counts as hanging: twice its longest deadline (30 s, for withheld
+/// credit).
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where tensors go.
+/// Path of the tensor transport.
 const PATH: &str = "/tensor/v1";
 
-/// Bytes read at a time.
 const READ_BYTES: usize = 16 * 1024;
 
-/// How the answer to an upgrade begins when it is granted.
+/// First characters of the answer that grants an upgrade.
 pub const SWITCHING: &str = "HTTP/1.1 101 ";
 
-/// Why a peer could not get as far as it was to.
+/// Why a peer could not be set up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failed(pub String);
 
-/// Something to put on the wire.
 #[derive(Clone, Debug)]
 pub enum Outgoing {
-    /// An X08 frame, as a WebSocket message of its own, with the sequence number that is due.
+    /// X08 frame in a WebSocket message of its own, with the next sequence number.
     Frame(Frame),
-    /// A WebSocket frame.
     Message(Message),
 }
 
@@ -59,31 +56,28 @@ impl From<Message> for Outgoing {
     }
 }
 
-/// What came from the host.
+/// Input from the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrived {
-    /// A frame.
     Frame {
-        /// Its type.
         kind: u8,
-        /// Its body.
         body: Vec<u8>,
     },
-    /// The WebSocket's close frame, with its code.
+    /// Close frame of the WebSocket, with its code.
     Close(Option<u16>),
-    /// The connection is over.
+    /// The connection has ended.
     End,
-    /// Nothing, for a minute.
+    /// Timeout of a minute.
     Nothing,
 }
 
 impl Arrived {
-    /// A text field of a frame's CBOR body.
+    /// Text field of the frame's CBOR body.
     pub fn text(&self, key: &str) -> Option<String> {
         self.field(key)?.as_text().map(str::to_owned)
     }
 
-    /// A number in a frame's CBOR body.
+    /// Number in the frame's CBOR body.
     pub fn number(&self, key: &str) -> Option<u32> {
         u32::try_from(self.field(key)?.as_integer()?).ok()
     }
@@ -98,42 +92,41 @@ impl Arrived {
         fields.into_iter().find(named).map(|(_, value)| value)
     }
 
-    /// Whether it is a frame of this type.
+    /// Whether this is a frame of the wanted type.
     pub fn is(&self, wanted: u8) -> bool {
         matches!(self, Arrived::Frame { kind, .. } if *kind == wanted)
     }
 }
 
-/// What came over a WebSocket, whatever is in it.
+/// Input from a WebSocket without X08 frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Came {
-    /// A binary message.
     Message(Vec<u8>),
-    /// The close frame, with its code.
+    /// Close frame, with its code.
     Close(Option<u16>),
-    /// The connection is over.
+    /// The connection has ended.
     End,
-    /// Nothing, for a minute.
+    /// Timeout of a minute.
     Nothing,
 }
 
-/// How a connection ended.
+/// End of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// The code in BYE.
+    /// Code in BYE.
     pub bye: Option<String>,
-    /// The code in the WebSocket's close frame.
+    /// Code in the WebSocket's close frame.
     pub close: Option<u16>,
-    /// Frames that came before.
+    /// Frames received before the end.
     pub frames: u64,
-    /// The host did not end it within a minute.
+    /// The host did not end the connection within a minute.
     pub hung: bool,
-    /// It was not ended: a session opened.
+    /// A session opened instead.
     pub opened: bool,
 }
 
 impl Ending {
-    /// Whether the host said so, in BYE and in the close frame alike.
+    /// Whether both BYE and the close frame carry this code.
     pub fn is(&self, code: CloseCode) -> bool {
         self.bye.as_deref() == Some(code.as_str()) && self.close == Some(code.number())
     }
@@ -161,12 +154,11 @@ impl fmt::Display for Ending {
     }
 }
 
-/// What became of a flood.
+/// Outcome of a flood.
 #[derive(Clone, Debug)]
 pub struct Flood {
-    /// Pieces that the attacker could write before the host stopped it.
+    /// Pieces written before the host stopped the peer.
     pub written: u64,
-    /// How the host ended it.
     pub ending: Ending,
 }
 
@@ -175,7 +167,7 @@ struct Reader {
     buffer: Vec<u8>,
 }
 
-/// A connection of such a peer.
+/// Connection of a raw peer.
 pub struct Peer {
     reader: Reader,
     writer: WriteHalf<TlsStream<Box<dyn Io>>>,
@@ -184,14 +176,15 @@ pub struct Peer {
 
 async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> Result<T, Failed> {
     let late = |_| Failed(format!("{what} did not complete"));
-    timeout(PATIENCE, work).await.map_err(late)
+    timeout(TIMEOUT, work).await.map_err(late)
 }
 
 impl Peer {
-    /// Connects as far as TLS. In TLS 1.3 that says nothing yet about whether the host wants it.
+    /// Connects up to TLS. In TLS 1.3 this does not tell yet whether the host accepts the
+    /// certificate.
     ///
     /// # Errors
-    /// If not even that succeeds.
+    /// The connection or the handshake fails.
     pub async fn secured(addr: SocketAddr, credentials: &Credentials) -> Result<Peer, Failed> {
         let failed = |error: std::io::Error| Failed(format!("no connection: {error}"));
         let tcp = in_time("TCP", TcpStream::connect(addr))
@@ -201,7 +194,7 @@ impl Peer {
         Peer::secured_over(Box::new(tcp), credentials).await
     }
 
-    /// The same over any transport.
+    /// Same as [`Peer::secured`], over any transport.
     ///
     /// # Errors
     /// As [`Peer::secured`].
@@ -220,10 +213,10 @@ impl Peer {
         })
     }
 
-    /// The certificate that the other side has shown.
+    /// Certificate of the other side.
     ///
     /// # Errors
-    /// If there is none.
+    /// The other side sent none.
     pub fn certificate(self) -> Result<Vec<u8>, Failed> {
         let stream = self.reader.half.unsplit(self.writer);
         let shown = stream.get_ref().1.peer_certificates();
@@ -231,19 +224,19 @@ impl Peer {
         first.ok_or_else(|| Failed("nobody shows a certificate".to_owned()))
     }
 
-    /// Asks for the WebSocket. The first line of the answer, which is empty if there is none.
+    /// Requests the upgrade. Returns the first line of the answer, empty if there is none.
     ///
     /// # Errors
-    /// If the host neither answers nor ends the connection.
+    /// The host neither answers nor ends the connection.
     pub async fn upgrade(&mut self) -> Result<String, Failed> {
         let answer = self.upgrade_at(PATH).await?;
         Ok(answer.lines().next().unwrap_or_default().to_owned())
     }
 
-    /// The same at any path: the head of the answer.
+    /// Requests an upgrade at any path, and returns the head of the answer.
     ///
     /// # Errors
-    /// If the host neither answers nor ends the connection.
+    /// The host neither answers nor ends the connection.
     pub async fn upgrade_at(&mut self, path: &str) -> Result<String, Failed> {
         let request = format!(
             "GET {path} HTTP/1.1\r\nHost: host\r\nUpgrade: websocket\r\n\
@@ -254,10 +247,10 @@ impl Peer {
         in_time("the upgrade", self.reader.http_head()).await
     }
 
-    /// Has the connection upgraded to a WebSocket at a path.
+    /// Upgrades the connection to a WebSocket at a path.
     ///
     /// # Errors
-    /// If the host refuses that.
+    /// The host refuses.
     pub async fn upgraded_at(mut self, path: &str) -> Result<Peer, Failed> {
         let answer = self.upgrade_at(path).await?;
         match answer.starts_with(SWITCHING) {
@@ -266,10 +259,10 @@ impl Peer {
         }
     }
 
-    /// Connects as far as the WebSocket for tensors.
+    /// Connects up to the WebSocket for tensors.
     ///
     /// # Errors
-    /// If the host refuses the upgrade.
+    /// The host refuses the upgrade.
     pub async fn upgraded(addr: SocketAddr, credentials: &Credentials) -> Result<Peer, Failed> {
         Peer::secured(addr, credentials)
             .await?
@@ -277,10 +270,10 @@ impl Peer {
             .await
     }
 
-    /// Says HELLO, and waits for the host's.
+    /// Sends HELLO, and waits for the host's.
     ///
     /// # Errors
-    /// If the host does not answer HELLO with HELLO.
+    /// The host does not answer with HELLO.
     pub async fn greeted(mut self, hello: &Hello) -> Result<Peer, Failed> {
         self.send(hello.frame()).await;
         let answer = self.receive().await;
@@ -291,18 +284,18 @@ impl Peer {
         Err(Failed(format!("no session: {ending}")))
     }
 
-    /// Writes bytes into the TLS stream as they are. That the host has closed already is no
-    /// error: reading finds it out, and why.
+    /// Writes raw bytes into the TLS stream. A connection that the host has closed is no error
+    /// here: the next read reports it with the reason.
     pub async fn write(&mut self, bytes: &[u8]) {
         let writing = async {
             self.writer.write_all(bytes).await?;
             self.writer.flush().await
         };
-        let _ = timeout(PATIENCE, writing).await;
+        let _ = timeout(TIMEOUT, writing).await;
     }
 
     /// Writes bytes one at a time, with a pause after each, until the host ends the connection or
-    /// all is written.
+    /// all bytes are written.
     pub async fn trickle(&mut self, bytes: &[u8], pause: Duration) -> Ending {
         let Peer { reader, writer, .. } = self;
         let trickle = async {
@@ -318,18 +311,17 @@ impl Peer {
         beside(trickle, reader.ending(None)).await
     }
 
-    /// Sends one frame or message.
     pub async fn send(&mut self, what: impl Into<Outgoing>) {
         let bytes = encode(&mut self.sequence, &what.into());
         self.write(&bytes).await;
     }
 
-    /// The next thing that comes from the host. WebSocket pings are passed over.
+    /// Next input from the host. WebSocket pings are skipped.
     pub async fn receive(&mut self) -> Arrived {
         self.reader.next().await
     }
 
-    /// The next message that comes from the host, on a path that has no frames.
+    /// Next message from the host, on a path without X08 frames.
     pub async fn message(&mut self) -> Came {
         self.reader.message().await
     }
@@ -339,13 +331,13 @@ impl Peer {
         self.reader.ending(None).await
     }
 
-    /// The same, with what was read already.
+    /// Same as [`Peer::ending`], with an input that was read already.
     pub async fn ending_after(&mut self, first: Arrived) -> Ending {
         self.reader.ending(Some(first)).await
     }
 
-    /// Writes until there is nothing more to write, the host takes no more, or it ends the
-    /// session, and reads all the while.
+    /// Writes until the pieces are used up, the host stops reading, or it ends the session. Reads
+    /// at the same time.
     pub async fn flood<T: Into<Outgoing>>(&mut self, pieces: impl IntoIterator<Item = T>) -> Flood {
         let Peer {
             reader,
@@ -380,7 +372,7 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// The outcome of `read`, with `write` going on as long as it has something to do.
+/// Awaits `read` while `write` runs beside it.
 async fn beside<T>(write: impl Future<Output = ()>, read: impl Future<Output = T>) -> T {
     let (mut write, mut read) = (pin!(write), pin!(read));
     let mut writing = true;
@@ -404,7 +396,7 @@ fn encode(sequence: &mut u32, what: &Outgoing) -> Vec<u8> {
 }
 
 impl Reader {
-    /// Reads more into the buffer. `false`: the connection is over.
+    /// Reads more into the buffer. `false`: the connection has ended.
     async fn more(&mut self) -> bool {
         let before = self.buffer.len();
         self.buffer.resize(before + READ_BYTES, 0);
@@ -414,7 +406,7 @@ impl Reader {
         read > 0
     }
 
-    /// The head of the answer to an upgrade; whatever follows stays in the buffer.
+    /// Head of the answer to an upgrade; later bytes stay in the buffer.
     async fn http_head(&mut self) -> String {
         loop {
             let end = self.buffer.windows(4).position(|four| four == b"\r\n\r\n");
@@ -448,12 +440,12 @@ impl Reader {
                     }
                     _ => {}
                 },
-                Ok(None) => match timeout(PATIENCE, self.more()).await {
+                Ok(None) => match timeout(TIMEOUT, self.more()).await {
                     Ok(true) => {}
                     Ok(false) => return Came::End,
                     Err(_) => return Came::Nothing,
                 },
-                // What no host should send ends the reading, and so shows as a missing code.
+                // Invalid input ends the reading, and so shows as a missing code.
                 Err(_) => return Came::End,
             }
         }
@@ -471,7 +463,7 @@ impl Reader {
                     kind: kind::BYE, ..
                 } => ending.bye = arrived.text("code"),
                 Arrived::Frame { .. } => ending.frames += 1,
-                // Nothing of interest follows it.
+                // No frame may follow the close frame.
                 Arrived::Close(code) => {
                     ending.close = *code;
                     return ending;
@@ -486,7 +478,7 @@ impl Reader {
     }
 }
 
-/// The frame in a binary message. The host's headers are the transport's tests' business.
+/// Frame in a binary message. The host's headers are checked by the transport's tests.
 fn arrived(message: &[u8]) -> Arrived {
     Arrived::Frame {
         kind: message.get(1).copied().unwrap_or(0),

@@ -1,4 +1,4 @@
-//! TLS without scruples: any certificate with any key, and no interest in those of the other side.
+//! TLS without checks: any certificate with any key, and any peer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use rustls::version::TLS13;
 use rustls::{ClientConfig, DigitallySignedStruct, Error, ServerConfig, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Takes whoever answers: it is the host's business to be careful.
+/// Accepts any server: the host's checks are under test, not the peer's.
 #[derive(Debug)]
-struct Anyone;
+struct AcceptAnyServer;
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -51,26 +51,26 @@ impl ServerCertVerifier for Anyone {
     }
 }
 
-/// What a peer shows of itself in the TLS handshake.
+/// Credentials that a peer presents in the TLS handshake.
 #[derive(Clone)]
 pub struct Credentials {
-    /// The certificate, which is no secret of anybody; if it shows one at all.
+    /// Certificate (public), if the peer presents one.
     pub certificate: Option<Vec<u8>>,
-    /// The key that signs the handshake, whether or not the certificate is its own: PKCS #8.
+    /// PKCS #8 key that signs the handshake; it need not belong to the certificate.
     pub key: Vec<u8>,
 }
 
 impl Credentials {
-    /// The credentials of a node that is who it says.
+    /// Valid credentials of a node.
     ///
     /// # Panics
-    /// If there is no certificate for the key.
+    /// If the certificate cannot be made.
     pub fn of(secret: &[u8; 32]) -> Credentials {
         let identity = Identity::from_secret(secret).expect("a certificate");
         Credentials::forged(identity.certificate(), secret)
     }
 
-    /// A certificate, and an Ed25519 secret that need not belong to it.
+    /// Certificate, and an Ed25519 secret that need not belong to it.
     pub fn forged(certificate: &[u8], secret: &[u8; 32]) -> Credentials {
         // PKCS #8 version 1 of an Ed25519 key (RFC 8410 section 7): a fixed prefix and the seed.
         let mut key = vec![
@@ -84,7 +84,7 @@ impl Credentials {
         }
     }
 
-    /// Somebody who shows nothing.
+    /// No certificate.
     pub fn none() -> Credentials {
         Credentials {
             certificate: None,
@@ -108,15 +108,15 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// TLS of somebody who connects, and takes whoever answers.
+/// TLS client that accepts any server.
 ///
 /// # Errors
-/// If the key is of no use.
+/// The key is unusable.
 pub fn connector(credentials: &Credentials) -> Result<TlsConnector, Error> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone));
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyServer));
     let mut config = match credentials.certified()? {
         None => builder.with_no_client_auth(),
         Some(certified) => builder.with_client_cert_resolver(certified),
@@ -125,10 +125,10 @@ pub fn connector(credentials: &Credentials) -> Result<TlsConnector, Error> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// TLS of somebody who listens, and asks nobody who he is.
+/// TLS server that asks for no client certificate.
 ///
 /// # Errors
-/// If there is no certificate, or the key is of no use.
+/// The certificate is missing, or the key is unusable.
 pub fn acceptor(credentials: &Credentials) -> Result<TlsAcceptor, Error> {
     let certified = credentials.certified()?;
     let certified = certified.ok_or_else(|| Error::General("no certificate to show".to_owned()))?;

@@ -1,52 +1,50 @@
-//! Rules of X08 (`specs/x08-tensor-transport.md`) that a caller can break by what it sends, each
-//! with the code that must end its session. One table, gone through twice: by the session alone
-//! (`hearthnet-transport/tests/violations.rs`), and by attacks on a host behind TLS, beside an
-//! honest caller (`adversarial/src/attacks/table.rs`).
+//! Rules of X08 (`specs/x08-tensor-transport.md`) that a caller can break, each with the code that
+//! must end its session. Two tests use the table: the session alone
+//! (`hearthnet-transport/tests/transport/violations.rs`), and attacks on a host behind TLS, beside an honest
+//! caller (`adversarial/src/attacks/table.rs`).
 //!
-//! Sizes are those of a host with the limits that it has by default.
+//! Sizes assume a host with default limits.
 
 use ciborium::Value;
 use hearthnet_transport::{CloseCode, Config};
 
 use super::{Frame, Hello, Step, cbor, chunk, dtype, flag, kind, life, stream_open};
 
-/// Bytes of a chunk.
+/// Chunk size in bytes.
 const CHUNK: u32 = 1 << 20;
-/// Most chunks in the window, however it is granted.
+/// Largest window in chunks, however it is granted.
 const CEILING: u32 = 1024;
-/// Values per row here: what a model takes, the session does not know.
+/// Values per row. Any number will do: the session does not know the model's.
 const WIDTH: u32 = 64;
 
-/// What becomes of a HELLO that any host takes.
+/// Turns a valid HELLO into a frame.
 pub type Change = fn(Hello) -> Frame;
 
-/// How far a caller has come when it breaks a rule.
+/// State of the connection when the rule is broken.
 #[derive(Clone, Copy, Debug)]
 pub enum Reached {
-    /// The WebSocket is there, and nothing has been said.
+    /// The WebSocket is open; no frame was sent.
     Upgrade,
-    /// The same; this is its HELLO, made from one that any host takes.
+    /// Same as `Upgrade`; the frame is this HELLO, made from a valid one.
     Hello(Change),
-    /// The session is open, after this HELLO, made in the same way.
+    /// The session is open, after this HELLO, made from a valid one.
     Session(fn(Hello) -> Hello),
-    /// Stream 1 is open in it, in epoch 1.
+    /// Stream 1 is open in epoch 1.
     Stream,
 }
 
-/// A rule that is broken.
 #[derive(Clone, Debug)]
 pub struct Violation {
-    /// How, in words.
+    /// Description for test output.
     pub what: String,
-    /// When.
     pub reached: Reached,
-    /// What is sent then.
+    /// Frames that break the rule.
     pub sent: Vec<Frame>,
-    /// What the host must say to it.
+    /// Close code that the host must send.
     pub code: CloseCode,
 }
 
-/// The session that one has by itself.
+/// Session with an unchanged HELLO.
 const SESSION: Reached = Reached::Session(|hello| hello);
 
 fn by(code: CloseCode, reached: Reached, what: impl Into<String>, sent: Vec<Frame>) -> Violation {
@@ -58,7 +56,7 @@ fn by(code: CloseCode, reached: Reached, what: impl Into<String>, sent: Vec<Fram
     }
 }
 
-/// Frames that break one rule, each by itself.
+/// Violations, each with one of the frames.
 fn each<S: Into<String>>(
     code: CloseCode,
     reached: Reached,
@@ -68,13 +66,13 @@ fn each<S: Into<String>>(
     tries.into_iter().map(broken).collect()
 }
 
-/// HELLOs that break one rule.
+/// Violations, each with one of the HELLOs.
 fn hellos<const N: usize>(code: CloseCode, tries: [(&str, Change); N]) -> Vec<Violation> {
     let broken = |(what, hello)| by(code, Reached::Hello(hello), what, Vec::new());
     tries.map(broken).into()
 }
 
-/// A header that does not name the payload that there is.
+/// Headers with a wrong payload length.
 pub fn lengths() -> Vec<Violation> {
     let (code, truth) = (CloseCode::FrameLength, 8);
     let lies = [
@@ -92,7 +90,7 @@ pub fn lengths() -> Vec<Violation> {
     [each(code, SESSION, lies), each(code, SESSION, cut), hello].concat()
 }
 
-/// Versions, types, flags and reserved bits that this version does not know.
+/// Unknown versions, types, flags and reserved bits.
 pub fn unknown() -> Vec<Violation> {
     let mut frames: Vec<(String, Frame)> = Vec::new();
     for version in [0, 2, 0xff] {
@@ -139,7 +137,7 @@ pub fn unknown() -> Vec<Violation> {
     all
 }
 
-/// Frames that may not come yet, or not from a caller.
+/// Frames that are not allowed in this state, or not from a caller.
 pub fn states() -> Vec<Violation> {
     let code = CloseCode::ProtocolState;
     let one = ("stream", Value::from(1));
@@ -200,7 +198,7 @@ pub fn states() -> Vec<Violation> {
     .concat()
 }
 
-/// Frames that are not numbered one by one, from 1.
+/// Frames whose sequence numbers do not increase by one from 1.
 pub fn sequences() -> Vec<Violation> {
     let code = CloseCode::FrameSequence;
     let mut all = hellos(
@@ -255,7 +253,6 @@ pub fn grants() -> Vec<Violation> {
     all
 }
 
-/// ACKs and NACKs of tensors that were never sent.
 pub fn acks() -> Vec<Violation> {
     let never_sent = [
         ("an ACK of a tensor that never was", ack(7, 1, true)),
@@ -266,7 +263,7 @@ pub fn acks() -> Vec<Violation> {
     each(CloseCode::CreditAck, SESSION, never_sent)
 }
 
-/// An ACK of so many chunks of a tensor.
+/// ACK of `chunks` chunks of a tensor.
 pub fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
     let body = cbor(&[
         ("tensor", tensor.into()),
@@ -276,13 +273,12 @@ pub fn ack(tensor: u16, chunks: u32, end: bool) -> Frame {
     Frame::new(kind::ACK, body)
 }
 
-/// A NACK of a tensor.
 pub fn nack(tensor: u16) -> Frame {
     let body = cbor(&[("tensor", tensor.into()), ("code", "stream_closed".into())]);
     Frame::new(kind::NACK, body)
 }
 
-/// A step whose rows come as a tensor.
+/// STEP whose rows come as a tensor.
 fn announced(rows: u32, tensor: u16) -> Frame {
     let step = Step {
         rows,
@@ -294,7 +290,7 @@ fn announced(rows: u32, tensor: u16) -> Frame {
     step.frame()
 }
 
-/// A piece of an int8 tensor.
+/// TENSOR_DATA of an int8 tensor.
 fn data(dims: &[u32], bytes: usize) -> Frame {
     Frame::new(
         kind::TENSOR_DATA,
@@ -302,8 +298,7 @@ fn data(dims: &[u32], bytes: usize) -> Frame {
     )
 }
 
-/// What is larger than its limit says in its first frame; and what fits one by one, but not
-/// together.
+/// Frames and tensors over their size limits, and tensors that fit one by one but not together.
 pub fn sizes() -> Vec<Violation> {
     let (code, config) = (CloseCode::FrameTooBig, Config::default());
     let (buffer, inline) = (config.recv_buffer_bytes, config.inline_max);
@@ -355,7 +350,7 @@ pub fn sizes() -> Vec<Violation> {
     all
 }
 
-/// Chunks below the size that was agreed on, and below what can be.
+/// Chunks below the negotiated size, and HELLOs with a size below the minimum.
 pub fn small_chunks() -> Vec<Violation> {
     let code = CloseCode::ChunkTooSmall;
     let first = [0, 1, 4096, CHUNK as usize - 1].map(|length| {
@@ -371,7 +366,7 @@ pub fn small_chunks() -> Vec<Violation> {
     all
 }
 
-/// Sizes that cannot be, that change, or that are not what was announced.
+/// Sizes that are impossible, that change, or that differ from the announced ones.
 pub fn shapes() -> Vec<Violation> {
     let (code, max) = (CloseCode::TensorShape, u32::MAX);
     let tensors = [
@@ -446,14 +441,14 @@ pub fn shapes() -> Vec<Violation> {
     all
 }
 
-/// Chunks that do not decompress to what they say, and one that nobody agreed to compress.
+/// Chunks that do not decompress to the declared size, and a compressed chunk without negotiation.
 ///
 /// # Panics
 /// If zstd cannot compress.
 pub fn compressed() -> Vec<Violation> {
     /// Bytes of the tensor: one chunk, which is the last one.
     const SIZE: usize = 100_000;
-    /// What the bomb inflates to: more than the noise in the memory that is measured.
+    /// Decompressed size of the bomb: more than the noise in the measured memory.
     const BOMB: usize = 256 << 20;
     let zstd = |data: &[u8]| zstd::bulk::compress(data, 1).expect("it compresses");
     let good = zstd(&[7; SIZE]);
@@ -498,7 +493,7 @@ pub fn compressed() -> Vec<Violation> {
         .into_iter()
         .map(|(what, data)| by(CloseCode::Decompression, agreed, what, frame(&data)))
         .collect();
-    // Where nobody agreed to it, compression itself is what is wrong.
+    // Without negotiation, the flag itself is the violation.
     let (code, what) = (
         CloseCode::FrameUnknown,
         "compression that was not agreed on",
@@ -507,8 +502,8 @@ pub fn compressed() -> Vec<Violation> {
     all
 }
 
-/// A zstd frame of raw blocks that declares no size (RFC 8878 section 3.1.1), so that only
-/// decompressing tells how large it is.
+/// Zstd frame of raw blocks without a declared size (RFC 8878 section 3.1.1), so that the size
+/// shows only in decompression.
 fn of_unknown_size(data: &[u8], declared_window: u8) -> Vec<u8> {
     // Magic number; a descriptor without a content size; the window; one last raw block.
     let mut out = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, declared_window];

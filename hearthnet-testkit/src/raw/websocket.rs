@@ -2,19 +2,15 @@
 
 /// Opcodes.
 pub mod opcode {
-    /// Goes on with a fragmented message.
     pub const CONTINUATION: u8 = 0x0;
-    /// A text message.
     pub const TEXT: u8 = 0x1;
-    /// A binary message: the only kind that X08 knows.
+    /// The only kind that X08 uses.
     pub const BINARY: u8 = 0x2;
-    /// Ends the connection.
     pub const CLOSE: u8 = 0x8;
-    /// Asks for a pong.
     pub const PING: u8 = 0x9;
 }
 
-/// One WebSocket frame of the client: a whole, masked, binary message unless told otherwise.
+/// Client WebSocket frame; by default a whole, masked, binary message.
 #[derive(Clone, Debug)]
 pub struct Message {
     first: u8,
@@ -24,12 +20,11 @@ pub struct Message {
 }
 
 impl Message {
-    /// A binary message.
     pub fn binary(payload: impl Into<Vec<u8>>) -> Message {
         Message::of(opcode::BINARY, payload)
     }
 
-    /// A frame of any opcode, with FIN.
+    /// Frame of any opcode, with FIN.
     pub fn of(opcode: u8, payload: impl Into<Vec<u8>>) -> Message {
         Message {
             first: 0x80 | opcode,
@@ -39,35 +34,35 @@ impl Message {
         }
     }
 
-    /// Without FIN: more fragments are to follow.
+    /// Clears FIN: more fragments follow.
     #[must_use]
     pub fn unfinished(mut self) -> Message {
         self.first &= 0x7f;
         self
     }
 
-    /// With reserved bits set: 0x40, 0x20, 0x10.
+    /// Sets reserved bits: 0x40, 0x20, 0x10.
     #[must_use]
     pub fn reserved(mut self, bits: u8) -> Message {
         self.first |= bits & 0x70;
         self
     }
 
-    /// Not masked, as only a server may write.
+    /// Removes the mask, as only a server may do.
     #[must_use]
     pub fn unmasked(mut self) -> Message {
         self.masked = false;
         self
     }
 
-    /// With a header that declares another length than that of the payload.
+    /// Declares a length other than the payload's.
     #[must_use]
     pub fn declaring(mut self, length: u64) -> Message {
         self.declared = Some(length);
         self
     }
 
-    /// The bytes on the wire.
+    /// Bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         let length = self.declared.unwrap_or(self.payload.len() as u64);
         let mut out = vec![self.first];
@@ -87,7 +82,7 @@ impl Message {
             out.extend_from_slice(&self.payload);
             return out;
         }
-        // Any mask is as good as another: nothing between the two could be confused by it.
+        // A fixed mask: no proxy between the two could be confused by it.
         const MASK: [u8; 4] = [0x3a, 0x91, 0x5c, 0xe7];
         out.extend_from_slice(&MASK);
         let masked = self.payload.iter().zip(MASK.iter().cycle());
@@ -96,18 +91,17 @@ impl Message {
     }
 }
 
-/// A frame from the host.
+/// Frame from the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Received {
     pub(super) opcode: u8,
     pub(super) payload: Vec<u8>,
 }
 
-/// Takes the next whole frame off the front of what was received. `Ok(None)`: more is needed.
+/// Removes the next whole frame from the front of `buffer`. `Ok(None)`: more bytes are needed.
 ///
 /// # Errors
-/// A sentence, if the host breaks the rules itself: it never masks, fragments or sets reserved
-/// bits.
+/// The host broke a rule: it must not mask, fragment or set reserved bits.
 pub(super) fn take(buffer: &mut Vec<u8>) -> Result<Option<Received>, &'static str> {
     let [first, second, rest @ ..] = buffer.as_slice() else {
         return Ok(None);

@@ -2,30 +2,30 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Pass, Piece, Result};
+use super::{Pass, Result, Segment};
 use crate::weights::Layer;
 
-/// Most scores at a time: 256 MiB of fp32.
+/// Limit of scores at a time: 256 MiB of fp32.
 const MAX_SCORES: i64 = 1 << 26;
 
 impl Pass<'_> {
-    /// What rows of scaled queries, `[rows, heads, width]`, read of a sequence's keys and values, in
-    /// which they are: `[rows, heads * width]`.
+    /// Attention of scaled queries, `[rows, heads, width]`, over the keys and values of their
+    /// sequence, which include these rows. Returns `[rows, heads * width]`.
     pub(super) fn attend(
         &self,
         layer: &Layer,
-        piece: &Piece,
+        segment: &Segment,
         q: &Tensor,
         (keys, values): &(Tensor, Tensor),
     ) -> Result<Tensor> {
-        let end = piece.position + piece.rows;
+        let end = segment.position + segment.rows;
         let at_once = (MAX_SCORES / (i64::from(self.spec.heads) * end)).max(1);
         let mut all = Vec::new();
         let mut done = 0;
-        while done < piece.rows {
-            let rows = at_once.min(piece.rows - done);
-            let position = piece.position + done;
-            // The first of the rows begins first.
+        while done < segment.rows {
+            let rows = at_once.min(segment.rows - done);
+            let position = segment.position + done;
+            // The first row's window begins first.
             let start = match layer.window {
                 Some(window) => (position + 1 - i64::from(window)).max(0),
                 None => 0,
@@ -38,7 +38,8 @@ impl Pass<'_> {
         Tensor::f_cat(&all, 0)
     }
 
-    /// Rows from `position` on; keys and values begin with `start` and end with the last row's.
+    /// Attention of rows from `position` on. Keys and values span `start` to the last row's
+    /// position.
     fn attend_rows(
         &self,
         layer: &Layer,
@@ -52,7 +53,7 @@ impl Pass<'_> {
         let (rows, heads, d) = q.size3()?;
         let (kv_heads, seen, width) = values.size3()?;
         let group = heads / kv_heads.max(1);
-        // [kv_heads, group * rows, d], so that the heads that share keys share a matrix.
+        // [kv_heads, group * rows, d]: heads that share keys share a matrix multiplication.
         let q = q
             .f_reshape([rows, kv_heads, group, d])?
             .f_permute([1, 2, 0, 3])?;
@@ -65,7 +66,7 @@ impl Pass<'_> {
             let cap = f64::from(cap);
             scores = scores.f_div_scalar(cap)?.f_tanh()?.f_mul_scalar(cap)?;
         }
-        // One row sees all that there is.
+        // A single row needs no mask.
         if rows > 1 {
             let options = (Kind::Int64, self.device);
             let of_keys = Tensor::f_arange_start(start, start + seen, options)?;

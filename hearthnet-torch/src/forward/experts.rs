@@ -1,8 +1,8 @@
 //! The feed-forward layer of a mixture of experts.
 //!
-//! The experts of a row are chosen on the processor, by fp32 scores, in the exact engine's order.
-//! Rows of a batch that want the same expert go through its weights together; experts that no row
-//! wants are not touched.
+//! Experts are chosen on the processor, by fp32 scores, in the exact engine's order. Rows of a
+//! batch with the same expert go through its weights together. Experts without rows are not
+//! touched.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +12,15 @@ use tch::{Kind, Tensor};
 use super::{Pass, Result, download, upload};
 use crate::weights::{Ffn, Linear};
 
-/// Rows that go through an expert, and the weights of what it gives.
+/// Rows routed to an expert, and the weights of its outputs.
 #[derive(Default, PartialEq, Debug)]
-struct Visitors {
+struct Routed {
     rows: Vec<i64>,
     weights: Vec<f32>,
 }
 
 impl Pass<'_> {
-    /// Of normalised fp32 rows.
+    /// `normed` holds normalised fp32 rows.
     pub(super) fn experts(
         &self,
         router: &Linear,
@@ -33,7 +33,7 @@ impl Pass<'_> {
         let Some(spec) = &self.spec.experts else {
             return Ok(sum);
         };
-        for (expert, Visitors { rows, weights }) in choose(&scores, spec) {
+        for (expert, Routed { rows, weights }) in choose(&scores, spec) {
             let Some(ffn) = experts.get(expert) else {
                 continue;
             };
@@ -48,14 +48,14 @@ impl Pass<'_> {
     }
 }
 
-/// Which rows go through which experts. `scores` has those of a row one after another.
-fn choose(scores: &[f32], spec: &ExpertSpec) -> BTreeMap<usize, Visitors> {
+/// Rows and weights per expert. `scores` holds the scores of all experts, row by row.
+fn choose(scores: &[f32], spec: &ExpertSpec) -> BTreeMap<usize, Routed> {
     let (count, used) = (spec.count.max(1) as usize, spec.used as usize);
-    let mut chosen: BTreeMap<usize, Visitors> = BTreeMap::new();
+    let mut chosen: BTreeMap<usize, Routed> = BTreeMap::new();
     for (row, scores) in scores.chunks_exact(count).enumerate() {
         let mut best: Vec<(usize, f32)> = scores.iter().copied().enumerate().collect();
-        // A larger score before a smaller one, NaN last, the lower number where they tie: the sort
-        // is stable. (Adding 0 makes one zero of the two.)
+        // Larger scores first, NaN last. Ties go to the lower index, because the sort is stable.
+        // Adding 0 makes -0 equal to 0.
         best.sort_by(|(_, a), (_, b)| {
             let scores = (b + 0.0).total_cmp(&(a + 0.0));
             a.is_nan().cmp(&b.is_nan()).then(scores)
@@ -67,9 +67,9 @@ fn choose(scores: &[f32], spec: &ExpertSpec) -> BTreeMap<usize, Visitors> {
             false => best.iter().map(|(_, s)| exp(*s)).sum(),
         };
         for (expert, score) in best.into_iter().take(used) {
-            let visitors = chosen.entry(expert).or_default();
-            visitors.rows.push(row as i64);
-            visitors.weights.push(exp(score) / sum);
+            let routed = chosen.entry(expert).or_default();
+            routed.rows.push(row as i64);
+            routed.weights.push(exp(score) / sum);
         }
     }
     chosen
@@ -105,7 +105,7 @@ mod tests {
         let scores = [0.0, 0.0, f32::ln(2.0), f32::NEG_INFINITY];
         let of = |normalise| {
             let chosen = choose(&scores, &spec(2, normalise));
-            let weight = |visitors: &Visitors| visitors.weights[0];
+            let weight = |routed: &Routed| routed.weights[0];
             chosen.values().map(weight).collect::<Vec<f32>>()
         };
         for (normalise, expected) in [(true, [1.0 / 3.0, 2.0 / 3.0]), (false, [0.25, 0.5])] {

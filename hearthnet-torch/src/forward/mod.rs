@@ -1,8 +1,8 @@
-//! A batch of rows through the blocks of a model.
+//! Forward pass of a batch.
 //!
-//! The residual stream is fp32 and is rounded to the boundary dtype after every block, as in the
-//! exact engine; so are norms, rotations, softmax and the router of experts. Matrices, and the keys
-//! and values of attention, are in the engine's format.
+//! The residual stream is fp32, rounded to the boundary dtype after every block, as in the exact
+//! engine. Norms, rotations, softmax and the router of experts are fp32 too. Matrices, and keys and
+//! values of attention, are in the engine's format.
 
 mod attention;
 mod experts;
@@ -15,37 +15,36 @@ use hearthnet_model::spec::{Activation, LatentSpec, ModelSpec, RopeKind, Rotatio
 use tch::{Device, Kind, TchError, Tensor};
 
 use crate::kv::{Buffers, Seq};
-use crate::weights::{Feed, Ffn, Latent, Layer};
+use crate::weights::{FeedForward, Ffn, Latent, Layer};
 
 type Result<T> = std::result::Result<T, TchError>;
 
-/// At what clamped gates and their partners are cut, and the slope of their sigmoid.
+/// Limit of the clamped gate and up values, and slope of the sigmoid (clamped SwiGLU of gpt-oss).
 const CLAMPED_LIMIT: f64 = 7.0;
 const CLAMPED_SLOPE: f64 = 1.702;
 
 /// Rows of one sequence in a batch.
-pub(crate) struct Piece {
-    /// Position of the first row.
+pub(crate) struct Segment {
     position: i64,
     rows: i64,
     buffers: Rc<Buffers>,
 }
 
-/// What does not change from block to block.
+/// State of a batch that is the same for all blocks.
 pub(crate) struct Pass<'a> {
     spec: &'a ModelSpec,
     kind: Kind,
     device: Device,
-    pieces: Vec<Piece>,
+    segments: Vec<Segment>,
     /// Cosines and sines of all rows, `[rows, 1, pairs]`.
     global: Option<(Tensor, Tensor)>,
     local: Option<(Tensor, Tensor)>,
-    /// Factors of the queries, `[rows, 1, 1]`.
+    /// Attention temperatures, `[rows, 1, 1]`.
     temperature: Option<Tensor>,
 }
 
 impl<'a> Pass<'a> {
-    /// For rows at the positions of some spans, which `ropes` covers.
+    /// `ropes` must cover the positions of the spans.
     pub(crate) fn new(
         spec: &'a ModelSpec,
         kind: Kind,
@@ -53,10 +52,10 @@ impl<'a> Pass<'a> {
         ropes: &RopeTables,
         spans: impl Iterator<Item = (Span<Seq>, Rc<Buffers>)>,
     ) -> Result<Self> {
-        let (mut pieces, mut positions) = (Vec::new(), Vec::new());
+        let (mut segments, mut positions) = (Vec::new(), Vec::new());
         for (span, buffers) in spans {
             positions.extend(span.position as usize..(span.position + span.rows) as usize);
-            pieces.push(Piece {
+            segments.push(Segment {
                 position: span.position.into(),
                 rows: span.rows.into(),
                 buffers,
@@ -81,12 +80,11 @@ impl<'a> Pass<'a> {
                 None => None,
             },
             temperature,
-            pieces,
+            segments,
         })
     }
 
-    /// Runs fp32 rows through a block, number `index` of the engine's, and appends to keys and
-    /// values.
+    /// Runs fp32 rows through the engine's block number `index`, and appends their keys and values.
     pub(crate) fn block(&self, layer: &Layer, index: usize, x: &Tensor) -> Result<Tensor> {
         let spec = self.spec;
         let normed = norm(x, &layer.attn_norm, spec.norm_eps)?;
@@ -94,8 +92,8 @@ impl<'a> Pass<'a> {
         let x = self.end_branch(x, &branch, layer.attn_post_norm.as_ref())?;
         let normed = norm(&x, &layer.ffn_norm, spec.norm_eps)?;
         let branch = match &layer.feed {
-            Feed::Dense(ffn) => self.ffn(ffn, &normed.f_to_kind(self.kind)?)?,
-            Feed::Experts { router, experts } => self.experts(router, experts, &normed)?,
+            FeedForward::Dense(ffn) => self.ffn(ffn, &normed.f_to_kind(self.kind)?)?,
+            FeedForward::Experts { router, experts } => self.experts(router, experts, &normed)?,
         };
         let x = self.end_branch(&x, &branch, layer.ffn_post_norm.as_ref())?;
         match spec.boundary {
@@ -105,7 +103,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Adds what a part of the block gives to the residual stream.
+    /// Adds the output of attention or feed-forward to the residual stream.
     fn end_branch(
         &self,
         x: &Tensor,
@@ -122,7 +120,7 @@ impl<'a> Pass<'a> {
         x.f_add(&branch)
     }
 
-    /// Attention of normalised rows, without the residual stream.
+    /// Attention of normalised rows, without the residual connection.
     fn attention(&self, layer: &Layer, index: usize, normed: &Tensor) -> Result<Tensor> {
         let spec = self.spec;
         let mixed = layer.qkv.apply(normed)?;
@@ -133,28 +131,28 @@ impl<'a> Pass<'a> {
         if let Some(temperature) = &self.temperature {
             q = q.f_mul(temperature)?;
         }
-        // In fp32, lest scores leave the range of fp16.
+        // Scaled in fp32, because unscaled scores may leave the range of fp16.
         let scale = match spec.attention.scale {
             Some(scale) => f64::from(scale),
             None => 1.0 / f64::from(spec.head_dim).sqrt(),
         };
         let q = q.f_mul_scalar(scale)?.f_to_kind(self.kind)?;
         let (k, v) = (k.f_to_kind(self.kind)?, v.f_to_kind(self.kind)?);
-        let (mut first, mut attended) = (0, Vec::with_capacity(self.pieces.len()));
-        for piece in &self.pieces {
-            let rows = |x: &Tensor| x.f_narrow(0, first, piece.rows);
-            let cache = piece.buffers.layer(index)?;
+        let (mut first, mut attended) = (0, Vec::with_capacity(self.segments.len()));
+        for segment in &self.segments {
+            let rows = |x: &Tensor| x.f_narrow(0, first, segment.rows);
+            let cache = segment.buffers.layer(index)?;
             for (cache, fresh) in [(&cache.0, &k), (&cache.1, &v)] {
-                let mut slots = cache.f_narrow(1, piece.position, piece.rows)?;
+                let mut slots = cache.f_narrow(1, segment.position, segment.rows)?;
                 slots.f_copy_(&rows(fresh)?.f_transpose(0, 1)?)?;
             }
-            attended.push(self.attend(layer, piece, &rows(&q)?, cache)?);
-            first += piece.rows;
+            attended.push(self.attend(layer, segment, &rows(&q)?, cache)?);
+            first += segment.rows;
         }
         layer.attn_output.apply(&Tensor::f_cat(&attended, 0)?)
     }
 
-    /// Queries, keys and values of a row, all `[rows, heads, width]` and fp32, turned.
+    /// Queries, keys and values of the rows, all `[rows, heads, width]`, fp32, after RoPE.
     fn heads(&self, layer: &Layer, mixed: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         let spec = self.spec;
         let (q, kv) = (i64::from(spec.query_width()), i64::from(spec.kv_width()));
@@ -163,7 +161,7 @@ impl<'a> Pass<'a> {
         let d = i64::from(spec.head_dim);
         let split = |x: &Tensor| x.f_reshape([x.size2()?.0, -1, d]);
         if let Some((q_norm, k_norm)) = &layer.qk_norm {
-            // As wide as a head, or as all of them.
+            // The norm's weight covers one head, or all heads together.
             let normed = |x: &Tensor, weight: &Tensor| {
                 let width = weight.size1()?;
                 let groups = x.f_reshape([-1, width])?;
@@ -174,50 +172,50 @@ impl<'a> Pass<'a> {
         }
         let (mut queries, mut keys) = (split(&queries)?, split(&keys)?);
         if let Some((cos, sin)) = self.angles(layer.rotation) {
-            queries = turn(&queries, cos, sin, spec.rope.kind)?;
-            keys = turn(&keys, cos, sin, spec.rope.kind)?;
+            queries = rotate(&queries, cos, sin, spec.rope.kind)?;
+            keys = rotate(&keys, cos, sin, spec.rope.kind)?;
         }
         Ok((queries, keys, split(&values)?))
     }
 
-    /// The same by way of narrow rows.
+    /// Same as `heads`, through the low-rank projections of latent attention.
     fn latent(
         &self,
         layer: &Layer,
         latent: &Latent,
         widths: &LatentSpec,
-        narrow: &Tensor,
+        low_rank: &Tensor,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let spec = self.spec;
         let [q, kv] = [widths.queries, widths.keys].map(i64::from);
         let (heads, d) = (i64::from(spec.heads), i64::from(spec.head_dim));
         let (dims, values) = (i64::from(spec.rope.dims), i64::from(widths.values));
-        let still = d - dims;
+        let nope = d - dims;
         let normed = |start, width, weight| {
-            let part = narrow.f_narrow(1, start, width)?.f_to_kind(Kind::Float)?;
+            let part = low_rank.f_narrow(1, start, width)?.f_to_kind(Kind::Float)?;
             norm(&part, weight, widths.norm_eps)?.f_to_kind(self.kind)
         };
         let queries = latent.q.apply(&normed(0, q, &latent.q_norm)?)?;
         let both = latent.kv.apply(&normed(q, kv, &latent.kv_norm)?)?;
         let queries = queries.f_reshape([-1, heads, d])?.f_to_kind(Kind::Float)?;
-        let both = both.f_reshape([-1, heads, still + values])?;
+        let both = both.f_reshape([-1, heads, nope + values])?;
         let both = both.f_to_kind(Kind::Float)?;
-        // The same for all heads.
-        let turned = narrow.f_narrow(1, q + kv, dims)?.f_unsqueeze(1)?;
-        let mut turned = turned.f_to_kind(Kind::Float)?;
-        let (unturned, mut turned_queries) = (
-            queries.f_narrow(2, 0, still)?,
-            queries.f_narrow(2, still, dims)?,
+        // All heads share the rotary part of the key.
+        let rotated = low_rank.f_narrow(1, q + kv, dims)?.f_unsqueeze(1)?;
+        let mut rotated = rotated.f_to_kind(Kind::Float)?;
+        let (nope_queries, mut rotated_queries) = (
+            queries.f_narrow(2, 0, nope)?,
+            queries.f_narrow(2, nope, dims)?,
         );
         if let Some((cos, sin)) = self.angles(layer.rotation) {
-            turned = turn(&turned, cos, sin, spec.rope.kind)?;
-            turned_queries = turn(&turned_queries, cos, sin, spec.rope.kind)?;
+            rotated = rotate(&rotated, cos, sin, spec.rope.kind)?;
+            rotated_queries = rotate(&rotated_queries, cos, sin, spec.rope.kind)?;
         }
-        let turned = turned.f_expand([-1, heads, dims], false)?;
+        let rotated = rotated.f_expand([-1, heads, dims], false)?;
         Ok((
-            Tensor::f_cat(&[unturned, turned_queries], 2)?,
-            Tensor::f_cat(&[both.f_narrow(2, 0, still)?, turned], 2)?,
-            both.f_narrow(2, still, values)?,
+            Tensor::f_cat(&[nope_queries, rotated_queries], 2)?,
+            Tensor::f_cat(&[both.f_narrow(2, 0, nope)?, rotated], 2)?,
+            both.f_narrow(2, nope, values)?,
         ))
     }
 
@@ -254,8 +252,9 @@ fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     x.f_rms_norm([weight.size1()?], Some(weight), f64::from(eps))
 }
 
-/// Turns the first values of each head of `[rows, heads, width]`, two for each pair of the table.
-fn turn(x: &Tensor, cos: &Tensor, sin: &Tensor, kind: RopeKind) -> Result<Tensor> {
+/// Applies RoPE to the first values of each head of `[rows, heads, width]`, two per pair of the
+/// table.
+fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor, kind: RopeKind) -> Result<Tensor> {
     let (_, _, pairs) = cos.size3()?;
     let (_, _, width) = x.size3()?;
     let head = x.f_narrow(2, 0, 2 * pairs)?;
@@ -268,17 +267,17 @@ fn turn(x: &Tensor, cos: &Tensor, sin: &Tensor, kind: RopeKind) -> Result<Tensor
     };
     let first = a.f_mul(cos)?.f_sub(&b.f_mul(sin)?)?;
     let second = a.f_mul(sin)?.f_add(&b.f_mul(cos)?)?;
-    let mut turned = match kind {
+    let mut rotated = match kind {
         RopeKind::Halves => vec![first, second],
         RopeKind::Interleaved => vec![Tensor::f_stack(&[first, second], 3)?.f_flatten(2, 3)?],
     };
     if width > 2 * pairs {
-        turned.push(x.f_narrow(2, 2 * pairs, width - 2 * pairs)?);
+        rotated.push(x.f_narrow(2, 2 * pairs, width - 2 * pairs)?);
     }
-    Tensor::f_cat(&turned, 2)
+    Tensor::f_cat(&rotated, 2)
 }
 
-/// Cosines and sines of some positions, for blocks of a rotation.
+/// Cosines and sines of positions, for blocks with the given rotation.
 fn angles(
     ropes: &RopeTables,
     rotation: Rotation,
@@ -302,7 +301,6 @@ fn angles(
     )))
 }
 
-/// Values as a tensor on a device.
 pub(crate) fn upload<T: tch::kind::Element>(
     values: &[T],
     size: &[i64],
@@ -313,7 +311,6 @@ pub(crate) fn upload<T: tch::kind::Element>(
         .f_to_device(device)
 }
 
-/// A tensor's values.
 pub(crate) fn download<T: tch::kind::Element + Copy + Default>(tensor: &Tensor) -> Result<Vec<T>> {
     let len = tensor.numel();
     let mut values = vec![T::default(); len];

@@ -1,4 +1,4 @@
-//! What the tests of the libtorch engine share.
+//! Helpers of the libtorch engine's tests.
 #![allow(dead_code)] // each test binary uses a part
 
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub(crate) fn load(
     TorchEngine::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
-/// The small model of each family that `transformers` has made for the exact engine's tests.
+/// The small models made by `transformers` for the exact engine's tests.
 pub(crate) fn families() -> Vec<String> {
     let names = std::fs::read_dir(folder()).unwrap().filter_map(|entry| {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -47,7 +47,7 @@ pub(crate) fn family(name: &str) -> ModelFile {
     ModelFile::open(&folder().join(format!("{name}.gguf"))).unwrap()
 }
 
-/// The model with the values of one tensor, which is F32, changed.
+/// The model with changed values of one F32 tensor.
 pub(crate) fn rewrite(file: &ModelFile, tensor: &str, change: impl Fn(&mut f32)) -> ModelFile {
     let gguf = file.gguf();
     let mut writer = Writer::new();
@@ -77,7 +77,7 @@ pub(crate) fn rewrite(file: &ModelFile, tensor: &str, change: impl Fn(&mut f32))
     ModelFile::from_gguf(Gguf::from_bytes(out).unwrap()).unwrap()
 }
 
-/// Embeddings of tokens without meaning, the same for the same seed.
+/// Embeddings of pseudo-random tokens; deterministic for a seed.
 pub(crate) fn rows(file: &ModelFile, count: usize, seed: u32) -> Vec<f32> {
     let head = Head::load(file, &EngineOptions::default()).unwrap();
     let mut state = seed.wrapping_mul(2_654_435_761) | 1;
@@ -92,8 +92,7 @@ pub(crate) fn rows(file: &ModelFile, count: usize, seed: u32) -> Vec<f32> {
     rows
 }
 
-/// Rows at every boundary of the model as the exact engine has them: what goes into each layer,
-/// then what comes out of the last.
+/// Rows at every layer boundary on the exact engine: the input of each layer, then the last output.
 pub(crate) fn exact(file: &ModelFile, rows: &[f32]) -> Vec<Vec<f32>> {
     let mut all = vec![rows.to_vec()];
     let mut x = rows.to_vec();
@@ -104,7 +103,7 @@ pub(crate) fn exact(file: &ModelFile, rows: &[f32]) -> Vec<Vec<f32>> {
     all
 }
 
-/// Rows through some layers on the exact engine.
+/// Runs rows through some layers on the exact engine.
 pub(crate) fn exact_layers(
     file: &ModelFile,
     layers: std::ops::Range<u32>,
@@ -125,7 +124,7 @@ pub(crate) fn exact_layers(
     x
 }
 
-/// Appends rows, in batches of so many, and returns their outputs.
+/// Appends rows in batches of `at_once`, and returns their outputs.
 pub(crate) fn append(engine: &mut TorchEngine, seq: Seq, rows: &[f32], at_once: usize) -> Vec<f32> {
     let width = engine.spec().width as usize;
     let mut out = Vec::new();
@@ -142,7 +141,7 @@ pub(crate) fn append(engine: &mut TorchEngine, seq: Seq, rows: &[f32], at_once: 
     out
 }
 
-/// Of each row the largest difference of a value, as a part of the row's largest value.
+/// Per row, the largest difference of a value, relative to the row's largest value.
 pub(crate) fn deviations(found: &[f32], expected: &[f32], width: usize) -> Vec<f32> {
     assert_eq!(found.len(), expected.len());
     let rows = found.chunks(width).zip(expected.chunks(width));
@@ -155,7 +154,6 @@ pub(crate) fn deviations(found: &[f32], expected: &[f32], width: usize) -> Vec<f
     .collect()
 }
 
-/// The worst of them.
 pub(crate) fn deviation(found: &[f32], expected: &[f32], width: usize) -> f32 {
     let rows = deviations(found, expected, width);
     rows.into_iter().fold(0.0, f32::max)

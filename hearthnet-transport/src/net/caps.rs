@@ -1,4 +1,4 @@
-//! How many of something there may be: in all, and for each of those who cause them.
+//! Limits on a number of things: in all, and per key that causes them.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Counts places in all and per key, and gives out no more than it may.
+/// Counts permits in all and per key, and refuses more than its limits.
 #[derive(Debug)]
 pub struct Caps<K> {
     taken: Mutex<(usize, HashMap<K, usize>)>,
@@ -14,25 +14,25 @@ pub struct Caps<K> {
     max_per_key: usize,
 }
 
-/// One place; given back when dropped.
+/// A permit; given back when dropped.
 #[derive(Debug)]
 pub struct Place<K: Hash + Eq> {
     of: Arc<Caps<K>>,
     key: K,
 }
 
-/// Why there is no place.
+/// Limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // The two limits there are.
+#[allow(clippy::exhaustive_enums)] // These are all the limits there are.
 pub enum Full {
-    /// All are taken.
+    /// The limit for all keys together.
     InAll,
-    /// This key has taken as many as one may.
+    /// The limit for this key.
     ForKey,
 }
 
 impl<K: Hash + Eq + Clone> Caps<K> {
-    /// `max` places, of which one key may take `max_per_key`.
+    /// Allows `max` permits, of which one key may hold `max_per_key`.
     pub fn new(max: usize, max_per_key: usize) -> Arc<Caps<K>> {
         Arc::new(Caps {
             taken: Mutex::default(),
@@ -41,15 +41,15 @@ impl<K: Hash + Eq + Clone> Caps<K> {
         })
     }
 
-    /// Places that are taken.
+    /// Number of permits that are taken.
     pub fn taken(&self) -> usize {
         self.taken.lock().0
     }
 
-    /// A place for `key`.
+    /// Takes a permit for `key`.
     ///
     /// # Errors
-    /// [`Full`] if there is none left.
+    /// [`Full`] if none is left.
     pub fn enter(self: &Arc<Self>, key: K) -> Result<Place<K>, Full> {
         let mut guard = self.taken.lock();
         let (total, by_key) = &mut *guard;

@@ -1,4 +1,4 @@
-//! The end of a WebSocket: what an error means, and how the peer gets to read the close code.
+//! End of a WebSocket: meaning of its errors, and delivery of the close code to the peer.
 
 use std::io;
 use std::pin::Pin;
@@ -14,33 +14,32 @@ use super::frame_limiter::{Socket, violation_in};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::time::Time;
 
-/// Messages, or reads, that are dropped before others get their turn.
+/// Messages, or reads, that are dropped before the task yields.
 const READ_BUDGET: usize = 16;
 
-/// How far a closing handshake is.
+/// State of a closing handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closing {
-    /// The connection is done.
+    /// The connection can be dropped.
     Done,
-    /// The peer's turn.
+    /// Waiting for the peer.
     Waits,
-    /// There is more to be dropped, and the task has been woken for it.
+    /// More input is to be dropped, and the task has been woken for it.
     More,
 }
 
-/// The closing handshake of one connection.
+/// Closing handshake of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct CloseHandshake {
-    /// When it began.
     pub(crate) since: Option<Time>,
-    /// Whether the close frame is on its way.
+    /// The close frame has been queued.
     sent: bool,
-    /// The peer broke the rules below the messages: nothing that comes can be parsed any more.
-    pub(crate) deaf: bool,
+    /// The peer broke the WebSocket rules: its further bytes cannot be parsed.
+    pub(crate) discard_input: bool,
 }
 
 impl CloseHandshake {
-    /// Goes on with it. `ready`: nothing is left to be written before the close frame.
+    /// Continues the handshake. `ready`: no message is left to write before the close frame.
     pub(crate) fn poll(
         &mut self,
         mut socket: Pin<&mut Socket>,
@@ -51,7 +50,7 @@ impl CloseHandshake {
         cx: &mut Context<'_>,
     ) -> Closing {
         let since = *self.since.get_or_insert(now);
-        // To a peer that does not read, the close frame has to wait for room.
+        // If the peer does not read, the close frame has to wait for buffer space.
         if !self.sent && ready {
             match socket.as_mut().poll_ready(cx) {
                 Poll::Ready(Ok(())) => {
@@ -59,7 +58,7 @@ impl CloseHandshake {
                         code: WsCode::from(code.number()),
                         reason: code.as_str().into(),
                     });
-                    // If it fails, the peer learns from the end of the connection.
+                    // If it fails, the peer learns of the close from the end of the connection.
                     let _ = socket.as_mut().start_send(WsMessage::Close(close));
                     self.sent = true;
                 }
@@ -71,10 +70,10 @@ impl CloseHandshake {
         if matches!(flushed, Poll::Ready(Err(_))) || now >= since + deadline {
             return Closing::Done;
         }
-        // Whatever else comes is not looked at: only the end counts. But it is read, because a
-        // connection that ends with bytes unread is reset, which can overtake the code.
+        // Further messages are ignored. But they are read, because closing a connection with unread
+        // bytes sends a reset, which can overtake the close code.
         for _ in 0..READ_BUDGET {
-            if self.deaf {
+            if self.discard_input {
                 match socket.as_mut().get_mut().get_mut().poll_drop(cx) {
                     Poll::Ready(true) => return Closing::Done,
                     Poll::Ready(false) => continue,
@@ -84,7 +83,7 @@ impl CloseHandshake {
             match socket.as_mut().poll_next(cx) {
                 Poll::Ready(Some(Ok(_))) => {}
                 Poll::Ready(Some(Err(error))) if broken_rule(&error).is_some() => {
-                    self.deaf = true;
+                    self.discard_input = true;
                 }
                 Poll::Ready(Some(Err(_)) | None) => return Closing::Done,
                 Poll::Pending => return Closing::Waits,
@@ -95,7 +94,7 @@ impl CloseHandshake {
     }
 }
 
-/// The rule that the peer broke, if that is what an error of the socket says.
+/// Returns the rule that the peer broke, if the error of the socket is about one.
 pub(crate) fn broken_rule(error: &WsError) -> Option<Violation> {
     match error {
         WsError::Io(error) => violation_in(error),
@@ -110,7 +109,7 @@ pub(crate) fn broken_rule(error: &WsError) -> Option<Violation> {
     }
 }
 
-/// The connection broke.
+/// Cause for a broken connection.
 pub(crate) fn lost(error: &WsError) -> SessionClosed {
     let detail = match error {
         WsError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -121,7 +120,7 @@ pub(crate) fn lost(error: &WsError) -> SessionClosed {
     SessionClosed::by_peer(CloseCode::Lost, detail)
 }
 
-/// The peer closed.
+/// Cause for a close frame from the peer.
 pub(crate) fn closed_by(frame: Option<CloseFrame>) -> SessionClosed {
     match frame {
         Some(frame) => {

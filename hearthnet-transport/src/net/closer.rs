@@ -1,4 +1,4 @@
-//! A handle that ends a connection from outside: for rights that are taken away.
+//! A handle that ends a connection from outside, for instance when a permission is revoked.
 
 use std::fmt;
 use std::sync::Weak;
@@ -6,16 +6,16 @@ use std::sync::Weak;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 
-/// What can be ended from outside.
+/// A connection that can be ended from outside.
 pub(crate) trait Ends: Send + Sync {
-    /// Ends it, unless it has ended. `cut`: what waits in either direction is dropped.
+    /// Ends the connection if it is open. `cut`: drops the queues of both directions.
     fn end(&self, code: CloseCode, detail: &str, cut: bool);
 
-    /// How it ended, if it has.
+    /// Cause of the end, if it has ended.
     fn closed(&self) -> Option<SessionClosed>;
 }
 
-/// Ends one connection at once, whoever holds it. Cheap to clone; does not keep it alive.
+/// Ends one connection at once, from any task. Cheap to clone; does not keep it alive.
 #[derive(Clone)]
 pub struct Closer {
     pub(crate) peer: NodeId,
@@ -23,20 +23,19 @@ pub struct Closer {
 }
 
 impl Closer {
-    /// The key at the other end.
     pub fn peer(&self) -> NodeId {
         self.peer
     }
 
-    /// Ends the connection with `code`. What is queued in either direction is dropped: nothing
-    /// that the peer has sent reaches the application after this. Does nothing if it has ended.
+    /// Ends the connection with `code` and drops the queues of both directions: no message of the
+    /// peer reaches the application after this. Does nothing if the connection has ended.
     pub fn close(&self, code: CloseCode) {
         if let Some(of) = self.of.upgrade() {
             of.end(code, "", true);
         }
     }
 
-    /// Whether the connection has ended, or is about to.
+    /// Returns whether the connection has ended, or is about to.
     pub fn is_closed(&self) -> bool {
         self.of.upgrade().is_none_or(|of| of.closed().is_some())
     }

@@ -1,5 +1,5 @@
-//! The calling side: TCP, TLS, upgrade, HELLO, each with its deadline and its own error. Other
-//! paths than the tensor one have no HELLO.
+//! Calling side: TCP, TLS, upgrade, HELLO, each with its deadline and its own error. Paths other
+//! than the tensor path have no HELLO.
 
 use std::fmt;
 use std::future::Future;
@@ -18,7 +18,7 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 use super::connection::{Connection, Pending};
 use super::driver::websocket_config;
 use super::frame_limiter::Socket;
-use super::frame_limiter::{FrameLimiter, Limited, violation_in};
+use super::frame_limiter::{FrameLimiter, LimitedStream, violation_in};
 use super::listener::REFUSED_HEADER;
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::PathRule;
@@ -33,7 +33,7 @@ use crate::session::{Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
 
-/// The phases of making a connection.
+/// Phase of making a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// The TCP connection.
@@ -57,53 +57,38 @@ impl fmt::Display for Phase {
     }
 }
 
-/// Why no session came about.
+/// Error of opening a session or socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody listens there, or the address is wrong.
-    #[error("nobody could be reached at {addr}: {source}")]
-    Unreachable {
-        /// The address that was tried.
-        addr: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// The TCP connection failed.
+    #[error("no connection to {addr}: {source}")]
+    Unreachable { addr: String, source: io::Error },
     /// A phase took longer than its deadline.
     #[error("{0} did not complete in time")]
     Timeout(Phase),
-    /// Another node answers at this address than the one that was expected.
+    /// The node at this address has another key than expected.
     #[error("the node at this address holds another key than expected")]
-    IdentityMismatch {
-        /// The key that was expected.
-        expected: NodeId,
-        /// The key that answered.
-        found: NodeId,
-    },
-    /// The node that answers has no use for this one's key, or not on this path.
-    #[error("the node there does not admit this one: {code}")]
+    IdentityMismatch { expected: NodeId, found: NodeId },
+    /// The node does not admit this one's key, or not on this path.
+    #[error("the node at this address refused this one: {code}")]
     Refused {
-        /// The key that answered. It is proved, so this tells who refuses where none was expected.
+        /// Proved key of the node. Names the refusing node if no key was expected.
         by: NodeId,
-        /// Why.
         code: CloseCode,
     },
-    /// The node that answers does not have this path: it is of an older version, or runs to another
-    /// end.
-    #[error("the node there does not serve this: it may run an older version of the program")]
+    /// The node does not serve this path: it is of an older version, or has another purpose.
+    #[error(
+        "the node at this address does not serve this path; it may run an older version of the program"
+    )]
     NotServed,
-    /// What answers is no HearthNet host, or the connection broke during a handshake.
+    /// The peer is not a HearthNet host, or the connection broke during a handshake.
     #[error("{phase} failed: {reason}")]
-    Handshake {
-        /// Where it failed.
-        phase: Phase,
-        /// What was seen.
-        reason: String,
-    },
-    /// The host ended the session instead of opening it, or this side did.
+    Handshake { phase: Phase, reason: String },
+    /// Either side ended the session before it opened.
     #[error(transparent)]
     Closed(SessionClosed),
-    /// The HELLO to send is malformed.
+    /// The HELLO is malformed.
     #[error("the HELLO cannot be sent: {0}")]
     Hello(Violation),
     /// A setting is out of its range.
@@ -112,7 +97,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// The close code that describes the failure, where there is one.
+    /// Close code that describes the failure, if there is one.
     pub fn code(&self) -> Option<CloseCode> {
         match self {
             ConnectError::IdentityMismatch { .. } => Some(CloseCode::IdentityMismatch),
@@ -152,7 +137,7 @@ pub async fn connect(
     connect_over(Box::new(tcp), addr, identity, expect, hello, config).await
 }
 
-/// Counts an attempt that failed.
+/// Counts a failed attempt.
 fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
     if let Err(error) = &result {
         let code = error.code().map_or(Code::UNREACHABLE, Code::from);
@@ -161,7 +146,7 @@ fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
     result
 }
 
-/// The same over a byte stream that exists already. `host` goes into the HTTP `Host` header.
+/// Like [`connect`], over an existing byte stream. `host` is for the HTTP `Host` header.
 ///
 /// # Errors
 /// See [`ConnectError`].
@@ -186,8 +171,8 @@ async fn open_session(
     hello: Hello,
     config: &Config,
 ) -> Result<Connection, ConnectError> {
-    // The whole limit from the start: the host's first tensor may be right behind its HELLO. (The
-    // session itself holds the HELLO to 4 KiB.)
+    // The full limit from the start: the host's first tensor may follow its HELLO at once. (The
+    // session itself limits the HELLO to 4 KiB.)
     let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
     let opened = upgrade(
         io,
@@ -213,7 +198,7 @@ async fn open_session(
         Side::Caller,
         Box::new(|_| {}),
     );
-    // A host's HELLO opens the session, or does not.
+    // A caller's session opens with the host's HELLO, so there is no HELLO to admit.
     let opened = pending
         .opened(hello, |_| Err(CloseCode::ProtocolState))
         .await;
@@ -225,9 +210,9 @@ async fn open_session(
     )
 }
 
-/// Opens a socket on another path than the tensor one, at `addr` (`host:port`). With `expect` the
-/// node that answers must hold that key; without, any node that proves its own will do, and the
-/// caller has to look at [`PeerSocket::peer`] before it says anything.
+/// Opens a socket on a path other than the tensor path, at `addr` (`host:port`). With `expect`, the
+/// node must hold that key. Without it any node is accepted that proves its own key, and the caller
+/// has to check [`PeerSocket::peer`] before it sends.
 ///
 /// # Errors
 /// See [`ConnectError`]. A refusal of the path comes as [`ConnectError::Refused`] with its code.
@@ -240,25 +225,19 @@ pub async fn connect_path(
 ) -> Result<PeerSocket, ConnectError> {
     config.validate()?;
     let tcp = counted(dial(addr, config).await)?;
-    connect_path_over(Box::new(tcp), addr, identity, expect, rule, config).await
-}
-
-/// The same over a byte stream that exists already. `host` goes into the HTTP `Host` header.
-///
-/// # Errors
-/// See [`ConnectError`].
-pub async fn connect_path_over(
-    io: Box<dyn Io>,
-    host: &str,
-    identity: &Identity,
-    expect: Option<NodeId>,
-    rule: &PathRule,
-    config: &Config,
-) -> Result<PeerSocket, ConnectError> {
-    config.validate()?;
     let largest = rule.max_message_bytes;
     let (path, text) = (rule.path, rule.text);
-    let opened = upgrade(io, host, identity, expect, path, largest, text, config).await;
+    let opened = upgrade(
+        Box::new(tcp),
+        addr,
+        identity,
+        expect,
+        path,
+        largest,
+        text,
+        config,
+    )
+    .await;
     let opened = counted(opened)?;
     let (socket, peer, begin) = (opened.socket, opened.peer, opened.begin);
     let open = OpenSocket::new(Side::Caller, path);
@@ -288,7 +267,7 @@ async fn dial(addr: &str, config: &Config) -> Result<TcpStream, ConnectError> {
     Ok(tcp)
 }
 
-/// A WebSocket whose other end is known.
+/// A WebSocket with the proved key of its peer.
 struct Opened {
     socket: Socket,
     peer: NodeId,
@@ -320,7 +299,7 @@ async fn upgrade(
     let peer = peer_of(stream.get_ref().1)
         .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
 
-    // A URL has no place for the interface of a link-local address.
+    // A URL cannot hold the zone id of a link-local address.
     let (before, after) = host.split_once('%').unwrap_or((host, ""));
     let after = after.find(']').and_then(|end| after.get(end..));
     let request = format!("ws://{before}{}{path}", after.unwrap_or_default())
@@ -331,10 +310,10 @@ async fn upgrade(
                 "the address is not valid in a URL".to_owned(),
             )
         })?;
-    // The first message may come in the same read as the answer to the upgrade.
+    // The first message may arrive in the same read as the answer to the upgrade.
     let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
     limiter.allow_text(text);
-    let limited = Limited::new(Box::new(stream), limiter, begin);
+    let limited = LimitedStream::new(Box::new(stream), limiter, begin);
     let websocket = websocket_config(largest, config.read_buffer_bytes);
     let upgrading = client_async_with_config(request, limited, Some(websocket));
     let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
@@ -361,8 +340,8 @@ fn tls_error(error: &io::Error, expected: Option<NodeId>) -> ConnectError {
     }
 }
 
-/// In TLS 1.3 the client is done before the server has looked at its certificate: a refusal shows
-/// at the first read after the handshake, with `peer`.
+/// Explains an error of the upgrade with `peer`. In TLS 1.3 the client finishes before the server
+/// has checked its certificate, so a refusal shows at the first read after the handshake.
 fn upgrade_error(error: &WsError, peer: NodeId) -> ConnectError {
     let refused = |code| ConnectError::Refused { by: peer, code };
     match error {
@@ -374,7 +353,7 @@ fn upgrade_error(error: &WsError, peer: NodeId) -> ConnectError {
             Some(violation) => handshake(Phase::Upgrade, violation.to_string()),
             None => handshake(Phase::Upgrade, error.to_string()),
         },
-        // An answer that says why.
+        // The answer carries the code.
         WsError::Http(response) => {
             let code = response.headers().get(REFUSED_HEADER);
             let code = code.and_then(|value| CloseCode::from_name(value.to_str().ok()?));

@@ -1,4 +1,4 @@
-//! An open session: its handles, and the session over a socket.
+//! Open sessions: their handles, and the session over a socket.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,20 +24,20 @@ use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms}
 use crate::time::Time;
 use crate::wire::control::Hello;
 
-/// Why a message could not be sent.
+/// Error of sending a message.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The session is over.
+    /// The session has ended.
     #[error(transparent)]
     Closed(#[from] SessionClosed),
-    /// The message is wrong in itself: its data does not have the size that its shape says, it is
-    /// larger than the peer could ever take, or it is for the other side to send.
+    /// The message is invalid: its data does not match its shape, it is larger than the peer's
+    /// limits, or only the other side may send it.
     #[error("the message cannot be sent: {0}")]
     Message(#[from] Violation),
 }
 
-/// A session on a socket, with what is counted of it.
+/// A session on a socket, with its metrics.
 pub(crate) struct SocketSession {
     session: Session,
     metrics: SessionMetrics,
@@ -68,7 +68,7 @@ impl Protocol for SocketSession {
     }
 
     fn message_limit(&self) -> Option<usize> {
-        // Once the session is open, messages may be larger than a HELLO.
+        // In an open session, messages may be larger than a HELLO.
         let open = self.session.is_open();
         open.then(|| self.session.max_message_bytes())
     }
@@ -107,7 +107,7 @@ impl Protocol for SocketSession {
 
     fn take(&mut self) -> Option<Message> {
         loop {
-            // The others are taken while the session opens.
+            // The other events are handled while the session opens.
             if let Event::Message(message) = self.session.poll_event()? {
                 return Some(message);
             }
@@ -126,7 +126,7 @@ impl Protocol for SocketSession {
         if let Some(partial) = progress.partial {
             self.session.handle_partial(now, partial);
         }
-        // Whatever came or was queued, this follows: the gauges are right from here on.
+        // Called after every change, so that the gauges stay current.
         self.metrics.note(&self.session.stats());
     }
 
@@ -145,7 +145,7 @@ impl Protocol for SocketSession {
     }
 }
 
-/// A session whose HELLOs are still under way. Closed when dropped.
+/// A session before the end of the HELLOs. Closed when dropped.
 pub(crate) struct Pending(Option<Arc<Shared<SocketSession>>>);
 
 impl Pending {
@@ -165,8 +165,8 @@ impl Pending {
         Pending(Some(shared))
     }
 
-    /// The open connection. `hello` is what this side has said, if it is the caller; otherwise
-    /// `admit` judges what the caller says.
+    /// Waits until the session is open. `hello` is this side's HELLO if it is the caller; otherwise
+    /// `admit` checks the caller's HELLO.
     pub(crate) async fn opened(
         mut self,
         mut hello: Hello,
@@ -201,7 +201,7 @@ impl Drop for Pending {
     }
 }
 
-/// What is below the handles of a session: the driver of a socket, or the other end in this process.
+/// Layer below the handles of a session: the driver of a socket, or the other end in this process.
 pub(crate) trait Link: Ends {
     fn peer(&self) -> NodeId;
 
@@ -209,7 +209,7 @@ pub(crate) trait Link: Ends {
 
     fn send(&self, message: Message, terms: Terms) -> BoxFuture<'_, Result<(), SendError>>;
 
-    /// Sends a message that need not wait, or gives it back. Unless `write`, it may stay here.
+    /// Sends a message that need not wait, or gives it back. Without `write` it may stay queued.
     fn try_send(
         &self,
         message: Message,
@@ -217,15 +217,15 @@ pub(crate) trait Link: Ends {
         write: bool,
     ) -> Result<Option<Message>, SendError>;
 
-    /// As [`try_send`](Self::try_send), all or none. For how many there was no room.
+    /// Like [`try_send`](Self::try_send), for several. Returns how many there was no room for.
     fn try_send_all(&self, messages: &[Message], terms: &Terms) -> Result<usize, SendError>;
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>>;
 
-    /// Gives every message to `handler`.
+    /// Hands every message to `handler`.
     fn attend(&self, handler: Box<dyn Handler>);
 
-    /// The socket, where there is one.
+    /// The socket, if there is one.
     fn socket(&self) -> Option<&Shared<SocketSession>>;
 }
 
@@ -240,7 +240,7 @@ impl Link for Shared<SocketSession> {
 
     fn send(&self, message: Message, terms: Terms) -> BoxFuture<'_, Result<(), SendError>> {
         Box::pin(async move {
-            // What it costs to encode is paid here, outside of any lock.
+            // Encode outside of any lock.
             let out = Outgoing::new(&message, &terms)?;
             cpu_latency::touch();
             Ok(self.queue(out).await?)
@@ -276,7 +276,7 @@ impl Link for Shared<SocketSession> {
     }
 
     fn attend(&self, handler: Box<dyn Handler>) {
-        self.hand_to(handler);
+        self.set_handler(handler);
     }
 
     fn socket(&self) -> Option<&Shared<SocketSession>> {
@@ -289,7 +289,7 @@ pub struct Connection {
     sender: Sender,
     purpose: String,
     token: Vec<u8>,
-    /// Tells when the handler is gone, and why.
+    /// Resolves with the cause of the end when the handler is gone.
     attended: Option<oneshot::Receiver<SessionClosed>>,
 }
 
@@ -303,54 +303,53 @@ impl Connection {
         }
     }
 
-    /// The peer's key, proved by the TLS handshake; this process's own, if it is the peer.
+    /// The peer's key, proved by the TLS handshake; this process's own key if it is the peer.
     pub fn peer(&self) -> NodeId {
         self.sender.peer()
     }
 
-    /// Whether the other end is in this process.
+    /// Returns whether the other end is in this process.
     pub fn is_here(&self) -> bool {
         self.sender.link.socket().is_none()
     }
 
-    /// What the caller's HELLO said the session is for.
+    /// Purpose in the caller's HELLO.
     pub fn purpose(&self) -> &str {
         &self.purpose
     }
 
-    /// The session token of the caller's HELLO, so that its right can be watched while the session
+    /// Session token of the caller's HELLO, so that its validity can be watched while the session
     /// is open.
     pub fn token(&self) -> &[u8] {
         &self.token
     }
 
-    /// What was agreed on in HELLO.
+    /// Values negotiated in HELLO.
     pub fn terms(&self) -> Terms {
         self.sender.terms
     }
 
-    /// Counters and gauges.
     pub fn stats(&self) -> SessionStats {
         self.sender.stats()
     }
 
-    /// A handle for sending, for other tasks and threads.
+    /// Handle for sending, for other tasks and threads.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
     }
 
-    /// The next message. May be dropped and called again; nothing is lost.
+    /// Receives the next message. Cancel safe.
     ///
-    /// Not receiving is how the application slows a peer down: tensors that it has not taken keep
-    /// their credit, and far too many untaken messages stop the reading altogether.
+    /// An application that does not receive slows the peer down: tensors in the queue keep their
+    /// credit, and a long queue stops the reading altogether.
     ///
     /// # Errors
-    /// When the session is over, and whatever the peer sent before has been taken.
+    /// When the session has ended, after all earlier messages of the peer.
     pub async fn recv(&mut self) -> Result<Message, SessionClosed> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The same, for hand-written futures.
+    /// Like [`recv`](Self::recv), for hand-written futures.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -361,19 +360,19 @@ impl Connection {
         self.sender.link.poll_recv(cx)
     }
 
-    /// Gives every message to `handler` from now on, from the task that reads them, in place of
-    /// [`recv`](Self::recv); those that wait already come first.
+    /// Hands every message to `handler` from now on, from the task that reads them, instead of
+    /// [`recv`](Self::recv). Queued messages come first.
     pub fn attend(&mut self, handler: impl Handler + 'static) {
         let (gone, attended) = oneshot::channel();
         self.attended = Some(attended);
-        self.sender.link.attend(Box::new(Attending {
+        self.sender.link.attend(Box::new(ObservedHandler {
             handler: Box::new(handler),
             gone,
         }));
     }
 
-    /// How the session ended, once it has and the handler has been let go. Without a handler, what
-    /// comes is dropped. May be dropped and called again.
+    /// Waits for the end of the session and of its handler, and returns the cause. Without a
+    /// handler, messages are dropped. Cancel safe.
     pub async fn ended(&mut self) -> SessionClosed {
         if let Some(attended) = &mut self.attended {
             let closed = attended.await;
@@ -389,7 +388,7 @@ impl Connection {
         }
     }
 
-    /// A handle that ends this session at once.
+    /// Handle that ends this session at once.
     pub fn closer(&self) -> Closer {
         let of: Arc<dyn Ends> = self.sender.link.clone();
         Closer {
@@ -398,7 +397,7 @@ impl Connection {
         }
     }
 
-    /// Ends the session. What is queued is dropped; the peer learns the code.
+    /// Ends the session. Queued messages are dropped; the peer receives the code.
     pub fn close(&self, code: CloseCode) {
         self.sender.close(code);
     }
@@ -419,13 +418,13 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// A handler, and who waits for its end.
-struct Attending {
+/// Wraps a handler, to report its end.
+struct ObservedHandler {
     handler: Box<dyn Handler>,
     gone: oneshot::Sender<SessionClosed>,
 }
 
-impl Handler for Attending {
+impl Handler for ObservedHandler {
     fn message(&mut self, message: Message) -> Result<(), CloseCode> {
         self.handler.message(message)
     }
@@ -435,9 +434,9 @@ impl Handler for Attending {
     }
 
     fn ended(self: Box<Self>, closed: &SessionClosed) {
-        let Attending { handler, gone } = *self;
+        let ObservedHandler { handler, gone } = *self;
         handler.ended(closed);
-        // Nobody need wait for it.
+        // A failed send means that no task waits for the end.
         let _ = gone.send(closed.clone());
     }
 }
@@ -450,17 +449,15 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// The peer's key.
     pub fn peer(&self) -> NodeId {
         self.link.peer()
     }
 
-    /// Counters and gauges.
     pub fn stats(&self) -> SessionStats {
         self.link.stats()
     }
 
-    /// How the session ended, if it has.
+    /// Cause of the end, if the session has ended.
     pub fn closed(&self) -> Option<SessionClosed> {
         self.link.closed()
     }
@@ -470,32 +467,32 @@ impl Sender {
         self.link.end(code, "", false);
     }
 
-    /// Asks the peer for a sign of life (PING), unless it has been asked and has not answered yet.
-    /// The answer counts as something heard: see [`silent_for`](Self::silent_for).
+    /// Sends a PING, unless one is unanswered. The answer counts as received data: see
+    /// [`silent_for`](Self::silent_for).
     pub fn probe(&self) {
         if let Some(shared) = self.link.socket() {
             shared.change(|s, now| s.session.probe(now));
         }
     }
 
-    /// For how long nothing has come from the peer. Its connection answers a [`probe`](Self::probe)
-    /// whatever it computes: a peer that is silent all the same is stopped, or cut off.
+    /// Time since the last data from the peer. A peer answers a [`probe`](Self::probe) even while
+    /// it computes, so a silent one is stopped or disconnected.
     pub fn silent_for(&self) -> Duration {
         match self.link.socket() {
             Some(shared) => shared.look(|s, now| s.session.silent_for(now)),
-            // Its connection is this very process.
+            // The peer is this very process.
             None => Duration::ZERO,
         }
     }
 
-    /// For how long a PING has been unanswered, while nothing else came either.
+    /// Time for which a PING has been unanswered and no other data has come.
     pub fn unanswered_for(&self) -> Option<Duration> {
         let shared = self.link.socket()?;
         shared.look(|s, now| s.session.unanswered_for(now))
     }
 
-    /// Asks for a sign of life as [`probe`](Self::probe) does, and resolves with the next thing that
-    /// comes, whatever it is; `false` when the session is over.
+    /// Sends a [`probe`](Self::probe) and waits for the next frame of any kind. Returns `false`
+    /// when the session has ended.
     pub async fn answers(&self) -> bool {
         let Some(shared) = self.link.socket() else {
             return self.closed().is_none();
@@ -506,15 +503,15 @@ impl Sender {
             Some(_) => Some(false),
             None => (s.session.stats().frames_received != before).then_some(true),
         };
-        retry(&shared.room, || shared.look(heard)).await
+        retry(&shared.changed, || shared.look(heard)).await
     }
 
     /// Sends a message. Returns when it is written or queued within the send buffer; waits for a
-    /// step slot or for room. Dropped while it waits, nothing has been sent.
+    /// step slot or for space. If dropped while it waits, nothing has been sent.
     ///
     /// # Errors
-    /// [`SendError::Closed`] when the session is over, [`SendError::Message`] for a message that
-    /// contradicts itself.
+    /// [`SendError::Closed`] when the session has ended, [`SendError::Message`] for an invalid
+    /// message.
     pub async fn send(&self, message: Message) -> Result<(), SendError> {
         self.link.send(message, self.terms).await
     }
@@ -528,9 +525,9 @@ impl Sender {
         self.link.try_send(message, &self.terms, true)
     }
 
-    /// As [`try_send`](Self::try_send), but the message may stay here until [`flush`](Self::flush),
-    /// or until anything else is sent or received in this session: several that are queued go out in
-    /// one piece.
+    /// Like [`try_send`](Self::try_send), but the message may stay queued until
+    /// [`flush`](Self::flush) or until the next send or receive in this session: several queued
+    /// messages are written at once.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -538,7 +535,7 @@ impl Sender {
         self.link.try_send(message, &self.terms, false)
     }
 
-    /// Writes what [`try_queue`](Self::try_queue) has left here.
+    /// Writes the messages that [`try_queue`](Self::try_queue) has queued.
     pub fn flush(&self) {
         if let Some(shared) = self.link.socket() {
             cpu_latency::touch();
@@ -546,17 +543,16 @@ impl Sender {
         }
     }
 
-    /// Whether the other one sends in the same session.
+    /// Returns whether both senders belong to the same session.
     pub fn is_same_session(&self, other: &Self) -> bool {
         std::ptr::addr_eq(Arc::as_ptr(&self.link), Arc::as_ptr(&other.link))
     }
 
-    /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) in one piece: one
-    /// TLS record and one system call instead of as many. Returns how many there was no room for;
-    /// these are dropped.
+    /// Sends several messages that need no waiting ([`try_send`](Self::try_send)) at once: in one
+    /// TLS record and one system call. Returns how many there was no room for; these are dropped.
     ///
     /// # Errors
-    /// As [`send`](Self::send); a message that cannot be sent keeps the others from being sent.
+    /// As [`send`](Self::send); if one message is invalid, none is sent.
     pub fn try_send_all(&self, messages: &[Message]) -> Result<usize, SendError> {
         self.link.try_send_all(messages, &self.terms)
     }

@@ -1,22 +1,22 @@
-//! The task that drives a socket, whatever the messages on it are.
+//! Task that drives a socket, for any protocol on it.
 //!
 //! ```text
 //!   application                    one mutex                        driver task      peer
 //!   send ────────────▶ Protocol::send, poll_transmit ─ WebSocket ──────────────────▶
-//!   Handler, recv ◀─── Protocol::take, handle_message ◀─ WebSocket, meter ◀─ reads ◀
+//!   Handler, recv ◀─── Protocol::take, handle_message ◀ WebSocket, limiter ◀ reads ◀
 //!   Closer, drop ────▶ Protocol::close ─ close handshake ──────────────────────────▶
 //! ```
 //!
-//! A [`Protocol`], its socket and its timers sit behind one mutex. The *driver* task owns the
-//! reading: it decodes what arrives and hands each message to the session's [`Handler`], or, where
-//! there is none, wakes whoever waits in `recv`. Sending needs no task: whoever sends takes the
-//! lock, queues, and writes to the socket itself, with the driver's waker in case the socket is
-//! full. So a decode row costs one wake-up on the way in and none on the way out. The lock is held
-//! for one message at a time, and never while a handler runs.
+//! A [`Protocol`], its socket and its timers sit behind one mutex. The *driver* task reads: it
+//! decodes the input and hands each message to the session's [`Handler`] or, without one, wakes the
+//! task that waits in `recv`. Sending needs no task: the sending thread takes the lock, queues, and
+//! writes to the socket itself, with the driver's waker in case the socket is full. So a decode row
+//! costs one wake-up on the way in and none on the way out. The lock is held for one message at a
+//! time, and never while a handler runs.
 //!
-//! A peer that sends faster than it is read, turn after turn, is read on the threads that
-//! [stand back](crate::background) until that is over: it is still read as fast as this machine can,
-//! and whoever sends little, as every chat does, goes first.
+//! If a peer sends faster than it is read, turn after turn, its driver moves to the [low-priority
+//! threads](crate::background) until that is over. The peer is still read as fast as this machine
+//! can, but peers that send little, as every chat does, go first.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -43,33 +43,33 @@ use crate::message::Message;
 use crate::session::protocol::{Frame, Progress, Protocol, Transmit};
 use crate::time::Time;
 
-/// Messages that the driver takes before it lets others run.
+/// Messages that the driver reads before it yields.
 const READ_BUDGET: usize = 16;
 
-/// The same in bytes, as soon as they are exceeded.
+/// Bytes after which the driver yields.
 const READ_BYTES: u64 = 1 << 20;
 
-/// How long a driver stands back after the last turn that did not come to an end of what was there.
-const STANDS_BACK: Duration = Duration::from_secs(1);
-/// Bytes that a sender writes in its own task; the driver does the rest.
+/// Time on the low-priority threads after the last turn that left unread input.
+const LOW_PRIORITY_TIME: Duration = Duration::from_secs(1);
+/// Bytes that a sender writes itself; the driver writes the rest.
 const SENDER_WRITE_BUDGET: usize = 256 * 1024;
-/// A year: longer timers than this are cut, and set again when they fire.
+/// A year: a longer timer is cut, and set again when it fires.
 const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
 
-/// What the messages of a session are given to, by the task that reads its socket: nothing waits in
-/// between, and nobody has to be woken for it.
+/// Consumer of a session's messages, called by the task that reads the socket. So no message is
+/// queued, and no other task has to be woken.
 pub trait Handler<M = Message>: Send {
-    /// A message of the peer. One at a time, in their order, and none after this side has ended the
-    /// session. Nothing is read from the peer before this returns, so it must not block.
+    /// Handles a message of the peer. Called in order, and never after this side has ended the
+    /// session. The peer's socket is not read until this returns, so it must not block.
     ///
     /// # Errors
-    /// The code to end the session with.
+    /// The code to close the session with.
     fn message(&mut self, message: M) -> Result<(), CloseCode>;
 
-    /// What had come by now has been given.
+    /// All messages received so far have been handed over.
     fn drained(&mut self) {}
 
-    /// The session is over. Called once, after the last message.
+    /// The session has ended. Called once, after the last message.
     fn ended(self: Box<Self>, _closed: &SessionClosed) {}
 }
 
@@ -77,49 +77,49 @@ struct Inner<P: Protocol> {
     session: P,
     /// `None` once the connection is gone.
     socket: Option<Socket>,
-    /// Set by the driver's first poll; gone with it.
+    /// Set by the driver's first poll; removed at its end.
     driver: Option<Waker>,
-    /// Who waits for a message, ...
+    /// Waker of a pending `recv`.
     receiver: Option<Waker>,
-    /// ... or takes all of them from now on: for the driver to fetch.
+    /// Handler that the driver takes at its next poll.
     handler: Option<Box<dyn Handler<P::Incoming>>>,
     /// The driver has ended.
     gone: bool,
-    /// When the driver's timer fires.
+    /// Time at which the driver's timer fires.
     armed: Time,
-    /// Something was written and not flushed.
+    /// Data is written but not flushed.
     dirty: bool,
     close_handshake: CloseHandshake,
 }
 
-/// What the driver and the handles of one socket share.
+/// State shared by the driver and the handles of one socket.
 pub(crate) struct Shared<P: Protocol> {
     inner: Mutex<Inner<P>>,
-    /// Room to send, something heard, or the end: whoever waits for one of these looks again.
-    pub(crate) room: Notify,
+    /// Notified when there is space to send, when data was received, and at the end.
+    pub(crate) changed: Notify,
     start: Instant,
     pub(crate) peer: NodeId,
     close_deadline: Duration,
 }
 
-/// What the caller of [`Inner::write`] has to do next.
+/// Result of [`Inner::write`].
 #[derive(PartialEq, Eq)]
 enum Written {
     All,
-    /// The budget ran out: there is more.
+    /// The budget is used up and messages remain.
     More,
 }
 
-/// What [`Inner::read`] has come to.
+/// Result of [`Inner::read`].
 enum Read {
-    /// It took a message; there may be another.
+    /// A message was read; there may be another.
     One,
-    /// There is none; with so many bytes of the next one, if anybody looked.
+    /// No message is complete. Bytes of the next one, if the socket was read.
     Nothing(Option<u64>),
 }
 
 impl<P: Protocol> Inner<P> {
-    /// Writes what there is to send, and flushes.
+    /// Writes the waiting messages, and flushes.
     fn write(&mut self, now: Time, cx: &mut Context<'_>, mut budget: usize) -> Written {
         let Some(socket) = &mut self.socket else {
             return Written::All;
@@ -167,9 +167,9 @@ impl<P: Protocol> Inner<P> {
         written
     }
 
-    /// Writes from outside of the driver, which is woken when it has to go on.
+    /// Writes on behalf of the driver, and wakes it if it has to continue.
     fn write_for_driver(&mut self, now: Time) {
-        // Before the driver's first poll there is nothing to hand on to; it will write then.
+        // Before its first poll the driver has no waker; it will write then.
         let Some(waker) = self.driver.clone() else {
             return;
         };
@@ -180,14 +180,14 @@ impl<P: Protocol> Inner<P> {
         }
     }
 
-    /// Bytes that have come; 0 once there is no socket any more.
+    /// Bytes received; 0 once the socket is gone.
     fn received(&self) -> u64 {
         self.socket
             .as_ref()
             .map_or(0, |socket| socket.get_ref().received())
     }
 
-    /// Takes one message from the socket.
+    /// Reads one message from the socket.
     fn read(&mut self, now: Time, cx: &mut Context<'_>) -> Read {
         if self.session.closed().is_some() || self.session.is_congested() {
             return Read::Nothing(None);
@@ -206,7 +206,7 @@ impl<P: Protocol> Inner<P> {
                 let text = Frame::Text(text.as_str().to_owned());
                 self.session.handle_message(now, text);
             }
-            // Counted by the meter, answered by tungstenite.
+            // Counted by the frame limiter, answered by tungstenite.
             Some(Ok(WsMessage::Ping(_) | WsMessage::Pong(_))) => {}
             Some(Ok(WsMessage::Close(frame))) => self.session.connection_lost(closed_by(frame)),
             Some(Ok(WsMessage::Frame(_))) => {
@@ -216,7 +216,7 @@ impl<P: Protocol> Inner<P> {
             Some(Err(error)) => match broken_rule(&error) {
                 Some(violation) => {
                     self.session.fail(violation);
-                    self.close_handshake.deaf = true;
+                    self.close_handshake.discard_input = true;
                 }
                 None => {
                     self.session.connection_lost(lost(&error));
@@ -232,7 +232,7 @@ impl<P: Protocol> Inner<P> {
         Read::One
     }
 
-    /// Tells the session how far the socket has come.
+    /// Reports the progress of the socket to the session.
     fn observe(&mut self, now: Time, partial: Option<u64>) {
         let Some(socket) = &self.socket else { return };
         let limited = socket.get_ref();
@@ -246,7 +246,7 @@ impl<P: Protocol> Inner<P> {
         self.session.handle_progress(now, progress);
     }
 
-    /// The closing handshake, once the session is over.
+    /// Continues the closing handshake, if the session has ended.
     fn finish(&mut self, now: Time, deadline: Duration, cx: &mut Context<'_>) -> Closing {
         let Some(code) = self.session.closed().map(|closed| closed.code) else {
             return Closing::Waits;
@@ -254,7 +254,7 @@ impl<P: Protocol> Inner<P> {
         let Some(socket) = &mut self.socket else {
             return Closing::Done;
         };
-        // Nothing may follow a close frame.
+        // No frame may follow a close frame.
         let ready = !self.session.has_reply();
         self.close_handshake
             .poll(Pin::new(socket), code, ready, now, deadline, cx)
@@ -266,13 +266,13 @@ impl<P: Protocol> Shared<P> {
         Time::from(self.start.elapsed())
     }
 
-    /// Looks at the session.
+    /// Reads the state of the session.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&P, Time) -> T) -> T {
         look(&self.inner.lock().session, self.now())
     }
 
-    /// Does something to the session, and writes what comes of it. Nothing that runs under the lock
-    /// may leave the session half changed.
+    /// Changes the session, and writes the resulting messages. Code under the lock must not leave
+    /// the session half changed.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut P, Time) -> T) -> T {
         let now = self.now();
         let mut inner = self.inner.lock();
@@ -281,8 +281,8 @@ impl<P: Protocol> Shared<P> {
         changed
     }
 
-    /// Queues one message, and writes it unless that is left to whoever writes next; or gives it
-    /// back.
+    /// Queues one message, or gives it back. With `write` it is written at once, otherwise with the
+    /// next write.
     pub(crate) fn try_queue(
         &self,
         out: P::Outgoing,
@@ -297,10 +297,10 @@ impl<P: Protocol> Shared<P> {
         Ok(back)
     }
 
-    /// Queues one message when there is room for it. Dropped while it waits, nothing has been sent.
+    /// Queues one message when there is space. If dropped while it waits, nothing has been sent.
     pub(crate) async fn queue(&self, out: P::Outgoing) -> Result<(), SessionClosed> {
         let mut waiting = Some(out);
-        retry(&self.room, || {
+        retry(&self.changed, || {
             match self.try_queue(waiting.take()?, true) {
                 Ok(back) => waiting = back,
                 Err(closed) => return Some(Err(closed)),
@@ -310,7 +310,7 @@ impl<P: Protocol> Shared<P> {
         .await
     }
 
-    /// What `take` finds in the session, as soon as it does, or the end of the session.
+    /// Polls for a value that `take` finds in the session, or for the end of the session.
     pub(crate) fn poll_take<T>(
         &self,
         cx: &mut Context<'_>,
@@ -338,13 +338,13 @@ impl<P: Protocol> Shared<P> {
         Poll::Pending
     }
 
-    /// Gives every message to `handler` from now on, and what had come before it first.
-    pub(crate) fn hand_to(&self, mut handler: Box<dyn Handler<P::Incoming>>) {
+    /// Hands every message to `handler` from now on, earlier ones first.
+    pub(crate) fn set_handler(&self, mut handler: Box<dyn Handler<P::Incoming>>) {
         let mut inner = self.inner.lock();
         if inner.gone {
             drop(inner);
             self.hand_over(&mut *handler);
-            return self.let_go(handler);
+            return self.notify_ended(handler);
         }
         inner.handler = Some(handler);
         if let Some(driver) = &inner.driver {
@@ -352,8 +352,8 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Gives the handler what has come. The lock is taken anew for each message, so that none is
-    /// given after the session was ended from outside.
+    /// Hands the queued messages to the handler. The lock is taken for each message, so that none
+    /// is handed over after the session was ended from outside.
     fn hand_over(&self, handler: &mut dyn Handler<P::Incoming>) {
         loop {
             let next = self.inner.lock().session.take();
@@ -364,8 +364,8 @@ impl<P: Protocol> Shared<P> {
         }
     }
 
-    /// Tells a handler that the session is over.
-    fn let_go(&self, handler: Box<dyn Handler<P::Incoming>>) {
+    /// Tells a handler that the session has ended.
+    fn notify_ended(&self, handler: Box<dyn Handler<P::Incoming>>) {
         let closed = self.closed();
         debug_assert!(closed.is_some(), "handlers stay until the session is over");
         if let Some(closed) = closed {
@@ -389,7 +389,7 @@ impl<P: Protocol> Ends for Shared<P> {
         if let Some(waker) = receiver {
             waker.wake();
         }
-        self.room.notify_waiters();
+        self.changed.notify_waiters();
     }
 
     fn closed(&self) -> Option<SessionClosed> {
@@ -397,11 +397,11 @@ impl<P: Protocol> Ends for Shared<P> {
     }
 }
 
-/// Tries whenever something has moved, until there is an answer.
+/// Retries at every notification until `attempt` succeeds.
 pub(crate) async fn retry<T>(moved: &Notify, mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         let mut moved = pin!(moved.notified());
-        // Before trying, so that nothing is missed that comes in between.
+        // Enabled before the attempt, so that no notification in between is missed.
         moved.as_mut().enable();
         if let Some(done) = attempt() {
             return done;
@@ -410,10 +410,10 @@ pub(crate) async fn retry<T>(moved: &Notify, mut attempt: impl FnMut() -> Option
     }
 }
 
-/// What to do when a connection is gone.
+/// Callback for the end of a connection.
 pub(crate) type Ended = Box<dyn FnOnce(&SessionClosed) + Send>;
 
-/// Starts driving a socket whose upgrade is done. Times count from `start`.
+/// Starts driving a socket after the upgrade. Times count from `start`.
 pub(crate) fn start<P: Protocol>(
     session: P,
     socket: Socket,
@@ -434,7 +434,7 @@ pub(crate) fn start<P: Protocol>(
             dirty: false,
             close_handshake: CloseHandshake::default(),
         }),
-        room: Notify::new(),
+        changed: Notify::new(),
         start,
         peer,
         close_deadline: config.deadlines.close,
@@ -449,54 +449,54 @@ pub(crate) fn start<P: Protocol>(
     shared
 }
 
-/// What becomes of a driver.
-enum Turn {
-    /// The connection is done.
+/// Outcome of a driver's task.
+enum TaskExit {
+    /// The connection has ended.
     Done,
-    /// It goes on among the threads that stand back, or comes from there.
-    Moves,
+    /// The driver moves to the low-priority threads, or back.
+    Moved,
 }
 
-/// The state of a driver task.
+/// State of a driver task.
 struct Driver<P: Protocol> {
     shared: Arc<Shared<P>>,
     handler: Option<Box<dyn Handler<P::Incoming>>>,
     ended: Option<Ended>,
-    /// While it stands back: when there was last more to read than a turn reads.
+    /// While on the low-priority threads: when a turn last left unread input.
     busy: Option<Time>,
 }
 
 impl<P: Protocol> Driver<P> {
-    /// Drives the connection to its end, on its own runtime or where threads stand back.
+    /// Drives the connection to its end, on its own runtime or on the low-priority threads.
     fn run(mut self, own: Handle) {
         let there = match self.busy {
             None => own.clone(),
             Some(_) => background(),
         };
         there.spawn(async move {
-            // A timer belongs to the runtime that it was made in.
+            // A timer belongs to the runtime on which it was made.
             let mut timer = pin!(tokio::time::sleep_until(self.shared.start));
             self.shared.inner.lock().armed = Time::ZERO;
             match poll_fn(|cx| self.poll(cx, timer.as_mut())).await {
-                Turn::Done => {}
-                Turn::Moves => self.run(own),
+                TaskExit::Done => {}
+                TaskExit::Moved => self.run(own),
             }
         });
     }
 
-    /// One turn.
-    fn poll(&mut self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<Turn> {
+    /// Runs one turn.
+    fn poll(&mut self, cx: &mut Context<'_>, mut timer: Pin<&mut Sleep>) -> Poll<TaskExit> {
         let shared = Arc::clone(&self.shared);
-        // What was read at once may be the messages of many turns.
+        // A single read may have brought the messages of many turns.
         give_way();
         if self
             .busy
-            .is_some_and(|since| shared.now() >= since + STANDS_BACK)
+            .is_some_and(|since| shared.now() >= since + LOW_PRIORITY_TIME)
         {
             self.busy = None;
-            return Poll::Ready(Turn::Moves);
+            return Poll::Ready(TaskExit::Moved);
         }
-        let stood_back = self.busy.is_some();
+        let was_low_priority = self.busy.is_some();
         {
             let mut inner = shared.inner.lock();
             match &mut inner.driver {
@@ -505,7 +505,7 @@ impl<P: Protocol> Driver<P> {
             }
             self.handler = inner.handler.take().or_else(|| self.handler.take());
         }
-        // Taken out, so that one that panics is not told of the end as if nothing had happened.
+        // Taken out, so that a handler that panics is not told of a regular end.
         let mut handler = self.handler.take();
         if let Some(handler) = &mut handler {
             shared.hand_over(&mut **handler);
@@ -546,7 +546,7 @@ impl<P: Protocol> Driver<P> {
         }
         let closing = inner.finish(now, shared.close_deadline, cx);
 
-        // The timer is only moved when it would fire too late: early wake-ups are cheap.
+        // The timer is only moved to an earlier time: early wake-ups are cheap.
         let mut deadline = inner.session.poll_timeout();
         if let Some(since) = inner.close_handshake.since {
             deadline = deadline.min(since + shared.close_deadline);
@@ -565,21 +565,21 @@ impl<P: Protocol> Driver<P> {
         if let Some(waker) = receiver {
             waker.wake();
         }
-        // Whoever is behind it need not wait for the closing handshake.
+        // The handler need not wait for the closing handshake.
         if closed && let Some(handler) = self.handler.take() {
-            shared.let_go(handler);
+            shared.notify_ended(handler);
         }
-        shared.room.notify_waiters();
+        shared.changed.notify_waiters();
         match closing {
-            Closing::Done => return Poll::Ready(Turn::Done),
+            Closing::Done => return Poll::Ready(TaskExit::Done),
             Closing::More => self.busy = Some(now),
             Closing::Waits => {}
         }
-        if self.busy.is_some() && !stood_back {
-            return Poll::Ready(Turn::Moves);
+        if self.busy.is_some() && !was_low_priority {
+            return Poll::Ready(TaskExit::Moved);
         }
         if timer.poll(cx).is_ready() {
-            // It was just set to a moment that has passed: look again.
+            // The timer was set to a time that has passed: poll again.
             cx.waker().wake_by_ref();
         }
         Poll::Pending
@@ -589,7 +589,7 @@ impl<P: Protocol> Driver<P> {
 impl<P: Protocol> Drop for Driver<P> {
     fn drop(&mut self) {
         let mut inner = self.shared.inner.lock();
-        // If the runtime has ended before the session did.
+        // In case the runtime has ended before the session.
         let lost = SessionClosed::by_peer(CloseCode::Lost, "the runtime has ended");
         inner.session.connection_lost(lost);
         inner.session.ended();
@@ -602,19 +602,19 @@ impl<P: Protocol> Drop for Driver<P> {
         drop(inner);
         handlers.into_iter().flatten().for_each(|mut handler| {
             self.shared.hand_over(&mut *handler);
-            self.shared.let_go(handler);
+            self.shared.notify_ended(handler);
         });
         if let Some(waker) = receiver {
             waker.wake();
         }
-        self.shared.room.notify_waiters();
+        self.shared.changed.notify_waiters();
         if let (Some(ended), Some(closed)) = (self.ended.take(), closed) {
             ended(&closed);
         }
     }
 }
 
-/// tungstenite's settings: the meter enforces the limits that matter, these are the second line.
+/// Settings of tungstenite. The frame limiter enforces the limits; these are a second line.
 pub(crate) fn websocket_config(largest: usize, read_buffer_bytes: usize) -> WebSocketConfig {
     WebSocketConfig::default()
         .read_buffer_size(read_buffer_bytes)

@@ -1,10 +1,10 @@
-//! Meters the bytes that tungstenite is about to parse.
+//! Checks the WebSocket headers before tungstenite parses them.
 //!
-//! tungstenite reserves memory for what a header declares, joins fragments without counting them,
-//! and has one size limit for the whole connection. This reads the headers first: a message's
-//! length is checked before anything is reserved, fragments and control frames are counted, and
-//! the limit is 4 KiB until HELLO. It sees where messages begin and end, so a message that trickles
-//! in is noticed too. Payloads are skipped, not looked at.
+//! tungstenite reserves the memory that a header declares, joins fragments without counting them,
+//! and has one size limit for the whole connection. The limiter reads the headers first: a
+//! message's length is checked before memory is reserved, fragments and control frames are counted,
+//! and the limit is 4 KiB until HELLO. It knows where messages begin and end, so a message that
+//! trickles in is noticed too. Payloads are skipped.
 
 use std::io;
 use std::pin::Pin;
@@ -20,16 +20,16 @@ use crate::code::{CloseCode, Violation};
 use crate::session::rate::TokenBucket;
 use crate::time::Time;
 
-/// Longest HTTP head of the upgrade, in bytes.
+/// Limit of the HTTP head of the upgrade, in bytes.
 const MAX_HTTP_HEAD_BYTES: usize = 8 * 1024;
-/// Most fragments per message: some libraries cut a 1 MiB message into pieces of 4 KiB.
+/// Limit of fragments per message: some libraries cut a 1 MiB message into fragments of 4 KiB.
 const MAX_FRAGMENTS: u32 = 512;
 /// WebSocket PINGs and PONGs per second; the tensor path does not use them.
 const CONTROLS_PER_SECOND: u32 = 4;
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// In the HTTP head: how much of CR LF CR LF has been seen, and how many bytes in all.
+    /// In the HTTP head: matched part of CR LF CR LF, and number of bytes.
     Head { matched: usize, bytes: usize },
     /// In a frame header.
     Header { buffer: [u8; 14], have: usize },
@@ -46,13 +46,13 @@ const NEW_HEADER: Phase = Phase::Header {
     have: 0,
 };
 
-/// The meter itself: bytes in, violations out.
+/// State machine of the limiter: takes bytes, returns violations.
 #[derive(Debug)]
 pub(crate) struct FrameLimiter {
     phase: Phase,
     /// Whether the peer's frames must be masked (it is the client).
     masked: bool,
-    /// Whether text messages may come.
+    /// Whether text messages are allowed.
     text: bool,
     limit: u64,
     /// Fragments of the message in progress; 0 between messages.
@@ -67,7 +67,7 @@ fn websocket(detail: &'static str) -> Violation {
 }
 
 impl FrameLimiter {
-    /// A meter for a connection that begins with an HTTP head.
+    /// Limiter for a connection that begins with an HTTP head.
     pub(crate) fn new(peer_is_client: bool, limit: usize, now: Time) -> FrameLimiter {
         FrameLimiter {
             phase: Phase::Head {
@@ -84,7 +84,7 @@ impl FrameLimiter {
         }
     }
 
-    /// A meter for a connection whose upgrade is done.
+    /// Limiter for a connection after the upgrade.
     pub(crate) fn upgraded(peer_is_client: bool, limit: usize, text: bool) -> FrameLimiter {
         FrameLimiter {
             phase: NEW_HEADER,
@@ -93,22 +93,22 @@ impl FrameLimiter {
         }
     }
 
-    /// Lets text messages come.
+    /// Allows or forbids text messages.
     pub(crate) fn allow_text(&mut self, text: bool) {
         self.text = text;
     }
 
-    /// Changes the largest message.
+    /// Sets the size limit of a message.
     pub(crate) fn set_limit(&mut self, limit: usize) {
         self.limit = limit as u64;
     }
 
-    /// Bytes of the message that is incomplete; 0 between messages.
+    /// Bytes received of an incomplete message; 0 between messages.
     pub(crate) fn partial(&self) -> u64 {
         self.partial
     }
 
-    /// Takes the next bytes of the stream.
+    /// Checks the next bytes of the stream.
     pub(crate) fn feed(&mut self, now: Time, mut bytes: &[u8]) -> Result<(), Violation> {
         while let Some((&byte, rest)) = bytes.split_first() {
             match &mut self.phase {
@@ -147,7 +147,7 @@ impl FrameLimiter {
                 } => {
                     let step = (*left).min(bytes.len() as u64);
                     *left -= step;
-                    // A step is at most the length of the slice.
+                    // `step` is at most the length of the slice.
                     bytes = bytes.get(step as usize..).unwrap_or_default();
                     self.partial += step;
                     let (done, control, last) = (*left == 0, *control, *last);
@@ -160,7 +160,7 @@ impl FrameLimiter {
         Ok(())
     }
 
-    /// Looks at a header as soon as it is complete.
+    /// Checks a header once it is complete, and its first two bytes before that.
     fn header(&mut self, now: Time, header: &[u8; 14], have: usize) -> Result<(), Violation> {
         let [first, second, lengths @ ..] = header;
         if have < 2 {
@@ -193,7 +193,7 @@ impl FrameLimiter {
             if length > 125 {
                 return Err(websocket("a control frame of more than 125 bytes"));
             }
-            // A close ends the connection anyway.
+            // A close frame ends the connection anyway.
             if first & 0x0f != 0x8 && !self.controls.take(now) {
                 return Err(CloseCode::FrameRate.violation("too many WebSocket pings"));
             }
@@ -202,7 +202,7 @@ impl FrameLimiter {
             self.declared = self.declared.saturating_add(length);
             if self.declared > self.limit {
                 return Err(CloseCode::FrameTooBig.violation(format!(
-                    "a message of {} bytes where {} may come",
+                    "a message of {} bytes, where the limit is {}",
                     self.declared, self.limit
                 )));
             }
@@ -235,7 +235,7 @@ impl FrameLimiter {
         }
         let last = first & 0x80 != 0;
         match (first & 0x0f, self.fragments) {
-            (0x0, 0) => Err(websocket("a continuation of nothing")),
+            (0x0, 0) => Err(websocket("a continuation without a message")),
             (0x0, _) => Ok(()),
             (0x1, _) if !self.text => Err(websocket("a text message")),
             (0x1 | 0x2, 0) => Ok(()),
@@ -258,11 +258,11 @@ impl FrameLimiter {
     }
 }
 
-/// A WebSocket over one.
-pub(crate) type Socket = WebSocketStream<Limited>;
+/// A WebSocket over a limited byte stream.
+pub(crate) type Socket = WebSocketStream<LimitedStream>;
 
-/// A byte stream under the meter.
-pub(crate) struct Limited {
+/// Byte stream with a limiter.
+pub(crate) struct LimitedStream {
     inner: BoxIo,
     pub(crate) limiter: FrameLimiter,
     start: Instant,
@@ -271,9 +271,9 @@ pub(crate) struct Limited {
     heard: Time,
 }
 
-impl Limited {
-    pub(crate) fn new(inner: BoxIo, limiter: FrameLimiter, start: Instant) -> Limited {
-        Limited {
+impl LimitedStream {
+    pub(crate) fn new(inner: BoxIo, limiter: FrameLimiter, start: Instant) -> LimitedStream {
+        LimitedStream {
             inner,
             limiter,
             start,
@@ -283,22 +283,21 @@ impl Limited {
         }
     }
 
-    /// Bytes that have come.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Bytes that the layer below has taken.
+    /// Bytes accepted by the layer below.
     pub(crate) fn written(&self) -> u64 {
         self.written
     }
 
-    /// When bytes last came.
+    /// Time of the last received bytes.
     pub(crate) fn heard(&self) -> Time {
         self.heard
     }
 
-    /// Reads once and drops it, past the meter and everything above it. `true`: the stream has ended.
+    /// Reads once and drops the bytes without checking them. `true`: the stream has ended.
     pub(crate) fn poll_drop(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
         let mut scratch = [0; 4096];
         let mut buf = ReadBuf::new(&mut scratch);
@@ -307,14 +306,14 @@ impl Limited {
     }
 }
 
-impl AsyncRead for Limited {
+impl AsyncRead for LimitedStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // A long message is many reads.
+        // A long message takes many reads.
         give_way();
         let before = buf.filled().len();
         std::task::ready!(Pin::new(&mut this.inner).poll_read(cx, buf))?;
@@ -328,7 +327,7 @@ impl AsyncRead for Limited {
     }
 }
 
-impl AsyncWrite for Limited {
+impl AsyncWrite for LimitedStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -349,7 +348,7 @@ impl AsyncWrite for Limited {
     }
 }
 
-/// For the fuzzer: what metering these pieces of a stream says, and where it ends.
+/// For the fuzzer: verdict on these pieces of a stream, and bytes of the incomplete message.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz_frame_limiter<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
@@ -361,7 +360,7 @@ pub(crate) fn fuzz_frame_limiter<'a>(
     Ok(limiter.partial())
 }
 
-/// The violation inside an error that came through tungstenite, if the meter raised it.
+/// The limiter's violation inside an error of tungstenite, if there is one.
 pub(crate) fn violation_in(error: &io::Error) -> Option<Violation> {
     error
         .get_ref()
@@ -424,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_the_limit_is_refused_at_its_header() {
+    fn messages_above_the_limit_are_refused_at_their_header() {
         for header in [
             &frame(0x82, 1001)[..8],
             &[0x82, 0xff, 0, 0, 0, 0, 1, 0, 0, 0, 1, 2, 3, 4],
@@ -459,14 +458,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_binary_message_is_refused() {
+    fn only_binary_messages_are_accepted() {
         for bytes in [
             frame(0x81, 5),                            // text
             frame(0xc2, 5),                            // a reserved bit
             frame(0xa2, 5),                            // another
             frame(0x83, 5),                            // an opcode that does not exist
             frame(0x8b, 5),                            // a control opcode that does not exist
-            frame(0x80, 5),                            // a continuation of nothing
+            frame(0x80, 5),                            // a continuation without a message
             frame(0x09, 5),                            // a ping in fragments
             [frame(0x02, 5), frame(0x82, 5)].concat(), // a message within a message
             vec![0x82, 0x05, 1, 2, 3, 4, 5],           // not masked

@@ -1,5 +1,5 @@
-//! The listening side: an accept loop that survives, handshakes that are bounded in number and in
-//! time, and sessions that are bounded in number.
+//! Listening side: an accept loop that survives errors, with limits on the number and duration of
+//! handshakes and on the number of sessions.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,11 +28,11 @@ use super::caps::{Caps, Full, Place};
 use super::connection::{Connection, Pending};
 use super::driver::websocket_config;
 use super::frame_limiter::Socket;
-use super::frame_limiter::{FrameLimiter, Limited};
+use super::frame_limiter::{FrameLimiter, LimitedStream};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
-use super::newcomers::{Most, Newcomer, Newcomers};
 use super::paths::{Arrival, PathRule};
 use super::peer_socket;
+use super::pending_peers::{PendingLimits, PendingPeer, PendingPeers};
 use super::tls::{peer_of, server_config};
 use super::{BoxIo, Io, PATH, Phase};
 use crate::NodeId;
@@ -47,50 +47,50 @@ use crate::wire::control::Hello;
 
 /// Open sessions that wait to be accepted by the application.
 const ACCEPT_QUEUE: usize = 16;
-/// How long an accept loop rests when the system has no more sockets to give: at first, and after
-/// several attempts.
-const OUT_OF_SOCKETS: Duration = Duration::from_millis(100);
+/// Pause of an accept loop when the system is out of sockets: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How often the log says so, over all listeners of the process.
+/// Interval of the warning about that, over all listeners of the process.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// When it said so last.
-static WARNED: Mutex<Option<Instant>> = Mutex::new(None);
-/// How long a refused peer has to read why.
+/// Time of the last warning.
+static LAST_WARNING: Mutex<Option<Instant>> = Mutex::new(None);
+/// Time for a refused peer to read the TLS alert.
 const LINGER: Duration = Duration::from_millis(500);
-/// Connections of one party to all paths: so many at once, and per second over time. A chat makes two with each
-/// of its hosts. A TLS handshake costs about half a millisecond, so 16 a second are 1% of a core.
-const CONNECTIONS: u64 = 256;
+/// Connections of one party over all paths: burst, and rate per second. A chat makes two
+/// connections to each of its hosts. A TLS handshake costs about half a millisecond, so 16 a second
+/// take 1% of a core.
+const CONNECTION_BURST: u64 = 256;
 const CONNECTIONS_PER_SECOND: u64 = 16;
 /// Parties whose connections are counted.
 const MAX_PARTIES: usize = 1024;
-/// The header of a refused upgrade that carries the close code.
+/// Header of a refused upgrade, with the close code.
 pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";
 
-/// Who may connect, and with what.
+/// Decides which peers may connect, and for what.
 ///
-/// Called from the tasks that run the handshakes: answers must come without blocking.
+/// Called from the tasks that run the handshakes: must not block.
 pub trait Admission: Send + Sync {
-    /// Whether a node with this key may connect at all. Asked during the TLS handshake; the peer
-    /// has not yet proved that it holds the key.
+    /// Returns whether a node with this key may connect at all. Called during the TLS handshake;
+    /// the peer has not yet proved that it holds the key.
     fn admit_peer(&self, key: &NodeId) -> bool;
 
-    /// Whether the holder of this key belongs here. For others there are few places, and these do not
-    /// take away what is there for those who do. `key` is proved. By default whoever is admitted does.
+    /// Returns whether the holder of this proved key is a member. Strangers have few slots of their
+    /// own, and never take those of members. By default every admitted peer counts as a member.
     fn belongs(&self, _key: &NodeId) -> bool {
         true
     }
 
-    /// Whom the sessions and sockets of this peer count with: by default itself.
+    /// Quota group that sessions and sockets of this peer count with; by default the peer itself.
     fn counts_with(&self, key: &NodeId) -> NodeId {
         *key
     }
 
-    /// Whether this peer may use a path of the listener. `key` is proved. Asked during the upgrade;
-    /// a refusal is answered with HTTP 403 and the code. By default the tensor path is open, for
-    /// HELLO is still to come, and every other is closed.
+    /// Checks whether the holder of this proved key may use a path. Called during the upgrade; a
+    /// refusal is answered with HTTP 403 and the code. By default the tensor path is open, since
+    /// HELLO follows, and every other path is closed.
     ///
     /// # Errors
-    /// The code that the peer gets to see: such as `unauthorized` or `revoked`.
+    /// The code for the peer, such as `unauthorized` or `revoked`.
     fn admit_path(&self, _key: &NodeId, path: &str) -> Result<(), CloseCode> {
         match path {
             PATH => Ok(()),
@@ -98,36 +98,30 @@ pub trait Admission: Send + Sync {
         }
     }
 
-    /// Whether a session may be opened. `key` is proved; `now_unix` is in seconds.
+    /// Checks the HELLO of a peer with a proved key. `now_unix` is in seconds.
     ///
     /// # Errors
-    /// The code to close with: such as `purpose_unknown`, or one of the `token_` codes.
+    /// The close code, such as `purpose_unknown` or one of the `token_` codes.
     fn admit_hello(&self, key: &NodeId, hello: &Hello, now_unix: u64) -> Result<(), CloseCode>;
 
-    /// A connection of an admitted peer to the tensor path has ended, whether or not it became a
-    /// session, and why. For counting: so that what is refused during the handshakes is seen as
-    /// well.
+    /// Reports the end of an admitted peer's connection to the tensor path, even if it never became
+    /// a session, so that refusals during the handshakes are counted as well.
     fn session_ended(&self, _key: &NodeId, _closed: &SessionClosed) {}
 
-    /// The same for the other paths.
+    /// Reports the end of a connection to another path.
     fn path_ended(&self, _key: &NodeId, _path: &str, _closed: &SessionClosed) {}
 
-    /// A connection became neither session nor socket; whose it was may not be known.
+    /// Reports a connection that became neither session nor socket. Its peer may be unknown.
     fn connection_refused(&self, _why: &RefusedConnection) {}
 }
 
-/// Why a listener could not be set up.
+/// Error of setting up a listener.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
     /// The address is in use, or not one of this machine's.
     #[error("cannot listen on {addr}: {source}")]
-    Address {
-        /// The address that was asked for.
-        addr: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    Address { addr: String, source: io::Error },
     /// The TLS library refused the identity.
     #[error("TLS could not be set up: {0}")]
     Tls(String),
@@ -136,7 +130,7 @@ pub enum BindError {
     Config(#[from] ConfigError),
 }
 
-/// Why a connection did not become a session.
+/// Reason why a connection did not become a session.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefusedConnection {
@@ -146,25 +140,18 @@ pub enum RefusedConnection {
     /// The TLS handshake failed.
     #[error("{} failed: {reason}", Phase::Tls)]
     Tls {
-        /// Why, in one word: `not_tls`, `not_admitted`, `broken_off` and some more.
+        /// Single word: `not_tls`, `not_admitted`, `broken_off` and some more.
         cause: &'static str,
-        /// What was seen.
         reason: String,
     },
     /// Another phase failed.
     #[error("{phase} failed: {reason}")]
-    Handshake {
-        /// Where it failed.
-        phase: Phase,
-        /// What was seen.
-        reason: String,
-    },
-    /// The peer may not use the path that it asked for, or not now.
+    Handshake { phase: Phase, reason: String },
+    /// The peer may not use the path, or not now.
     #[error("the path {path} was refused: {code}")]
     Path {
-        /// The path, one of those that are served.
+        /// Path as served, not as asked for.
         path: &'static str,
-        /// The cause, as a code of the protocol.
         code: CloseCode,
     },
     /// The session ended before it opened.
@@ -173,7 +160,7 @@ pub enum RefusedConnection {
 }
 
 impl RefusedConnection {
-    /// The stable code, one of a fixed few.
+    /// Stable code, out of a fixed set.
     pub fn code(&self) -> Code {
         Code::new(match self {
             RefusedConnection::Timeout(_) => "timeout",
@@ -190,39 +177,40 @@ impl RefusedConnection {
     }
 }
 
-/// Runs the listening side's handshakes over byte streams, wherever they come from.
+/// Runs the listening side's handshakes over byte streams of any origin.
 #[derive(Clone)]
 pub struct Acceptor {
     tls: Arc<ServerConfig>,
     admission: Arc<dyn Admission>,
     config: Arc<Config>,
     sessions: Arc<Caps<NodeId>>,
-    /// What each party may yet connect, by whom peers [count with](Admission::counts_with).
+    /// Connection budget of each [quota group](Admission::counts_with).
     connections: Arc<Mutex<KeyedBuckets<NodeId>>>,
     begin: Instant,
     paths: Arc<[Path]>,
-    /// Where what was let in goes on.
+    /// Runtime of the sessions and sockets.
     runtime: Handle,
 }
 
-/// A path that is served, with the sockets on it.
+/// A served path, with the sockets on it.
 struct Path {
     rule: PathRule,
     sockets: Arc<Caps<NodeId>>,
-    /// The same, by whom they [count with](Admission::counts_with).
+    /// Sockets per [quota group](Admission::counts_with).
     parties: Arc<Caps<NodeId>>,
-    /// Those of them whose peers do not belong here.
-    strangers: Arc<Newcomers>,
+    /// Sockets of strangers.
+    strangers: Arc<PendingPeers>,
 }
 
 impl Acceptor {
-    /// An acceptor of tensor sessions, with its own count of them, and of sockets on other paths.
+    /// Makes an acceptor of tensor sessions, with a limit of its own, and of sockets on other
+    /// paths.
     ///
     /// # Errors
     /// [`BindError::Tls`] or [`BindError::Config`].
     ///
     /// # Panics
-    /// Outside of a runtime: sessions and sockets go on in the one that this is called in.
+    /// Outside of a runtime: sessions and sockets run on the one in which this is called.
     pub fn new(
         identity: &Identity,
         admission: Arc<dyn Admission>,
@@ -237,13 +225,13 @@ impl Acceptor {
             rule: rule.clone(),
             sockets: Caps::new(rule.max_sockets, rule.max_sockets_per_peer),
             parties: Caps::new(rule.max_sockets, rule.max_sockets_per_party()),
-            strangers: Newcomers::new(Most {
-                somebody: rule.max_strangers,
+            strangers: PendingPeers::new(PendingLimits {
+                unexpected: rule.max_strangers,
                 all: rule.max_sockets,
                 each: rule.max_strangers.div_ceil(4),
             }),
         };
-        let connections = KeyedBuckets::new(CONNECTIONS_PER_SECOND, CONNECTIONS, MAX_PARTIES);
+        let connections = KeyedBuckets::new(CONNECTIONS_PER_SECOND, CONNECTION_BURST, MAX_PARTIES);
         Ok(Acceptor {
             tls,
             admission,
@@ -261,7 +249,7 @@ impl Acceptor {
         self.sessions.taken()
     }
 
-    /// Whether this peer, who belongs here, may connect once more, which then counts.
+    /// Takes one connection of this member from its party's budget. `false` if it is exhausted.
     fn may_connect(&self, peer: &NodeId) -> bool {
         let party = self.admission.counts_with(peer);
         let now = Time::from(self.begin.elapsed());
@@ -271,18 +259,18 @@ impl Acceptor {
     /// Turns a byte stream into a session or a socket, as the peer asks.
     ///
     /// # Errors
-    /// See [`RefusedConnection`]; the peer has been told, as far as that is possible.
+    /// See [`RefusedConnection`]; the peer has been told, as far as possible.
     pub async fn arrive(&self, io: Box<dyn Io>) -> Result<Arrival, RefusedConnection> {
         self.arrive_as(io, None).await
     }
 
-    /// The same for a connection that waits to be known among others.
+    /// Like [`arrive`](Self::arrive), for a connection counted by `pending_peer`.
     async fn arrive_as(
         &self,
         io: BoxIo,
-        newcomer: Option<&Newcomer>,
+        pending_peer: Option<&PendingPeer>,
     ) -> Result<Arrival, RefusedConnection> {
-        let result = self.shake_hands(io, newcomer).await;
+        let result = self.shake_hands(io, pending_peer).await;
         if let Err(error) = &result {
             match error {
                 RefusedConnection::Tls { cause, .. } => metrics::tls_failed(Side::Host, cause),
@@ -304,13 +292,13 @@ impl Acceptor {
     async fn shake_hands(
         &self,
         io: BoxIo,
-        newcomer: Option<&Newcomer>,
+        pending_peer: Option<&PendingPeer>,
     ) -> Result<Arrival, RefusedConnection> {
         let begin = Instant::now();
         let d = &self.config.deadlines;
 
-        if let Some(newcomer) = newcomer {
-            newcomer.rest().await;
+        if let Some(pending_peer) = pending_peer {
+            pending_peer.wait_if_slowed().await;
         }
         let accepting = TlsAcceptor::from(self.tls.clone())
             .accept(io)
@@ -330,22 +318,22 @@ impl Acceptor {
         let peer = peer_of(stream.get_ref().1)
             .ok_or_else(|| failed(Phase::Tls, "the peer has no certificate".to_owned()))?;
         let belongs = self.admission.belongs(&peer);
-        if let (true, Some(newcomer)) = (belongs, newcomer) {
-            newcomer.known_as(peer);
+        if let (true, Some(pending_peer)) = (belongs, pending_peer) {
+            pending_peer.mark_member(peer);
         }
         let is_within_rate = !belongs || self.may_connect(&peer);
-        if let (false, Some(newcomer)) = (is_within_rate, newcomer) {
-            newcomer.slow_down();
+        if let (false, Some(pending_peer)) = (is_within_rate, pending_peer) {
+            pending_peer.slow_down();
         }
 
         let limiter = FrameLimiter::new(true, CONTROL_MESSAGE_BYTES, Time::ZERO);
-        let limited = Limited::new(Box::new(stream), limiter, begin);
-        // Which path it is shows only in the upgrade; the meter knows each one's own limit.
+        let limited = LimitedStream::new(Box::new(stream), limiter, begin);
+        // The path shows only in the upgrade; the frame limiter then gets the path's own limit.
         let tensors = max_message_bytes(self.config.chunk_bytes, self.config.inline_max);
         let largest = self.paths.iter().map(|path| path.rule.max_message_bytes);
         let largest = largest.max().unwrap_or(0).max(tensors);
         let websocket = websocket_config(largest, self.config.read_buffer_bytes);
-        let mut choice = Choice::Nowhere;
+        let mut choice = Choice::NotFound;
         let route = Route {
             of: self,
             peer,
@@ -378,10 +366,10 @@ impl Acceptor {
         let limiter = &mut socket.get_mut().limiter;
         limiter.set_limit(rule.max_message_bytes);
         limiter.allow_text(rule.text);
-        // Not every stream of bytes comes from an address.
-        let nowhere = IpAddr::from(Ipv4Addr::UNSPECIFIED);
-        let address = newcomer.map_or(nowhere, |newcomer| newcomer.address);
-        let (stranger, given_up) = (!belongs).then(|| strangers.enter(address)).unzip();
+        // Some byte streams have no address.
+        let no_address = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let address = pending_peer.map_or(no_address, |pending_peer| pending_peer.address);
+        let (stranger, evicted) = (!belongs).then(|| strangers.enter(address)).unzip();
         let stranger = stranger.map(Arc::new);
         let places = (place, stranger.clone());
         let (admission, path) = (self.admission.clone(), rule.path);
@@ -397,17 +385,17 @@ impl Acceptor {
             let _there = self.runtime.enter();
             peer_socket::start(socket, peer, rule, begin, config, ended, stranger)
         };
-        if let Some(given_up) = given_up {
+        if let Some(evicted) = evicted {
             let closer = socket.closer();
             self.runtime.spawn(async move {
-                let _ = given_up.await;
+                let _ = evicted.await;
                 closer.close(CloseCode::SessionLimit);
             });
         }
         Ok(Arrival::Peer(socket))
     }
 
-    /// The HELLOs of a tensor session.
+    /// Exchanges the HELLOs of a tensor session.
     async fn open_session(
         &self,
         socket: Socket,
@@ -468,28 +456,28 @@ async fn linger(mut io: BoxIo) {
         }
         Ok::<(), io::Error>(())
     };
-    // Whether it was read cannot be known, and does not matter to this side.
+    // This side cannot know whether the alert was read, and need not.
     let _ = timeout(LINGER, drain).await;
 }
 
-/// What an upgrade request asked for.
+/// Result of an upgrade request.
 enum Choice<'a> {
-    /// Nothing that is served, or nothing yet.
-    Nowhere,
+    /// No served path, or not yet known.
+    NotFound,
     /// A tensor session.
     Session,
-    /// A socket, which counts until it is gone; a stranger's counts among strangers.
+    /// A socket. The permits are held until it is gone; a stranger has none.
     Socket(&'a Path, Option<[Place<NodeId>; 2]>),
-    /// A path that this peer does not get.
+    /// A path that is refused to this peer.
     Refused(&'static str, CloseCode),
 }
 
-/// Finds the path that is asked for, and asks whether this peer may use it.
+/// Finds the requested path, and checks whether this peer may use it.
 struct Route<'a, 'b> {
     of: &'b Acceptor,
     peer: NodeId,
     belongs: bool,
-    /// Its party has not connected too often of late.
+    /// The budget of its party was not exhausted.
     is_within_rate: bool,
     choice: &'a mut Choice<'b>,
 }
@@ -507,12 +495,13 @@ impl<'b> Route<'_, 'b> {
             };
         }
         let Some(path) = self.of.paths.iter().find(|path| path.rule.path == asked) else {
-            return Choice::Nowhere;
+            return Choice::NotFound;
         };
         if let Err(code) = admit(path.rule.path) {
             return Choice::Refused(path.rule.path, code);
         }
-        // One of a stranger that was closed takes a while to be gone, and is in no member's way.
+        // Strangers have no permits: closed sockets take a while to be gone, and must not block
+        // members.
         let enter = || {
             let party = self.of.admission.counts_with(&self.peer);
             let party = path.parties.enter(party)?;
@@ -526,20 +515,20 @@ impl<'b> Route<'_, 'b> {
 }
 
 impl Callback for Route<'_, '_> {
-    // The type is tungstenite's.
+    // The error type is tungstenite's.
     #[allow(clippy::result_large_err)]
     fn on_request(self, request: &Request, response: Response) -> Result<Response, ErrorResponse> {
         *self.choice = self.choose(request.uri().path());
         let (status, code) = match self.choice {
             Choice::Session | Choice::Socket(..) => return Ok(response),
-            Choice::Nowhere => (StatusCode::NOT_FOUND, None),
+            Choice::NotFound => (StatusCode::NOT_FOUND, None),
             Choice::Refused(_, CloseCode::SessionLimit) => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 Some(CloseCode::SessionLimit),
             ),
             Choice::Refused(_, code) => (StatusCode::FORBIDDEN, Some(*code)),
         };
-        // No body: whatever follows the head is taken for WebSocket frames by the caller's meter.
+        // No body: the caller's frame limiter takes bytes after the head for WebSocket frames.
         let mut refusal = ErrorResponse::new(None);
         *refusal.status_mut() = status;
         let headers = refusal.headers_mut();
@@ -562,7 +551,7 @@ pub struct Listener {
 
 impl Listener {
     /// Binds `addr` (`host:port`; port 0 lets the system choose) and starts accepting. The tensor
-    /// path is always there, though [`Admission::admit_path`] may refuse it; `paths` are the others.
+    /// path always exists, though [`Admission::admit_path`] may refuse it; `paths` are the others.
     ///
     /// # Errors
     /// See [`BindError`].
@@ -577,8 +566,8 @@ impl Listener {
             addr: addr.to_owned(),
             source,
         };
-        let newcomers = Newcomers::new(Most {
-            somebody: config.max_handshakes.div_ceil(2),
+        let pending_peers = PendingPeers::new(PendingLimits {
+            unexpected: config.max_handshakes.div_ceil(2),
             all: config.max_handshakes,
             each: config.max_handshakes_per_address,
         });
@@ -586,7 +575,7 @@ impl Listener {
         let tcp = TcpListener::bind(addr).await.map_err(address)?;
         let addr = tcp.local_addr().map_err(address)?;
         let (ready, arrivals) = mpsc::channel(ACCEPT_QUEUE);
-        let task = tokio::spawn(accept_loop(tcp, acceptor, newcomers, ready));
+        let task = tokio::spawn(accept_loop(tcp, acceptor, pending_peers, ready));
         Ok(Listener {
             addr,
             arrivals,
@@ -594,12 +583,11 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// The next open session or socket. Handshakes go on whether or not this is being called.
+    /// Returns the next open session or socket. Handshakes proceed independently of this call.
     pub async fn accept(&mut self) -> Arrival {
         match self.arrivals.recv().await {
             Some(arrival) => arrival,
@@ -608,7 +596,7 @@ impl Listener {
         }
     }
 
-    /// The next open session, where there is no other path.
+    /// Returns the next open session, on a listener without other paths.
     pub async fn session(&mut self) -> Connection {
         loop {
             if let Arrival::Session(connection) = self.accept().await {
@@ -619,15 +607,15 @@ impl Listener {
 }
 
 impl Drop for Listener {
-    /// Stops accepting and drops the handshakes under way; what is open lives on.
+    /// Stops accepting and aborts handshakes; open sessions and sockets live on.
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// What connections come to: a port or a Unix socket.
+/// A listener of the system: a TCP port or a Unix socket.
 pub trait Accepts {
-    /// A connection, and from where it comes.
+    /// Accepted stream and the peer's address.
     type Accepted;
 
     /// As [`TcpListener::poll_accept`].
@@ -650,20 +638,19 @@ impl Accepts for UnixListener {
     }
 }
 
-/// The next connection of a listener, whatever the system says in between. May be dropped and called
-/// again; nothing is lost.
+/// Accepts the next connection; retries after errors of the system. Cancel safe.
 pub async fn accept<L: Accepts>(listener: &L) -> L::Accepted {
-    let mut pause = OUT_OF_SOCKETS;
+    let mut pause = FIRST_PAUSE;
     loop {
         match poll_fn(|cx| listener.poll_accept(cx)).await {
             Ok(accepted) => return accepted,
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
-                if may_warn(&mut WARNED.lock(), Instant::now()) {
+                if may_warn(&mut LAST_WARNING.lock(), Instant::now()) {
                     tracing::warn!(
                         %error,
-                        "no connection can be accepted at the moment; it is tried again (the limit of \
-                         open files is `ulimit -n`, in a systemd unit LimitNOFILE=)"
+                        "no connection can be accepted; retrying (the limit of open files is \
+                         `ulimit -n`, or LimitNOFILE= in a systemd unit)"
                     );
                 }
                 tokio::time::sleep(pause).await;
@@ -673,7 +660,7 @@ pub async fn accept<L: Accepts>(listener: &L) -> L::Accepted {
     }
 }
 
-/// Whether the last warning is long enough ago for another one, which then counts as given.
+/// Returns whether a warning is due, and counts it as given.
 fn may_warn(last: &mut Option<Instant>, now: Instant) -> bool {
     let due = last.is_none_or(|last| now.duration_since(last) >= WARN_EVERY);
     if due {
@@ -685,23 +672,23 @@ fn may_warn(last: &mut Option<Instant>, now: Instant) -> bool {
 async fn accept_loop(
     tcp: TcpListener,
     acceptor: Acceptor,
-    newcomers: Arc<Newcomers>,
+    pending_peers: Arc<PendingPeers>,
     ready: mpsc::Sender<Arrival>,
 ) {
-    // Dropped with this task, and the handshakes with it.
+    // Dropping this set, with the task, aborts the handshakes.
     let mut handshakes = JoinSet::new();
-    // The socket itself stays with this runtime, and so does whatever is let in.
+    // The listening socket stays with this runtime, and so do accepted sessions and sockets.
     let background = background();
     loop {
         while handshakes.try_join_next().is_some() {}
         let (stream, address) = accept(&tcp).await;
-        let (newcomer, given_up) = newcomers.enter(address.ip().to_canonical());
+        let (pending_peer, evicted) = pending_peers.enter(address.ip().to_canonical());
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         let shaking = async move {
             give_way();
             let result = tokio::select! {
-                result = handshake(&acceptor, stream, &newcomer) => result,
-                _ = given_up => {
+                result = handshake(&acceptor, stream, &pending_peer) => result,
+                _ = evicted => {
                     let limit = SessionClosed::by_us(CloseCode::ConnectionLimit, "");
                     let refused = RefusedConnection::Closed(limit);
                     acceptor.count_refusal(&refused);
@@ -709,7 +696,7 @@ async fn accept_loop(
                 }
             };
             // From here on it counts as a session, or as a socket of its path.
-            drop(newcomer);
+            drop(pending_peer);
             match result {
                 Ok(arrival) => {
                     let _ = ready.send(arrival).await;
@@ -726,14 +713,16 @@ async fn accept_loop(
 async fn handshake(
     acceptor: &Acceptor,
     stream: TcpStream,
-    newcomer: &Newcomer,
+    pending_peer: &PendingPeer,
 ) -> Result<Arrival, RefusedConnection> {
     let no_delay = stream.set_nodelay(true);
     no_delay.map_err(|error| failed(Phase::Connect, error.to_string()))?;
-    acceptor.arrive_as(Box::new(stream), Some(newcomer)).await
+    acceptor
+        .arrive_as(Box::new(stream), Some(pending_peer))
+        .await
 }
 
-/// Whether accepting failed because of the connection that was accepted, not of this process.
+/// Returns whether the error concerns the accepted connection, not this process.
 fn is_about_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -750,7 +739,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener of a process that has no file descriptor left.
+    /// A listener of a process without free file descriptors.
     struct Exhausted(AtomicU32);
 
     impl Accepts for Exhausted {

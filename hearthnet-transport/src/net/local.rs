@@ -1,10 +1,10 @@
-//! A session within one process: messages change hands as values.
+//! A session within one process: messages are moved as values.
 //!
-//! A home's own layers count for its own chats, and cost no wire: nothing is encoded, encrypted or
-//! copied, and no task runs. Whoever sends puts the message where the other side takes it from, and
-//! wakes it. What a session over a socket promises both sides holds here as well: who may send what,
-//! rows of the size that their shape says, step slots, one answer per step, the end of a stream's life,
-//! the end of the session's lifetime.
+//! It serves a home's own chats on its own layers without a wire: no message is encoded, encrypted
+//! or copied, and no task runs unless a handler is set. A sender puts the message into the other
+//! side's queue, and wakes that side. The rules of a session over a socket hold here as well: the
+//! direction of messages, rows that match their shape, step slots, one answer per step, the end of
+//! a stream, and the session's lifetime.
 //!
 //! ```text
 //!              Step, StreamOpen, ...                 step slots, room
@@ -35,12 +35,12 @@ use crate::message::{Message, StreamClose, StreamError};
 use crate::session::{Outgoing, SessionStats, Steps, Terms};
 use crate::wire::control::{Hello, Limits};
 
-/// Messages that wait for one side before whoever has more is asked to wait. Steps are bounded by
-/// their slots, and answers by their steps; this bounds the small rest.
+/// Messages in one side's queue before the sender has to wait. Steps are bounded by their slots,
+/// and answers by their steps; this bounds the remaining messages.
 const MAX_WAITING: usize = 1024;
 
-/// A session of a process with itself: the calling end, and the hosting one. Whether it may be opened
-/// is for the host's side to decide beforehand.
+/// Opens a session of a process with itself, and returns its calling and its hosting end. The
+/// host's side has to check beforehand whether it may be opened.
 pub fn connect_here(
     key: NodeId,
     hello: &Hello,
@@ -54,7 +54,7 @@ pub fn connect_here(
             steps: Steps::default(),
             closed: None,
         }),
-        room: Notify::new(),
+        changed: Notify::new(),
         opened: Instant::now(),
         lifetime: caller.session_lifetime.min(host.session_lifetime),
         step_slots: host.max_steps_in_flight,
@@ -75,18 +75,18 @@ pub fn connect_here(
     (end(CALLER), end(HOST))
 }
 
-/// Which side an [`End`] is; also its place in [`Inner::sides`].
+/// Side of an [`End`]; also its index in [`Inner::sides`].
 const CALLER: usize = 0;
 const HOST: usize = 1;
 
-/// What waits for one side, and who waits for it.
+/// Queue of one side, and the waker of its receiver.
 #[derive(Default)]
 struct Side {
     waiting: VecDeque<Message>,
-    /// Bytes of rows among it.
+    /// Bytes of rows in the queue.
     bytes: u64,
     receiver: Option<Waker>,
-    /// Messages that were put here.
+    /// Messages queued so far.
     messages: u64,
 }
 
@@ -104,9 +104,10 @@ impl Side {
         Some(message)
     }
 
-    /// Drops what belongs to a life that is over.
-    fn purge(&mut self, life: (u32, u32)) {
-        self.waiting.retain(|message| !message.is_work_of(life));
+    /// Drops the messages of an ended stream.
+    fn purge(&mut self, stream_key: (u32, u32)) {
+        self.waiting
+            .retain(|message| !message.is_work_of(stream_key));
         self.bytes = self.waiting.iter().map(weight).sum();
     }
 }
@@ -123,26 +124,26 @@ fn weight(message: &Message) -> u64 {
 
 struct Inner {
     sides: [Side; 2],
-    /// Steps without an answer, which both sides see alike.
+    /// Unanswered steps, the same for both sides.
     steps: Steps,
-    /// Which side ended it, and how.
+    /// Side that ended the session, with code and details.
     closed: Option<(usize, CloseCode, String)>,
 }
 
 impl Inner {
-    fn end_life(&mut self, life: (u32, u32)) {
-        self.steps.forget(life);
+    fn end_stream(&mut self, stream_key: (u32, u32)) {
+        self.steps.forget(stream_key);
         for side in &mut self.sides {
-            side.purge(life);
+            side.purge(stream_key);
         }
     }
 }
 
-/// What both ends share.
+/// State shared by both ends.
 pub(crate) struct Session {
     inner: Mutex<Inner>,
-    /// Slots, room, or the end: whoever waits to send tries again.
-    room: Notify,
+    /// Notified when slots or space are free, and at the end: senders try again.
+    changed: Notify,
     opened: Instant,
     lifetime: Duration,
     step_slots: u32,
@@ -151,7 +152,7 @@ pub(crate) struct Session {
 
 impl Session {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that runs under the lock leaves it half changed.
+        // Code under the lock leaves no half-changed state.
         let mut inner = self.inner.lock();
         if inner.closed.is_none() && self.opened.elapsed() >= self.lifetime {
             inner.closed = Some((HOST, CloseCode::SessionExpired, String::new()));
@@ -160,7 +161,6 @@ impl Session {
     }
 }
 
-/// One end of a session.
 #[derive(Clone)]
 struct End {
     session: Arc<Session>,
@@ -182,7 +182,7 @@ impl Ends for End {
         }
         drop(inner);
         wakers.into_iter().for_each(Waker::wake);
-        self.session.room.notify_waiters();
+        self.session.changed.notify_waiters();
     }
 
     fn closed(&self) -> Option<SessionClosed> {
@@ -214,11 +214,11 @@ impl End {
                 }
                 inner.steps.begin((m.stream, m.epoch));
             }
-            // One that nobody waits for any more is dropped.
+            // A late answer, to a step that no longer waits, is dropped.
             Message::StepResult(m) if !inner.steps.finish((m.stream, m.epoch)) => return Ok(None),
             Message::StreamClose(StreamClose { stream, epoch })
             | Message::StreamError(StreamError { stream, epoch, .. }) => {
-                inner.end_life((*stream, *epoch));
+                inner.end_stream((*stream, *epoch));
             }
             Message::StepResult(_) | Message::Leaving { .. } => {}
             _ if full => return Ok(Some(message)),
@@ -231,7 +231,7 @@ impl End {
             waker.wake();
         }
         if freed {
-            self.session.room.notify_waiters();
+            self.session.changed.notify_waiters();
         }
         Ok(None)
     }
@@ -260,7 +260,7 @@ impl Link for End {
         Box::pin(async move {
             Outgoing::check(&message, &terms)?;
             let mut waiting = Some(message);
-            retry(&self.session.room, || {
+            retry(&self.session.changed, || {
                 match self.hand_over(waiting.take()?) {
                     Ok(back) => waiting = back,
                     Err(closed) => return Some(Err(closed.into())),
@@ -291,16 +291,16 @@ impl Link for End {
         Ok(left)
     }
 
-    /// The next message, or the end of the session once all that came before has been taken.
+    /// Returns the next message, or the end of the session after all earlier messages.
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
         let mut inner = self.session.lock();
         if let Some(message) = inner.sides[self.side].pop() {
-            // The caller lets go of a stream as soon as it has heard that it failed: steps may have
-            // crossed the error.
+            // The caller's side closes a failed stream as soon as the error is received: later
+            // steps may have crossed the error.
             let waker = match &message {
                 Message::StreamError(m) if inner.closed.is_none() => {
                     let (stream, epoch) = (m.stream, m.epoch);
-                    inner.end_life((stream, epoch));
+                    inner.end_stream((stream, epoch));
                     let close = StreamClose { stream, epoch };
                     inner.sides[1 - self.side].push(Message::StreamClose(close))
                 }
@@ -310,7 +310,7 @@ impl Link for End {
             if let Some(waker) = waker {
                 waker.wake();
             }
-            self.session.room.notify_waiters();
+            self.session.changed.notify_waiters();
             return Poll::Ready(Ok(message));
         }
         if let Some(closed) = self.told(&inner) {
@@ -323,7 +323,7 @@ impl Link for End {
         Poll::Pending
     }
 
-    /// Nobody reads a socket here, so the messages have a task of their own.
+    /// There is no driver task, so the handler gets a task of its own.
     fn attend(&self, mut handler: Box<dyn Handler>) {
         let end = self.clone();
         tokio::spawn(async move {
@@ -454,7 +454,7 @@ mod tests {
         waiting.await.unwrap().unwrap();
         assert_eq!(taken(&mut caller), Some(result(0)));
         assert_eq!(taken(&mut host), Some(step(1)));
-        // More answers than steps: nobody hears them.
+        // Answers without a waiting step are dropped.
         host.sender().try_send_all(&[result(1), result(1)]).unwrap();
         assert_eq!(taken(&mut caller), Some(result(1)));
         assert_eq!(taken(&mut caller), None);
@@ -485,7 +485,7 @@ mod tests {
             message: String::new(),
         });
         host.sender().try_send(error.clone()).unwrap();
-        // It crosses the error.
+        // The step crosses the error.
         caller.sender().try_send(step(1)).unwrap();
         assert_eq!(taken(&mut caller), Some(error));
         assert_eq!(taken(&mut host), Some(Message::StreamClose(close)));
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_side_may_not_send_or_does_not_add_up_is_refused() {
+    async fn messages_of_the_other_side_or_of_wrong_shape_are_refused() {
         let (caller, host) = pair(4);
         let refused = |sent: Result<Option<Message>, SendError>| match sent {
             Err(SendError::Message(violation)) => violation.code,
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!((closed.code, closed.by_us), (CloseCode::Normal, false));
         assert!(caller.sender().try_send(step(0)).is_err());
 
-        // Who is cut off takes nothing any more.
+        // The caller of a session that is cut receives no further message.
         let (mut caller, host) = pair(4);
         host.sender().try_send(leaving).unwrap();
         let waits = caller.sender();

@@ -1,4 +1,4 @@
-//! What the transport counts, for whatever recorder of the `metrics` crate the program installs:
+//! Metrics of the transport, for the recorder of the `metrics` crate that the program installs:
 //!
 //! | metric | kind | labels |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | `hearthnet_transport_late_results_total` | counter | `side` |
 //! | `hearthnet_transport_refusals_total` | counter | `side`, `code` |
 //!
-//! `side` is `host` for who listens and `caller` for who connects. Every label is one of this
-//! program's own words: nothing that a peer sends becomes one, so their number is bounded.
+//! `side` is `host` for the listening side and `caller` for the connecting side. Label values are
+//! never taken from a peer's input, so their number is bounded.
 
 use std::io;
 
@@ -25,12 +25,12 @@ use super::tls::{Refusal, refusal_in};
 use crate::code::{Code, SessionClosed};
 use crate::session::SessionStats;
 
-/// Which end of a connection this is.
+/// Side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It listens.
+    /// Listening side.
     Host,
-    /// It connects.
+    /// Connecting side.
     Caller,
 }
 
@@ -43,13 +43,13 @@ impl Side {
     }
 }
 
-/// A connection did not become a session, or a socket.
+/// Counts a connection that did not become a session or a socket.
 pub(crate) fn refused(side: Side, code: Code) {
     counter!("hearthnet_transport_refusals_total", "side" => side.label(), "code" => code)
         .increment(1);
 }
 
-/// A TLS handshake failed.
+/// Counts a failed TLS handshake.
 pub(crate) fn tls_failed(side: Side, cause: &'static str) {
     counter!("hearthnet_transport_tls_failures_total", "side" => side.label(), "cause" => cause)
         .increment(1);
@@ -64,7 +64,7 @@ fn closed(side: Side, path: &'static str, closed: &SessionClosed) {
     .increment(1);
 }
 
-/// Why a TLS handshake failed, in one word.
+/// Cause of a failed TLS handshake, in one word.
 pub(crate) fn tls_cause(error: &io::Error) -> &'static str {
     if let Some(refusal) = refusal_in(error) {
         return match refusal {
@@ -91,7 +91,7 @@ pub(crate) fn tls_cause(error: &io::Error) -> &'static str {
     }
 }
 
-/// A socket of another path than the tensor one, as long as it is open.
+/// An open socket on a path other than the tensor path.
 pub(crate) struct OpenSocket {
     side: Side,
     path: &'static str,
@@ -105,24 +105,22 @@ impl OpenSocket {
         OpenSocket { side, path, open }
     }
 
-    /// It has ended.
     pub(crate) fn end(self, how: &SessionClosed) {
         self.open.decrement(1.0);
         closed(self.side, self.path, how);
     }
 }
 
-/// The numbers of one tensor session. What it holds is part of the gauges until it
-/// [ends](SessionNumbers::end).
+/// Metrics of one tensor session. They are part of the gauges until it [ends](SessionMetrics::end).
 pub(crate) struct SessionMetrics {
     side: Side,
     bytes_in: Counter,
     bytes_out: Counter,
     late_results: Counter,
-    /// Late results that were counted before.
+    /// Late results counted so far.
     counted: u64,
     gauges: [Gauge; 6],
-    /// What this session adds to each gauge now.
+    /// Present share of this session in each gauge.
     added: [u64; 6],
     open: Option<Gauge>,
 }
@@ -167,7 +165,7 @@ impl SessionMetrics {
         self.bytes_out.increment(bytes as u64);
     }
 
-    /// Brings the gauges up to date, unless the session has ended.
+    /// Updates the gauges, unless the session has ended.
     pub(crate) fn note(&mut self, stats: &SessionStats) {
         let more = stats.stale_results.saturating_sub(self.counted);
         if more > 0 {
@@ -199,7 +197,7 @@ impl SessionMetrics {
         }
     }
 
-    /// The session is gone, and what it held with it.
+    /// Takes the session's share out of the gauges.
     pub(crate) fn end(&mut self, how: &SessionClosed) {
         if let Some(open) = self.open.take() {
             self.set([0; 6]);

@@ -1,18 +1,19 @@
 //! The async shell: sockets, TLS, the WebSocket, and the task that drives a session.
 //!
 //! | file | what |
+//! | file | content |
 //! |---|---|
 //! | `tls.rs` | the TLS profile and the two verifiers |
-//! | `frame_limiter.rs` | meters WebSocket headers below tungstenite, so that nothing is reserved on trust |
+//! | `frame_limiter.rs` | checks WebSocket headers below tungstenite, before memory is reserved |
 //! | `driver.rs` | the task that drives a socket: reading, writing, timers, [`Handler`] |
 //! | `connection.rs` | [`Connection`], [`Sender`]; a session on a socket |
 //! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
-//! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; how the peer learns why |
+//! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; sending the close code |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
-//! | `newcomers.rs` | who waits to be known, and who goes when there are too many |
+//! | `pending_peers.rs` | limits of unauthenticated connections |
 //! | `local.rs` | a session of a process with itself, without a socket |
-//! | `metrics.rs` | what is counted |
+//! | `metrics.rs` | metrics |
 
 mod caps;
 mod close_handshake;
@@ -24,27 +25,27 @@ mod frame_limiter;
 mod listener;
 mod local;
 mod metrics;
-mod newcomers;
 mod paths;
 mod peer_socket;
+mod pending_peers;
 mod tls;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use caps::{Caps, Full, Place};
 pub use closer::Closer;
-pub use connect::{ConnectError, Phase, connect, connect_over, connect_path, connect_path_over};
+pub use connect::{ConnectError, Phase, connect, connect_over, connect_path};
 pub use connection::{Connection, SendError, Sender};
 pub use driver::Handler;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use listener::{Acceptor, Accepts, Admission, BindError, Listener, RefusedConnection, accept};
 pub use local::connect_here;
-pub use newcomers::subscriber;
 pub use paths::{Arrival, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};
+pub use pending_peers::subscriber;
 
-/// Where the WebSocket of a tensor session lives.
+/// Path of the WebSocket of a tensor session.
 pub const PATH: &str = "/tensor/v1";
 
 /// A byte stream below TLS: a TCP socket, or a pipe in tests.

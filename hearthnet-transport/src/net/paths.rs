@@ -1,31 +1,30 @@
-//! What one listener serves side by side: the tensor path, and plain sockets on other paths.
+//! Paths of one listener: the tensor path, and plain sockets on other paths.
 
 use super::{Connection, PeerSocket};
 
 /// A path of the listener whose WebSocket carries messages of the application's own protocol.
 ///
-/// The connection below is the one of the tensor path: mutual TLS with pinned Ed25519 keys, a
-/// deadline for each phase, a meter below the WebSocket. Nothing is reserved on a peer's word.
+/// The connection is secured like that of the tensor path: mutual TLS with pinned Ed25519 keys, a
+/// deadline for each phase, a frame limiter below the WebSocket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PathRule {
-    /// The path of the upgrade request, such as `/bus/v1`.
+    /// Path of the upgrade request, such as `/bus/v1`.
     pub path: &'static str,
-    /// Largest message in bytes, either way.
+    /// Limit of a message in bytes, in both directions.
     pub max_message_bytes: usize,
-    /// Whether text messages may come; binary ones always may.
+    /// Whether text messages are allowed; binary ones always are.
     pub text: bool,
-    /// Sockets that the listener serves at a time on this path.
+    /// Limit of open sockets on this path.
     pub max_sockets: usize,
-    /// The same for one peer.
+    /// Limit of open sockets per peer.
     pub max_sockets_per_peer: usize,
-    /// How many of them may be of peers that do not [belong](super::Admission::belongs) here. For one
-    /// more, one of these is closed: the oldest of the address that has most.
+    /// Limit of open sockets of [strangers](super::Admission::belongs). For a further one, the
+    /// oldest of the address with most is closed.
     pub max_strangers: usize,
-    /// Messages that wait here in each direction: coming ones for the application, outgoing ones
-    /// for the peer. When as many have come, no more are read.
+    /// Queue length in each direction. When the queue of incoming messages is full, reading stops.
     pub queue_messages: usize,
-    /// The same in bytes; one message is always taken, whatever its size.
+    /// Queue size in bytes; a single message is always accepted.
     pub queue_bytes: usize,
 }
 
@@ -45,20 +44,20 @@ impl PathRule {
         }
     }
 
-    /// Lets text messages come.
+    /// Allows text messages.
     #[must_use]
     pub fn with_text(mut self) -> PathRule {
         self.text = true;
         self
     }
 
-    /// Most sockets of peers that count together, however many keys they have: a quarter, and no less than
-    /// one peer's.
+    /// Limit of open sockets per quota group, however many keys it has: a quarter of all, and at
+    /// least one peer's limit.
     pub(super) fn max_sockets_per_party(&self) -> usize {
         (self.max_sockets / 4).max(self.max_sockets_per_peer)
     }
 
-    /// Sets how many sockets are served, in all and per peer.
+    /// Sets the limit of open sockets, in all and per peer.
     #[must_use]
     pub fn with_sockets(mut self, in_all: usize, per_peer: usize) -> PathRule {
         self.max_sockets = in_all;
@@ -67,7 +66,7 @@ impl PathRule {
         self
     }
 
-    /// Sets how many of the sockets may be of peers that do not belong here.
+    /// Sets the limit of open sockets of strangers.
     #[must_use]
     pub fn with_strangers(mut self, most: usize) -> PathRule {
         self.max_strangers = most;
@@ -75,7 +74,7 @@ impl PathRule {
     }
 }
 
-/// What arrived at a listener.
+/// New connection of a listener.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Arrival {

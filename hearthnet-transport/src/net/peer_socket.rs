@@ -1,5 +1,5 @@
-//! A plain socket on one of the listener's other paths: text and binary messages of the
-//! application's own protocol, in order, as they are.
+//! A plain socket on another path of the listener: text and binary messages of the application's
+//! own protocol, in order and unchanged.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -14,9 +14,9 @@ use super::closer::{Closer, Ends};
 use super::connection::SendError;
 use super::driver::{self, Ended, Shared, websocket_config};
 use super::frame_limiter::Socket;
-use super::frame_limiter::{FrameLimiter, Limited};
-use super::newcomers::Newcomer;
+use super::frame_limiter::{FrameLimiter, LimitedStream};
 use super::paths::PathRule;
+use super::pending_peers::PendingPeer;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
@@ -35,11 +35,11 @@ pub struct PeerSocket {
 pub struct PeerSender {
     shared: Arc<Shared<PlainSession>>,
     rule: Arc<PathRule>,
-    /// The place of a peer that does not belong here.
-    stranger: Option<Arc<Newcomer>>,
+    /// Slot of a stranger.
+    stranger: Option<Arc<PendingPeer>>,
 }
 
-/// Starts driving a socket whose upgrade is done.
+/// Starts driving a socket after the upgrade.
 pub(crate) fn start(
     socket: Socket,
     peer: NodeId,
@@ -47,7 +47,7 @@ pub(crate) fn start(
     begin: Instant,
     config: &Config,
     ended: Ended,
-    stranger: Option<Arc<Newcomer>>,
+    stranger: Option<Arc<PendingPeer>>,
 ) -> PeerSocket {
     let bounds = Bounds {
         messages: rule.queue_messages,
@@ -72,23 +72,23 @@ impl PeerSocket {
         self.sender.peer()
     }
 
-    /// The path that was asked for.
+    /// Path of the upgrade request.
     pub fn path(&self) -> &'static str {
         self.sender.rule.path
     }
 
-    /// The next message. May be dropped and called again; nothing is lost.
+    /// Receives the next message. Cancel safe.
     ///
-    /// Whoever does not receive slows the peer down, and cannot tell for how long it is still
-    /// there: a socket whose messages are not taken for a minute is given up by the peer.
+    /// An application that does not receive slows the peer down, and cannot notice that the peer is
+    /// gone. The peer closes a socket whose messages are not read for a minute.
     ///
     /// # Errors
-    /// When the socket is closed, and what the peer sent before has been taken.
+    /// When the socket is closed, after all earlier messages of the peer.
     pub async fn recv(&mut self) -> Result<Frame, SessionClosed> {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    /// The same, for hand-written futures.
+    /// Like [`recv`](Self::recv), for hand-written futures.
     ///
     /// # Errors
     /// As [`recv`](Self::recv).
@@ -104,28 +104,28 @@ impl PeerSocket {
         self.sender.send(frame).await
     }
 
-    /// A handle for sending.
+    /// Handle for sending.
     pub fn sender(&self) -> PeerSender {
         self.sender.clone()
     }
 
-    /// A handle that ends this socket at once.
+    /// Handle that ends this socket at once.
     pub fn closer(&self) -> Closer {
         self.sender.closer()
     }
 
-    /// How it ended, if it has.
+    /// Cause of the end, if the socket has ended.
     pub fn closed(&self) -> Option<SessionClosed> {
         self.sender.closed()
     }
 
-    /// Closes. What was queued for the peer is still sent, if it reads; nothing more is received.
+    /// Closes the socket. Queued messages are still sent, if the peer reads; no more are received.
     pub fn close(&self, code: CloseCode) {
         self.sender.close(code);
     }
 
-    /// Two sockets that are joined in memory, each of which believes to talk to the other's key.
-    /// The WebSocket, its meter and its limits are real, TLS is not there. For tests.
+    /// Two sockets joined in memory, each with the key of the other. The WebSocket and its limiter
+    /// are real; there is no TLS. For tests.
     pub async fn pair(keys: [NodeId; 2], rule: &PathRule) -> (PeerSocket, PeerSocket) {
         let (left, right) = tokio::io::duplex(64 * 1024);
         let config = Config::default();
@@ -134,7 +134,7 @@ impl PeerSocket {
             let limiter =
                 FrameLimiter::upgraded(role == Role::Server, rule.max_message_bytes, rule.text);
             let websocket = websocket_config(rule.max_message_bytes, config.read_buffer_bytes);
-            let limited = Limited::new(Box::new(io), limiter, begin);
+            let limited = LimitedStream::new(Box::new(io), limiter, begin);
             let socket = WebSocketStream::from_raw_socket(limited, role, Some(websocket)).await;
             let ended = Box::new(|_: &SessionClosed| {});
             start(socket, peer, rule.clone(), begin, &config, ended, None)
@@ -163,25 +163,24 @@ impl fmt::Debug for PeerSocket {
 }
 
 impl PeerSender {
-    /// The peer's key.
     pub fn peer(&self) -> NodeId {
         self.shared.peer
     }
 
-    /// The peer has shown that it will [belong](super::Admission::belongs) here: its socket gives way to
-    /// no other stranger's from here on.
+    /// Marks the peer as about to become a [member](super::Admission::belongs): its socket is no
+    /// longer closed in favour of other strangers.
     pub fn is_invited(&self) {
         if let Some(stranger) = &self.stranger {
-            stranger.known_as(self.peer());
+            stranger.mark_member(self.peer());
         }
     }
 
-    /// Whether the path carries such a message.
+    /// Checks a message against the path's rule.
     fn check(&self, frame: &Frame) -> Result<(), SendError> {
         let (len, largest) = (frame.len(), self.rule.max_message_bytes);
         let violation = match frame {
             _ if len > largest => CloseCode::FrameTooBig
-                .violation(format!("it has {len} bytes where {largest} may be sent")),
+                .violation(format!("it has {len} bytes, and the limit is {largest}")),
             Frame::Text(_) if !self.rule.text => {
                 CloseCode::WebSocket.violation("this path carries binary messages only")
             }
@@ -190,18 +189,18 @@ impl PeerSender {
         Err(SendError::Message(violation))
     }
 
-    /// Queues a message; waits while the queue has no room. Dropped while it waits, nothing has
-    /// been sent.
+    /// Queues a message; waits while the queue is full. If dropped while it waits, nothing has been
+    /// sent.
     ///
     /// # Errors
-    /// [`SendError::Closed`] when the socket is closed, [`SendError::Message`] for a message that
-    /// is larger than the path's limit, or text where there is none.
+    /// [`SendError::Closed`] when the socket is closed, [`SendError::Message`] for a message beyond
+    /// the path's limit, or a text message on a binary path.
     pub async fn send(&self, frame: Frame) -> Result<(), SendError> {
         self.check(&frame)?;
         Ok(self.shared.queue(frame).await?)
     }
 
-    /// Queues a message if there is room; otherwise gives it back.
+    /// Queues a message if there is space; otherwise gives it back.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -210,7 +209,7 @@ impl PeerSender {
         Ok(self.shared.try_queue(frame, true)?)
     }
 
-    /// How the socket ended, if it has.
+    /// Cause of the end, if the socket has ended.
     pub fn closed(&self) -> Option<SessionClosed> {
         self.shared.closed()
     }
@@ -220,7 +219,7 @@ impl PeerSender {
         self.shared.end(code, "", false);
     }
 
-    /// A handle that ends the socket at once.
+    /// Handle that ends the socket at once.
     pub fn closer(&self) -> Closer {
         let of = Arc::downgrade(&self.shared);
         Closer {

@@ -1,4 +1,4 @@
-//! The TLS profile: version 1.3, Ed25519 on both sides, keys compared, nothing else believed.
+//! TLS profile: version 1.3, Ed25519 keys on both sides, authentication by key comparison only.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,11 +24,12 @@ use crate::NodeId;
 use crate::code::{CloseCode, Violation};
 use crate::identity::Identity;
 
-/// Why the peer's certificate was refused. rustls prints it with `Debug`, so that is a sentence.
+/// Reason why the peer's certificate was refused. rustls prints it with `Debug`, so that is a
+/// sentence.
 pub(crate) enum Refusal {
-    /// Another key than the one that was expected.
+    /// The key is not the expected one.
     Mismatch { found: NodeId },
-    /// Not one Ed25519 certificate.
+    /// The certificate is not a single Ed25519 certificate.
     Unusable(Violation),
 }
 
@@ -55,7 +56,7 @@ impl From<Refusal> for Error {
     }
 }
 
-/// The refusal inside an error of a handshake, if that is what it was.
+/// The refusal inside an error of a handshake, if there is one.
 pub(crate) fn refusal_in(error: &std::io::Error) -> Option<&Refusal> {
     match error.get_ref()?.downcast_ref::<Error>()? {
         Error::InvalidCertificate(CertificateError::Other(other)) => other.0.downcast_ref(),
@@ -63,10 +64,10 @@ pub(crate) fn refusal_in(error: &std::io::Error) -> Option<&Refusal> {
     }
 }
 
-/// ring, with only what this profile uses.
+/// Provider of ring, reduced to what this profile uses.
 fn provider() -> Arc<CryptoProvider> {
     let mut provider = ring::default_provider();
-    // The verifiers below do the only verification there is.
+    // The verifiers below do all of the verification.
     provider.signature_verification_algorithms = WebPkiSupportedAlgorithms {
         all: &[],
         mapping: &[],
@@ -74,7 +75,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(provider)
 }
 
-/// The key in the one certificate that a peer presents.
+/// Key in the single certificate that a peer presents.
 fn key_of(
     end_entity: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -86,8 +87,8 @@ fn key_of(
     NodeId::from_certificate(end_entity).map_err(|violation| Refusal::Unusable(violation).into())
 }
 
-/// The signature over the handshake: strict Ed25519, so that neither a key or point of small
-/// order nor a second encoding of a signature passes.
+/// Verifies the signature over the handshake with strict Ed25519: neither keys or points of small
+/// order nor a second encoding of a signature pass.
 fn verify_handshake(
     message: &[u8],
     certificate: &CertificateDer<'_>,
@@ -104,12 +105,12 @@ fn verify_handshake(
     Ok(HandshakeSignatureValid::assertion())
 }
 
-/// TLS 1.2 is not offered; rustls asks all the same.
+/// TLS 1.2 is not offered, but the rustls trait requires the method.
 fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
 }
 
-/// Accepts the host that holds one particular key; without one, any host that proves its own.
+/// Accepts the host with one particular key, or without one, any host that proves its key.
 #[derive(Debug)]
 struct Expect(Option<NodeId>);
 
@@ -152,7 +153,6 @@ impl ServerCertVerifier for Expect {
     }
 }
 
-/// Accepts the callers that the application admits.
 struct Admit(Arc<dyn Admission>);
 
 impl fmt::Debug for Admit {
@@ -176,7 +176,7 @@ impl ClientCertVerifier for Admit {
         if self.0.admit_peer(&key) {
             Ok(ClientCertVerified::assertion())
         } else {
-            // Becomes the alert `access_denied`, by which a caller knows why it was refused.
+            // Becomes the alert `access_denied`, which tells a caller why it was refused.
             Err(Error::InvalidCertificate(
                 CertificateError::ApplicationVerificationFailure,
             ))
@@ -206,11 +206,11 @@ impl ClientCertVerifier for Admit {
     }
 }
 
-/// Presents the node's certificate, whoever asks.
+/// Presents the node's certificate to every peer.
 #[derive(Debug)]
-struct Present(Arc<CertifiedKey>);
+struct FixedCertificate(Arc<CertifiedKey>);
 
-impl ResolvesClientCert for Present {
+impl ResolvesClientCert for FixedCertificate {
     fn resolve(
         &self,
         _root_hint_subjects: &[&[u8]],
@@ -224,14 +224,14 @@ impl ResolvesClientCert for Present {
     }
 }
 
-impl ResolvesServerCert for Present {
+impl ResolvesServerCert for FixedCertificate {
     fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.0.clone())
     }
 }
 
-/// Clock of the TLS sessions. This profile checks no dates: certificates only carry keys, and a session
-/// grant has its own dates. rustls' own clock panics before 1970.
+/// Clock of the TLS sessions. This profile checks no dates: certificates only carry keys, and a
+/// session grant has its own dates. The clock of rustls panics before 1970.
 #[derive(Debug)]
 struct AnyTime;
 
@@ -241,7 +241,7 @@ impl TimeProvider for AnyTime {
     }
 }
 
-/// The calling side's configuration for one expected host, or for whoever answers.
+/// Client configuration for one expected key, or for any key.
 pub(crate) fn client_config(
     identity: &Identity,
     expect: Option<NodeId>,
@@ -250,14 +250,14 @@ pub(crate) fn client_config(
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Expect(expect)))
-        .with_client_cert_resolver(Arc::new(Present(identity.certified.clone())));
+        .with_client_cert_resolver(Arc::new(FixedCertificate(identity.certified.clone())));
     config.enable_sni = false;
     config.enable_early_data = false;
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
 }
 
-/// The listening side's configuration.
+/// Server configuration.
 pub(crate) fn server_config(
     identity: &Identity,
     admission: Arc<dyn Admission>,
@@ -265,20 +265,20 @@ pub(crate) fn server_config(
     let mut config = ServerConfig::builder_with_details(provider(), Arc::new(AnyTime))
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(Admit(admission)))
-        .with_cert_resolver(Arc::new(Present(identity.certified.clone())));
+        .with_cert_resolver(Arc::new(FixedCertificate(identity.certified.clone())));
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;
     Ok(Arc::new(config))
 }
 
-/// The key that the other end of a TLS connection has proved to hold.
+/// Proved key of the TLS peer.
 pub(crate) fn peer_of(connection: &CommonState) -> Option<NodeId> {
     let chain = connection.peer_certificates()?;
     NodeId::from_certificate(chain.first()?).ok()
 }
 
-/// The name that rustls wants and this profile does not use.
+/// Placeholder for the server name that rustls requires.
 pub(crate) fn no_name() -> ServerName<'static> {
     ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into())
 }

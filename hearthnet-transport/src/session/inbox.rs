@@ -1,6 +1,6 @@
-//! Tensors that the peer is sending: reassembly, credit and the receive buffer.
+//! Tensors received from the peer: reassembly, credit and the receive buffer.
 //!
-//! Life of a tensor here:
+//! States of a tensor:
 //!
 //! ```text
 //!  announced by a STEP,            last chunk            application takes it:
@@ -15,8 +15,8 @@
 //!      +--------------> refused --- FINAL or TENSOR_END ----+
 //! ```
 //!
-//! The last chunk's credit returns only when the application has taken the tensor: so what it
-//! has not taken is bounded by the window and the buffer, both of which the sender knows.
+//! The last chunk's credit returns only when the application takes the tensor. So the tensors in
+//! the queue are bounded by the window and the buffer, both known to the sender.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,12 +33,12 @@ use crate::wire::pipeline::RowsHead;
 use crate::wire::{Flags, FrameBuf};
 
 struct Receiving {
-    /// The step or result that announced it.
+    /// Step or result that announced the tensor.
     rows: Option<RowsHead>,
     dtype: DType,
     dims: Dims,
     total: usize,
-    /// Allocated when the first chunk is here, not when it is announced.
+    /// Allocated when the first chunk arrives, not at the announcement.
     data: Option<Wiped>,
 }
 
@@ -48,7 +48,7 @@ enum Stage {
     Refused,
 }
 
-/// Credit that is due, collected until the next transmission.
+/// Credit to return, collected until the next transmission.
 #[derive(Default)]
 struct Due {
     chunks: u32,
@@ -69,11 +69,11 @@ pub(super) struct Inbox {
     decompressor: ChunkDecompressor,
 }
 
-/// What a chunk brought.
+/// Result of a chunk.
 pub(super) struct Arrived {
     /// Data bytes after decompression; `None` for a refused tensor's chunk.
     pub(super) raw: Option<usize>,
-    /// The message that is now whole, and its tensor id.
+    /// The message that the chunk completes, and its tensor id.
     pub(super) message: Option<(Message, u16)>,
 }
 
@@ -94,27 +94,27 @@ impl Inbox {
         }
     }
 
-    /// Bytes that tensors in our hands take up, once they have all arrived.
+    /// Reserved bytes of the receive buffer: the full size of all current tensors.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Whether a tensor has begun and not ended.
+    /// Returns whether a tensor is incomplete.
     pub(super) fn is_receiving(&self) -> bool {
         self.receiving > 0
     }
 
-    /// Whether an ACK or NACK waits to be sent.
+    /// Returns whether an ACK or NACK waits to be sent.
     pub(super) fn has_due(&self) -> bool {
         !self.due.is_empty() || !self.nacks.is_empty()
     }
 
-    /// Whether the application holds credit back.
+    /// Returns whether complete tensors wait for the application and hold credit.
     pub(super) fn withholds(&self) -> bool {
         self.complete > 0
     }
 
-    /// Checks a new tensor before anything is kept of it, and reserves its space.
+    /// Checks a new tensor and reserves its space, before any memory is allocated.
     fn begin(
         &mut self,
         id: u16,
@@ -155,13 +155,13 @@ impl Inbox {
         Ok(())
     }
 
-    /// A step or result whose rows follow as a tensor.
+    /// Handles a step or result whose rows follow as a tensor.
     pub(super) fn announce(&mut self, id: u16, rows: RowsHead) -> Result<(), Violation> {
         let dims = rows.dims()?;
         self.begin(id, Some(rows), rows.dtype, dims)
     }
 
-    /// The same, when nobody wants it any more.
+    /// Refuses the tensor of an answer that is no longer needed.
     pub(super) fn announce_unwanted(&mut self, id: u16) -> Result<(), Violation> {
         if self.tensors.contains_key(&id) {
             return Err(CloseCode::TensorId.violation("a tensor id that is in use"));
@@ -174,7 +174,6 @@ impl Inbox {
         Ok(())
     }
 
-    /// A chunk.
     pub(super) fn chunk(
         &mut self,
         head: ChunkHead,
@@ -265,8 +264,8 @@ impl Inbox {
         })
     }
 
-    /// The sender gives a tensor up. Returns the step or result that announced it, and that will
-    /// not come now.
+    /// The sender abandons a tensor. Returns the step or result that announced it, which will not
+    /// complete.
     pub(super) fn end(&mut self, id: u16) -> Result<Option<RowsHead>, Violation> {
         match self.tensors.remove(&id) {
             Some(Stage::Receiving(tensor)) => {
@@ -281,7 +280,7 @@ impl Inbox {
         }
     }
 
-    /// The application has taken a complete tensor, or it was dropped for it.
+    /// Frees a complete tensor: taken by the application, or dropped.
     pub(super) fn release(&mut self, id: u16) {
         if let Some(Stage::Complete { total }) = self.tensors.get(&id) {
             self.used -= *total as u64;
@@ -293,10 +292,11 @@ impl Inbox {
         }
     }
 
-    /// Refuses what is arriving for one life of a stream.
-    pub(super) fn refuse(&mut self, life: (u32, u32)) {
-        let is_it =
-            |rows: &Option<RowsHead>| rows.is_some_and(|rows| (rows.stream, rows.epoch) == life);
+    /// Refuses the incomplete tensors of an ended stream.
+    pub(super) fn refuse(&mut self, stream_key: (u32, u32)) {
+        let is_it = |rows: &Option<RowsHead>| {
+            rows.is_some_and(|rows| (rows.stream, rows.epoch) == stream_key)
+        };
         for (id, stage) in &mut self.tensors {
             let Stage::Receiving(tensor) = stage else {
                 continue;
@@ -307,8 +307,8 @@ impl Inbox {
             self.used -= tensor.total as u64;
             self.receiving -= 1;
             *stage = Stage::Refused;
-            // A NACK returns all of the tensor's credit, what was due included. (The window has
-            // these units in use, so giving them back cannot fail.)
+            // A NACK returns all of the tensor's credit, including credit not yet acknowledged.
+            // (The window has these units in use, so giving them back cannot fail.)
             let due = self.due.remove(id).unwrap_or_default();
             let _ = self.window.give_back(due.chunks);
             self.nacks.push_back(Nack {
@@ -324,7 +324,7 @@ impl Inbox {
             return Some(nack.frame());
         }
         let (tensor, due) = self.due.pop_first()?;
-        // Taken when the chunks arrived.
+        // These units were taken when the chunks arrived.
         let _ = self.window.give_back(due.chunks);
         Some(
             Ack {
@@ -336,12 +336,6 @@ impl Inbox {
         )
     }
 
-    /// Widens the window that the peer has; the FLOWCTL is the caller's to send.
-    pub(super) fn widen(&mut self, grant: u32) -> Result<(), Violation> {
-        self.window.widen(grant)
-    }
-
-    /// Frees everything.
     pub(super) fn clear(&mut self) {
         *self = Inbox::new(0, 0, 0, false);
     }

@@ -1,4 +1,4 @@
-//! The session state machine. It does no I/O and reads no clock.
+//! Session state machine, without I/O or clock.
 //!
 //! ```text
 //!   caller                                        host
@@ -18,17 +18,18 @@
 //!  [Closed]                                    [Closed]
 //! ```
 //!
-//! Call order: [`Session::caller`] or [`Session::host`]; then, whenever something happens,
+//! Call order: [`Session::caller`] or [`Session::host`]; then
 //! [`handle_message`](Session::handle_message) for each WebSocket binary message,
 //! [`handle_timeout`](Session::handle_timeout) when [`poll_timeout`](Session::poll_timeout) has
-//! passed, [`send`](Session::send) for the application; and after any of them
-//! [`poll_event`](Session::poll_event) for the application and
-//! [`poll_transmit`](Session::poll_transmit) until it returns `None`. When
-//! [`closed`](Session::closed) says that the session is over and nothing is left to transmit, the
-//! WebSocket is closed with the same code.
+//! passed, and [`send`](Session::send) for the application. After any of them:
+//! [`poll_event`](Session::poll_event) for the application, and
+//! [`poll_transmit`](Session::poll_transmit) until it returns `None`.
 //!
-//! This file is longer than 600 lines with its documentation because the state table, the timers
-//! and the bookkeeping of steps have to be read together.
+//! Once [`closed`](Session::closed) returns a cause and all is transmitted, close the WebSocket
+//! with the same code.
+//!
+//! This file is long because the state table, the timers and the bookkeeping of steps have to be
+//! read together.
 
 mod inbox;
 mod outbox;
@@ -57,23 +58,23 @@ use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
 use inbox::Inbox;
 use outbox::Outbox;
-use rate::{Pace, Rtt, TokenBucket};
+use rate::{ProgressTimer, Rtt, TokenBucket};
 
-/// Seconds' worth of events that a peer may save up.
+/// Burst of a rate limit, in seconds of its rate.
 const BURST_SECONDS: u32 = 4;
-/// PINGs per second that are answered: a keep-alive needs one in 30 s, a measurement a few.
+/// Rate limit of the peer's PINGs: a keep-alive needs one in 30 s, a measurement a few.
 const PINGS_PER_SECOND: u32 = 4;
-/// Messages that wait for the application before reading stops. Steps are bounded by their slots;
-/// this bounds the small rest.
+/// Queued messages for the application at which reading stops. Steps are bounded by their slots;
+/// this bounds the other messages.
 const MAX_UNDELIVERED: usize = 512;
-/// Ended lives of which a caller remembers how many answers may still come. Such an answer was sent
-/// before the host read the STREAM_CLOSE, so only the closes that are on their way count: 1,024 are
-/// those of 16 s at the default limit of `stream_opens_per_second`.
+/// Ended streams for which a caller remembers how many answers may still arrive. The host sent such
+/// an answer before it read the STREAM_CLOSE, so only closes in transit count: 1,024 cover 16 s at
+/// the default `stream_opens_per_second`.
 const MAX_ENDED: usize = 1024;
-/// Small messages that wait to be sent before `send` asks the application to wait.
+/// Queued small messages at which `send` makes the application wait.
 const MAX_QUEUED_SMALL: usize = 1024;
 
-/// What both sides agreed on in HELLO, as far as making messages depends on it.
+/// Values negotiated in HELLO that are needed to encode messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     pub(crate) caller: bool,
@@ -89,29 +90,29 @@ impl Terms {
         self.chunk_bytes
     }
 
-    /// Row blocks up to this size travel inside their step.
+    /// Limit of row blocks that travel inside their step, in bytes.
     pub fn inline_max(&self) -> u32 {
         self.inline_max
     }
 
-    /// Whether tensors may be compressed, and above which size this side tries.
+    /// Size above which this side tries to compress tensors; `None` if compression is off.
     pub fn compress_above(&self) -> Option<u32> {
         self.compress_above
     }
 }
 
-/// Largest WebSocket message under a chunk size and an inline limit.
+/// Largest WebSocket message for a chunk size and an inline limit.
 pub(crate) fn max_message_bytes(chunk_bytes: u32, inline_max: u32) -> usize {
     let chunk = MAX_CHUNK_HEADER_BYTES + chunk_bytes as usize;
     let rows = RESULT_HEAD_BYTES + inline_max as usize;
     (HEADER_BYTES + chunk.max(rows)).max(CONTROL_MESSAGE_BYTES)
 }
 
-/// What the application has to know.
+/// Event for the application.
 #[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// Host only: a HELLO came; answer with [`Session::accept`] or [`Session::reject`].
+    /// Host only: a HELLO has arrived; answer with [`Session::accept`] or [`Session::reject`].
     Hello(Hello),
     /// The session is open.
     Opened(Terms),
@@ -119,14 +120,14 @@ pub enum Event {
     Message(Message),
 }
 
-/// Why [`Session::send`] did not take a message now.
+/// Reason why [`Session::send`] refused a message.
 #[derive(Debug)]
 pub enum SendRefused {
-    /// No free step slot or no room in the send buffer: try again after an event.
+    /// No free step slot or no space in the send buffer: try again after an event.
     Blocked(Outgoing),
     /// The session is not open.
     NotOpen,
-    /// The message contradicts itself, is too large, or is for the other side to send.
+    /// The message is inconsistent or too large, or only the other side may send it.
     Impossible(Violation),
 }
 
@@ -139,10 +140,10 @@ enum State {
     Closed,
 }
 
-/// Steps without an answer, by the life of their stream.
+/// Unanswered steps, per stream and epoch.
 #[derive(Default)]
 pub(crate) struct Steps {
-    by_life: BTreeMap<(u32, u32), u32>,
+    by_stream: BTreeMap<(u32, u32), u32>,
     total: u32,
 }
 
@@ -151,39 +152,39 @@ impl Steps {
         self.total
     }
 
-    pub(crate) fn begin(&mut self, life: (u32, u32)) {
-        *self.by_life.entry(life).or_default() += 1;
+    pub(crate) fn begin(&mut self, stream_key: (u32, u32)) {
+        *self.by_stream.entry(stream_key).or_default() += 1;
         self.total += 1;
     }
 
-    /// Whether such a step was waiting.
-    pub(crate) fn finish(&mut self, life: (u32, u32)) -> bool {
-        let Some(count) = self.by_life.get_mut(&life) else {
+    /// Records an answer. Returns `false` if no such step is unanswered.
+    pub(crate) fn finish(&mut self, stream_key: (u32, u32)) -> bool {
+        let Some(count) = self.by_stream.get_mut(&stream_key) else {
             return false;
         };
         *count -= 1;
         self.total -= 1;
         if *count == 0 {
-            self.by_life.remove(&life);
+            self.by_stream.remove(&stream_key);
         }
         true
     }
 
-    /// Ends a life; returns how many of its steps had no answer.
-    pub(crate) fn forget(&mut self, life: (u32, u32)) -> u32 {
-        let unanswered = self.by_life.remove(&life).unwrap_or(0);
+    /// Removes the steps of an ended stream; returns how many were unanswered.
+    pub(crate) fn forget(&mut self, stream_key: (u32, u32)) -> u32 {
+        let unanswered = self.by_stream.remove(&stream_key).unwrap_or(0);
         self.total -= unanswered;
         unanswered
     }
 }
 
-/// An event, and the tensor whose credit is due when the application takes it.
+/// An event, and the tensor whose credit returns when the application takes it.
 struct Queued {
     event: Event,
     tensor: Option<u16>,
 }
 
-/// One side of a session; see the module documentation for the order of calls.
+/// State machine of one side; see the module documentation for the order of calls.
 pub struct Session {
     config: Config,
     caller: bool,
@@ -198,10 +199,10 @@ pub struct Session {
     outbox: Outbox,
     inbox: Inbox,
     events: VecDeque<Queued>,
-    /// A caller's own steps, or the steps a host owes an answer.
+    /// A caller's own steps, or the steps that a host has to answer.
     steps: Steps,
-    /// Caller only: lives that ended with unanswered steps, and how many of these steps the host may
-    /// have answered before it heard of the end.
+    /// Caller only: ended streams with unanswered steps, and how many of these the host may have
+    /// answered before it received the close.
     ended: VecDeque<((u32, u32), u32)>,
 
     opened_at: Time,
@@ -210,8 +211,8 @@ pub struct Session {
     ping: Option<(u64, Time)>,
     next_ping: u64,
     credit_blocked: Option<Time>,
-    /// How far an incomplete message or tensor has come.
-    progress: Option<Pace>,
+    /// Progress of an incomplete message or tensor.
+    progress: Option<ProgressTimer>,
     partial_message: u64,
     pings: TokenBucket,
     opens: TokenBucket,
@@ -259,7 +260,7 @@ impl Session {
         }
     }
 
-    /// The side that connects. Its HELLO is the first thing to transmit.
+    /// Session of the connecting side. Its HELLO is the first frame to transmit.
     pub fn caller(config: &Config, hello: &Hello, now: Time) -> Session {
         let mut session = Session::new(config, true, now);
         session
@@ -268,12 +269,12 @@ impl Session {
         session
     }
 
-    /// The side that listens.
+    /// Session of the listening side.
     pub fn host(config: &Config, now: Time) -> Session {
         Session::new(config, false, now)
     }
 
-    /// Host: admits the caller whose [`Event::Hello`] came. Does nothing in any other state.
+    /// Host: admits the caller after its [`Event::Hello`]. Does nothing in any other state.
     pub fn accept(&mut self, now: Time) {
         if let (State::AwaitAdmission, Some(peer)) = (self.state, self.peer_limits) {
             let agent = concat!("hearthnet/", env!("CARGO_PKG_VERSION"));
@@ -283,7 +284,7 @@ impl Session {
         }
     }
 
-    /// Host: turns the caller away.
+    /// Host: refuses the caller.
     pub fn reject(&mut self, code: CloseCode) {
         self.fail(code.violation("the session was not admitted"));
     }
@@ -306,29 +307,29 @@ impl Session {
         self.peer_limits = Some(peer);
         self.terms = Some(terms);
         self.state = State::Open;
-        self.tell(Event::Opened(terms), None);
+        self.push_event(Event::Opened(terms), None);
         if self.caller {
-            // A first estimate of the round trip. Callers of another make need not expect one.
+            // First estimate of the round trip. Other implementations of a caller need not send it.
             self.send_ping(now);
         }
     }
 
-    /// What was agreed, once the session is open.
+    /// Negotiated values; `None` before the session is open.
     pub fn terms(&self) -> Option<Terms> {
         self.terms
     }
 
-    /// Whether messages can be sent.
+    /// Returns whether messages can be sent.
     pub fn is_open(&self) -> bool {
         self.state == State::Open
     }
 
-    /// How the session ended, if it has.
+    /// Cause of the end, if the session has ended.
     pub fn closed(&self) -> Option<&SessionClosed> {
         self.closed.as_ref()
     }
 
-    /// Largest WebSocket message that the peer may send now.
+    /// Size limit of the peer's next WebSocket message.
     pub(crate) fn max_message_bytes(&self) -> usize {
         match self.terms {
             Some(terms) => max_message_bytes(terms.chunk_bytes, terms.inline_max),
@@ -336,13 +337,12 @@ impl Session {
         }
     }
 
-    /// Whether the application is so far behind that reading should wait for it.
+    /// Returns whether the application is so far behind that reading should pause.
     pub(crate) fn is_congested(&self) -> bool {
         let step_slots = self.config.max_steps_in_flight as usize;
         self.events.len() >= MAX_UNDELIVERED + 2 * step_slots
     }
 
-    /// Counters and gauges.
     pub fn stats(&self) -> SessionStats {
         SessionStats {
             rtt_us: self.rtt.smoothed(),
@@ -363,12 +363,12 @@ impl Session {
 
     // ---------------------------------------------------------------- sending
 
-    /// Takes a message to send.
+    /// Queues a message.
     ///
-    /// A [`StreamClose`] and a [`StreamError`] never wait, and drop whatever is queued for their
-    /// stream. A [`Leaving`](Message::Leaving) never waits, and overtakes what does. A [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while
-    /// more than the send buffer is queued. A [`StepResult`](crate::StepResult) that nobody waits
-    /// for any more is dropped.
+    /// A [`StreamClose`] and a [`StreamError`] never wait, and drop all queued messages of their
+    /// stream. A [`Leaving`](Message::Leaving) never waits, and overtakes queued messages. A
+    /// [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while the send
+    /// buffer is full. A [`StepResult`](crate::StepResult) without an unanswered step is dropped.
     ///
     /// # Errors
     /// [`SendRefused::Blocked`] gives the message back.
@@ -380,7 +380,7 @@ impl Session {
         let bulk = self.outbox.queued_bulk();
         let blocked = match out.kind {
             FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
-            // Answers are bounded by the steps they answer.
+            // Answers are bounded by their steps.
             FrameType::StepResult => false,
             FrameType::Step if self.steps.total >= slots => true,
             _ if out.bulk_bytes() > 0 => {
@@ -392,57 +392,46 @@ impl Session {
             return Err(SendRefused::Blocked(out));
         }
         match out.kind {
-            FrameType::Step => self.steps.begin(out.life),
-            FrameType::StepResult if !self.steps.finish(out.life) => return Ok(()),
-            FrameType::StreamClose | FrameType::StreamError => self.end_stream(out.life),
+            FrameType::Step => self.steps.begin(out.stream_key),
+            FrameType::StepResult if !self.steps.finish(out.stream_key) => return Ok(()),
+            FrameType::StreamClose | FrameType::StreamError => self.end_stream(out.stream_key),
             _ => {}
         }
         self.outbox.push(out);
         Ok(())
     }
 
-    /// Encodes and takes a message in one go; what blocks is given up. For tests and simulation:
-    /// encoding is better done where no lock is held.
+    /// Encodes and queues a message; a message that would wait is lost. For tests and simulation:
+    /// production code encodes outside of the lock.
     ///
     /// # Errors
-    /// The violation that makes the message impossible, or why it was not taken.
+    /// The violation of an invalid message, or the reason why it was not queued.
+    #[cfg(feature = "fuzzing")]
     pub fn send_message(&mut self, message: &Message) -> Result<(), SendRefused> {
         let terms = self.terms.ok_or(SendRefused::NotOpen)?;
         let out = Outgoing::new(message, &terms).map_err(SendRefused::Impossible)?;
         self.send(out)
     }
 
-    /// One life of a stream is over: frees everything that this side keeps for it.
-    fn end_stream(&mut self, life: (u32, u32)) {
-        let unanswered = self.steps.forget(life);
+    /// Frees everything that this side holds for an ended stream.
+    fn end_stream(&mut self, stream_key: (u32, u32)) {
+        let unanswered = self.steps.forget(stream_key);
         if self.caller && unanswered > 0 {
             if self.ended.len() == MAX_ENDED {
                 self.ended.pop_front();
             }
-            self.ended.push_back((life, unanswered));
+            self.ended.push_back((stream_key, unanswered));
         }
-        self.outbox.purge(life);
-        self.inbox.refuse(life);
+        self.outbox.purge(stream_key);
+        self.inbox.refuse(stream_key);
         let Session { events, inbox, .. } = self;
         events.retain(|queued| {
-            let of_life = matches!(&queued.event, Event::Message(m) if m.is_work_of(life));
-            if let (true, Some(tensor)) = (of_life, queued.tensor) {
+            let of_stream = matches!(&queued.event, Event::Message(m) if m.is_work_of(stream_key));
+            if let (true, Some(tensor)) = (of_stream, queued.tensor) {
                 inbox.release(tensor);
             }
-            !of_life
+            !of_stream
         });
-    }
-
-    /// Lets the peer have `grant` more chunks in flight for the rest of the session.
-    ///
-    /// # Errors
-    /// `credit_overflow` when the window would exceed 1,024 chunks.
-    pub fn widen_window(&mut self, grant: u32) -> Result<(), Violation> {
-        if self.state == State::Open {
-            self.inbox.widen(grant)?;
-            self.urgent.push_back(FlowCtl { grant }.frame());
-        }
-        Ok(())
     }
 
     fn send_ping(&mut self, now: Time) {
@@ -452,26 +441,26 @@ impl Session {
         self.urgent.push_back(control::ping(FrameType::Ping, token));
     }
 
-    /// Asks the peer for a sign of life, unless it has been asked and has not answered.
+    /// Sends a PING, unless one is unanswered.
     pub fn probe(&mut self, now: Time) {
         if self.state == State::Open && self.ping.is_none() {
             self.send_ping(now);
         }
     }
 
-    /// For how long nothing has come from the peer.
+    /// Time since the last data from the peer.
     pub fn silent_for(&self, now: Time) -> Duration {
         now.since(self.last_received)
     }
 
-    /// For how long a PING has been waiting for its PONG, while nothing else came either. `None`
-    /// when nothing is waited for, or the peer has been heard since.
+    /// Time for which a PING has been unanswered. `None` if there is none, or if other data has
+    /// come since.
     pub fn unanswered_for(&self, now: Time) -> Option<Duration> {
         let (_, asked) = self.ping?;
         (self.last_received <= asked).then(|| now.since(asked))
     }
 
-    /// Ends the session. Whatever is queued is dropped; a BYE is all that is left to transmit.
+    /// Ends the session and drops its queues; only a BYE is left to transmit.
     pub fn close(&mut self, code: CloseCode, detail: &str) {
         if self.state == State::Closed {
             return;
@@ -482,7 +471,7 @@ impl Session {
             CloseCode::Internal
         };
         self.finish(SessionClosed::by_us(code, detail));
-        // What the peer sent before is of no interest to a side that closes.
+        // A side that closes drops earlier messages of the peer.
         self.events.clear();
         self.urgent.push_back(
             Bye {
@@ -493,7 +482,7 @@ impl Session {
         );
     }
 
-    /// The connection is gone, or broke the rules below the level of frames.
+    /// The connection is lost, or the peer broke a rule of a lower layer.
     pub fn connection_lost(&mut self, closed: SessionClosed) {
         if self.state != State::Closed {
             self.finish(closed);
@@ -504,7 +493,7 @@ impl Session {
         self.close(violation.code, &violation.detail);
     }
 
-    /// Frees everything on the way out.
+    /// Frees everything at the end.
     fn finish(&mut self, closed: SessionClosed) {
         self.state = State::Closed;
         self.closed = Some(closed);
@@ -517,7 +506,7 @@ impl Session {
         self.progress = None;
     }
 
-    /// The next WebSocket binary message to send, if there is one.
+    /// Next WebSocket binary message to send.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Bytes> {
         let frame = match self.urgent.pop_front() {
             Some(frame) => frame,
@@ -540,7 +529,7 @@ impl Session {
                 }
             },
         };
-        // The last number is for the BYE.
+        // The last sequence number is reserved for the BYE.
         if self.sequence_out == u32::MAX - 1 && self.state == State::Open {
             self.close(
                 CloseCode::SessionExpired,
@@ -556,7 +545,7 @@ impl Session {
 
     // -------------------------------------------------------------- receiving
 
-    /// Takes one WebSocket binary message. Whatever is wrong with it closes the session.
+    /// Handles one WebSocket binary message. Any violation closes the session.
     pub fn handle_message(&mut self, now: Time, message: &Bytes) {
         if self.state == State::Closed {
             return;
@@ -632,17 +621,18 @@ impl Session {
             FrameType::Ack => self
                 .outbox
                 .ack(Ack::read(body)?)
-                .map(|()| self.credit_came()),
+                .map(|()| self.credit_returned()),
             FrameType::Nack => {
                 let nack = Nack::read(body)?;
-                self.stats.tensors_refused += 1;
-                self.outbox.nack(nack.tensor).map(|()| self.credit_came())
+                self.outbox
+                    .nack(nack.tensor)
+                    .map(|()| self.credit_returned())
             }
             FrameType::FlowCtl => {
                 self.control_rate(now)?;
                 self.outbox
                     .widen(FlowCtl::read(body)?.grant)
-                    .map(|()| self.credit_came())
+                    .map(|()| self.credit_returned())
             }
             FrameType::TensorEnd => {
                 let given_up = self.inbox.end(TensorEnd::read(body)?.tensor)?;
@@ -653,7 +643,7 @@ impl Session {
                     ..
                 }) = given_up
                 {
-                    // The step will never be delivered, so nobody will answer it.
+                    // The step will never be delivered or answered.
                     self.steps.finish((stream, epoch));
                 }
                 Ok(())
@@ -687,9 +677,9 @@ impl Session {
                     }
                     Message::StreamError(StreamError { stream, epoch, .. }) => {
                         self.end_stream((stream, epoch));
-                        // Steps may have crossed the error. The host counts them until it hears
-                        // that the caller has let go of the stream, which has to be before their
-                        // slots are used.
+                        // Later steps may have crossed the error. The host counts them until this
+                        // STREAM_CLOSE arrives, which must happen before their slots are used
+                        // again.
                         self.outbox.close(StreamClose { stream, epoch });
                     }
                     _ => {}
@@ -700,12 +690,12 @@ impl Session {
         }
     }
 
-    /// The state table: which frame may come when, and from whom.
+    /// State table: the frames allowed in each state and direction.
     fn check_state(&self, kind: FrameType) -> Result<(), Violation> {
         let allowed = match (self.state, kind) {
             (State::HelloSent | State::AwaitHello, FrameType::Hello | FrameType::Bye) => true,
             (State::HelloSent | State::AwaitHello | State::AwaitAdmission | State::Closed, _) => {
-                // A caller waits for the host's HELLO before it goes on.
+                // A caller must wait for the host's HELLO.
                 kind == FrameType::Bye
             }
             (State::Open, FrameType::Hello) => false,
@@ -726,7 +716,7 @@ impl Session {
             let (hello, limits) = control::read_client_hello(body)?;
             self.peer_limits = Some(limits);
             self.state = State::AwaitAdmission;
-            self.tell(Event::Hello(hello), None);
+            self.push_event(Event::Hello(hello), None);
         }
         Ok(())
     }
@@ -740,7 +730,7 @@ impl Session {
     }
 
     fn rows(&mut self, head: RowsHead, place: Place<'_>, message: &Bytes) -> Result<(), Violation> {
-        let life = (head.stream, head.epoch);
+        let stream_key = (head.stream, head.epoch);
         let wanted = match head.kind {
             RowsKind::Step { .. } => {
                 if self.steps.total >= self.config.max_steps_in_flight {
@@ -749,17 +739,17 @@ impl Session {
                         self.steps.total
                     )));
                 }
-                self.steps.begin(life);
+                self.steps.begin(stream_key);
                 true
             }
-            // A large result counts as the answer when its rows are here: see `deliver_tensor`.
+            // A large result counts as the answer once its rows are complete: see `deliver_tensor`.
             RowsKind::Result { .. } => match place {
-                Place::Inline(_) => self.steps.finish(life),
-                Place::Tensor(_) => self.steps.by_life.contains_key(&life),
+                Place::Inline(_) => self.steps.finish(stream_key),
+                Place::Tensor(_) => self.steps.by_stream.contains_key(&stream_key),
             },
         };
         if !wanted {
-            self.expect_late(life)?;
+            self.expect_late(stream_key)?;
         }
         match place {
             Place::Inline(rows) if wanted => {
@@ -773,31 +763,31 @@ impl Session {
         }
     }
 
-    fn tell(&mut self, event: Event, tensor: Option<u16>) {
+    fn push_event(&mut self, event: Event, tensor: Option<u16>) {
         self.events.push_back(Queued { event, tensor });
     }
 
     fn deliver(&mut self, message: Message) {
-        self.tell(Event::Message(message), None);
+        self.push_event(Event::Message(message), None);
     }
 
     fn deliver_tensor(&mut self, message: Message, id: u16) -> Result<(), Violation> {
         if let Message::StepResult(result) = &message {
-            let life = (result.stream, result.epoch);
-            if !self.steps.finish(life) {
+            let stream_key = (result.stream, result.epoch);
+            if !self.steps.finish(stream_key) {
                 self.inbox.release(id);
-                return self.expect_late(life);
+                return self.expect_late(stream_key);
             }
         }
-        self.tell(Event::Message(message), Some(id));
+        self.push_event(Event::Message(message), Some(id));
         Ok(())
     }
 
-    /// Counts a result without a waiting step. It is allowed where it may have crossed the end of its
-    /// life; any other is a wrong answer, for another stream or epoch than the caller asked about.
-    fn expect_late(&mut self, life: (u32, u32)) -> Result<(), Violation> {
+    /// Counts a result without an unanswered step. It is allowed if it may have crossed the end of
+    /// its stream. Any other is wrong: it names a stream or epoch that the caller did not ask for.
+    fn expect_late(&mut self, stream_key: (u32, u32)) -> Result<(), Violation> {
         self.stats.stale_results += 1;
-        let may_come = |(ended, left): &&mut ((u32, u32), u32)| *ended == life && *left > 0;
+        let may_come = |(ended, left): &&mut ((u32, u32), u32)| *ended == stream_key && *left > 0;
         match self.ended.iter_mut().find(may_come) {
             Some((_, left)) => {
                 *left -= 1;
@@ -807,7 +797,7 @@ impl Session {
         }
     }
 
-    /// The next event for the application. Taking a tensor returns its credit.
+    /// Next event for the application. Taking a tensor returns its credit.
     pub fn poll_event(&mut self) -> Option<Event> {
         let Queued { event, tensor } = self.events.pop_front()?;
         if let Some(id) = tensor {
@@ -816,23 +806,23 @@ impl Session {
         Some(event)
     }
 
-    /// Whether an event waits for the application.
+    /// Returns whether an event waits for the application.
     pub(crate) fn has_event(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Whether an answer to the peer, such as an ACK, waits to be sent.
+    /// Returns whether an answer to the peer, such as an ACK, waits to be sent.
     pub(crate) fn has_reply(&self) -> bool {
         !self.urgent.is_empty() || self.inbox.has_due()
     }
 
     // ------------------------------------------------------------------- time
 
-    fn credit_came(&mut self) {
+    fn credit_returned(&mut self) {
         self.credit_blocked = None;
     }
 
-    /// The transport has received `bytes` of a message that is not complete yet (0: none begun).
+    /// Reports `bytes` received of an incomplete message (0: none has begun).
     pub fn handle_partial(&mut self, now: Time, bytes: u64) {
         if self.state != State::Closed && bytes != self.partial_message {
             self.partial_message = bytes;
@@ -847,19 +837,19 @@ impl Session {
             .saturating_add(self.partial_message)
     }
 
-    /// Starts and stops the clock for what is incomplete.
+    /// Starts or stops the timer for incomplete input.
     fn track_progress(&mut self, now: Time) {
         let open = self.state == State::Open;
         let incomplete = self.partial_message > 0 || self.inbox.is_receiving();
         if !(open && incomplete) {
             self.progress = None;
         } else if self.progress.is_none() || self.inbox.withholds() || self.is_congested() {
-            // While the application holds credit back, the peer cannot be blamed.
-            self.progress = Some(Pace::new(now, self.received_so_far()));
+            // While the application holds credit back, the peer cannot make progress.
+            self.progress = Some(ProgressTimer::new(now, self.received_so_far()));
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called next.
+    /// Time of the next call of [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&self) -> Time {
         let d = &self.config.deadlines;
         match self.state {
@@ -881,17 +871,17 @@ impl Session {
         }
     }
 
-    /// When to PING, or to give the peer up.
+    /// Time of the next PING, or of the end of a silent session.
     fn keep_alive_at(&self) -> Time {
         let keep_alive = self.config.keep_alive;
         match self.ping {
-            // Asked and not answered: the peer has one more interval.
+            // A PING is unanswered: the peer has one more interval.
             Some((_, at)) => at.max(self.last_received) + keep_alive,
             None => self.last_received + keep_alive,
         }
     }
 
-    /// Acts on every deadline that has passed.
+    /// Handles all deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Time) {
         if now < self.poll_timeout() {
             return;
@@ -926,10 +916,13 @@ impl Session {
         }
         if now >= self.keep_alive_at() {
             if self.is_congested() {
-                // Nothing is read while the application is behind: no sign of death.
+                // Reading is paused while the application is behind, so silence proves nothing.
                 self.last_received = now;
             } else if self.ping.is_some() {
-                self.close(CloseCode::KeepAlive, "the peer has fallen silent");
+                self.close(
+                    CloseCode::KeepAlive,
+                    "the peer was silent for two keep-alive intervals",
+                );
             } else {
                 self.send_ping(now);
             }

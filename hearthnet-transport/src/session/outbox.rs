@@ -1,9 +1,9 @@
-//! What waits to be sent, and the tensors that the peer still holds.
+//! Send queue, and the tensors that the peer still holds.
 //!
-//! Messages of one stream leave in the order in which they came. Between streams, small messages
-//! go first and chunks take turns, so that a decode row never waits for more than one chunk.
+//! Messages of one stream leave in the order of their arrival. Between streams, small messages go
+//! first and chunks alternate, so that a decode row never waits for more than one chunk.
 //!
-//! Life of a tensor here:
+//! States of a tensor:
 //!
 //! ```text
 //!           credit, room               last chunk           ACK end
@@ -16,7 +16,7 @@
 //!                       cancelled ----------------------------------> gone
 //! ```
 //!
-//! An id is used again only after its tensor is gone, so a late ACK can never hit another tensor.
+//! An id is reused only after its tensor is gone, so a late ACK cannot match another tensor.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -34,18 +34,19 @@ use crate::wire::control::{Ack, TensorEnd};
 use crate::wire::pipeline::{self, Place, RowsHead, TENSOR_ID_AT};
 use crate::wire::{Flags, FrameBuf, FrameType};
 
-/// Most tensors in the peer's hands at a time.
+/// Limit of tensors held by the peer.
 const MAX_LIVE_TENSORS: usize = 1024;
 
 /// A message, encoded and compressed, without ids and sequence number.
 ///
-/// Making one costs what the message weighs and needs no session, so that it can be done outside
-/// of any lock.
+/// Encoding costs time in proportion to the size and needs no session, so that it can be done
+/// outside of any lock.
 #[derive(Debug)]
 pub struct Outgoing {
     pub(super) kind: FrameType,
-    /// (0, 0) for what belongs to no stream: these are numbered by callers, who never close it.
-    pub(super) life: (u32, u32),
+    /// Stream and epoch. (0, 0) for messages outside of streams; callers close streams only, so it
+    /// is never closed.
+    pub(super) stream_key: (u32, u32),
     body: Body,
 }
 
@@ -55,18 +56,18 @@ enum Body {
     Bulk(Box<Bulk>),
 }
 
-/// A tensor on its way out.
+/// A tensor to send.
 struct Bulk {
     /// Order of arrival: tensors start in this order.
     ticket: u64,
-    /// The frame that announces it, when it belongs to a step.
+    /// Frame that announces the tensor, if it belongs to a step.
     announce: Option<FrameBuf>,
-    /// Its id, once started.
+    /// Tensor id, assigned at the start.
     id: Option<u16>,
     dtype: DType,
     dims: Dims,
     data: Bytes,
-    /// The chunks that zstd made smaller; the others are cut from `data`.
+    /// Chunks that zstd made smaller; the others are cut from `data`.
     compressed: Vec<Option<Vec<u8>>>,
     chunk_bytes: usize,
     next_chunk: usize,
@@ -82,11 +83,11 @@ impl std::fmt::Debug for Bulk {
 }
 
 impl Outgoing {
-    /// Encodes a message under the terms of a session.
+    /// Encodes a message under the negotiated values of a session.
     ///
     /// # Errors
-    /// `tensor_shape` when a message's data is not what its shape says; `frame_too_big` when it
-    /// could never be received; `protocol_state` when the other side is the one to send it.
+    /// `tensor_shape` if the data does not match the shape; `frame_too_big` beyond the peer's
+    /// limits; `protocol_state` if only the other side may send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         check_sender(message, terms)?;
         let body = match message {
@@ -97,12 +98,12 @@ impl Outgoing {
         };
         Ok(Outgoing {
             kind: message.kind(),
-            life: message.life().unwrap_or_default(),
+            stream_key: message.stream_key().unwrap_or_default(),
             body,
         })
     }
 
-    /// Whether a message may be sent under these terms, without encoding it.
+    /// Checks like [`Outgoing::new`], without encoding the message.
     ///
     /// # Errors
     /// As [`Outgoing::new`].
@@ -121,7 +122,7 @@ impl Outgoing {
         }
     }
 
-    /// Bytes that wait for credit, if it is a tensor.
+    /// Bytes that wait for credit; 0 unless the message is a tensor.
     pub(super) fn bulk_bytes(&self) -> u64 {
         match &self.body {
             Body::Small(_) => 0,
@@ -130,13 +131,13 @@ impl Outgoing {
     }
 }
 
-/// Whether it is for this side to send.
+/// Checks that this side may send the message.
 fn check_sender(message: &Message, terms: &Terms) -> Result<(), Violation> {
     let callers = message.kind().is_callers();
     match callers.is_none_or(|callers| callers == terms.caller) {
         true => Ok(()),
         false => {
-            Err(CloseCode::ProtocolState.violation("this message is for the other side to send"))
+            Err(CloseCode::ProtocolState.violation("only the other side may send this message"))
         }
     }
 }
@@ -209,8 +210,7 @@ impl Body {
 }
 
 impl Bulk {
-    /// The next chunk's frame, its raw length and its length on the wire, and whether it is the
-    /// last.
+    /// Next chunk: its frame, its raw and its wire length, and whether it is the last.
     fn chunk(&mut self, id: u16) -> (FrameBuf, usize, usize, bool) {
         let begin = self.next_chunk * self.chunk_bytes;
         let end = (begin + self.chunk_bytes).min(self.data.len());
@@ -232,7 +232,7 @@ impl Bulk {
     }
 }
 
-/// Where a message queues. Tensors of their own need no order among them.
+/// Queue of a message. Standalone tensors have no order among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
     Stream(u32),
@@ -245,7 +245,6 @@ struct Item {
 }
 
 impl Item {
-    /// The tensor, if it is one.
     fn bulk(&self) -> Option<&Bulk> {
         match &self.body {
             Body::Small(_) => None,
@@ -269,7 +268,7 @@ struct Live {
     in_flight: u32,
 }
 
-/// A frame to send, and what statistics want to know of it.
+/// A frame to send, with its size for the statistics.
 pub(super) struct Sent {
     pub(super) frame: FrameBuf,
     /// Raw and wire length of a chunk's data.
@@ -279,12 +278,12 @@ pub(super) struct Sent {
 pub(super) struct Outbox {
     window: Window,
     peer_buffer: u64,
-    /// Lanes with something in them, each once; the first has the next turn.
+    /// Non-empty lanes, each once; the first has the next turn.
     lanes: VecDeque<(Lane, VecDeque<Item>)>,
     live: BTreeMap<u16, Live>,
     live_bytes: u64,
-    /// Ends of tensors and streams, and the coming end of the session. They go before everything
-    /// else: the peer must have freed what they end before it sees what takes its place.
+    /// Ends of tensors and streams, and LEAVING. They go first: the peer must free the ended
+    /// tensors and streams before it sees their successors.
     ends: VecDeque<FrameBuf>,
     next_id: u16,
     next_ticket: u64,
@@ -318,18 +317,22 @@ impl Outbox {
         self.queued_bytes
     }
 
-    /// Bytes of tensors that have not been sent whole.
+    /// Bytes of tensors that are not completely sent.
     pub(super) fn queued_bulk(&self) -> u64 {
         self.queued_bulk
     }
 
-    /// Small messages that wait.
+    /// Number of queued small messages.
     pub(super) fn queued_small(&self) -> usize {
         self.queued_small
     }
 
     pub(super) fn push(&mut self, out: Outgoing) {
-        let Outgoing { kind, life, body } = out;
+        let Outgoing {
+            kind,
+            stream_key,
+            body,
+        } = out;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let body = match (kind, body) {
@@ -350,10 +353,10 @@ impl Outbox {
         };
         let lane = match kind {
             FrameType::TensorData => Lane::Tensor(ticket),
-            _ => Lane::Stream(life.0),
+            _ => Lane::Stream(stream_key.0),
         };
         let item = Item {
-            epoch: life.1,
+            epoch: stream_key.1,
             body,
         };
         match self.lanes.iter_mut().find(|(have, _)| *have == lane) {
@@ -362,7 +365,7 @@ impl Outbox {
         }
     }
 
-    /// Books an item out of the queues.
+    /// Updates the counters for an item that leaves the queues.
     fn forget(&mut self, item: &Item) {
         match &item.body {
             Body::Small(frame) => {
@@ -381,7 +384,7 @@ impl Outbox {
         self.ends.push_back(frame);
     }
 
-    /// Drops whatever is queued for one life of a stream; a tensor that has begun is cancelled.
+    /// Drops all queued messages of an ended stream; cancels tensors that have begun.
     pub(super) fn purge(&mut self, (stream, epoch): (u32, u32)) {
         let lane = Lane::Stream(stream);
         let Some(at) = self.lanes.iter().position(|(have, _)| *have == lane) else {
@@ -390,8 +393,8 @@ impl Outbox {
         let mut gone = Vec::new();
         if let Some((_, queue)) = self.lanes.get_mut(at) {
             let queued = std::mem::take(queue).into_iter();
-            let (of_life, others): (Vec<_>, _) = queued.partition(|item| item.epoch == epoch);
-            (gone, *queue) = (of_life, others.into());
+            let (of_stream, others): (Vec<_>, _) = queued.partition(|item| item.epoch == epoch);
+            (gone, *queue) = (of_stream, others.into());
             if queue.is_empty() {
                 self.lanes.remove(at);
             }
@@ -407,7 +410,7 @@ impl Outbox {
         }
     }
 
-    /// The next frame, if one may be sent.
+    /// Next frame, if one may be sent.
     pub(super) fn poll(&mut self) -> Option<Sent> {
         if let Some(frame) = self.ends.pop_front() {
             self.queued_bytes -= frame.len() as u64;
@@ -416,12 +419,13 @@ impl Outbox {
         self.poll_small().or_else(|| self.poll_bulk())
     }
 
-    /// What is first in each lane, in the order of their turns.
+    /// First item of each lane, in the order of their turns.
     fn heads(&self) -> impl Iterator<Item = &Item> {
         self.lanes.iter().filter_map(|(_, queue)| queue.front())
     }
 
-    /// Gives the lane at `at` its turn: takes its head off when `pop`, and sends it to the back.
+    /// Ends the turn of the lane at `at`: takes its first item if `pop`, and moves the lane to the
+    /// back.
     fn turn_taken(&mut self, at: usize, pop: bool) -> Option<Item> {
         let (lane, mut queue) = self.lanes.remove(at)?;
         let item = if pop { queue.pop_front() } else { None };
@@ -449,8 +453,8 @@ impl Outbox {
         if self.queued_bulk == 0 || self.window.available() == 0 {
             return None;
         }
-        // Tensors start in the order in which they came, so that small ones cannot starve a large
-        // one of the peer's buffer.
+        // Tensors start in order of arrival, so that small ones cannot starve a large one of the
+        // peer's buffer.
         let waiting = self.heads().filter_map(Item::bulk);
         let waiting = waiting.filter(|bulk| bulk.id.is_none());
         let first_waiting = waiting.map(|bulk| bulk.ticket).min();
@@ -483,7 +487,7 @@ impl Outbox {
                 self.live.insert(id, live);
                 if let Some(mut frame) = bulk.announce.take() {
                     frame.patch_u16(TENSOR_ID_AT, id);
-                    // The lane keeps its place: the first chunk follows at once.
+                    // The lane keeps its position: the first chunk follows at once.
                     return Some(Sent { frame, chunk: None });
                 }
                 id
@@ -518,12 +522,12 @@ impl Outbox {
         }
     }
 
-    /// Ends one life of a stream on the wire.
+    /// Queues a STREAM_CLOSE.
     pub(super) fn close(&mut self, close: StreamClose) {
         self.end(close.frame());
     }
 
-    /// The peer returns credit.
+    /// Handles credit returned by the peer.
     pub(super) fn ack(&mut self, ack: Ack) -> Result<(), Violation> {
         let wrong = |detail| Err(CloseCode::CreditAck.violation(detail));
         let Some(live) = self.live.get_mut(&ack.tensor) else {
@@ -549,7 +553,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// The peer refuses a tensor.
+    /// Handles the refusal of a tensor by the peer.
     pub(super) fn nack(&mut self, id: u16) -> Result<(), Violation> {
         let Some(live) = self.live.get(&id) else {
             return Err(CloseCode::CreditAck.violation("a NACK of a tensor that is not being sent"));
@@ -559,19 +563,18 @@ impl Outbox {
             let is_it = |head: &Item| head.bulk().is_some_and(|bulk| bulk.id == Some(id));
             let at = self.heads().position(is_it);
             at.and_then(|at| self.turn_taken(at, true));
-            // The peer waits for the end before the id can be used again.
+            // The peer waits for TENSOR_END before the id can be reused.
             self.end(TensorEnd { tensor: id }.frame());
         }
         self.remove_live(id);
         Ok(())
     }
 
-    /// The peer widens the window.
+    /// Handles a grant that widens the window.
     pub(super) fn widen(&mut self, grant: u32) -> Result<(), Violation> {
         self.window.widen(grant)
     }
 
-    /// Frees everything.
     pub(super) fn clear(&mut self) {
         *self = Outbox::new(0, 0);
     }

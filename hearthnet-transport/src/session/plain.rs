@@ -1,24 +1,24 @@
-//! The messages of an application's own protocol: two bounded queues, and the deadlines of the
-//! connection below. Like [`Session`](super::Session) it does no I/O and reads no clock.
+//! State machine of a plain socket: two bounded queues, and the deadlines of the connection. Like
+//! [`Session`](super::Session) it does no I/O and reads no clock.
 //!
-//! An inbox that is full stops the reading, so a peer is slowed down by TCP and costs no memory.
-//! A message that has begun must make progress, and so must one that is written to the peer; a
-//! connection on which nothing is heard is asked with a WebSocket ping, and given up.
+//! A full inbox stops the reading, so TCP slows the peer down, without further memory here. An
+//! incomplete incoming message must make progress, and so must data written to the peer. A silent
+//! connection gets a WebSocket ping, and is closed if it stays silent.
 
 use std::collections::VecDeque;
 
 use super::protocol::{Frame, Progress, Protocol, Transmit};
-use super::rate::Pace;
+use super::rate::ProgressTimer;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::time::Time;
 
-/// What a queue may hold; one message is always taken, whatever its size.
+/// Limits of a queue; a single message is always accepted.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounds {
     pub(crate) messages: usize,
     pub(crate) bytes: usize,
-    /// Bytes of the largest message.
+    /// Limit of one message in bytes.
     pub(crate) largest: usize,
 }
 
@@ -47,25 +47,24 @@ impl Queue {
     }
 }
 
-/// One side of a plain socket.
 pub(crate) struct PlainSession {
     bounds: Bounds,
     config: Config,
     inbox: Queue,
     outbox: Queue,
     closed: Option<SessionClosed>,
-    /// When something last came, or when this side last chose not to read.
+    /// Time of the last received data, or of the last decision not to read.
     heard: Time,
-    /// When a ping was due, ...
+    /// Time of the last ping.
     pinged: Option<Time>,
-    /// ... and whether it is still to be sent.
+    /// Whether that ping is still to be sent.
     owes_ping: bool,
     received: u64,
     written: u64,
-    /// The message that is coming in.
-    reading: Option<Pace>,
-    /// The bytes that the peer does not take.
-    writing: Option<Pace>,
+    /// Progress of the incomplete incoming message.
+    reading: Option<ProgressTimer>,
+    /// Progress of written data that is not flushed.
+    writing: Option<ProgressTimer>,
 }
 
 impl PlainSession {
@@ -86,7 +85,7 @@ impl PlainSession {
         }
     }
 
-    /// Whether a ping is out that nothing has answered.
+    /// Returns whether a ping is unanswered.
     fn is_asked(&self) -> bool {
         self.pinged.is_some_and(|pinged| pinged > self.heard)
     }
@@ -100,13 +99,13 @@ impl Protocol for PlainSession {
         self.closed.as_ref()
     }
 
-    /// What is queued for the peer may still be transmitted.
+    /// Queued messages for the peer may still be transmitted.
     fn close(&mut self, code: CloseCode, detail: &str) {
         self.inbox = Queue::default();
         self.fail(code.violation(detail.to_owned()));
     }
 
-    /// The application may still take what came before.
+    /// The application may still take earlier messages.
     fn fail(&mut self, violation: Violation) {
         let closed = SessionClosed::by_us(violation.code, violation.detail);
         self.closed.get_or_insert(closed);
@@ -115,7 +114,7 @@ impl Protocol for PlainSession {
 
     fn connection_lost(&mut self, closed: SessionClosed) {
         if self.closed.is_none() {
-            // Nothing may follow the peer's close frame but the answer to it.
+            // Only the answer may follow the peer's close frame.
             self.outbox = Queue::default();
             self.owes_ping = false;
             self.closed = Some(closed);
@@ -169,14 +168,14 @@ impl Protocol for PlainSession {
         let (received, written) = (progress.received, progress.written);
         self.heard = self.heard.max(progress.heard);
         if self.is_congested() {
-            // While this side does not read, the peer cannot be blamed for anything.
+            // While this side does not read, the peer cannot make progress.
             self.heard = now;
             self.reading = None;
         } else if let Some(partial) = progress.partial {
-            let begun = self.reading.unwrap_or(Pace::new(now, received));
+            let begun = self.reading.unwrap_or(ProgressTimer::new(now, received));
             self.reading = (partial > 0).then_some(begun);
         }
-        let begun = self.writing.unwrap_or(Pace::new(now, written));
+        let begun = self.writing.unwrap_or(ProgressTimer::new(now, written));
         self.writing = progress.unflushed.then_some(begun);
         (self.received, self.written) = (received, written);
     }
@@ -204,7 +203,7 @@ impl Protocol for PlainSession {
         }
         let (d, keep_alive) = (&self.config.deadlines, self.config.keep_alive);
         let (received, written, rate) = (self.received, self.written, d.min_rate);
-        let slow = |pace: &mut Option<Pace>, bytes, span| {
+        let slow = |pace: &mut Option<ProgressTimer>, bytes, span| {
             let pace = pace.as_mut();
             pace.is_some_and(|pace| pace.is_slow(now, bytes, span, rate))
         };
@@ -214,7 +213,7 @@ impl Protocol for PlainSession {
         } else if slow(&mut self.writing, written, d.credit) {
             self.fail(stalled("the peer does not read"));
         } else if now >= self.heard + keep_alive * 2 {
-            let detail = "nothing was heard for two keep-alive intervals";
+            let detail = "the peer was silent for two keep-alive intervals";
             self.fail(CloseCode::KeepAlive.violation(detail));
         } else if now >= self.heard + keep_alive && !self.is_asked() {
             self.pinged = Some(now);

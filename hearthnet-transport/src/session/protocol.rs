@@ -1,4 +1,4 @@
-//! What a driver needs of a session, whatever its messages are.
+//! Interface between a driver and its session, for any kind of messages.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::time::Time;
 
-/// One message of a WebSocket. `Debug` shows its length only.
+/// Message of a WebSocket. `Debug` shows its length only.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A text message.
@@ -37,75 +37,74 @@ impl fmt::Debug for Frame {
     }
 }
 
-/// What is to be written next.
+/// Next item to write.
 pub(crate) enum Transmit {
     /// A message.
     Message(Frame),
-    /// A WebSocket ping, which the other side's WebSocket answers.
+    /// A WebSocket ping, answered by the peer's WebSocket layer.
     Ping,
 }
 
-/// The state machine of one side: no I/O, no clock. Call order as for
-/// [`Session`](super::Session).
+/// State machine of one side, without I/O or clock. Call order as for [`Session`](super::Session).
 pub(crate) trait Protocol: Send + 'static {
-    /// A message to send, made ready where no lock is held.
+    /// Encoded message to send, made outside of the lock.
     type Outgoing: Send;
-    /// A message for the application.
+    /// Message for the application.
     type Incoming: Send;
 
-    /// How it ended, if it has.
+    /// Cause of the end, if the session has ended.
     fn closed(&self) -> Option<&SessionClosed>;
-    /// Ends it; what the application has not taken is dropped.
+    /// Ends the session and drops the messages for the application.
     fn close(&mut self, code: CloseCode, detail: &str);
-    /// Ends it, because the peer broke a rule below the messages.
+    /// Ends the session because the peer broke a rule of a lower layer.
     fn fail(&mut self, violation: Violation);
-    /// Ends it, because the connection is gone.
+    /// Ends the session because the connection is lost.
     fn connection_lost(&mut self, closed: SessionClosed);
-    /// Drops what waits in either direction.
+    /// Drops the queues of both directions.
     fn drop_waiting(&mut self);
 
-    /// The largest message that may come, where that has changed since the connection was made.
+    /// New size limit of incoming messages; `None` while the limit of the connection's start holds.
     fn message_limit(&self) -> Option<usize> {
         None
     }
 
-    /// Queues a message, or gives it back for want of room.
+    /// Queues a message, or gives it back if there is no space.
     fn send(&mut self, out: Self::Outgoing) -> Result<Option<Self::Outgoing>, SessionClosed>;
-    /// The next message to write.
+    /// Next message to write.
     fn poll_transmit(&mut self, now: Time) -> Option<Transmit>;
-    /// Whether an answer to the peer, or what has to go before the close frame, waits for
-    /// [`poll_transmit`](Self::poll_transmit).
+    /// Returns whether an answer to the peer, or a message that must precede the close frame, waits
+    /// for [`poll_transmit`](Self::poll_transmit).
     fn has_reply(&self) -> bool;
 
-    /// A message of the peer.
+    /// Handles a message of the peer.
     fn handle_message(&mut self, now: Time, message: Frame);
-    /// The next message for the application, which has it from here on.
+    /// Takes the next message for the application.
     fn take(&mut self) -> Option<Self::Incoming>;
-    /// Whether there is one.
+    /// Returns whether a message waits for the application.
     fn has_incoming(&self) -> bool;
-    /// Whether the application is so far behind that reading has to wait for it.
+    /// Returns whether the application is so far behind that reading has to pause.
     fn is_congested(&self) -> bool;
 
-    /// How far the socket has come; after reading, and after writing.
+    /// Reports the socket's progress, after reading and after writing.
     fn handle_progress(&mut self, now: Time, progress: Progress);
-    /// When [`handle_timeout`](Self::handle_timeout) wants to be called next.
+    /// Time of the next call of [`handle_timeout`](Self::handle_timeout).
     fn poll_timeout(&self) -> Time;
-    /// Acts on every deadline that has passed.
+    /// Handles all deadlines that have passed.
     fn handle_timeout(&mut self, now: Time);
-    /// The connection is gone; nothing follows.
+    /// The connection is gone. Last call.
     fn ended(&mut self) {}
 }
 
-/// What a socket has done so far.
+/// Progress of a socket.
 pub(crate) struct Progress {
-    /// Bytes of a message that is incomplete (0: none begun), if nothing else is left to read.
+    /// Bytes of the incomplete message (0: none begun); `None` if more is left to read.
     pub(crate) partial: Option<u64>,
-    /// Bytes that have come.
+    /// Bytes received.
     pub(crate) received: u64,
-    /// Bytes that the layer below has taken.
+    /// Bytes accepted by the layer below.
     pub(crate) written: u64,
-    /// Whether there are more for it to take.
+    /// Whether bytes wait for the layer below.
     pub(crate) unflushed: bool,
-    /// When bytes last came.
+    /// Time of the last received bytes.
     pub(crate) heard: Time,
 }

@@ -7,11 +7,11 @@ use crate::time::Time;
 
 const MICROS: u64 = 1_000_000;
 
-/// Allows `per_second` units over time, and saves up a burst of them.
+/// Allows `per_second` units over time, and a burst.
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     per_second: u64,
-    /// In millionths of a unit; below zero: in debt.
+    /// In millionths of a unit; negative: debt.
     level: i128,
     capacity: i128,
     last: Time,
@@ -23,7 +23,7 @@ impl TokenBucket {
         TokenBucket::with_burst(per_second, per_second * u64::from(seconds), now)
     }
 
-    /// A full bucket: `per_second` units over time, at least 1, and `burst` at once.
+    /// Full bucket: `per_second` units over time, at least 1, and `burst` at once.
     pub fn with_burst(per_second: u64, burst: u64, now: Time) -> TokenBucket {
         let capacity = i128::from(burst) * i128::from(MICROS);
         TokenBucket {
@@ -34,7 +34,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes one unit, if one more is within the rate.
+    /// Takes one unit. `false` if the rate is exceeded.
     pub fn take(&mut self, now: Time) -> bool {
         self.refill(now);
         let has = self.has(1);
@@ -44,8 +44,7 @@ impl TokenBucket {
         has
     }
 
-    /// Adds what was earned since the last time. A clock that stands still or goes back earns
-    /// nothing.
+    /// Adds the units since the last call. A clock that stands still or goes back adds none.
     pub fn refill(&mut self, now: Time) {
         let elapsed = now.0.saturating_sub(self.last.0);
         self.last = now.max(self.last);
@@ -53,22 +52,22 @@ impl TokenBucket {
         self.level = (self.level + earned).min(self.capacity);
     }
 
-    /// Takes units that may not be there, for what is known only afterwards.
+    /// Takes units even if they are not there, for costs that are known only afterwards.
     pub fn spend(&mut self, units: u64) {
         self.level -= i128::from(units) * i128::from(MICROS);
     }
 
-    /// Whether there are so many units; 0: whether it is out of debt.
+    /// Returns whether `units` units are there; 0: whether there is no debt.
     pub fn has(&self, units: u64) -> bool {
         self.level >= i128::from(units) * i128::from(MICROS)
     }
 
-    /// Whether nothing was taken of late.
+    /// Returns whether no units are missing.
     pub fn is_full(&self) -> bool {
         self.level >= self.capacity
     }
 
-    /// When there will be so many units, if nothing is taken; [`Time::ZERO`]: there are.
+    /// Time at which `units` units will be there, if none is taken; [`Time::ZERO`] if they are now.
     pub fn ready_at(&self, units: u64) -> Time {
         let lacking = i128::from(units) * i128::from(MICROS) - self.level;
         if lacking <= 0 {
@@ -83,10 +82,10 @@ impl TokenBucket {
     }
 }
 
-/// One [`TokenBucket`] for each key, all with the same rate and burst, in bounded memory.
+/// A [`TokenBucket`] for each key, all with the same rate and burst, in bounded memory.
 ///
-/// A key that is not in the map has a full bucket. So full buckets are dropped when the map has `max`
-/// of them and a new key comes. If none is full, the fullest is dropped: its key gains the least.
+/// A key without a bucket in memory has a full one. So at `max` buckets, full ones are dropped for
+/// a new key. If none is full, the fullest is dropped: its key gains the least.
 #[derive(Clone, Debug)]
 pub struct KeyedBuckets<K> {
     per_second: u64,
@@ -96,7 +95,7 @@ pub struct KeyedBuckets<K> {
 }
 
 impl<K: Ord + Clone> KeyedBuckets<K> {
-    /// Buckets as of [`TokenBucket::with_burst`], at most `max` of them.
+    /// Buckets like [`TokenBucket::with_burst`], at most `max` of them.
     pub fn new(per_second: u64, burst: u64, max: usize) -> KeyedBuckets<K> {
         KeyedBuckets {
             per_second,
@@ -106,7 +105,7 @@ impl<K: Ord + Clone> KeyedBuckets<K> {
         }
     }
 
-    /// The bucket of a key, refilled as of `now`.
+    /// Bucket of a key, refilled up to `now`.
     pub fn of(&mut self, key: &K, now: Time) -> &mut TokenBucket {
         if self.all.len() >= self.max && !self.all.contains_key(key) {
             self.make_room(now);
@@ -117,17 +116,17 @@ impl<K: Ord + Clone> KeyedBuckets<K> {
         bucket
     }
 
-    /// Takes one unit of a key's, if one more is within the rate.
+    /// Takes one unit of a key. `false` if its rate is exceeded.
     pub fn take(&mut self, key: &K, now: Time) -> bool {
         self.of(key, now).take(now)
     }
 
-    /// Buckets in memory.
+    /// Number of buckets in memory.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether no bucket is in memory.
+    /// Returns whether no bucket is in memory.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
@@ -171,26 +170,26 @@ impl Rtt {
     }
 }
 
-/// Whether something that is under way goes on fast enough: so many bytes in each span.
+/// Checks that a transfer makes progress: a minimum of bytes in each span.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct ProgressTimer {
     since: Time,
     bytes: u64,
 }
 
-impl Pace {
-    /// From `now` on, when `bytes` had passed in all.
-    pub(crate) fn new(now: Time, bytes: u64) -> Pace {
-        Pace { since: now, bytes }
+impl ProgressTimer {
+    /// Starts a span at `now`, after `bytes` bytes in total.
+    pub(crate) fn new(now: Time, bytes: u64) -> ProgressTimer {
+        ProgressTimer { since: now, bytes }
     }
 
-    /// When the span ends that has begun.
+    /// End of the present span.
     pub(crate) fn due(self, span: Duration) -> Time {
         self.since + span
     }
 
-    /// Looks at it as of now, and begins the next span when one has ended. `true`: less than
-    /// `min_rate` bytes per second passed in it, or none.
+    /// Checks the present span, and starts the next one when it has ended. `true`: less than
+    /// `min_rate` bytes per second, or none, came in the ended span.
     pub(crate) fn is_slow(&mut self, now: Time, bytes: u64, span: Duration, min_rate: u32) -> bool {
         if now < self.due(span) {
             return false;
@@ -198,7 +197,7 @@ impl Pace {
         let micros = Time::from(now.since(self.since)).0;
         let least = u64::from(min_rate).saturating_mul(micros) / MICROS;
         let passed = bytes.saturating_sub(self.bytes);
-        *self = Pace::new(now, bytes);
+        *self = ProgressTimer::new(now, bytes);
         passed < least.max(1)
     }
 }
@@ -216,12 +215,12 @@ mod tests {
         assert_eq!((0..100).filter(|_| bucket.take(later)).count(), 5);
         let much_later = Time::ZERO + Duration::from_secs(1_000_000);
         assert_eq!((0..100).filter(|_| bucket.take(much_later)).count(), 20);
-        // A clock that stands still or goes back earns nothing.
+        // A clock that stands still or goes back adds no units.
         assert!(!bucket.take(later));
     }
 
     #[test]
-    fn a_key_has_its_own_rate_whatever_others_take() {
+    fn each_key_has_its_own_rate() {
         let mut buckets = KeyedBuckets::new(1, 3, 8);
         for key in 0..4 {
             let taken = (0..100).filter(|_| buckets.take(&key, Time::ZERO)).count();
@@ -235,7 +234,8 @@ mod tests {
     fn buckets_that_are_full_again_make_room_for_new_keys() {
         let mut buckets = KeyedBuckets::new(4, 256, 100);
         for key in 0..10_000u64 {
-            // 40 new keys a second, each of which takes one unit: 10 of them are not full again.
+            // 40 new keys a second, each of which takes one unit: 10 of them are not yet full
+            // again.
             assert!(buckets.take(&key, Time::from_millis(key * 25)));
             assert!(buckets.len() <= 100);
         }
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_keys_neither_grows_the_map_nor_refills_who_owes_most() {
+    fn many_keys_neither_grow_the_map_nor_reset_the_largest_debt() {
         let mut buckets = KeyedBuckets::new(1, 3, 4);
         (0..4).for_each(|n| assert_eq!(buckets.take(&0, Time::ZERO), n < 3));
         for key in 1..1000 {

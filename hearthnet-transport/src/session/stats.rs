@@ -1,8 +1,8 @@
-//! What a session has carried.
+//! Statistics of a session.
 
 use serde::Serialize;
 
-/// Counters and gauges of one session. Byte counts are those of frames, headers included, before
+/// Counters and gauges of one session. Byte counts cover whole frames with headers, before
 /// WebSocket and TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -21,30 +21,28 @@ pub struct SessionStats {
     pub chunks_received: u64,
     /// Data bytes of the chunks sent, before compression.
     pub chunk_bytes_sent: u64,
-    /// The same, as they went over the wire.
+    /// Wire bytes of these chunks, after compression.
     pub chunk_wire_bytes_sent: u64,
     /// Data bytes of the chunks received, after decompression.
     pub chunk_bytes_received: u64,
-    /// The same, as they came over the wire.
+    /// Wire bytes of these chunks, before decompression.
     pub chunk_wire_bytes_received: u64,
-    /// Answers that came for steps nobody waits for any more, and were dropped.
+    /// Results dropped because no step waited for them any more.
     pub stale_results: u64,
-    /// Tensors that the peer refused.
-    pub tensors_refused: u64,
     /// Smoothed round-trip time of PING and PONG, in microseconds.
     pub rtt_us: Option<u64>,
     /// Smallest round-trip time seen, in microseconds.
     pub rtt_min_us: Option<u64>,
-    /// Steps without an answer: sent by a caller, received by a host.
+    /// Unanswered steps: sent by a caller, received by a host.
     pub steps_in_flight: u32,
-    /// Most steps that may be without an answer: the host's limit.
+    /// The host's limit of unanswered steps.
     pub steps_granted: u32,
-    /// Chunks that may be sent before the peer returns credit.
+    /// Chunks that may be sent before more credit returns.
     pub credit_available: u32,
-    /// Chunks that the peer lets be in flight.
+    /// Window: the peer's limit of chunks in flight.
     pub credit_granted: u32,
-    /// Bytes of messages that wait to be sent.
+    /// Bytes of queued messages.
     pub queued_bytes: u64,
-    /// Bytes of tensors held for the peer: incomplete, or not yet taken by the application.
+    /// Bytes reserved for the peer's tensors: incomplete, or not yet taken by the application.
     pub buffered_bytes: u64,
 }

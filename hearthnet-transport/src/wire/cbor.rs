@@ -1,8 +1,8 @@
-//! The CBOR maps in control bodies: read strictly, written as the specification asks for it.
+//! CBOR maps in control bodies: strict reading, and the specification's encoding.
 //!
-//! A body is one map with text keys, each at most once, and nothing after it. Its fields are those
-//! of a struct ([`Body`]), in their order. Its size is bounded before it is decoded (4 KiB), which
-//! bounds the tree that ciborium builds from it.
+//! A body is one map with unique text keys, and no bytes follow it. Its fields are those of a
+//! struct ([`Body`]), in that order. Its size is checked before decoding (4 KiB), which bounds the
+//! tree that ciborium builds.
 
 use std::borrow::Cow;
 
@@ -14,41 +14,38 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::{Flags, FrameBuf, FrameType};
 use crate::code::{CloseCode, Code, Violation};
 
-/// Deepest nesting that is decoded: HELLO's lists of versions are the deepest, at 2.
+/// Limit of nesting: HELLO's lists of versions are the deepest, at 2.
 const MAX_DEPTH: usize = 4;
-/// Most keys of a map.
+/// Limit of keys in a map.
 const MAX_KEYS: usize = 32;
 
 pub(super) fn malformed(detail: impl Into<Cow<'static, str>>) -> Violation {
     CloseCode::BodyMalformed.violation(detail)
 }
 
-/// The body of one type of frame: a map whose keys are the struct's fields and no others.
+/// Body of one frame type: a map with exactly the struct's fields as keys.
 pub(crate) trait Body: Serialize + DeserializeOwned {
-    /// The type.
     const KIND: FrameType;
 
-    /// The whole frame.
     fn frame(&self) -> FrameBuf {
         frame(Self::KIND, self)
     }
 
-    /// Reads a body.
     fn read(body: &[u8]) -> Result<Self, Violation> {
         Map::read(body)?.fields()
     }
 }
 
-/// A frame around a map.
+/// Wraps a map into a frame.
 pub(super) fn frame(kind: FrameType, map: &impl Serialize) -> FrameBuf {
     let mut frame = FrameBuf::with_capacity(96);
-    // Writing a tree of integers, strings and lists to memory has no way to fail.
+    // Writing a tree of integers, strings and lists to memory cannot fail.
     let written = ciborium::into_writer(map, frame.body());
     debug_assert!(written.is_ok());
     frame.finish(kind, Flags::NONE)
 }
 
-/// A map whose form is right, whatever its keys mean.
+/// A map of valid form; its keys are not checked yet.
 pub(super) struct Map(Value);
 
 impl Map {
@@ -71,7 +68,7 @@ impl Map {
             if fields.iter().take(at).any(|(before, _)| before == key) {
                 return Err(malformed("a key occurs twice"));
             }
-            // serde would look through the one, and take the other for a field that is absent.
+            // serde would look through a tag, and take null for an absent field.
             if field.is_tag() || field.is_null() {
                 return Err(malformed("a value with a tag, or null"));
             }
@@ -79,13 +76,13 @@ impl Map {
         Ok(Map(value))
     }
 
-    /// What a struct takes of it.
+    /// Reads the fields of a struct.
     pub(super) fn fields<T: DeserializeOwned>(&self) -> Result<T, Violation> {
         self.0.deserialized().map_err(|Error::Custom(problem)| {
-            // Whatever else serde says may quote the peer.
+            // Other texts of serde may quote the peer.
             match problem.starts_with("missing field `") {
                 true => malformed(problem),
-                false => malformed("a key that it does not have, or a value that cannot be"),
+                false => malformed("an unknown key, or an invalid value"),
             }
         })
     }
@@ -116,7 +113,7 @@ pub(crate) fn text<'de, const MAX: usize, D: Deserializer<'de>>(
     }
 }
 
-/// Reads the name of a failure.
+/// Reads a [`Code`].
 pub(crate) fn code<'de, D: Deserializer<'de>>(from: D) -> Result<Code, D::Error> {
     let text = String::deserialize(from)?;
     Code::parse(&text).ok_or_else(|| de::Error::custom("not the name of a failure"))
@@ -141,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_one_map_is_refused() {
+    fn bodies_other_than_one_map_are_refused() {
         for body in [
             &[][..],
             &[0x01],                                                 // an integer

@@ -1,4 +1,4 @@
-//! The body of TENSOR_DATA: which tensor, its element type and dimensions, then one chunk of it.
+//! Body of TENSOR_DATA: tensor id, element type and dimensions, then the chunk's data.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -16,7 +16,7 @@ use crate::tensor::{DType, Dims, MAX_RANK};
 /// Longest header of a chunk body.
 pub(crate) const MAX_CHUNK_HEADER_BYTES: usize = 4 + 4 * MAX_RANK;
 
-/// What stands before the data of each chunk.
+/// Header of a chunk's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkHead {
     pub(crate) tensor: u16,
@@ -25,7 +25,7 @@ pub(crate) struct ChunkHead {
 }
 
 impl ChunkHead {
-    /// The whole frame of one chunk.
+    /// Frame of one chunk.
     pub(crate) fn frame(&self, data: &[u8], flags: Flags) -> FrameBuf {
         let dims = self.dims.as_slice();
         let mut frame = FrameBuf::with_capacity(4 + 4 * dims.len() + data.len());
@@ -44,8 +44,8 @@ impl ChunkHead {
     /// Splits a chunk body into its header and data.
     ///
     /// # Errors
-    /// `tensor_shape` for an element type, rank or dimension that does not exist,
-    /// `body_malformed` when the body ends early.
+    /// `tensor_shape` for an invalid element type, rank or dimension, `body_malformed` if the body
+    /// ends early.
     pub(crate) fn read(body: &[u8]) -> Result<(ChunkHead, &[u8]), Violation> {
         let mut reader = Reader::new(body);
         let tensor = reader.u16()?;

@@ -21,19 +21,20 @@ pub(crate) const MAX_TOKEN_BYTES: usize = 2048;
 pub(crate) const MAX_PURPOSE_BYTES: usize = 32;
 /// Longest name of the software, in bytes.
 pub(crate) const MAX_AGENT_BYTES: usize = 64;
-/// Longest explanation in a BYE, in bytes.
+/// Limit of the detail in a BYE, in bytes.
 const MAX_DETAIL_BYTES: usize = 256;
-/// Longest code in a NACK or BYE, in bytes.
+/// Limit of the code in a NACK or BYE, in bytes.
 const MAX_CODE_BYTES: usize = 64;
 
-/// What the caller says about itself when it opens a session.
+/// Contents of the caller's HELLO.
 ///
 /// `Debug` does not print the token.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// What the session is for: `"pipeline"`, `"bench"`; 1 to 32 characters of `a-z0-9._-`.
+    /// Purpose of the session: `"pipeline"`, `"bench"`; 1 to 32 characters of `a-z0-9._-`.
     pub purpose: String,
-    /// The session token, at most 2,048 bytes. Its format is the admission's business.
+    /// Session token, at most 2,048 bytes. Only the host's [`Admission`](crate::Admission)
+    /// interprets it.
     #[serde(default, with = "serde_bytes")]
     pub token: Vec<u8>,
     /// Name and version of the caller's software, at most 64 bytes; for people.
@@ -42,7 +43,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// A HELLO of this software.
+    /// HELLO with this program's agent.
     pub fn new(purpose: impl Into<String>, token: impl Into<Vec<u8>>) -> Hello {
         Hello {
             purpose: purpose.into(),
@@ -82,9 +83,9 @@ impl fmt::Debug for Hello {
     }
 }
 
-/// The limits that each HELLO announces. A field that is absent has the default value.
+/// Limits announced in each HELLO. An absent field has the default value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default = "Limits::unsaid")]
+#[serde(default = "Limits::defaults")]
 pub(crate) struct Limits {
     pub(crate) chunk_bytes: u32,
     pub(crate) window_chunks: u32,
@@ -109,8 +110,8 @@ impl Limits {
         }
     }
 
-    /// Those of a HELLO that names none.
-    fn unsaid() -> Limits {
+    /// Defaults of a HELLO without limits.
+    fn defaults() -> Limits {
         Limits {
             zstd: false,
             ..Limits::of(&Config::default())
@@ -136,13 +137,13 @@ impl Limits {
     }
 }
 
-/// What this side can decompress, as a list of names.
+/// Supported decompression, as a list of names.
 mod compression {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 
     const ZSTD: &str = "zstd";
 
-    #[allow(clippy::trivially_copy_pass_by_ref)] // As serde asks for it.
+    #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub(super) fn serialize<S: Serializer>(zstd: &bool, to: S) -> Result<S::Ok, S::Error> {
         zstd.then_some(ZSTD).as_slice().serialize(to)
     }
@@ -153,13 +154,13 @@ mod compression {
     }
 }
 
-/// What stands before the fields of [`Hello`] in the caller's HELLO.
+/// Fields before those of [`Hello`] in the caller's HELLO.
 #[derive(Serialize, Deserialize)]
 struct Versions {
     versions: Vec<u64>,
 }
 
-/// What the host's HELLO says beside its limits.
+/// Fields of the host's HELLO besides its limits.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     version: u32,
@@ -167,7 +168,7 @@ struct Answer {
     agent: String,
 }
 
-/// A HELLO of the fields of several structs.
+/// Builds a HELLO from the fields of several structs.
 fn hello_of<const N: usize>(parts: [Result<Value, ciborium::value::Error>; N]) -> FrameBuf {
     let parts = parts.into_iter().map(|part| match part {
         Ok(Value::Map(fields)) => fields,
@@ -179,7 +180,6 @@ fn hello_of<const N: usize>(parts: [Result<Value, ciborium::value::Error>; N]) -
     cbor::frame(FrameType::Hello, &Value::Map(parts.flatten().collect()))
 }
 
-/// The caller's HELLO.
 pub(crate) fn client_hello(hello: &Hello, limits: Limits) -> FrameBuf {
     let versions = vec![PROTOCOL_VERSION.into()];
     hello_of([
@@ -201,7 +201,6 @@ pub(crate) fn read_client_hello(body: &[u8]) -> Result<(Hello, Limits), Violatio
     Ok((hello, Limits::read(&map)?))
 }
 
-/// The host's HELLO.
 pub(crate) fn server_hello(agent: &str, limits: Limits) -> FrameBuf {
     let answer = Answer {
         version: PROTOCOL_VERSION,
@@ -220,7 +219,6 @@ pub(crate) fn read_server_hello(body: &[u8]) -> Result<(String, Limits), Violati
     Ok((agent, Limits::read(&map)?))
 }
 
-/// The end of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bye {
@@ -234,11 +232,11 @@ pub(crate) struct Bye {
     pub(crate) detail: String,
 }
 
-/// A close code by its name. One of a later version ends the session all the same.
+/// A close code by its name. An unknown code, of a later version, ends the session too.
 mod close_code {
     use super::{CloseCode, Deserializer, MAX_CODE_BYTES, Serializer, cbor};
 
-    #[allow(clippy::trivially_copy_pass_by_ref)] // As serde asks for it.
+    #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub(super) fn serialize<S: Serializer>(code: &CloseCode, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(code.as_str())
     }
@@ -256,12 +254,12 @@ mod close_code {
 pub(crate) struct Ack {
     pub(crate) tensor: u16,
     pub(crate) chunks: u32,
-    /// The receiver has let go of the tensor: its buffer is free, its id may be used again.
+    /// The receiver has freed the tensor: its buffer is free, its id may be reused.
     #[serde(default)]
     pub(crate) end: bool,
 }
 
-/// Refuses a tensor: its credit is returned, the sender stops and ends it.
+/// Refuses a tensor: returns its credit; the sender stops and ends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Nack {
@@ -277,7 +275,7 @@ pub(crate) struct FlowCtl {
     pub(crate) grant: u32,
 }
 
-/// The sender gives a tensor up before its last chunk.
+/// The sender abandons a tensor before its last chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TensorEnd {
@@ -306,7 +304,7 @@ mod tests {
     use crate::wire::HEADER_BYTES;
     use crate::wire::cbor::Body as _;
 
-    /// A caller's HELLO in one version, with more fields than it needs.
+    /// A caller's HELLO with one version and additional fields.
     fn hello_with(version: u32, more: &[(&str, Value)]) -> Vec<u8> {
         let versions = Value::Array(vec![version.into()]);
         let needed = [("versions", versions), ("purpose", "bench".into())];

@@ -1,4 +1,4 @@
-//! Holds the worked examples of `specs/x08-tensor-transport.md` to the codec.
+//! Checks the worked examples of `specs/x08-tensor-transport.md` against the codec.
 
 use bytes::Bytes;
 
@@ -14,7 +14,7 @@ use crate::tensor::{DType, Dims};
 
 const SPEC: &str = include_str!("../../../specs/x08-tensor-transport.md");
 
-/// The examples of the specification: name and bytes.
+/// Examples of the specification: name and bytes.
 fn examples() -> Vec<(&'static str, Vec<u8>)> {
     SPEC.split("```hex ")
         .skip(1)
@@ -52,7 +52,7 @@ fn f16(values: &[f32]) -> Vec<u8> {
         .collect()
 }
 
-/// The same frames, as the codec makes them, with their sequence numbers.
+/// Sequence number and codec output for an example.
 fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
     let limits = Limits::of(&Config::default());
     let hello = Hello {

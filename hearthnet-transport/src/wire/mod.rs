@@ -1,6 +1,6 @@
-//! The frame codec: pure functions between bytes and values.
+//! Frame codec: pure functions between bytes and values.
 //!
-//! One WebSocket binary message is one frame: a 16-byte header, then the body.
+//! Each WebSocket binary message is one frame: a 16-byte header, then the body.
 //!
 //! | offset | size | field |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 //! | `control.rs` | HELLO, BYE, ACK, NACK, FLOWCTL, TENSOR_END, PING, PONG |
 //! | `chunk.rs` | TENSOR_DATA |
 //! | `pipeline/` | STREAM_OPEN and the rest, from 0x10 |
-//! | `cbor.rs` | the CBOR maps in control bodies, which are structs here |
+//! | `cbor.rs` | the CBOR maps in control bodies, defined as structs |
 
 pub(crate) mod cbor;
 pub(crate) mod chunk;
@@ -33,7 +33,7 @@ use crate::message::{StreamClose, StreamError, StreamOpen, StreamOpened, Truncat
 use control::{Ack, Bye, FlowCtl, Nack, TensorEnd};
 use pipeline::Leaving;
 
-/// The frames whose body is a map, each with the struct of its name.
+/// Frame types whose body is a map, each with a struct of the same name.
 macro_rules! bodies {
     ($($name:ident),*) => {
         $(impl cbor::Body for $name {
@@ -56,7 +56,7 @@ bodies!(
 pub const VERSION: u8 = 0x01;
 /// Length of the frame header.
 pub(crate) const HEADER_BYTES: usize = 16;
-/// Where the sequence number stands: it is filled in when the frame is sent.
+/// Position of the sequence number, which is filled in when the frame is sent.
 const SEQUENCE_AT: std::ops::Range<usize> = 4..8;
 
 /// Kind of a frame.
@@ -83,28 +83,28 @@ pub enum FrameType {
     Pong = 0x09,
     /// Caller: begin a stream.
     StreamOpen = 0x10,
-    /// Host: the stream is ready.
+    /// Host: the stream is open.
     StreamOpened = 0x11,
     /// Caller: the stream is done or cancelled.
     StreamClose = 0x12,
     /// Caller: run rows.
     Step = 0x13,
-    /// Host: the rows that came out.
+    /// Host: result rows.
     StepResult = 0x14,
-    /// Host: the stream is gone.
+    /// Host: the stream has ended.
     StreamError = 0x15,
-    /// Caller: forget positions.
+    /// Caller: drop positions.
     Truncate = 0x16,
-    /// Caller: say what you serve.
+    /// Caller: request for the descriptor.
     Describe = 0x17,
-    /// Host: what it serves.
+    /// Host: the descriptor.
     Descriptor = 0x18,
-    /// Host: it will end its sessions.
+    /// Host: announces the end of its sessions.
     Leaving = 0x19,
 }
 
 impl FrameType {
-    /// Every type, in the order of their numbers.
+    /// Every type, in numeric order.
     pub const ALL: [FrameType; 19] = [
         FrameType::TensorData,
         FrameType::TensorEnd,
@@ -131,7 +131,7 @@ impl FrameType {
         FrameType::ALL.into_iter().find(|kind| *kind as u8 == byte)
     }
 
-    /// Whether only callers send it, or only hosts; `None`: both do.
+    /// `true` if only callers send it, `false` if only hosts do, `None` if both may.
     pub(crate) fn is_callers(self) -> Option<bool> {
         match self {
             FrameType::StreamOpen | FrameType::StreamClose | FrameType::Step => Some(true),
@@ -143,7 +143,7 @@ impl FrameType {
     }
 }
 
-/// The flags of a frame. Bits that are not listed must be zero.
+/// Flags of a frame. Undefined bits must be zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u32);
 
@@ -154,29 +154,25 @@ impl Flags {
     pub const COMPRESSED: Flags = Flags(0x1);
     /// The last chunk of its tensor.
     pub const FINAL: Flags = Flags(0x2);
-    /// Reserved: the tensor is a gradient. Refused by this version.
-    pub const GRAD: Flags = Flags(0x4);
-    /// Reserved: the data is encrypted end to end. Refused by this version.
-    pub const ENCRYPTED: Flags = Flags(0x8);
 
-    /// Both sets of flags.
+    /// Union of both sets.
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
     }
 
-    /// Whether every flag of `other` is set.
+    /// Returns whether every flag of `other` is set.
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The bits, as they stand in the header.
+    /// Bits as in the header.
     pub const fn bits(self) -> u32 {
         self.0
     }
 }
 
-/// The header of a frame, without what is fixed.
+/// Variable fields of a frame header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Kind of the frame.
@@ -190,7 +186,6 @@ pub struct Header {
 }
 
 impl Header {
-    /// The 16 bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[0] = VERSION;
@@ -204,9 +199,9 @@ impl Header {
     /// Splits a message into its header and body.
     ///
     /// # Errors
-    /// `frame_length` when the message is shorter than a header or not as long as the header
-    /// says; `frame_unknown` for a version, type or flag that does not exist, a flag that the
-    /// type does not take, or a reserved field that is not zero.
+    /// `frame_length` if the message is shorter than a header or its length differs from the
+    /// header's; `frame_unknown` for an unknown version, type or flag, a flag that the type does
+    /// not allow, or a reserved field that is not zero.
     pub fn decode(message: &[u8]) -> Result<(Header, &[u8]), Violation> {
         let unknown = |detail| Err(CloseCode::FrameUnknown.violation(detail));
         let Some((head, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
@@ -231,7 +226,7 @@ impl Header {
             f3,
         ] = *head;
         if version != VERSION {
-            return unknown(format!("frame version {version:#04x} is not spoken here"));
+            return unknown(format!("frame version {version:#04x} is not supported"));
         }
         if [r0, r1] != [0, 0] {
             return unknown("the reserved field is not zero".to_owned());
@@ -267,31 +262,31 @@ impl Header {
     }
 }
 
-/// A frame under construction: header space first, the sequence number still open.
+/// A frame under construction: space for the header first, without sequence number.
 #[derive(Clone, Debug)]
 pub(crate) struct FrameBuf(Vec<u8>);
 
 impl FrameBuf {
-    /// Room for a header and `body` bytes.
+    /// Reserves space for a header and `body` bytes.
     pub(crate) fn with_capacity(body: usize) -> FrameBuf {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + body);
         bytes.resize(HEADER_BYTES, 0);
         FrameBuf(bytes)
     }
 
-    /// Where the body is appended.
+    /// Buffer to which the body is appended.
     pub(crate) fn body(&mut self) -> &mut Vec<u8> {
         &mut self.0
     }
 
-    /// Overwrites part of the body that is already there; used for ids that are known late.
+    /// Overwrites existing bytes of the body; used for ids that are assigned late.
     pub(crate) fn patch_u16(&mut self, at: usize, value: u16) {
         if let Some(to) = self.0.get_mut(HEADER_BYTES + at..HEADER_BYTES + at + 2) {
             to.copy_from_slice(&value.to_be_bytes());
         }
     }
 
-    /// Fills the header in, all but the sequence number.
+    /// Fills in the header, except for the sequence number.
     pub(crate) fn finish(mut self, kind: FrameType, flags: Flags) -> FrameBuf {
         let length = u32::try_from(self.0.len() - HEADER_BYTES).unwrap_or(u32::MAX);
         let header = Header {
@@ -312,7 +307,7 @@ impl FrameBuf {
         self.0.len()
     }
 
-    /// The finished frame.
+    /// Finished frame.
     pub(crate) fn into_bytes(mut self, sequence: u32) -> Vec<u8> {
         if let Some(to) = self.0.get_mut(SEQUENCE_AT) {
             to.copy_from_slice(&sequence.to_be_bytes());

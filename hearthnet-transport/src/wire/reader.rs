@@ -1,8 +1,8 @@
-//! Reading fixed big-endian layouts without an index that could be out of bounds.
+//! Reader of fixed big-endian layouts, without indexing that could be out of bounds.
 
 use crate::code::{CloseCode, Violation};
 
-/// What is left of a body.
+/// Unread rest of a body.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -43,7 +43,6 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Everything that has not been read.
     pub(crate) fn rest(self) -> &'a [u8] {
         self.0
     }

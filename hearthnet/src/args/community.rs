@@ -1,4 +1,4 @@
-//! The command line of communities.
+//! Arguments of `hearthnet community`, `serve`, `log`, `backup` and `restore`.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use hearthnet_bus::log::Level;
 pub(crate) enum CommunityCommand {
     /// Found a community; this node becomes its first anchor.
     Create(CreateArgs),
-    /// Print a code with which somebody can join.
+    /// Print a code with which another person can join.
     Invite(InviteArgs),
     /// Join a community with a code.
     Join(JoinArgs),
-    /// Show who is in the community.
+    /// List the members of the community.
     Members {
         /// Print JSON.
         #[arg(long)]
@@ -24,18 +24,18 @@ pub(crate) enum CommunityCommand {
     Promote(LevelArgs),
     /// Lower a member's level.
     Demote(LevelArgs),
-    /// Put a node out of the community for good; its open sessions end at once.
+    /// Revoke a node for good; its open sessions end at once.
     Revoke(RevokeArgs),
-    /// List the invites: who made them, who used them, what is left of them.
+    /// List the invites: who made them, who used them, and how many uses are left.
     Invites {
-        /// Those that expired, were used up or withdrawn, too.
+        /// Also show invites that expired, were used up or withdrawn.
         #[arg(long)]
         all: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Take an invite back: nobody joins with its code any more.
+    /// Withdraw an invite: its code no longer admits anyone.
     Withdraw {
         /// The invite's id, as `community invites` shows it, or its code; `-` takes a line of standard
         /// input.
@@ -45,22 +45,24 @@ pub(crate) enum CommunityCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Give this home a new key in place of one that counts no more, by the root key, which is here.
+    /// Replace this home's revoked or frozen key with a new one, signed by the root key on this
+    /// machine.
     ///
-    /// For a home that was put out, or whose key is frozen because an old copy of its data was used. Where
-    /// the key counts, it brings what the root key has signed to whoever has not heard of it.
+    /// For a home that was revoked, or whose key is frozen because an old copy of its data was
+    /// used. If the key is valid, the command sends events signed by the root key to members that
+    /// lack them.
     Renew(RenewArgs),
-    /// Leave the community; what this machine has of it is put aside, so that it can join again.
+    /// Leave the community; its data on this machine is put aside, so that the node can join again.
     Leave(LeaveArgs),
-    /// Show what is agreed, or change it.
+    /// Show the community's policy, or change it.
     Policy(PolicyArgs),
-    /// Seal the root key, where it is, with a passphrase, or with another one.
+    /// Protect the root key on this machine with a passphrase, or change the passphrase.
     ///
-    /// Whoever has a copy of root.key then needs the passphrase, too, and so does every command that
-    /// signs with it. Nobody can open it again without. In programs the old passphrase, if there is one,
-    /// and the new one are lines of standard input.
+    /// A copy of root.key is then useless without the passphrase, and every command that signs with
+    /// the key asks for it. A lost passphrase cannot be recovered. In scripts, write the old
+    /// passphrase (if there is one) and the new one as lines of standard input.
     Passphrase {
-        /// Take the passphrase away again.
+        /// Remove the passphrase.
         #[arg(long)]
         remove: bool,
     },
@@ -68,15 +70,16 @@ pub(crate) enum CommunityCommand {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// What the community is called, at most 64 bytes.
+    /// Name of the community, at most 64 bytes.
     pub(crate) name: String,
-    /// Whether the community computes together [default: as policy.research.enable is here].
+    /// Whether the community uses distributed inference [default: as policy.research.enable is
+    /// here].
     #[arg(long, value_name = "on|off", value_parser = on_off())]
     pub(crate) research: Option<bool>,
-    /// Seal the root key with a passphrase, which is asked for, or is a line of standard input.
+    /// Protect the root key with a passphrase, which is asked for, or is a line of standard input.
     #[arg(long)]
     pub(crate) passphrase: bool,
-    /// What other members see of this node [default: node.name, else the machine's name].
+    /// Name of this node that other members see [default: node.name, else the machine's name].
     #[arg(long = "as", value_name = "NAME")]
     pub(crate) as_name: Option<String>,
     /// Print JSON.
@@ -86,13 +89,13 @@ pub(crate) struct CreateArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct InviteArgs {
-    /// What the new member may do: member chats, trusted serves layers too, anchor also invites.
+    /// Level of the new member: member chats, trusted also serves layers, anchor also invites.
     #[arg(long, value_parser = level(), default_value = "member")]
     pub(crate) level: Level,
     /// How many nodes may join with the code.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(hearthnet_bus::log::MAX_USES)))]
     pub(crate) uses: u32,
-    /// How long the code holds, for example 30m, 24h or 7d.
+    /// Validity of the code, for example 30m, 24h or 7d.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = parse_time)]
     pub(crate) expires: Duration,
     /// Print JSON.
@@ -106,11 +109,11 @@ pub(crate) struct JoinArgs {
     /// line of standard input. (Other users of this machine can read command lines.)
     #[arg(value_name = "CODE")]
     pub(crate) code: Vec<String>,
-    /// What other members see of this node [default: node.name, else the machine's name].
+    /// Name of this node that other members see [default: node.name, else the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Whether this machine computes with others, where no configuration says so yet [default: as
-    /// the community does].
+    /// Whether this machine takes part in distributed inference, if the configuration does not say
+    /// so yet [default: as the community does].
     #[arg(long, value_name = "on|off", value_parser = on_off())]
     pub(crate) research: Option<bool>,
     /// How long to look for a node of the community, for example 30s.
@@ -139,7 +142,7 @@ pub(crate) struct RevokeArgs {
     /// Node id, its short form, or the member's name.
     #[arg(value_name = "NODE")]
     pub(crate) node: String,
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     pub(crate) yes: bool,
     /// Print JSON.
@@ -149,10 +152,10 @@ pub(crate) struct RevokeArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LeaveArgs {
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     pub(crate) yes: bool,
-    /// Leave also if nobody can be told: the others go on counting this node as a member.
+    /// Leave even if no member can be told; the others go on counting this node as a member.
     #[arg(long)]
     pub(crate) anyway: bool,
     /// Print JSON.
@@ -162,7 +165,7 @@ pub(crate) struct LeaveArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RenewArgs {
-    /// Do not ask.
+    /// Do not ask for confirmation.
     #[arg(long, short)]
     pub(crate) yes: bool,
     /// Print JSON.
@@ -174,7 +177,7 @@ pub(crate) struct RenewArgs {
 pub(crate) struct BackupArgs {
     /// File to write; it must not exist yet, and only you will be able to read it.
     pub(crate) file: std::path::PathBuf,
-    /// The community's root key, too, if it is here: whoever has the file can make anchors then.
+    /// Include the community's root key, if it is here. Anyone with the file can then make anchors.
     #[arg(long)]
     pub(crate) with_root_key: bool,
     /// Print JSON.
@@ -193,7 +196,7 @@ pub(crate) struct RestoreArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct PolicyArgs {
-    /// Whether the community computes together.
+    /// Whether the community uses distributed inference.
     #[arg(long, value_name = "on|off", value_parser = on_off())]
     pub(crate) research: Option<bool>,
     /// The lowest level that may invite members (trusted ones are invited by anchors).
@@ -204,7 +207,6 @@ pub(crate) struct PolicyArgs {
     pub(crate) json: bool,
 }
 
-/// A member's level, as it is typed.
 fn level() -> impl TypedValueParser<Value = Level> {
     let help = |level: Level| match level {
         Level::Member => "May ask for answers, and read and write the log",
@@ -221,7 +223,6 @@ fn level() -> impl TypedValueParser<Value = Level> {
     })
 }
 
-/// Whether something is allowed.
 fn on_off() -> impl TypedValueParser<Value = bool> {
     PossibleValuesParser::new(["on", "off"]).map(|text| text == "on")
 }
@@ -237,13 +238,13 @@ pub(crate) struct RunArgs {
     pub(crate) layers: Option<super::Layers>,
     #[command(flatten)]
     pub(crate) engine: super::HostEngineArgs,
-    /// Where to listen; port 0 takes a free one [default: node.listen].
+    /// Address to listen on; port 0 takes a free one [default: node.listen].
     #[arg(long, value_name = "ADDR:PORT", value_parser = super::parse_node_listen)]
     pub(crate) listen: Option<String>,
     /// Print one line of JSON when ready.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Stop when standard input ends: a parent that dies takes this node with it.
+    /// Stop when standard input ends, so that the node ends with its parent process.
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
     #[command(flatten)]
@@ -261,26 +262,27 @@ pub(crate) struct StatusArgs {
 pub(crate) enum LogCommand {
     /// Print the events, oldest first.
     Show {
-        /// Only the last N.
+        /// Only the last N events.
         #[arg(long, value_name = "N")]
         last: Option<usize>,
         /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
     },
-    /// Check the file, every signature, every chain, and that the members follow from them.
+    /// Check the file, every signature and every hash chain, and derive the members from the
+    /// events.
     Verify {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Go on without asking others what this copy of the log lacks.
+    /// Write again without asking other members for events that this copy of the log lacks.
     ///
-    /// After a restore or a repair this node writes nothing new for the community until another
-    /// member has told it what it had said since. Only if no other member is left, or none has
-    /// later events of this node, is it safe to go on without: two histories freeze the key for good.
+    /// After a restore or a repair this node writes no new events until it has synced with another
+    /// member. Skip that only if no other member is left, or if no member has later events of this
+    /// node: two histories of one node freeze its key for good.
     Resume {
-        /// Nobody has later events of this node.
+        /// Confirm that no other member has later events of this node.
         #[arg(long)]
         yes: bool,
     },
@@ -292,7 +294,7 @@ pub(crate) enum LogCommand {
     },
 }
 
-/// A number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
+/// Parses a number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number and a unit, for example 30m, 24h or 7d".to_owned();
     let unit = text.chars().last().ok_or_else(wrong)?;

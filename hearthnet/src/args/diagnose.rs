@@ -1,4 +1,4 @@
-//! What `hearthnet diagnose` takes.
+//! Arguments of `hearthnet diagnose`.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ pub(crate) struct DiagnoseArgs {
     /// How far to look back, for example 10m, 2h or 1d.
     #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time)]
     pub(crate) since: Duration,
-    /// Only what one pipeline went through: its id, or how the id ends.
+    /// Only events of one pipeline: its id, or the last characters of the id.
     #[arg(long, value_name = "ID")]
     pub(crate) pipeline: Option<String>,
-    /// A standalone host, as its `shard serve` prints it (repeat for more). It tells
-    /// whom it admits what concerns him, and who holds its own key everything.
+    /// A standalone host, as its `shard serve` prints it (repeat for more). It reports to an
+    /// admitted caller the events of that caller, and to its own key all events.
     #[arg(long, value_name = "ENDPOINT#NODEID")]
     pub(crate) shard: Vec<HostAddr>,
     /// Print one JSON object.

@@ -1,28 +1,26 @@
-//! Which engine computes: arguments that several commands share.
+//! Arguments that choose the engine, shared by several commands.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// An engine that computes layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum EngineKind {
-    /// HearthNet's own, on processors: the same bytes on every machine
+    /// HearthNet's own engine, on processors: the same bytes on every machine
     Exact,
-    /// libtorch, for graphics cards: close to the exact one, and no more
+    /// libtorch, for graphics cards: close to the exact engine, but not identical
     Torch,
 }
 
-/// Where libtorch computes, and in which numbers.
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub(crate) struct TorchArgs {
-    /// Where libtorch computes: auto (a graphics card, if there is one that it can use), cpu, cuda or
-    /// cuda:N (AMD's cards, too), or mps [default: research.distributed_inference.host.device, auto].
+    /// Device for libtorch: auto (a graphics card, if libtorch can use one), cpu, cuda or cuda:N
+    /// (AMD cards, too), or mps [default: research.distributed_inference.host.device, auto].
     #[arg(long, value_name = "DEVICE", value_parser = parse_device)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
-    /// Numbers that libtorch computes with: fp16, bf16, fp32, or auto (fp32 on a processor, elsewhere
-    /// those that the model sends from layer to layer) [default:
+    /// Number format for libtorch: fp16, bf16, fp32, or auto (fp32 on a processor, elsewhere the
+    /// format that the model sends from layer to layer) [default:
     /// research.distributed_inference.host.dtype, auto].
     #[arg(long, value_name = "DTYPE", value_parser = parse_dtype)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,16 +28,14 @@ pub(crate) struct TorchArgs {
 }
 
 impl TorchArgs {
-    /// Whether the command line says anything about them.
     pub(crate) fn are_given(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// What computes the layers that a host serves.
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub(crate) struct HostEngineArgs {
-    /// What computes the layers [default: research.distributed_inference.backend, exact].
+    /// Engine that computes the layers [default: research.distributed_inference.backend, exact].
     #[arg(long, value_name = "ENGINE", value_enum)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backend: Option<EngineKind>,
@@ -49,15 +45,14 @@ pub(crate) struct HostEngineArgs {
 }
 
 impl HostEngineArgs {
-    /// Whether the command line says anything about it.
     pub(crate) fn are_given(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// A device as libtorch numbers them.
+/// Parses a libtorch device name.
 pub(crate) fn parse_device(text: &str) -> Result<String, String> {
-    // libtorch counts them in a signed byte.
+    // libtorch stores the device index in a signed byte.
     let number = |n: &str| n.parse::<i8>().is_ok_and(|n| n >= 0);
     let known = ["auto", "cpu", "cuda", "mps"].contains(&text)
         || text.strip_prefix("cuda:").is_some_and(number);
@@ -67,7 +62,6 @@ pub(crate) fn parse_device(text: &str) -> Result<String, String> {
     }
 }
 
-/// A format of numbers.
 pub(crate) fn parse_dtype(text: &str) -> Result<String, String> {
     match ["auto", "fp16", "bf16", "fp32"].contains(&text) {
         true => Ok(text.to_owned()),

@@ -1,4 +1,4 @@
-//! The command line.
+//! Command-line arguments.
 
 mod community;
 mod diagnose;
@@ -34,10 +34,9 @@ pub(crate) use service::AnswerArgs;
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
-8 model file, 9 port, disk or memory of this machine, 10 community (no member, no right, \
-nobody answers), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that has to be put right, 130 Ctrl-C.";
+8 model file, 9 port, disk or memory of this machine, 10 community (not a member, no right, no answer), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that needs to be fixed, 130 Ctrl-C.";
 
-/// One language model, held by several homes: answer together what none could answer alone.
+/// Run one language model together across several homes, each of which holds some of its layers.
 #[derive(Debug, Parser)]
 #[command(name = "hearthnet", version = env!("HEARTHNET_VERSION"), after_help = EXIT_CODES)]
 pub(crate) struct Args {
@@ -62,10 +61,11 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR", value_parser = home_path())]
     pub(crate) data_dir: Option<PathBuf>,
     /// File whose first line is the passphrase of the community's root key, for example /dev/fd/3
-    /// [default: it is asked for, or is a line of standard input].
+    /// [default: asked for, or a line of standard input].
     #[arg(long, global = true, value_name = "FILE", value_parser = home_path())]
     pub(crate) passphrase_file: Option<PathBuf>,
-    /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default: as it is].
+    /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default:
+    /// unchanged].
     #[arg(long, global = true, value_name = "TYPE")]
     pub(crate) quantize: Option<String>,
 }
@@ -103,23 +103,23 @@ fn every_set(args: &[OsString]) -> Vec<String> {
 pub(crate) enum Command {
     /// Make this machine a node: its key, its directory, its configuration.
     Init(InitArgs),
-    /// Found a community, join one, say who may do what.
+    /// Found or join a community, invite and manage its members.
     #[command(subcommand)]
     Community(CommunityCommand),
     /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
     Serve(RunArgs),
-    /// Show members, peers, which layers are served, and the state of the log.
+    /// Show members, peers, served layers, and the state of the log.
     Status(StatusArgs),
-    /// Show what happened of late on all nodes that can be reached, in one line of time.
+    /// Show recent events of all reachable nodes in one timeline.
     Diagnose(DiagnoseArgs),
-    /// Look into the community's event log.
+    /// Show, check or export the community's event log.
     #[command(subcommand)]
     Log(LogCommand),
     /// Write this node's key, its community's log and its configuration into one file.
     Backup(BackupArgs),
     /// Make this machine the node of a backup again.
     Restore(RestoreArgs),
-    /// Fetch, look into or convert model files.
+    /// Fetch, inspect or convert model files.
     #[command(subcommand)]
     Model(ModelCommand),
     /// Host layers of a model for other machines.
@@ -127,17 +127,17 @@ pub(crate) enum Command {
     Shard(ShardCommand),
     /// Ask a model, on hosts or on this machine.
     Chat(ChatArgs),
-    /// Show it all on this machine: host processes, an orchestrator, an answer.
+    /// Show everything on this machine: host processes, an orchestrator, an answer.
     Demo(DemoArgs),
     /// Measure the engine or the transport.
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Print this node's id (made on first use).
     Id(IdArgs),
-    /// Show what is configured, or check a configuration file.
+    /// Show the configuration, or check a configuration file.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// Print what a shell needs to complete command lines.
+    /// Print a completion script for a shell.
     ///
     /// For example: hearthnet completions bash > ~/.local/share/bash-completion/completions/hearthnet
     Completions {
@@ -146,14 +146,14 @@ pub(crate) enum Command {
     },
     /// Write the manual, a page for each command.
     Man {
-        /// Directory to write to; it is made if need be.
+        /// Directory to write to; it is created if it does not exist.
         #[arg(value_name = "DIR", value_parser = home_path())]
         directory: PathBuf,
     },
 }
 
 impl Command {
-    /// What it serves, if it runs until it is stopped, for others.
+    /// Arguments of the daemon, if the command starts one.
     pub(crate) fn serves(&self) -> Option<Serves<'_>> {
         let (model, engine) = match self {
             Self::Serve(args) => (&args.model, &args.engine),
@@ -166,7 +166,7 @@ impl Command {
         })
     }
 
-    /// The model that it only reads, and the file that it makes of it, if it does no more than that.
+    /// Model that the command reads and file that it writes, if the command does nothing else.
     pub(crate) fn reads(&self) -> Option<(ModelRef, Option<&Path>)> {
         let Self::Model(command) = self else {
             return None;
@@ -183,7 +183,7 @@ impl Command {
         }
     }
 
-    /// Whether rows go back and forth between this process and others.
+    /// Whether the command exchanges rows with other processes.
     pub(crate) fn moves_rows(&self) -> bool {
         matches!(
             self,
@@ -192,12 +192,10 @@ impl Command {
     }
 }
 
-/// What a daemon serves, as the command line says it.
+/// Arguments of a daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Serves<'a> {
-    /// Of which model, if it is named.
     pub(crate) model: Option<&'a ModelRef>,
-    /// On which engine.
     pub(crate) engine: &'a HostEngineArgs,
 }
 
@@ -208,17 +206,18 @@ pub(crate) enum ModelCommand {
         /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
         #[arg(value_parser = model_ref())]
         model: ModelRef,
-        /// Take the file from here instead; it is checked like any other source.
+        /// Take the file from this path instead; it is checked like any other source.
         #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
         from: Option<PathBuf>,
-        /// What a file must be that no catalogue pins: the SHA-256 of all of it.
+        /// SHA-256 of the whole file, for a model that no catalogue pins.
         #[arg(long, value_name = "HEX")]
         sha256: Option<Digest>,
         /// Fetch it again even if it is here.
         #[arg(long)]
         force: bool,
     },
-    /// List the catalogue: what is on this machine, and what could run here and in the community.
+    /// List the catalogue: models on this machine, and models that could run here and in the
+    /// community.
     List {
         /// Print JSON.
         #[arg(long)]
@@ -228,22 +227,22 @@ pub(crate) enum ModelCommand {
     Rm {
         #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
-        /// Do not ask.
+        /// Do not ask for confirmation.
         #[arg(long, short)]
         yes: bool,
     },
-    /// Read every byte of a model file: is it what the catalogue pins, or what it was?
+    /// Check every byte of a model file against the catalogue's pin, or against its recorded hash.
     Verify {
         #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
-        /// Take the file as it is now. (What the catalogue pins cannot be overruled.)
+        /// Accept the file as it is now. (A pin of the catalogue cannot be overruled.)
         #[arg(long)]
         accept: bool,
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Print what is in a model file.
+    /// Print the contents of a model file.
     Inspect {
         #[arg(help = MODEL, value_parser = model_ref())]
         model: ModelRef,
@@ -253,10 +252,10 @@ pub(crate) enum ModelCommand {
     },
     /// Write a Hugging Face directory (config.json, safetensors, tokenizer) as a model file.
     ///
-    /// Wherever a model is named, such a directory can be named, too: it is then read like this, once,
-    /// into the user's cache.
+    /// Every command that takes a model also takes such a directory, and converts it once, into the
+    /// user's cache.
     Import {
-        /// The directory.
+        /// Directory to read.
         #[arg(value_name = "DIR", value_parser = home_path())]
         directory: PathBuf,
         /// File to write, which must not exist yet [default: one in the user's cache].
@@ -278,8 +277,8 @@ pub(crate) enum ModelCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShardCommand {
-    /// Serve a range of layers until stopped: `hearthnet serve --layers`, or, where that runs already,
-    /// asking it to.
+    /// Serve a range of layers until stopped, as `hearthnet serve --layers`. If a node already runs
+    /// here, it is asked to serve them.
     Serve(ServeArgs),
 }
 
@@ -290,36 +289,38 @@ pub(crate) struct ServeArgs {
     /// First and last layer, for example 0-14, or `auto`: what the community lacks most.
     #[arg(long, value_name = "LO-HI|auto", default_value = "auto", value_parser = parse_layers, long_help = LAYERS)]
     pub(crate) layers: Layers,
-    /// Where to listen; port 0 takes a free one [default: node.listen; without a community 127.0.0.1:0].
+    /// Address to listen on; port 0 takes a free one [default: node.listen; without a community
+    /// 127.0.0.1:0].
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_node_listen)]
     pub(crate) listen: Option<String>,
-    /// Where the OpenAI-compatible HTTP interface of the community's node listens; port 0 takes a free
+    /// Address of the OpenAI-compatible HTTP interface of the community's node; port 0 takes a free
     /// one [default: http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key", value_parser = parse_listen)]
     pub(crate) http: Option<String>,
-    /// Serve this node standalone, outside of any community (repeat for more); this node itself always may.
+    /// Admit this node to a standalone host, outside of any community (repeat for more); this node
+    /// itself is always admitted.
     #[arg(long, value_name = "NODEID")]
     pub(crate) peer_key: Vec<NodeId>,
-    /// Threads that compute [default: engine.threads, else one per core].
+    /// Compute threads [default: engine.threads, else one per core].
     #[arg(long)]
     pub(crate) threads: Option<usize>,
     #[command(flatten)]
     pub(crate) engine: HostEngineArgs,
-    /// Show numbers to Prometheus there; port 0 takes a free one [default: metrics.listen].
+    /// Address for Prometheus metrics; port 0 takes a free one [default: metrics.listen].
     #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub(crate) metrics: Option<String>,
     /// Print the descriptor as one line of JSON when ready.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Stop when standard input ends: a parent that dies takes this host with it.
+    /// Stop when standard input ends, so that the host ends with its parent process.
     #[arg(long, hide = true)]
     pub(crate) lifeline: bool,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ChatArgs {
-    /// What to ask: words, and files whose text belongs to the question. Standard input, where it
-    /// is no terminal, belongs to it too. Without any of them: a conversation.
+    /// Question: words, and files whose text belongs to the question. Standard input, unless it is
+    /// a terminal, belongs to it too. Without any of them: a conversation.
     #[arg(value_name = "QUESTION|FILE", verbatim_doc_comment)]
     pub(crate) question: Vec<OsString>,
     /// Each line of standard input is a message of one conversation, for programs.
@@ -333,22 +334,22 @@ pub(crate) struct ChatArgs {
     /// Answer on this machine alone.
     #[arg(long, conflicts_with_all = ["private_first", "private_last"])]
     pub(crate) local: bool,
-    /// End with an error when the hosts cannot finish the answer, instead of going on on this
+    /// End with an error when the hosts cannot finish the answer, instead of continuing on this
     /// machine.
     #[arg(long, conflicts_with = "local")]
     pub(crate) no_fallback: bool,
     /// Answer in this process even if `hearthnet serve` of the same data directory runs with this
-    /// model. (So it is, too, with --shard, --local, --no-fallback and --set.)
+    /// model. (Implied by --shard, --local, --no-fallback and --set.)
     #[arg(long)]
     pub(crate) no_service: bool,
-    /// Which hosts may answer: `require`, exact ones only; `prefer`, exact ones where they have all
-    /// layers; `any`, whoever is best, also when a host is replaced in the middle of the answer
+    /// Hosts that may answer: `require`, exact hosts only; `prefer`, exact hosts if they have all
+    /// layers; `any`, the best hosts of either kind, also when a host is replaced during the answer
     /// [default: as the configuration says, which is prefer].
     #[arg(long, value_name = "WHICH", value_parser = PossibleValuesParser::new(Exact::NAMES).try_map(|name| name.parse::<Exact>()))]
     pub(crate) exact: Option<Exact>,
     #[command(flatten)]
     pub(crate) private: PrivateArgs,
-    /// What the model is told before the conversation begins.
+    /// System message that precedes the conversation.
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
     /// Continue the prompt as plain text, without the chat template.
@@ -367,11 +368,10 @@ pub(crate) struct ChatArgs {
     pub(crate) explain: bool,
 }
 
-/// Layers that no host runs.
 #[derive(Debug, Default, Clone, Copy, clap::Args)]
 pub(crate) struct PrivateArgs {
-    /// First layers that this machine computes itself, so that no host gets rows of the embedding
-    /// table, which are the prompt itself [default:
+    /// First layers that this machine computes itself, so that no host receives rows of the
+    /// embedding table, which reveal the prompt [default:
     /// research.distributed_inference.private_first_layers, 2].
     #[arg(long, value_name = "N")]
     pub(crate) private_first: Option<u32>,
@@ -382,7 +382,6 @@ pub(crate) struct PrivateArgs {
 }
 
 impl PrivateArgs {
-    /// Whether the command line says anything about them.
     pub(crate) fn are_given(&self) -> bool {
         self.private_first.is_some() || self.private_last.is_some()
     }
@@ -390,7 +389,7 @@ impl PrivateArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// What to ask.
+    /// Question to ask.
     #[arg(default_value = "Why is it good to share?")]
     pub(crate) prompt: String,
     #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
@@ -398,8 +397,8 @@ pub(crate) struct DemoArgs {
     /// Host processes that share the layers evenly [default: 2].
     #[arg(long, value_name = "N")]
     pub(crate) shards: Option<u32>,
-    /// Where to cut instead of evenly: first layers of the second and further hosts, as 7,20 for
-    /// three hosts.
+    /// Cut points instead of equal shares: first layers of the second and further hosts, as 7,20
+    /// for three hosts.
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub(crate) cuts: Vec<u32>,
     #[command(flatten)]
@@ -415,7 +414,7 @@ pub(crate) struct DemoArgs {
 pub(crate) enum BenchCommand {
     /// Tokens per second of prefill and decode.
     Engine(EngineArgs),
-    /// One answer and many over host processes on this machine, beside this machine alone.
+    /// Speed of one answer and of many over host processes, compared with this machine alone.
     Mesh(MeshArgs),
     /// Round trips and throughput between two processes on loopback, by size.
     Transport {
@@ -425,7 +424,7 @@ pub(crate) enum BenchCommand {
         /// Print JSON.
         #[arg(long)]
         json: bool,
-        /// Be the echoing side (started by the command itself).
+        /// Run the echoing side (started by the command itself).
         #[arg(long, hide = true, value_name = "NODEID")]
         echo_for: Option<NodeId>,
     },
@@ -453,12 +452,12 @@ pub(crate) struct EngineArgs {
     /// Chats that decode at once, each number measured by itself.
     #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) batch: Vec<u32>,
-    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default: the
-    /// best that this machine has. Results are the same with each.
+    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default:
+    /// the best that this machine has. Results are identical with each.
     #[arg(long)]
     pub(crate) isa: Option<Isa>,
-    /// What computes the layers. Embedding and logits are the exact engine's in any case, as a caller has
-    /// them.
+    /// Engine that computes the layers. Embedding and logits always use the exact engine, as a
+    /// caller does.
     #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]
     pub(crate) engine: EngineKind,
     #[command(flatten)]
@@ -472,7 +471,7 @@ pub(crate) struct EngineArgs {
 pub(crate) struct MeshArgs {
     #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
     pub(crate) model: Option<ModelRef>,
-    /// Host processes, each with one thread, and a core of its own if there are as many.
+    /// Host processes, each with one thread, and with a core of its own if there are enough cores.
     #[arg(long, default_value_t = 2)]
     pub(crate) shards: u32,
     /// Tokens of the long prompt.
@@ -481,7 +480,7 @@ pub(crate) struct MeshArgs {
     /// Tokens of each answer, at most.
     #[arg(long, default_value_t = 96)]
     pub(crate) decode: u32,
-    /// Chats at once.
+    /// Chats at the same time.
     #[arg(long, default_value_t = 8)]
     pub(crate) chats: usize,
     #[command(flatten)]
@@ -499,7 +498,7 @@ pub(crate) struct InitArgs {
     /// Switch distributed inference on in the configuration that is written.
     #[arg(long)]
     pub(crate) research: bool,
-    /// What other members see of this node [default: the machine's name].
+    /// Name of this node that other members see [default: the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Print JSON.
@@ -530,15 +529,15 @@ const MODEL: &str = "Catalogue id, path of a GGUF file or a Hugging Face directo
 
 const MODEL_OR_DEFAULT: &str = "\
 Catalogue id, path of a GGUF file or a Hugging Face directory, hf:OWNER/REPOSITORY/FILE.gguf, or an https address [default: \
-model.default, else what the community serves, else smollm2-135m-instruct]";
+model.default, else the community's model, else smollm2-135m-instruct]";
 
-/// A path in which a leading `~/` is the home directory: shells leave it alone in `--option=~/x`,
-/// and nobody expands it in a service's environment.
+/// Path in which a leading `~/` is the home directory. Shells do not expand it in `--option=~/x`,
+/// and systemd does not expand it in a service's environment.
 fn home_path() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| expand_home(&path))
 }
 
-/// A model. What is not UTF-8 can only be a file's name.
+/// Model argument. Text that is not UTF-8 can only be a file's name.
 fn model_ref() -> impl TypedValueParser<Value = ModelRef> {
     OsStringValueParser::new().try_map(|text| match text.to_str() {
         Some(text) => text.parse(),
@@ -557,16 +556,15 @@ research.distributed_inference.host.memory_budget_mb. While layers are missing, 
 whose layers others serve as well moves to them: of hosts with the same layers, the one with the \
 smallest node id stays.";
 
-/// What `--layers` asks for.
+/// Argument of `--layers`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layers {
-    /// What the community lacks most.
+    /// Range that the community lacks most.
     Auto,
-    /// First and last, inclusive.
     Range(u32, u32),
 }
 
-/// `ADDRESS:PORT`, or `NAME:PORT`. Whether a name leads anywhere is not looked at.
+/// Checks `ADDRESS:PORT` or `NAME:PORT`. The name is not resolved.
 pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
     let is_name = |host: &str| {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
@@ -581,7 +579,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
     }
 }
 
-/// What `node.listen` takes.
+/// Checks `node.listen`: `auto` or `ADDRESS:PORT`.
 pub(crate) fn parse_node_listen(text: &str) -> Result<String, String> {
     match text == "auto" || text.parse::<SocketAddr>().is_ok() {
         true => Ok(text.to_owned()),

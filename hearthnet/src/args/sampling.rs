@@ -1,4 +1,4 @@
-//! How tokens are chosen, and when an answer ends.
+//! Arguments for sampling and for the end of an answer.
 
 use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
 use hearthnet_model::stop::StopMatcher;
@@ -10,7 +10,7 @@ pub(crate) struct SamplingArgs {
     /// 0 always takes the likeliest token; higher is more varied [default: the model's own].
     #[arg(long, value_name = "T")]
     pub(crate) temperature: Option<f32>,
-    /// Same seed, same text [default: drawn anew; --explain tells it].
+    /// Same seed, same text [default: random; --explain prints it].
     #[arg(long)]
     pub(crate) seed: Option<u64>,
     /// Most tokens to generate [default: as many as the model's context leaves; demo: 256].
@@ -44,7 +44,7 @@ pub(crate) struct SamplingArgs {
 }
 
 impl SamplingArgs {
-    /// What was said about choosing tokens; the rest is the model's.
+    /// Sampling values given on the command line; the others are `None`.
     pub(crate) fn choice(&self) -> SamplingChoice {
         SamplingChoice {
             temperature: self.temperature,
@@ -57,8 +57,8 @@ impl SamplingArgs {
         }
     }
 
-    /// The sampler's settings: what the flags say, else what the model's makers do (`own`). A seed is
-    /// drawn when none was given.
+    /// Sampler settings from the flags, else from the model's own values (`own`). A random seed is
+    /// drawn if none was given.
     pub(crate) fn over(&self, own: &SamplingChoice) -> Result<SamplerConfig, Failure> {
         let seed = match self.seed {
             Some(seed) => seed,
@@ -71,13 +71,13 @@ impl SamplingArgs {
         }))
     }
 
-    /// What can be wrong whoever answers, before anything is begun for it.
+    /// Checks the values that no engine accepts, before any work starts.
     ///
     /// # Errors
-    /// `bad_request`, with the flag and what it may be.
+    /// Returns `bad_request`, naming the flag and its range.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         let wrong = |why: String| {
-            Failure::new(Kind::BadRequest, why).hint("`hearthnet chat --help` lists what they mean")
+            Failure::new(Kind::BadRequest, why).hint("`hearthnet chat --help` explains the values")
         };
         if self.max_tokens == Some(0) {
             return Err(wrong("`max_tokens` is 0; it must be at least 1".into()));
@@ -93,7 +93,7 @@ impl SamplingArgs {
     }
 }
 
-/// A seed that survives every JSON reader: 53 bits.
+/// Returns a random seed of 53 bits, which every JSON reader represents exactly.
 fn draw_seed() -> Result<u64, Failure> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(Failure::internal)?;

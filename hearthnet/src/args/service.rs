@@ -4,10 +4,9 @@ use hearthnet_orchestrator::link::HostAddr;
 
 use super::PrivateArgs;
 
-/// Where chats are asked for over HTTP, and what answers them outside of a community.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct AnswerArgs {
-    /// Where the OpenAI-compatible HTTP interface listens; port 0 takes a free one [default:
+    /// Address of the OpenAI-compatible HTTP interface; port 0 takes a free one [default:
     /// http.listen, 127.0.0.1:7602].
     #[arg(long, value_name = "ADDR:PORT", value_parser = super::parse_listen)]
     pub(crate) http: Option<String>,
@@ -18,7 +17,7 @@ pub(crate) struct AnswerArgs {
     /// Answer chats on this machine alone, outside of any community.
     #[arg(long, conflicts_with_all = ["listen", "private_first", "private_last"])]
     pub(crate) local: bool,
-    /// End an answer with an error when the hosts cannot finish it, instead of going on on this
+    /// End an answer with an error when the hosts cannot finish it, instead of continuing on this
     /// machine.
     #[arg(long, conflicts_with = "local")]
     pub(crate) no_fallback: bool,
@@ -27,7 +26,7 @@ pub(crate) struct AnswerArgs {
 }
 
 impl AnswerArgs {
-    /// Whether the command line says who answers, and not a community.
+    /// Whether the arguments name the hosts, or this machine, instead of a community.
     pub(crate) fn is_standalone(&self) -> bool {
         self.local || !self.shard.is_empty()
     }

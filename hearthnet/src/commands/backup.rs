@@ -1,4 +1,4 @@
-//! `hearthnet backup`: what makes this machine this node, in one file.
+//! `hearthnet backup`: writes the node's keys, log and configuration to one file.
 
 use std::path::Path;
 
@@ -14,9 +14,9 @@ use crate::failure::{Failure, Kind};
 use crate::membership;
 use crate::output::{note, print, print_json};
 
-/// The node's key, in the data directory and in a backup.
+/// Name of the node's key file, in the data directory and in a backup.
 pub(crate) const NODE_KEY: &str = "node.key";
-/// The configuration's name in a backup.
+/// Name of the configuration in a backup.
 pub(crate) const CONFIG: &str = "hearthnet.toml";
 
 pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
@@ -24,10 +24,10 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
     if !dir.join(NODE_KEY).exists() {
         return Err(
             Failure::new(Kind::Host, format!("there is no node in {}", dir.display()))
-                .hint("--data-dir names another directory"),
+                .hint("choose another directory with --data-dir"),
         );
     }
-    // Read as any command does, so that a key that is no good is not kept.
+    // Validates the key, so that a backup never contains an unusable one.
     let key = global.node_key()?;
     let home = match Home::on_disk(global, &dir)? {
         OnDisk::Here(home) => Some(home),
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
                 format!("the log of {:?} was lost on this machine", noted.name),
             )
             .code("log_lost")
-            .hint("`hearthnet status` gets it back from another member; then make the backup"));
+            .hint("`hearthnet status` restores it from another member; then make the backup"));
         }
         OnDisk::Nothing => None,
     };
@@ -84,11 +84,11 @@ pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
             (true, false) => "not in the backup; --with-root-key adds it",
         }
     ))?;
-    note("whoever has this file can act as this node: keep it where nobody else comes");
+    note("anyone with this file can act as this node: keep it in a safe place");
     Ok(())
 }
 
-/// Adds a file, if it is there.
+/// Adds a file, if it exists.
 fn add(parts: &mut Parts, name: &str, path: &Path) -> Result<(), Failure> {
     match regular_file::read(path, backup::MAX_PART_BYTES as u64) {
         Ok(bytes) => {

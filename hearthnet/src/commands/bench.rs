@@ -73,7 +73,7 @@ fn engine_table(report: &EngineBench) -> String {
             format!("{:.1}", r.tokens_per_second),
             match r.test {
                 BenchTest::Prefill => String::new(),
-                // Together they read them once, but for experts.
+                // The chats of a batch read the weights once together, except for experts.
                 BenchTest::Decode => {
                     rate(report.token_bytes as f64 * r.tokens_per_second / f64::from(r.batch))
                 }
@@ -122,7 +122,7 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
             .await
             .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
         print(format!("{}#{}\n", listener.local_addr(), key.id()))?;
-        // The measuring process closes the pipe, or dies.
+        // Standard input ends when the measuring process closes the pipe or dies.
         let stop = Stop::listen(true)?;
         loop {
             tokio::select! {
@@ -133,7 +133,6 @@ fn echo(caller: NodeId, config: &Config) -> Result<(), Failure> {
     })
 }
 
-/// Admits one node, for measuring only.
 struct OnlyCaller(NodeId);
 
 impl Admission for OnlyCaller {
@@ -174,7 +173,7 @@ fn transport(rounds: u32, json: bool, config: &Config) -> Result<(), Failure> {
     let identity = Identity::from_secret(&key.secret()).map_err(Failure::internal)?;
     let transport = config.transport()?;
     let report = runtime()?.block_on(async {
-        // A task of its own: the thread of `block_on` is a slow place for I/O.
+        // A separate task, because I/O on the thread of `block_on` is slow.
         let work = tokio::spawn(async move {
             let expect = address.node;
             let hello = Hello::new(PURPOSE, Vec::new());
@@ -194,7 +193,7 @@ fn transport(rounds: u32, json: bool, config: &Config) -> Result<(), Failure> {
         work.await.map_err(Failure::internal)?
     });
     drop(child.stdin.take());
-    // It ends by itself; waiting leaves no zombie.
+    // The child ends by itself; waiting avoids a zombie.
     let _ = child.wait();
     let report = report?;
     if json {

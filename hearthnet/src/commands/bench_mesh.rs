@@ -1,23 +1,23 @@
-//! `hearthnet bench mesh`: what splitting a model costs and brings, on this machine.
+//! `hearthnet bench mesh`: cost and benefit of splitting a model, on this machine.
 //!
-//! Host processes with one thread each, pinned to a core each where there are as many cores,
-//! answer over TLS on loopback; beside them the same model runs in this process, with one
-//! thread. Both are asked through the chat service, as `hearthnet serve` asks, and the caller of
-//! the hosts samples with as many threads as are configured. Three ratios:
+//! Host processes with one thread each, pinned to a core each if there are enough cores, answer
+//! over TLS on loopback. For comparison the same model runs in this process with one thread. Both
+//! are called through the chat service, as in `hearthnet serve`. The caller of the hosts samples
+//! with the configured number of threads. Three ratios:
 //!
 //! - *prefill*: a long prompt. Its pieces are in different hosts at the same time, so two
 //!   hosts can be nearly twice as fast as one machine.
-//! - *one chat*: a token cannot be sampled before the one before it, so hosts take turns, and
-//!   what is lost against one machine is the wire.
-//! - *many chats*: while one host has one chat's row, the other has another's, and rows that
-//!   wait share a batch.
+//! - *one chat*: a token depends on the token before it, so hosts take turns. The loss against
+//!   one machine is the network.
+//! - *many chats*: while one host computes a row of one chat, another computes another chat's.
+//!   Rows that wait share a batch.
 //!
-//! Hosts can only overlap as far as the machine's cores do: two virtual cores may well be one
-//! real one. So the long prompt also runs on two threads at once, each with a model of its own.
+//! Hosts overlap only as far as the machine's cores do: two virtual cores may be one physical core.
+//! So the long prompt also runs on two threads at the same time, each with its own model.
 //!
-//! The measurements take turns, so that a machine that changes its pace does so for all of
-//! them, and medians are compared, and the best of either. Every answer is compared with the one
-//! of this machine alone.
+//! The measurements are interleaved, so that a change of the machine's speed affects all of them.
+//! The report compares medians, and the best round of each. Every answer is compared with the
+//! answer of this machine alone.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -33,7 +33,8 @@ use hearthnet_orchestrator::{Cancel, ChatError, Service};
 use serde::Serialize;
 
 use crate::args::MeshArgs;
-use crate::backends::pooled_hosts;
+use crate::chat_backends::pooled_hosts;
+use crate::chat_setup::{local_model, pooled_model, settings};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
@@ -41,10 +42,9 @@ use crate::models::open_or_pull_model;
 use crate::output::table;
 use crate::output::{self, note, print, print_json};
 use crate::runtime::runtime;
-use crate::service_setup::{local_model, pooled_model, settings};
 use crate::signals::watch_interrupt;
 
-/// What the chats are about; each begins differently, so that nothing is shared by chance.
+/// Subjects of the chats. Each begins differently, so that the chats share no prefix.
 const SUBJECTS: [&str; 8] = [
     "a lighthouse",
     "an old bridge",
@@ -56,7 +56,7 @@ const SUBJECTS: [&str; 8] = [
     "an orchard",
 ];
 
-/// How long the chats may take to end when the measurement is over.
+/// Time limit for the chats to end after the measurement.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         .hint("see `hearthnet bench mesh --help`"));
     }
     let mut cx = cx.clone();
-    // Whoever measures has asked for it, and nothing leaves this machine.
+    // The command itself is the user's consent, and nothing leaves this machine.
     cx.config.policy.research.enable = true;
     let inference = &mut cx.config.research.distributed_inference;
     inference.max_concurrent_pipelines = args.chats;
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     let alone = local_model(&model, &one_thread)?;
     let beside = local_model(&model, &one_thread)?;
     let mut service = settings(config);
-    // Every chat runs its whole prompt.
+    // Disables the prefix cache, so that every chat runs its whole prompt.
     service.keep = PrefixCacheLimits {
         count: 0,
         ..service.keep
@@ -144,35 +144,34 @@ struct Bench<'a> {
     vocabulary: u32,
     mesh: Service,
     local: Service,
-    /// Another like `local`, to be asked at the same time.
+    /// Second engine like `local`, called at the same time.
     second: Service,
-    /// Of the hosts' caller.
+    /// Threads of the hosts' caller.
     threads: usize,
     cpu_latency_us: Option<u32>,
 }
 
-/// One repetition.
 struct Sample {
     prefill_local: f64,
-    /// The same twice at once, together.
+    /// Combined speed of the same prompt on two engines at the same time.
     prefill_twice: f64,
     prefill_mesh: f64,
     decode_local: f64,
-    /// The one chat over hosts, with its timings.
+    /// Last frame of the one chat over hosts, with its timings.
     one: Done,
-    /// Tokens per second of the one chat, its prompt's time included.
+    /// Tokens per second of the one chat, including its prompt.
     one_total: f64,
-    /// The same of all chats together.
+    /// Tokens per second of all chats together, including their prompts.
     many_total: f64,
-    /// Longest wait for a first token among them, in milliseconds.
+    /// Longest time to first token among all chats, in milliseconds.
     many_first_ms: f64,
     same: bool,
 }
 
 impl Bench<'_> {
-    /// Measures everything `repetitions` times, after one round that does not count.
+    /// Measures `repetitions` rounds after one warm-up round.
     async fn measure(&self) -> Result<Vec<Sample>, Failure> {
-        // What this machine alone answers, chat by chat: never beside others.
+        // Answers of this machine alone, one chat at a time, without batching.
         let mut expected = BTreeMap::new();
         for n in 0..self.args.chats {
             expected.insert(n, self.ask(&self.local, self.chat(n)).await?.token_ids);
@@ -251,9 +250,9 @@ impl Bench<'_> {
         end.ok_or_else(|| Failure::internal("an answer ended without its last frame"))
     }
 
-    /// A long prompt that no round has had before, and one token of answer.
+    /// Request with a prompt that differs from that of every other round, and one token of answer.
     fn long_prompt(&self, round: u32) -> ChatRequest {
-        // Which tokens they are does not matter to the engine: neighbours differ, and that is all.
+        // The engine does not care which tokens these are; only neighbours must differ.
         let token = |n: u32| (n.wrapping_mul(2_654_435_761) ^ round) % self.vocabulary;
         let ids = (1..=self.args.prefill).map(token).collect();
         request(Prompt::Tokens(ids), 1)
@@ -276,7 +275,7 @@ impl Bench<'_> {
     }
 }
 
-/// The likeliest token, always: answers can be compared.
+/// Greedy sampling (temperature 0), so that answers can be compared.
 fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
     ChatRequest {
         prompt,
@@ -298,16 +297,15 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     hearthnet_model::bench::median(&values.collect::<Vec<f64>>())
 }
 
-/// Two speeds in tokens per second, and how they compare.
+/// Two speeds in tokens per second, and their ratio.
 #[derive(Debug, Serialize)]
 struct Comparison {
-    /// What it is compared with.
     base: f64,
     mesh: f64,
     ratio: f64,
-    /// Of the fastest round of either: other work on the machine makes rounds slower, never faster.
+    /// Ratio of the fastest rounds. Other load on the machine makes rounds slower, never faster.
     best: f64,
-    /// All ratios, round by round.
+    /// Ratio of each round.
     ratios: Vec<f64>,
 }
 
@@ -330,7 +328,6 @@ impl Comparison {
         }
     }
 
-    /// The least and the greatest ratio.
     fn range(&self) -> (f64, f64) {
         self.ratios
             .iter()
@@ -367,31 +364,29 @@ struct Report {
     repetitions: u32,
     prompt_tokens: u32,
     chats: usize,
-    /// Tokens of the one chat's answer.
     answer_tokens: usize,
-    /// With which the hosts' caller samples; this machine alone has one.
+    /// Threads with which the hosts' caller samples; this machine alone uses one.
     caller_threads: usize,
-    /// What idle cores were asked for while rows went back and forth; `None`: nothing.
+    /// Requested wake-up time of idle cores while rows are exchanged; `None`: no request.
     cpu_latency_us: Option<u32>,
-    /// A long prompt: this machine alone, over hosts.
+    /// A long prompt: this machine alone against the hosts.
     prefill: Comparison,
-    /// The same prompt on two threads of this machine at once, each with the whole model, against
-    /// one: what two cores of this machine can do at most.
+    /// The same prompt on two threads at the same time, each with the whole model, against one
+    /// thread: the upper limit for two cores of this machine.
     two_cores: Comparison,
-    /// Decode of one chat: this machine alone, over hosts.
+    /// Decode of one chat: this machine alone against the hosts.
     one_chat: Comparison,
-    /// One chat over hosts, all chats over hosts; prompts included.
+    /// One chat over hosts against all chats over hosts, including prompts.
     many_chats: Comparison,
     construct_ms: f64,
     first_token_ms: f64,
-    /// The longest wait among all chats.
+    /// Longest time to first token among all chats.
     many_first_token_ms: f64,
     head_ms_per_token: f64,
     /// Layers that the caller runs itself.
     own_layers: Vec<Hop>,
-    /// The hosts.
     hops: Vec<Hop>,
-    /// Whether every answer was that of this machine alone.
+    /// Whether every answer equals that of this machine alone.
     same_answers: bool,
 }
 
@@ -519,9 +514,9 @@ impl Report {
             self.chats,
             self.many_first_token_ms,
             if self.same_answers {
-                "those of this machine alone, token for token"
+                "identical to this machine alone, token for token"
             } else {
-                "NOT those of this machine alone"
+                "NOT identical to this machine alone"
             },
         )
     }

@@ -1,4 +1,4 @@
-//! `hearthnet config`: what is in force, and whether a file could be.
+//! `hearthnet config`: shows the effective configuration, and checks a file.
 
 use std::fmt::Write as _;
 use std::io::ErrorKind;
@@ -9,16 +9,16 @@ use hearthnet_model::ModelRef;
 use hearthnet_model::catalogue::Resolved;
 
 use crate::args::{Global, HostEngineArgs};
+use crate::chat_setup::http_settings;
 use crate::config::Loaded;
 use crate::context::Context;
 use crate::daemon::configured_layers;
-use crate::daemon::layers::Order;
+use crate::daemon::layers::LayerRequest;
 use crate::failure::{Failure, Kind};
 use crate::host_engine::HostEngine;
 use crate::models::find::resolve;
 use crate::models::open_resolved;
 use crate::output::{note, print};
-use crate::service_setup::http_settings;
 
 pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
     let rows = loaded.explain()?;
@@ -35,7 +35,8 @@ pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
     print(out)
 }
 
-/// Reads a file as every command would and as `serve` does, and says how far it is from the defaults.
+/// Loads a file with the checks of all commands and of `serve`, and lists its deviations from the
+/// defaults.
 pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure> {
     let loaded = Loaded::load(file.or(global.config.as_deref()), &global.set)?;
     let Some(path) = loaded.path() else {
@@ -59,7 +60,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
             config: config.clone(),
         };
         let model = open_resolved(&cx, resolved).map_err(|why| of_default_model(&why))?;
-        let order = Order {
+        let order = LayerRequest {
             model,
             layers,
             threads: None,
@@ -93,7 +94,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
     print(out)
 }
 
-/// The file of `model.default`. A model that was not fetched yet is a note.
+/// Resolves `model.default`. A model that is not fetched yet only causes a note.
 fn named_model(global: &Global, model: &ModelRef) -> Result<Option<Resolved>, Failure> {
     match (resolve(global, model), model) {
         (Ok(resolved), _) => Ok(Some(resolved)),

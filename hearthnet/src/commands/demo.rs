@@ -1,5 +1,5 @@
-//! `hearthnet demo`: host processes on this machine, an orchestrator, an answer,
-//! and the same answer without them.
+//! `hearthnet demo`: an answer over host processes on this machine, and the same answer without
+//! them.
 
 use std::time::Instant;
 
@@ -13,7 +13,8 @@ use hearthnet_orchestrator::placement::runs_text;
 use serde::Serialize;
 
 use crate::args::DemoArgs;
-use crate::backends::pooled_hosts;
+use crate::chat_backends::pooled_hosts;
+use crate::chat_setup::{converse, local_model, pooled_model};
 use crate::commands::chat::{Print, print_text, stream_answer};
 use crate::context::Context;
 use crate::failure::Failure;
@@ -22,16 +23,15 @@ use crate::models::{OpenModel, open_or_pull_model};
 use crate::output::table;
 use crate::output::{self, bytes, note, print, print_json};
 use crate::runtime::runtime;
-use crate::service_setup::{converse, local_model, pooled_model};
 use crate::signals::watch_interrupt;
 
-/// Tokens of the answer, unless told otherwise: enough to read, and to measure.
+/// Default length of the answer in tokens: enough to read, and to measure.
 const ANSWER_TOKENS: u32 = 256;
 
 pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     args.sampling.check()?;
     let mut cx = cx.clone();
-    // Whoever runs the demo has asked for it, and nothing leaves this machine.
+    // The command itself is the user's consent, and nothing leaves this machine.
     cx.config.policy.research.enable = true;
     let config = &cx.config;
 
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
     if !args.json {
         for own in own_layers(&model) {
-            note(format!("  layers {own} here: what no host is to see"));
+            note(format!("  layers {own} on this machine (private layers)"));
         }
         for host in &hosts.all {
             note(format!(
@@ -81,9 +81,9 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
         note(format!("\n> {}\n", args.prompt));
     }
 
-    // The hosts divide the cores among them; who asks has them all, as on a machine of its own.
+    // The hosts share the cores; the caller uses all of them, as on a machine of its own.
     let mut show: Print = if args.json { |_| Ok(()) } else { print_text };
-    // Hosts only: what is compared below must not be this machine twice.
+    // No fallback, so that the comparison below is between hosts and this machine.
     let handle = runtime.handle();
     let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config)?;
     let served = pooled_model(&model, config, false, handle, named.clone())?;
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     drop(conversation);
     hosts.stop();
 
-    // The same question without any host, on as many threads as one host had.
+    // The same question without hosts, with as many threads as one host had.
     let mut as_one_host = config.clone();
     as_one_host.engine.threads = threads;
     let served = local_model(&model, &as_one_host)?;
@@ -130,7 +130,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The runs of layers that this machine computes itself, as people read them.
+/// Layer ranges that this machine computes itself, as text.
 fn own_layers(model: &OpenModel) -> Vec<String> {
     let (hosted, all) = (model.private.hosted(), model.file.spec().layers);
     let own = [(0, hosted.start), (hosted.end, all)];
@@ -138,14 +138,13 @@ fn own_layers(model: &OpenModel) -> Vec<String> {
     own.map(|(lo, end)| runs_text(&[(lo, end - 1)])).collect()
 }
 
-/// What the demo found out.
 #[derive(Debug, Serialize)]
 struct Report {
     #[serde(flatten)]
     done: Done,
     model: String,
     weights_sha256: String,
-    /// With which tokens are sampled from what the hosts return.
+    /// Threads with which the caller samples.
     caller_threads: usize,
     hosts: Vec<HostReport>,
     local: LocalReport,
@@ -163,7 +162,7 @@ struct HostReport {
     hop_overhead_ms_p95: f64,
 }
 
-/// The layers that this machine ran itself, with their times, where there are any.
+/// Times of the layers that this machine ran itself, as text; empty without such layers.
 fn own_times(done: &Done) -> String {
     let hops = done.route.iter().zip(&done.timings.hops);
     let own = hops.filter(|(hop, _)| hop.host.is_none());
@@ -174,7 +173,7 @@ fn own_times(done: &Done) -> String {
     texts.collect()
 }
 
-/// The times of the hops that are hosts, in order.
+/// Times of the hops that are hosts, in order.
 fn times_of_hosts(done: &Done) -> impl Iterator<Item = &HopTimes> {
     let hops = done.route.iter().zip(&done.timings.hops);
     hops.filter(|(hop, _)| hop.host.is_some())
@@ -188,7 +187,7 @@ struct LocalReport {
     first_token_ms: f64,
     prefill_tokens_per_second: f64,
     same_tokens: bool,
-    /// Tokens per second over the hosts, divided by those of this machine alone.
+    /// Decode speed over the hosts, divided by that of this machine alone.
     ratio: f64,
 }
 
@@ -282,9 +281,9 @@ impl Report {
             self.local.ratio,
             self.done.token_ids.len(),
             if self.local.same_tokens {
-                "the same ones, byte for byte"
+                "byte-identical"
             } else {
-                "NOT the same ones"
+                "NOT identical"
             }
         )
     }

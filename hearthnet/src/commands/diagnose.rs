@@ -1,10 +1,11 @@
-//! `hearthnet diagnose`: what happened of late on all nodes that can be reached, on one time line.
+//! `hearthnet diagnose`: recent events of all reachable nodes on one timeline.
 //!
-//! Every running node keeps a flight record (`hearthnet_bus::flight`) and tells it to members whom
-//! the community trusts with layers, and to programs on its own machine; a host that is served by
-//! hand tells it to its owner, and to callers what concerns them. Here they are asked all at once,
-//! each for a bounded time and a bounded amount; who cannot be asked is named with the reason.
-//! What they say is laid on one time line by [`hearthnet_bus::flight::merge`].
+//! Every running node keeps a flight record (`hearthnet_bus::flight`). It reports the record to
+//! trusted members and to programs on its own machine. A standalone host reports it to its owner,
+//! and to each caller the caller's own events.
+//!
+//! This command asks all nodes at once, each with a limit of time and size. A node that cannot be
+//! asked is listed with the reason. [`hearthnet_bus::flight::merge`] builds the timeline.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -29,22 +30,20 @@ use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::flight_report::{self, Asked};
 use crate::local_api::{self, NODE_FLIGHT, NODE_STATUS, STANDALONE};
 use crate::lock::Lock;
 use crate::models::capacity::text_disagreement;
 use crate::node::status::Running;
-use crate::node::transient::among_others;
+use crate::node::transient::with_synced_node;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
-use crate::timeline::{self, Asked};
 
-/// How long one node may take, from connecting to its last page.
+/// Time limit for one node, from the connection to its last page.
 const PER_NODE: Duration = Duration::from_secs(15);
-/// How long one address of it may take to connect.
+/// Time limit to connect to one address.
 const PER_ADDRESS: Duration = Duration::from_secs(3);
-/// Most addresses of one node that are tried.
 const MAX_ADDRESSES: usize = 6;
-/// Nodes that are asked at the same time.
 const AT_ONCE: usize = 16;
 
 pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
@@ -67,7 +66,7 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let nodes = each_run_once(nodes);
     if nodes.is_empty() {
         return Err(
-            Failure::new(Kind::Host, "no node runs here, and there is nobody to ask")
+            Failure::new(Kind::Host, "no node runs here, and there is no other node to ask")
                 .code("no_node")
                 .hint("`hearthnet serve` and `hearthnet shard serve` keep a record while they run; --shard names a standalone host"),
         );
@@ -79,7 +78,7 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
         .collect();
     let since_us = now_ms().saturating_sub(age_ms).saturating_mul(1000);
     let mut line = flight::merge(&answers);
-    // Another node may send more than it was asked for.
+    // Another node may send older events than requested.
     line.retain(|entry| entry.at_us >= since_us);
     if let Some(wanted) = &args.pipeline {
         line = flight::of_pipeline(&line, find(&line, wanted)?);
@@ -87,11 +86,9 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let state = home.as_ref().map(Home::state);
     let state = state.as_deref();
     if !args.json {
-        print(timeline::as_text(&nodes, &line, state))?;
+        print(flight_report::as_text(&nodes, &line, state))?;
         if let Some(isolation) = isolation {
-            note(format!(
-                "the node here is isolated from this machine: {isolation}"
-            ));
+            note(format!("sandbox of the node here: {isolation}"));
         }
         if let Some(state) = state {
             let models = by_model(state.shards(now_ms()), |_| true);
@@ -102,29 +99,29 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
         }
     }
     if answers.is_empty() {
-        let asked = timeline::as_json(&nodes, &line, state);
+        let asked = flight_report::as_json(&nodes, &line, state);
         return Err(nobody_told(home.as_ref()).beside(asked));
     }
     if let Some(Err(_)) = home.as_ref().map(|home| home.require(Level::Trusted, "")) {
-        note("this node is a member; others tell their records to trusted nodes only");
+        note("this node is a member; other nodes report their records to trusted nodes only");
     }
     match args.json {
-        true => print_json(&timeline::as_json(&nodes, &line, state)),
+        true => print_json(&flight_report::as_json(&nodes, &line, state)),
         false => Ok(()),
     }
 }
 
-/// Why there is nothing to show. What each node said is shown before.
+/// Error if no node sent a record. The reason of each node has been printed before.
 fn nobody_told(home: Option<&Home>) -> Failure {
-    match home.map(|home| home.require(Level::Trusted, "read what happened on others")) {
+    match home.map(|home| home.require(Level::Trusted, "read the records of other nodes")) {
         Some(Err(refused)) => refused,
-        _ => Failure::new(Kind::Host, "nobody who was asked told anything")
+        _ => Failure::new(Kind::Host, "no node answered")
             .code("no_record")
-            .hint("the reason stands beside each node"),
+            .hint("the reason is listed beside each node"),
     }
 }
 
-/// Of answers from one run of one program, the first: whoever is asked by two ways has lived once.
+/// Keeps the first answer of each process run: a node may be asked at two addresses.
 fn each_run_once(mut nodes: Vec<Asked>) -> Vec<Asked> {
     let mut seen = HashSet::new();
     nodes.retain(|asked| match &asked.answer {
@@ -134,7 +131,7 @@ fn each_run_once(mut nodes: Vec<Asked>) -> Vec<Asked> {
     nodes
 }
 
-/// The pipeline whose id is, or ends with, what was written.
+/// Finds the pipeline whose id is, or ends with, `wanted`.
 fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
     let wanted = wanted.trim().to_ascii_uppercase();
     let found: BTreeSet<PipelineId> = line
@@ -153,7 +150,7 @@ fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
     }
 }
 
-/// The record of whatever runs on this data directory.
+/// Record of the node that runs on this data directory.
 async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Failure> {
     let mut nodes = Vec::new();
     for dir in [dir.to_owned(), dir.join(STANDALONE)] {
@@ -173,10 +170,9 @@ async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Fa
     Ok(nodes)
 }
 
-/// A node to ask.
 struct Target {
     node: NodeId,
-    /// Where it may be, best first.
+    /// Candidate addresses, best first.
     addresses: Vec<String>,
 }
 
@@ -189,11 +185,10 @@ impl From<&HostAddr> for Target {
     }
 }
 
-/// The other members.
 async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     home.level()?;
-    // Where a node runs here, it keeps the log even, and knows who is where.
-    among_others(home, config, async |guest| {
+    // A node that runs here keeps the log in sync and knows the members' addresses.
+    with_synced_node(home, config, async |guest| {
         let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
         let own = home.key.id();
         let state = home.state();
@@ -207,7 +202,6 @@ async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     .await
 }
 
-/// The records of other nodes.
 async fn elsewhere(
     targets: Vec<Target>,
     key: &Arc<NodeKey>,
@@ -238,7 +232,7 @@ async fn in_time(
         Ok(answer) => answer,
         Err(_) => Err(CallError::new(
             Code::TIMEOUT,
-            format!("its record did not come within {} s", PER_NODE.as_secs()),
+            format!("its record did not arrive within {} s", PER_NODE.as_secs()),
         )),
     }
 }
@@ -249,7 +243,7 @@ async fn ask(client: &Client, capability: &str, age_ms: u64) -> Result<Answer, C
     Answer::collect(asked, stream).await
 }
 
-/// Where a member may be.
+/// Candidate addresses of a member, best first.
 fn addresses(
     home: &Home,
     guest: Option<&Node>,
@@ -277,7 +271,7 @@ fn addresses(
         .collect()
 }
 
-/// A client at the first address that the node answers at.
+/// Connects to the first address at which the node answers.
 async fn connect(
     node: NodeId,
     addresses: &[String],
@@ -287,7 +281,7 @@ async fn connect(
     let unreachable =
         |why: &dyn std::fmt::Display| CallError::new(Code::UNREACHABLE, why.to_string());
     let identity = key.identity().map_err(|error| unreachable(&error))?;
-    let mut last = CallError::new(Code::UNREACHABLE, "nobody knows where it is now");
+    let mut last = CallError::new(Code::UNREACHABLE, "its address is unknown");
     for at in addresses {
         let (expected, rule) = (Some(node), bus_rule());
         let connecting = connect_path(at, &identity, expected, &rule, transport);
@@ -305,7 +299,7 @@ async fn connect(
     Err(last)
 }
 
-/// A code that tells those who do not want from those who are not there.
+/// Error code that distinguishes a refusal from an unreachable node.
 fn code_of(error: &ConnectError) -> Code {
     let code = match error {
         ConnectError::NotServed => return Code::NOT_FOUND,

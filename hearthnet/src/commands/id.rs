@@ -9,7 +9,7 @@ pub(crate) fn run(args: &IdArgs, global: &Global) -> Result<(), Failure> {
     if args.json {
         print_json(&serde_json::json!({ "node_id": id.to_string(), "short": id.short() }))
     } else {
-        // One line on standard output, so that $(hearthnet id) is the id and nothing else.
+        // Standard output has only the id, so that scripts can use $(hearthnet id).
         print(format!("{id}\n"))?;
         note(format!("short: {}", id.short()));
         Ok(())

@@ -1,4 +1,4 @@
-//! `hearthnet init`: makes this machine a node. Doing it again changes nothing and says so.
+//! `hearthnet init`: makes this machine a node. A second run changes nothing and reports that.
 
 use std::fs;
 use std::io::{self, IsTerminal as _};
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         None => default_path().ok_or_else(|| {
             Failure::new(
                 Kind::Host,
-                "there is no home directory to put the configuration in",
+                "there is no home directory for the configuration",
             )
             .hint("name the file with --config")
         })?,
@@ -69,9 +69,9 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
         key_file.display(),
         config.display(),
         if research {
-            "on: this node may compute with others"
+            "on: this node takes part in distributed inference"
         } else {
-            "off: nothing is computed with others until policy.research.enable is true"
+            "off: policy.research.enable = true switches distributed inference on"
         },
     ))?;
     if config_state == "exists" && args.research && !research {
@@ -90,12 +90,12 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the data directory, for this user alone; or closes it to others if it is the
-/// user's own and holds nothing else yet.
+/// Creates the data directory, accessible to this user only. Restricts the permissions of an
+/// existing one if it belongs to the user and is empty or holds a node.
 fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     let fail = |what: &str, e: io::Error| {
         Failure::file(&format!("{what} the data directory"), path, e)
-            .hint("--data-dir names another one")
+            .hint("choose another one with --data-dir")
     };
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
@@ -110,7 +110,7 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
             Kind::Host,
             format!("the data directory {} {why}", path.display()),
         )
-        .hint("--data-dir names another one"))
+        .hint("choose another one with --data-dir"))
     };
     if !meta.is_dir() {
         return refuse("is not a directory".into());
@@ -126,34 +126,32 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     let ours = path.join("node.key").exists() || entries.next().is_none();
     if !ours {
         return refuse(format!(
-            "is open to other users (mode {mode:03o}) and holds other things"
+            "is open to other users (mode {mode:03o}) and holds other files"
         ));
     }
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(|e| fail("close", e))?;
     Ok("exists; closed to other users")
 }
 
-/// Asks the person, if there is one; `unasked` is the answer otherwise, and that of who just
-/// presses Enter.
+/// Asks for consent on a terminal. `unasked` is the result without a terminal, and for an empty
+/// answer.
 pub(crate) fn agrees_to_research(as_json: bool, unasked: bool) -> Result<bool, Failure> {
     if as_json || !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         return Ok(unasked);
     }
     note(
-        "Distributed inference is a research module: this machine may hold layers of a model for\n\
-         your community, and ask others to. Whoever computes for you sees numbers from which your\n\
-         words can be guessed in part, so do this among people whom you trust.",
+        "Distributed inference is a research module: this machine may hold layers of a model for\nyour community, and use layers of other machines. A machine that computes for you receives\nnumbers from which your words can be guessed in part, so use it among people whom you trust.",
     );
     let choice = if unasked { "[Y/n]" } else { "[y/N]" };
     Ok(answer("Switch it on?", choice)?.unwrap_or(unasked))
 }
 
-/// Writes a configuration to start from; one that is there stays as it is.
+/// Writes an initial configuration, unless the file exists.
 pub(crate) fn write_new(path: &Path, research: bool, name: Option<&str>) -> Result<(), Failure> {
     write_config(path, &text(research, name))
 }
 
-/// The configuration to start from, with the node's name if one was given.
+/// Text of the initial configuration, with the node's name if one was given.
 fn text(research: bool, name: Option<&str>) -> String {
     let text = starter(research);
     match name {
@@ -166,16 +164,16 @@ fn text(research: bool, name: Option<&str>) -> String {
     }
 }
 
-/// Writes the file whole or not at all, also when the power is cut, and never over another one.
+/// Writes the file atomically and durably; never replaces an existing file.
 fn write_config(path: &Path, text: &str) -> Result<(), Failure> {
     let fail = |e: io::Error| {
         Failure::new(
             Kind::Config,
             format!("cannot write {}: {e}", path.display()),
         )
-        .hint("--config names another file")
+        .hint("choose another file with --config")
     };
-    // What cannot be read again must not be written: a name may be too long.
+    // Validate first: a name may be too long.
     crate::config::check(path, text)?;
     whole_file::make_folder(whole_file::folder_of(path), 0o755).map_err(fail)?;
     let written = whole_file::create(path, text.as_bytes(), 0o644);
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_directory_is_closed_only_if_it_is_ours() {
+    fn only_our_own_open_directory_is_made_private() {
         let dir = tempfile::tempdir().unwrap();
         let open = |name: &str, file: Option<&str>| {
             let path = dir.path().join(name);

@@ -1,4 +1,4 @@
-//! `hearthnet log`: the community's history, for people.
+//! `hearthnet log`: shows, checks and exports the community's event log.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -10,15 +10,15 @@ use hearthnet_bus::log::{Body, Community, LogError, Record, Status};
 use serde_json::json;
 
 use crate::args::LogCommand;
-use crate::changes::{self, Change};
 use crate::community::{Home, now_ms};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::key_status;
 use crate::local_api;
+use crate::log_writer::{self, Change};
 use crate::node::status::Running;
 use crate::output::{escaped, note, print, print_json, when};
 use crate::runtime::block_on;
-use crate::standing;
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
     let home = Home::open(cx)?;
@@ -59,7 +59,6 @@ fn show(home: &Home, last: Option<usize>, as_json: bool) -> Result<(), Failure> 
     kept.iter().try_for_each(print)
 }
 
-/// One event on one line.
 fn line(record: &Record, state: &Community) -> String {
     let event = &record.event;
     let who = if event.author == state.id.root() {
@@ -110,15 +109,15 @@ fn what(body: &Body, state: &Community) -> String {
         ),
         Body::LevelChanged { node, level, .. } => format!("made {} {level}", of(node)),
         Body::Revoked { node, last_seq } => {
-            format!("put {} out; its first {last_seq} events count", of(node))
+            format!("revoked {}; its first {last_seq} events count", of(node))
         }
         Body::Left {} => "left the community".to_owned(),
         Body::Named { name } => format!("is called {name:?}"),
         Body::ShardAdvertised(d) => format!("serves {} at {}", d.shard_id, d.endpoint),
         Body::ShardWithdrawn { shard_id } => format!("no longer serves {shard_id}"),
         Body::NodeSeen { endpoints, .. } => format!("listens at {}", endpoints.join(", ")),
-        Body::GrantRevoked { .. } => "took a session token back".to_owned(),
-        other => format!("said something of the kind {}", other.kind()),
+        Body::GrantRevoked { .. } => "revoked a session token".to_owned(),
+        other => format!("wrote an event of the kind {}", other.kind()),
     }
 }
 
@@ -129,19 +128,19 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     let running = block_on(async {
         Ok(local_api::ask::<Running>(&home.dir, local_api::NODE_STATUS, &json!({})).await)
     })?;
-    let mut notes = standing::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
+    let mut notes = key_status::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
     let events = |n: u64| format!("{n} event{}", if n == 1 { "" } else { "s" });
     let label = |node: &NodeId| state.label(node, now_ms());
     notes.extend(found.void.iter().map(|(author, n)| {
         format!(
-            "{} of {} were not known to whoever took its level or place, though dated before: dated back, or from a machine that was away. They count for no more than it may do now",
+            "{} of {} are dated before its demotion or revocation, but arrived after it: back-dated, or its machine was offline. They count only as far as its present level allows",
             events(*n),
             label(author)
         )
     }));
     notes.extend(found.late.iter().map(|(author, n)| {
         format!(
-            "{} of {} came to light after others had written what is dated later: its machine was away, or they are dated back",
+            "{} of {} arrived after later-dated events of other members: its machine was offline, or they are back-dated",
             events(*n),
             label(author)
         )
@@ -162,7 +161,7 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
             found.ephemeral,
             match found.problems.is_empty() {
                 true =>
-                    "ok     the file, every signature and every chain are whole, and the members follow from them\n",
+                    "ok     file, signatures and hash chains are intact, and the members match the events\n",
                 false => "",
             }
         ))?;
@@ -183,24 +182,24 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
 
 fn resume(home: &Home, yes: bool) -> Result<(), Failure> {
     if !home.log.is_in_doubt() {
-        note("nothing is in doubt: this node writes to the log already");
+        note("nothing to resume: this node already writes to the log");
         return Ok(());
     }
     if !yes {
         return Err(Failure::new(
             Kind::Community,
-            "if another member has later events of this node, going on without them freezes its key for good",
+            "if another member has later events of this node, continuing without them freezes its key for good",
         )
         .code("log_behind")
-        .hint("start `hearthnet serve` in another home instead; --yes if nobody else is left"));
+        .hint("start `hearthnet serve` in another home instead; use --yes only if no other member is left"));
     }
-    changes::write(home, false, Change::Resume {})?;
+    log_writer::write(home, false, Change::Resume {})?;
     note("this node writes to the log again");
     Ok(())
 }
 
-/// Writes every event as a line of JSON: its fields, what became of it, and its signed bytes, from which
-/// everything can be checked again. Says how many there were.
+/// Writes every event as a line of JSON: its fields, its status, and its signed bytes, which allow
+/// a full verification. Returns the number of events.
 fn write_lines(home: &Home, out: &mut dyn Write) -> Result<u64, LogError> {
     let mut lines: u64 = 0;
     home.log.records(|record| {

@@ -1,5 +1,4 @@
-//! `hearthnet completions` and `hearthnet man`: what shells and `man` know of the command line,
-//! from the same description that it is read with.
+//! `hearthnet completions` and `hearthnet man`: generated from the command-line definition.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +15,6 @@ pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     print_bytes(&script)
 }
 
-/// Writes `hearthnet.1` and a page for each command below it, as `hearthnet-model-pull.1`.
 pub(crate) fn man(directory: &Path) -> Result<(), Failure> {
     let fail = |e: std::io::Error| {
         Failure::file("write the manual to", directory, e)
@@ -32,7 +30,7 @@ mod tests {
 
     use super::*;
 
-    /// All commands that people see, as `hearthnet-model-pull`.
+    /// Names of all visible commands, as `hearthnet-model-pull`.
     fn names(command: &Command, prefix: &str, found: &mut Vec<String>) {
         for inner in command.get_subcommands().filter(|c| !c.is_hide_set()) {
             let name = format!("{prefix}-{}", inner.get_name());

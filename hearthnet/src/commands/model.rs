@@ -1,6 +1,5 @@
-//! `hearthnet model`: how models are named and found, the catalogue, pulling, looking into files,
-//! converting. What lies in the cache, and in which state, is in `cache.rs`; where a model could run,
-//! in `capacity.rs`.
+//! `hearthnet model`: pulls, lists, inspects, verifies and converts models. The cache is in
+//! `cache.rs`, the check where a model could run in `capacity.rs`.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -17,7 +16,7 @@ use crate::failure::{Failure, Kind};
 use crate::models::catalogue::catalogue;
 use crate::models::find::resolve;
 use crate::models::import::weight_type;
-use crate::models::pull::{How, pull_model};
+use crate::models::pull::{PullRequest, pull_model};
 use crate::models::{cache, capacity, import, open_file};
 use crate::output::{Progress, print, print_json};
 use crate::signals::cancel_on_interrupt;
@@ -30,12 +29,12 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             sha256,
             force,
         } => {
-            let how = How {
+            let request = PullRequest {
                 from,
                 sha256,
                 force,
             };
-            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, how)?;
+            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, request)?;
             print(format!("{}\n", path.display()))
         }
         ModelCommand::List { json } => {
@@ -66,8 +65,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             }
             let refused = inspection.chat_refused.as_ref().map(|why| {
                 Failure::new(Kind::Model, format!("chat: not with this file: {why}")).hint(
-                    "a fresh `hearthnet model pull` replaces a broken file; otherwise ask whoever \
-                     converted it for a corrected one",
+                    "a fresh `hearthnet model pull` replaces a broken file; otherwise ask its publisher for a corrected one",
                 )
             });
             match (refused, json) {
@@ -87,7 +85,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Shows what there is to see of a file whose model cannot be run.
+/// Shows the container of a file whose model cannot be run.
 fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
     let failure = Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(
         "`hearthnet model list` names models that run; a fresh `hearthnet model pull` replaces a \
@@ -99,7 +97,7 @@ fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
     shown_beside(failure, &container(&gguf, Some(path)), json)
 }
 
-/// The failure, after what can be shown of the file nevertheless was shown.
+/// Prints what could be read of the file, then returns the failure.
 fn shown_beside(failure: Failure, shown: &(impl Serialize + Display), json: bool) -> Failure {
     match json {
         true => match serde_json::to_value(shown) {

@@ -1,6 +1,6 @@
-//! `hearthnet restore`: this machine becomes the node of a backup. Nothing that is there is
-//! overwritten, and the node's first word waits until another member has told it what it had said
-//! after the backup.
+//! `hearthnet restore`: makes this machine the node of a backup. Never overwrites existing data.
+//! The restored node writes no event until another member has sent the events that it wrote after
+//! the backup.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
             .hint(hint)
     };
     let (parts, has_log) = backup::read(&args.file).map_err(unusable)?;
-    // Made beside its place, and moved there when it is whole.
+    // Build the directory beside its final place, and move it there when it is complete.
     let draft = Draft::beside(&dir)?;
     for name in [NODE_KEY, ROOT_KEY, membership::FILE] {
         if let Some(bytes) = parts.get(name) {
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
         }
     }
     let key = NodeKey::load(&draft.0.join(NODE_KEY)).map_err(|e| {
-        Failure::new(Kind::Host, format!("the key in the backup is no good: {e}"))
+        Failure::new(Kind::Host, format!("the key in the backup is invalid: {e}"))
             .code("bad_backup")
             .hint("name another backup")
     })?;
@@ -62,14 +62,14 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     }
     draft.become_dir(&dir)?;
     if has_log {
-        // Where it is now it has its name, so that it is known again.
+        // Opening the log in its final place creates its lock and name files there.
         EventLog::open(&dir)?;
     }
     let config = restore_config(&parts, global)?;
     report(args, &key, community, config, &dir)
 }
 
-/// Refuses where a node lives already, or anything else.
+/// Refuses a directory that holds a node or anything else.
 fn refuse_living(dir: &Path) -> Result<(), Failure> {
     let what = [NODE_KEY, LOG_FILE, ROOT_KEY]
         .into_iter()
@@ -89,7 +89,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     whole_file::create(path, bytes, 0o600).map_err(|e| Failure::file("write", path, e))
 }
 
-/// Writes the configuration, if there is none; where it is, and whether it was written.
+/// Writes the configuration, if there is none. Returns its path, and whether it was written.
 fn restore_config(parts: &Parts, global: &Global) -> Result<Option<(PathBuf, bool)>, Failure> {
     let (Some(bytes), Some(path)) = (
         parts.get(CONFIG),
@@ -134,21 +134,21 @@ fn report(
     ))?;
     if community.is_some() {
         note(
-            "before it writes anything new for its community, this node asks another member what \
-             it has said since the backup. Only one machine may use this key: if the old one still \
+            "this node writes no new events until another member has sent the events that it wrote after the backup. Only one machine may use this key: if the old one still \
              runs, stop it.",
         );
     }
     Ok(())
 }
 
-/// A data directory that is not whole yet, removed when dropped.
+/// Incomplete data directory, removed when dropped.
 struct Draft(PathBuf);
 
 impl Draft {
     fn beside(dir: &Path) -> Result<Self, Failure> {
         let fail = |e: std::io::Error| {
-            Failure::file("make a folder beside", dir, e).hint("--data-dir names another directory")
+            Failure::file("make a folder beside", dir, e)
+                .hint("choose another directory with --data-dir")
         };
         let mut name = std::ffi::OsString::from(".");
         name.push(dir.file_name().unwrap_or("hearthnet".as_ref()));
@@ -160,11 +160,11 @@ impl Draft {
 
     fn become_dir(self, dir: &Path) -> Result<(), Failure> {
         let fail = |e: std::io::Error| {
-            Failure::file("make", dir, e).hint("--data-dir names another directory")
+            Failure::file("make", dir, e).hint("choose another directory with --data-dir")
         };
-        // The locks of the draft's own checks are nobody's.
+        // The draft's lock file belongs to no process.
         let _ = std::fs::remove_file(self.0.join("log.lock"));
-        // Takes the place of an empty folder, and of nothing else.
+        // Succeeds only if the target is missing or an empty folder.
         std::fs::rename(&self.0, dir).map_err(fail)?;
         whole_file::sync_folder(whole_file::folder_of(dir)).map_err(fail)
     }

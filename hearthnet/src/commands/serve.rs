@@ -1,5 +1,5 @@
-//! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine; or,
-//! with `--shard ...` or `--local`, answers for other programs outside of any community.
+//! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine.
+//! With `--shard ...` or `--local` it answers other programs without a community.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
 use crate::args::RunArgs;
+use crate::chat_setup::{close, count, model_of, open_http, settings};
 use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
@@ -16,7 +17,6 @@ use crate::local_api::StandaloneApi;
 use crate::models::open_model;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
-use crate::service_setup::{close, count, model_of, open_http, settings};
 use crate::signals::Stop;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
@@ -44,9 +44,8 @@ pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     block_on(standalone(&args, cx))
 }
 
-/// Answers over named hosts, or on this machine alone.
 async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
-    // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+    // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
     let stop = Stop::listen(args.lifeline)?;
     count(Part::Caller)?;
     let mut model = open_model(cx, args.model.as_ref(), None)?;
@@ -64,7 +63,7 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     let api = match StandaloneApi::open(&data_dir, &service, &model.file, &cx.config).await {
         Ok(api) => Some(api),
         Err(why) if why.kind == Kind::Refused => return Err(why),
-        // The HTTP interface is what this is for.
+        // The HTTP interface is enough: `serve` continues without the local API.
         Err(why) => {
             note(format!(
                 "`hearthnet chat` will not find this service: {why}"
@@ -78,14 +77,14 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
         print_json(&json!({"url": url, "models": [model.id], "pid": std::process::id()}))?;
     } else {
         print(format!(
-            "answering with {}\n  OpenAI's interface  {url}\n  numbers             http://{}/metrics\n",
+            "answering with {}\n  OpenAI's interface  {url}\n  metrics             http://{}/metrics\n",
             model.id,
             server.local_addr(),
         ))?;
     }
     stop.asked().await;
     if !args.json {
-        note("stopping: what is being answered is finished, new requests are refused");
+        note("stopping: running answers are finished, new requests are refused");
     }
     let leave = async {
         close(server, &service).await;
@@ -95,7 +94,7 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     };
     tokio::select! {
         () = leave => {}
-        // Asked twice: at once, then.
+        // Second request to stop: end at once.
         () = stop.asked_twice() => {}
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! `hearthnet shard serve`: layers of a model for other machines.
+//! `hearthnet shard serve`: serves layers of a model to other machines.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::community::Home;
 use crate::context::Context;
 use crate::daemon::{self, Plan};
 use crate::failure::{Failure, Kind};
+use crate::host_config::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::host_engine::HostEngine;
-use crate::host_setup::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::memory::named_layers_fit;
 use crate::metrics_server::MetricsServer;
 use crate::models::open_model;
@@ -20,7 +20,7 @@ use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
 use crate::signals::Stop;
 
-/// Where a standalone host listens, unless told otherwise: on this machine only.
+/// Default address of a standalone host: this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
 
 pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
@@ -28,7 +28,7 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     if !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());
     }
-    // Who names its callers serves them standalone; everybody else serves the community.
+    // With --peer-key the host is standalone; otherwise it serves the community.
     let home = match args.peer_key.is_empty() {
         true => Home::find(cx)?,
         false => None,
@@ -56,12 +56,12 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     block_on(serve_standalone(args, cx))
 }
 
-/// Serves the nodes that the command line names, without a community.
+/// Serves the nodes named on the command line, without a community.
 async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> {
     let Layers::Range(lo, hi) = args.layers else {
         return Err(Failure::new(
             Kind::Config,
-            "--layers auto takes what the community lacks, and this node is in none",
+            "--layers auto needs a community, and this node is in none",
         )
         .hint("write --layers LO-HI, or found or join a community first: `hearthnet community --help`"));
     };
@@ -70,7 +70,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
         Some(listen) => listen_address(listen).to_string(),
         None => LOOPBACK.to_owned(),
     };
-    // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+    // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
     let stop = Stop::listen(args.lifeline)?;
     let numbers = MetricsServer::open(args.metrics.as_deref(), &cx.config).await?;
     let key = cx.global.node_key()?;
@@ -107,7 +107,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     }
     tokio::select! {
         _ = host.shutdown(Duration::from_secs(settings.drain_seconds)) => Ok(()),
-        // Asked twice: at once, then.
+        // Second request to stop: end at once.
         () = stop.asked_twice() => Ok(()),
     }
 }

@@ -1,8 +1,8 @@
-//! `hearthnet status`: members, peers, layers, health and the log, at a glance.
+//! `hearthnet status`: members, peers, layers, health and the log.
 //!
-//! All but the live connections is in the log, so it works without a running node: the others are
-//! asked first what they know. Which peers are connected, a running node tells through its API for
-//! programs on this machine.
+//! Everything except live connections is in the log, so the command works without a running node:
+//! it first syncs with other members. A running node reports its connected peers through the local
+//! API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -29,33 +29,33 @@ use crate::failure::Failure;
 use crate::local_api;
 use crate::models::capacity::text_disagreement;
 use crate::node::status::Running;
-use crate::node::transient::among_others;
+use crate::node::transient::with_synced_node;
 use crate::output::{bytes, print, print_json, span, table};
 use crate::runtime::block_on;
 
 pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let home = Home::open(cx)?;
     let (running, hosts) = block_on(async {
-        // Where no node runs, the log stands where a command last asked the others.
-        if let Err(failure) = among_others(&home, &cx.config, async |_| Ok(())).await {
-            crate::output::note(format!("the others could not be asked: {failure}"));
+        // If no node runs, the log is as old as the last command that synced.
+        if let Err(failure) = with_synced_node(&home, &cx.config, async |_| Ok(())).await {
+            crate::output::note(format!("other members could not be asked: {failure}"));
         }
         let params = json!({ "hosts": true });
         let running: Option<Running> =
             local_api::ask(&home.dir, local_api::NODE_STATUS, &params).await;
         let hosts = match &running {
             Some(running) => running.hosts.clone(),
-            None => knock(&home).await,
+            None => probe_hosts(&home).await,
         };
         Ok((running, hosts))
     })?;
-    // What a running node has heard meanwhile.
+    // Reads events that a running node has received meanwhile.
     if let Err(error) = home.log.update() {
         tracing::warn!("the event log could not be read: {error}");
     }
     let state = home.state();
     let now = now_ms();
-    // Who advertised only now was not asked yet.
+    // Hosts that advertised after the probe count as reachable.
     let answers = |host: &NodeId| hosts.get(&host.to_string()).copied().unwrap_or(true);
     let models = by_model(state.shards(now), answers);
     let (health, reason) = health(home.log.health());
@@ -64,8 +64,8 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let durable: u64 = heads.authors.values().map(|head| head.seq).sum();
     let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
     let size = log_bytes(&home);
-    let ahead = crate::standing::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
-    let back = crate::standing::dated_back(&home);
+    let ahead = crate::key_status::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
+    let back = crate::key_status::dated_back(&home);
     let log = json!({
         "dated_ahead": ahead,
         "dated_back": back.iter().map(|(node, n)| (node.to_string(), *n)).collect::<BTreeMap<_, _>>(),
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                 "short": home.key.id().short(),
                 "level": state.level(&home.key.id()),
                 "revoked": state.is_revoked(&home.key.id()),
-                "standing": crate::standing::json(&home),
+                "standing": crate::key_status::json(&home),
                 "running": running,
                 "research": cx.config.policy.research.enable,
             },
@@ -111,7 +111,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     }
     hosts_seen(&mut out, &state, running.as_ref());
     if models.is_empty() {
-        out.push_str("\nlayers     nobody serves any; `hearthnet serve --layers auto` does\n");
+        out.push_str("\nlayers     no host serves any; `hearthnet serve --layers auto` does\n");
     }
     let _ = writeln!(
         out,
@@ -124,19 +124,18 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
-    let back = crate::standing::dated_back_line(&state, &back);
+    let back = crate::key_status::dated_back_line(&state, &back);
     for line in ahead.into_iter().chain(back) {
         let _ = writeln!(out, "           {line}");
     }
     print(out)
 }
 
-/// How long somebody at an address may take to take a connection.
-const KNOCK: Duration = Duration::from_secs(1);
+/// Timeout of a probe connection.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether somebody is where each host should be, without a node here that would know: all at once,
-/// and no more than a connection.
-async fn knock(home: &Home) -> BTreeMap<String, bool> {
+/// Probes the addresses of all hosts at once with a TCP connection, without a running node.
+async fn probe_hosts(home: &Home) -> BTreeMap<String, bool> {
     let (state, now) = (home.state(), now_ms());
     let own = home.key.id();
     let claims = Claims::new(&state, &[], Local::read(&[]), now);
@@ -148,7 +147,7 @@ async fn knock(home: &Home) -> BTreeMap<String, bool> {
             let tries = addresses.into_iter().map(|at| {
                 Box::pin(async move {
                     let connected = tokio::net::TcpStream::connect(at);
-                    match tokio::time::timeout(KNOCK, connected).await {
+                    match tokio::time::timeout(PROBE_TIMEOUT, connected).await {
                         Ok(Ok(_)) => Ok(()),
                         _ => Err(()),
                     }
@@ -166,7 +165,7 @@ async fn knock(home: &Home) -> BTreeMap<String, bool> {
     join_all(asked).await.into_iter().collect()
 }
 
-/// Writes a page into the data directory, as the log would, and removes it again.
+/// Writes a page into the data directory and removes it again, to test the disk as the log uses it.
 fn try_disk(dir: &Path) -> Result<(), String> {
     use std::io::Write as _;
     let path = dir.join(format!(".status.{}.tmp", std::process::id()));
@@ -174,7 +173,7 @@ fn try_disk(dir: &Path) -> Result<(), String> {
         file.write_all(&[0; 4096])?;
         file.sync_data()
     });
-    // If it could be made, it can be removed; if not, there is nothing to remove.
+    // Fails only if the file was not created, in which case nothing is left.
     let _ = std::fs::remove_file(&path);
     written.map_err(|e| format!("{}: {e}", dir.display()))
 }
@@ -182,8 +181,8 @@ fn try_disk(dir: &Path) -> Result<(), String> {
 fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
     let id = home.key.id();
     let level = match state.level(&id) {
-        Some(level) => match crate::standing::Standing::of(home) {
-            crate::standing::Standing::Refused(by) => format!("put out, says {by}"),
+        Some(level) => match crate::key_status::KeyStatus::of(home) {
+            crate::key_status::KeyStatus::Refused(by) => format!("revoked, says {by}"),
             _ => level.to_string(),
         },
         None if state.is_revoked(&id) => "revoked".to_owned(),
@@ -219,7 +218,7 @@ fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: 
             (_, true) if running.is_some() => "this node, running",
             (_, true) => "this node, not running",
             _ if connected => "connected",
-            _ if heard => "heard of lately",
+            _ if heard => "seen recently",
             _ => "",
         };
         [
@@ -274,10 +273,10 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
     out.push_str(&table(&["peer", "at", "found by", ""], rows));
 }
 
-/// What the chats of the running node have seen of hosts, in ten minutes or so.
+/// Health of hosts as the running node's chats measured it, over about ten minutes.
 fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
     let all = running.map_or(&[][..], |running| &running.host_health);
-    // Nobody is asked any more who may not serve.
+    // Chats do not use hosts that lost the right to serve.
     let may_serve = |host: &NodeId| state.level(host) >= Some(Level::Trusted);
     let all: Vec<_> = all.iter().filter(|one| may_serve(&one.host)).collect();
     if all.is_empty() {
@@ -340,7 +339,7 @@ fn shards(
         [
             state.label(&advert.author, now_ms()),
             format!("{}-{}", d.layer_range.0, d.layer_range.1),
-            // Of the layers, and for the context of conversations.
+            // Memory for the weights, and for the KV cache.
             format!("{} + {} MiB", d.weights_mb, d.kv_mb),
             format!("{} of {}", d.queue_depth, d.max_concurrent_streams),
             if d.ms_per_token > 0.0 {
@@ -379,7 +378,7 @@ fn shards(
     }
 }
 
-/// Where a host is: as it advertises, unless it has said since that it is somewhere else.
+/// Address of a host: the advertised one, unless the host has since reported others.
 fn address(advert: &Advert, state: &Community, now: u64) -> String {
     let told = state.endpoints_of(&advert.author, now).to_vec();
     let advertised = &advert.descriptor.endpoint;
@@ -421,7 +420,7 @@ fn model_json(
     })
 }
 
-/// The size of the log.
+/// Size of the log and its write-ahead log, in bytes.
 fn log_bytes(home: &Home) -> u64 {
     let size = |tail: &str| {
         let mut path = home.log.path().as_os_str().to_owned();
@@ -431,7 +430,7 @@ fn log_bytes(home: &Home) -> u64 {
     size("") + size("-wal")
 }
 
-/// How the log is, and why.
+/// Health code of the log, with the reason.
 fn health(health: LogHealth) -> (&'static str, Option<String>) {
     match health {
         LogHealth::Ok => ("ok", None),

@@ -1,8 +1,8 @@
 //! The configuration: defaults, one TOML file, and `--set` on top.
 //!
-//! The defaults are those of the commented example, `config/hearthnet.toml`. Values are merged as TOML
-//! tables before they become a [`Config`], so that unknown keys are refused wherever they come from, and
-//! `config show` can tell where each value came from.
+//! Defaults are the values of the commented example, `config/hearthnet.toml`. Values are merged as
+//! TOML tables before they become a [`Config`], so that unknown keys are refused in every source,
+//! and `config show` can name the origin of each value.
 
 mod sources;
 
@@ -20,12 +20,12 @@ use hearthnet_orchestrator::exact::Exact;
 
 use crate::args::{EngineKind, parse_device, parse_dtype, parse_listen};
 use crate::failure::{Failure, Kind};
-use sources::{FileText, Flag, Wrong, flatten, lookup, over_defaults};
+use sources::{ConfigError, FileText, Flag, flatten, lookup, over_defaults};
 
-/// As many as a node connects to.
+/// Limit of peers that a node connects to.
 const MAX_STATIC_PEERS: usize = 64;
 
-/// Everything that can be configured; see `config/hearthnet.toml` for the meaning of each key.
+/// The whole configuration. `config/hearthnet.toml` documents each key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -67,9 +67,9 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// The model that is meant where a command names none, if one is configured.
+    /// Model for commands that name none, if one is configured.
     pub(crate) fn default(&self) -> Option<ModelRef> {
-        // An unreadable one was refused when the configuration was loaded.
+        // An invalid name was refused when the configuration was loaded.
         self.default
             .parse()
             .ok()
@@ -141,7 +141,6 @@ pub(crate) struct Inference {
 }
 
 impl Inference {
-    /// The engine that computes the layers which this machine serves.
     pub(crate) fn engine(&self) -> EngineKind {
         match self.backend == TORCH {
             true => EngineKind::Torch,
@@ -158,7 +157,7 @@ pub(crate) struct Host {
     pub(crate) device: String,
     pub(crate) dtype: String,
     pub(crate) shard_eviction_idle_seconds: u64,
-    /// M26 calls it `shard_max_vram_mb`.
+    /// Alias: `shard_max_vram_mb`.
     pub(crate) memory_budget_mb: u64,
     pub(crate) kv_budget_mb: u64,
     pub(crate) kv_share_per_caller_percent: u32,
@@ -177,7 +176,7 @@ pub(crate) struct Engine {
     pub(crate) cpu_latency_us: CpuLatency,
 }
 
-/// How soon idle cores are to wake while rows go back and forth.
+/// Wake-up time of idle cores while rows are exchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -196,8 +195,8 @@ pub(crate) enum CpuLatencyWord {
 }
 
 impl Engine {
-    /// How soon cores are to wake while rows go back and forth, in microseconds, if that is not
-    /// left to the system.
+    /// Requested wake-up time of cores while rows are exchanged, in microseconds; `None` leaves it
+    /// to the system.
     pub(crate) fn cpu_latency(&self) -> Option<u32> {
         match self.cpu_latency_us {
             CpuLatency::Microseconds(limit) => Some(limit),
@@ -219,13 +218,12 @@ pub(crate) struct Transport {
     pub(crate) receive_buffer_bytes: u32,
 }
 
-/// A configuration and the origin of every value that is not a default.
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
-    /// What is in force: `policy.research.enable` is off where M26's own switch,
-    /// `research.distributed_inference.enabled`, is.
+    /// Effective values: `policy.research.enable` is off if the module's own switch,
+    /// `research.distributed_inference.enabled`, is off.
     pub(crate) config: Config,
-    /// What was written.
+    /// Values as written.
     written: Config,
     file: Option<FileText>,
     flags: Vec<Flag>,
@@ -243,7 +241,7 @@ impl Loaded {
         let flags = flags.collect::<Result<Vec<Flag>, Failure>>()?;
         let tables = file.iter().map(|file| &file.table);
         let written = over_defaults(tables.chain(flags.iter().map(|flag| &flag.table)))
-            // Each part is readable by itself.
+            // Each source was valid by itself.
             .map_err(|e| Failure::new(Kind::Config, e.message()))?;
         if let Err(wrong) = written.validate() {
             let flag = flags.iter().rev().find(|flag| flag.sets(&wrong.key));
@@ -263,17 +261,17 @@ impl Loaded {
         })
     }
 
-    /// Whether the research switch is on and M26's own switch of this module is what is off.
+    /// Whether the research switch is on, but the module's own switch is off.
     pub(crate) fn module_is_off(&self) -> bool {
         self.written.policy.research.enable && !self.config.policy.research.enable
     }
 
-    /// The file that was read, if there is one.
+    /// Path of the file, if one was read.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|file| file.path.as_path())
     }
 
-    /// Every key with its value and where the value comes from.
+    /// Every key with its value and the origin of the value.
     pub(crate) fn explain(&self) -> Result<Vec<(String, String, String)>, Failure> {
         let all = toml::Table::try_from(&self.written).map_err(Failure::internal)?;
         let mut rows = Vec::new();
@@ -289,7 +287,7 @@ impl Loaded {
     }
 }
 
-/// Refuses a text that is no configuration; `path` is where it is going to lie.
+/// Checks a configuration text; `path` is only used in errors.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
     let file = FileText::of(path, text)?;
     let config = over_defaults([&file.table])
@@ -297,31 +295,28 @@ pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
     config.validate().map_err(|wrong| file.failure(&wrong))
 }
 
-/// M26's name for the exact engine: whole layers of small models.
+/// Name of the exact engine in the configuration.
 const LAYERED: &str = "small_model_layered";
 
-/// The engine on libtorch.
 const TORCH: &str = "torch";
 
-/// M26's table, and its part about hosts.
 const INFERENCE: &str = "research.distributed_inference";
 const HOST: &str = "research.distributed_inference.host";
 
-/// From a second to a day.
 const DAY: RangeInclusive<u64> = 1..=86_400;
 
-/// Whole numbers and what they must lie between. From 0 on every number is "at most", up to the
-/// greatest there is "at least".
+/// Ranges of integer settings, checked after loading. A range from 0 reads "at most" in errors, a
+/// range to `u64::MAX` "at least".
 const RANGES: [(&str, &str, RangeInclusive<u64>); 24] = [
     ("engine", "cpu_latency_us", 0..=1_000_000),
     ("engine", "threads", 0..=1024),
     ("http", "max_body_bytes", 1 << 10..=1 << 30),
     (INFERENCE, "fallback_to_local_after_failures", 1..=u64::MAX),
-    // A TiB of rows is no bound any more.
+    // More than a TiB of rows is surely a mistake.
     (INFERENCE, "history_mb", 0..=1 << 20),
     (INFERENCE, "kept_conversation_seconds", DAY),
     (INFERENCE, "kept_conversations", 0..=65_536),
-    // Each runs on a thread of its own, of which the runtime has 512.
+    // Each pipeline occupies a thread; the runtime has at most 512 blocking threads.
     (INFERENCE, "max_concurrent_pipelines", 1..=256),
     (INFERENCE, "max_shards_per_request", 1..=1024),
     (INFERENCE, "max_waiting_chats", 0..=65_536),
@@ -333,7 +328,7 @@ const RANGES: [(&str, &str, RangeInclusive<u64>); 24] = [
     (INFERENCE, "slow_reader_seconds", DAY),
     (INFERENCE, "steps_in_flight", 1..=64),
     (HOST, "drain_seconds", 0..=3600),
-    // One MiB holds a sequence of some length in any model; a PiB is no budget any more.
+    // One MiB holds a sequence of some length in any model; more than a PiB is surely a mistake.
     (HOST, "kv_budget_mb", 1..=1 << 30),
     (HOST, "kv_share_per_caller_percent", 1..=100),
     (HOST, "max_concurrent_streams", 1..=u64::MAX),
@@ -342,8 +337,7 @@ const RANGES: [(&str, &str, RangeInclusive<u64>); 24] = [
     (HOST, "prefill_piece_ms", 1..=10_000),
 ];
 
-/// Refuses a number outside of a range.
-fn within(key: &str, value: u64, range: &RangeInclusive<u64>) -> Result<(), Wrong> {
+fn within(key: &str, value: u64, range: &RangeInclusive<u64>) -> Result<(), ConfigError> {
     let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
         true => format!("2^{}", n.ilog2()),
         false => n.to_string(),
@@ -353,47 +347,46 @@ fn within(key: &str, value: u64, range: &RangeInclusive<u64>) -> Result<(), Wron
         (least, u64::MAX) => format!("must be at least {}", text(least)),
         (least, most) => format!("must lie between {} and {}", text(least), text(most)),
     };
-    must(range.contains(&value), key, &why)
+    ensure(range.contains(&value), key, &why)
 }
 
-fn must(holds: bool, key: &str, why: &str) -> Result<(), Wrong> {
+fn ensure(holds: bool, key: &str, why: &str) -> Result<(), ConfigError> {
     match holds {
         true => Ok(()),
-        false => Err(Wrong::new(key, why)),
+        false => Err(ConfigError::new(key, why)),
     }
 }
 
 impl Config {
-    fn validate(&self) -> Result<(), Wrong> {
-        // It was read from such a table.
+    fn validate(&self) -> Result<(), ConfigError> {
+        // Cannot fail: it was read from such a table.
         let table = toml::Table::try_from(self).unwrap_or_default();
         for (part, key, range) in RANGES {
             let key = format!("{part}.{key}");
-            // One that may be a word instead needs no range then.
+            // A setting that holds a word instead has no range.
             if let Some(toml::Value::Integer(value)) = lookup(&table, &key) {
                 within(&key, u64::try_from(*value).unwrap_or(u64::MAX), &range)?;
             }
         }
         let i = &self.research.distributed_inference;
-        must(
+        ensure(
             [LAYERED, TORCH].contains(&i.backend.as_str()),
             "research.distributed_inference.backend",
-            "must be \"small_model_layered\", HearthNet's own engine, or \"torch\": M26's other one, \
-             \"petals_like\", is not built (leave the line out, or write one of the former)",
+            "must be \"small_model_layered\", HearthNet's own engine, or \"torch\"; \"petals_like\" is not implemented",
         )?;
         if let Err(why) = parse_device(&i.host.device) {
             let key = "research.distributed_inference.host.device";
-            return Err(Wrong::new(key, &format!("is no device: {why}")));
+            return Err(ConfigError::new(key, &format!("is not a device: {why}")));
         }
         if let Err(why) = parse_dtype(&i.host.dtype) {
             let key = "research.distributed_inference.host.dtype";
-            return Err(Wrong::new(key, &format!("is no format: {why}")));
+            return Err(ConfigError::new(key, &format!("is not a format: {why}")));
         }
         if let Err(why) = crate::args::parse_layers(&i.host.serve_layers) {
             let key = "research.distributed_inference.host.serve_layers";
-            return Err(Wrong::new(key, &format!("is no range: {why}")));
+            return Err(ConfigError::new(key, &format!("is not a range: {why}")));
         }
-        must(
+        ensure(
             ["fp16", "fp32"].contains(&i.activation_dtype.as_str()),
             "research.distributed_inference.activation_dtype",
             "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging",
@@ -401,35 +394,35 @@ impl Config {
         if !self.model.default.is_empty()
             && let Err(why) = self.model.default.parse::<ModelRef>()
         {
-            return Err(Wrong::new(
+            return Err(ConfigError::new(
                 "model.default",
                 &format!("names no model: {why}"),
             ));
         }
         let timeout = i.shard_health_timeout_seconds;
-        must(
+        ensure(
             timeout > 0.0 && timeout <= 86_400.0,
             "research.distributed_inference.shard_health_timeout_seconds",
             "must be more than 0 and at most 86400 seconds",
         )?;
-        must(
+        ensure(
             i.routing_policy == "greedy",
             "research.distributed_inference.routing_policy",
             "must be \"greedy\"",
         )?;
-        must(
+        ensure(
             (0..=19).contains(&i.host.niceness),
             "research.distributed_inference.host.niceness",
             "must lie between 0 and 19",
         )?;
         let name = &self.node.name;
-        must(
+        ensure(
             name.is_empty() || is_name(name),
             "node.name",
             "must be at most 64 bytes, without invisible characters",
         )?;
         let listen = &self.node.listen;
-        must(
+        ensure(
             listen == "auto" || listen.parse::<SocketAddr>().is_ok(),
             "node.listen",
             "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"",
@@ -442,9 +435,9 @@ impl Config {
             if listen.is_empty() && key == "metrics.listen" {
                 continue;
             }
-            must(parse_listen(listen).is_ok(), key, form)?;
+            ensure(parse_listen(listen).is_ok(), key, form)?;
             let address = listen.parse::<SocketAddr>().ok();
-            must(
+            ensure(
                 !self.http.api_key_file.is_empty()
                     || address.is_none_or(|address| address.ip().is_loopback()),
                 key,
@@ -453,7 +446,7 @@ impl Config {
             )?;
         }
         let (key, peers) = ("discovery.static_peers", &self.discovery.static_peers);
-        must(
+        ensure(
             peers.len() <= MAX_STATIC_PEERS,
             key,
             "must name at most 64 peers",
@@ -462,15 +455,15 @@ impl Config {
             if let Err(why) = peer.parse::<StaticPeer>() {
                 let form =
                     "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"";
-                return Err(Wrong::new(key, &format!("{form}; {why}")));
+                return Err(ConfigError::new(key, &format!("{form}; {why}")));
             }
         }
         self.transport()
             .map(drop)
-            .map_err(|why| Wrong::new("transport", &format!("cannot be as it is: {why}")))
+            .map_err(|why| ConfigError::new("transport", &format!("is not valid: {why}")))
     }
 
-    /// Threads that compute: the setting, or one per core.
+    /// Compute threads: the setting, or one per core.
     pub(crate) fn threads(&self) -> usize {
         match self.engine.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -478,8 +471,8 @@ impl Config {
         }
     }
 
-    /// The transport's limits in its own terms and within their ranges, with its own defaults for
-    /// the rest.
+    /// Transport limits from the configuration, validated; other limits keep the transport's
+    /// defaults.
     pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
         let t = &self.transport;
         let config = hearthnet_transport::Config {
@@ -500,19 +493,18 @@ impl Config {
     }
 }
 
-/// `$XDG_CONFIG_HOME/hearthnet/hearthnet.toml`, or the same under `~/.config`.
 pub(crate) fn default_path() -> Option<PathBuf> {
     crate::paths::xdg("XDG_CONFIG_HOME", ".config").map(|d| d.join("hearthnet/hearthnet.toml"))
 }
 
-/// The commented example as a configuration to start from: every key is there, commented
-/// out, so that later defaults apply; distributed inference is on if `research` says so.
+/// Initial configuration from the commented example: every key is commented out, so that later
+/// defaults apply. `research` switches distributed inference on.
 pub(crate) fn starter(research: bool) -> String {
     let mut out = String::from(
         "# This node's configuration. A line that begins with #KEY = VALUE shows a default;\n\
          # remove its # to change it. `hearthnet config show` prints what is in force.\n",
     );
-    // The example's own heading tells how to use the example.
+    // The example's heading explains how to use the example, so it is left out.
     let body = EXAMPLE.split_once("\n\n").map_or("", |(_, body)| body);
     for line in body.lines() {
         out.push('\n');

@@ -1,8 +1,7 @@
-//! Where settings are written: one TOML file and `--set` flags, and how an error finds back to
-//! its file, line and key.
+//! Sources of settings: one TOML file and `--set` flags. Maps an error to its file, line and key.
 //!
-//! Each source is checked by itself first, so that what is wrong in one is never said of the
-//! other; what depends on several keys is checked on all of them together, and looked up here.
+//! Each source is checked by itself first, so that an error of one is never reported for the other.
+//! Constraints between keys are checked on the merged configuration, and located here.
 
 use std::fs::File;
 use std::io;
@@ -16,23 +15,23 @@ use toml::de::{DeTable, DeValue};
 use super::{Config, EXAMPLE};
 use crate::failure::{Failure, Kind};
 
-/// Longest configuration that is read, in bytes: some 60 times the commented example.
+/// Longest configuration in bytes: about 60 times the commented example.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// How alike a known key must be to be meant, by normalised edit distance: half of its letters
-/// may be wrong before a guess only confuses.
+/// Smallest similarity (normalised edit distance) of a key that is suggested. Below one half a
+/// suggestion only confuses.
 const ALIKE: f64 = 0.5;
 
-/// A setting that cannot be, and why.
+/// Invalid setting, with the reason.
 #[derive(Debug, Clone)]
-pub(super) struct Wrong {
-    /// The key with its tables, as `engine.threads`.
+pub(super) struct ConfigError {
+    /// Full key, as `engine.threads`.
     pub(super) key: String,
     why: String,
     hint: Option<String>,
 }
 
-impl Wrong {
+impl ConfigError {
     /// `why` continues the sentence that begins with the key.
     pub(super) fn new(key: &str, why: &str) -> Self {
         Self {
@@ -42,14 +41,14 @@ impl Wrong {
         }
     }
 
-    /// The failure; `at` says where it is written, with a colon and a space behind.
+    /// Converts to a failure; `at` is the place, followed by a colon and a space.
     pub(super) fn failure(&self, at: &str) -> Failure {
         let hint = "`hearthnet config show` lists every key and its default";
         Failure::new(Kind::Config, format!("{at}{} {}", self.key, self.why))
             .hint(self.hint.as_deref().unwrap_or(hint))
     }
 
-    /// What serde found wrong with a key, in words for people.
+    /// Rewords serde's message for the user.
     fn of(key: &str, message: &str) -> Self {
         if message.starts_with("unknown field `") {
             return Self::unknown(key);
@@ -59,7 +58,11 @@ impl Wrong {
                 .strip_prefix("invalid type: ")
                 .or_else(|| found.strip_prefix("invalid value: "))
             {
-                Some(found) => format!("must be {}, not {}", people(expected), people(found)),
+                Some(found) => format!(
+                    "must be {}, not {}",
+                    describe_type(expected),
+                    describe_type(found)
+                ),
                 None => message.to_owned(),
             },
             None => message.to_owned(),
@@ -67,12 +70,12 @@ impl Wrong {
         Self::new(key, &why)
     }
 
-    /// A key that no setting has.
+    /// Error for an unknown key; suggests a similar one.
     fn unknown(key: &str) -> Self {
         let mut known = Vec::new();
         flatten("", &defaults(), &mut |key, _| known.push(key.to_owned()));
         let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let elsewhere = known.iter().find(|known| leaf(known) == name);
+        let elsewhere = known.iter().find(|known| last_segment(known) == name);
         let alike = known
             .iter()
             .filter(|known| known.starts_with(table))
@@ -84,17 +87,17 @@ impl Wrong {
             hint: elsewhere
                 .or(alike)
                 .map(|meant| format!("did you mean {meant}?")),
-            ..Self::new(key, "is no setting")
+            ..Self::new(key, "is not a setting")
         }
     }
 }
 
-fn leaf(key: &str) -> &str {
+fn last_segment(key: &str) -> &str {
     key.rsplit('.').next().unwrap_or(key)
 }
 
-/// The words of serde for a type or a value, as people say them.
-fn people(text: &str) -> String {
+/// Rewords serde's name of a type or a value.
+fn describe_type(text: &str) -> String {
     let kinds = [
         ("string ", "the text "),
         ("integer ", ""),
@@ -120,14 +123,14 @@ fn people(text: &str) -> String {
     }
 }
 
-/// Every key with its default: the commented example.
+/// Defaults of all keys: the commented example.
 fn defaults() -> toml::Table {
     let table = EXAMPLE.parse();
     debug_assert!(table.is_ok(), "the example is no TOML: {table:?}");
     table.unwrap_or_default()
 }
 
-/// The configuration that tables say, a later one over those before, and all of them over the defaults.
+/// Merges tables over the defaults; later tables override earlier ones.
 pub(super) fn over_defaults<'a>(
     tables: impl IntoIterator<Item = &'a toml::Table>,
 ) -> Result<Config, toml::de::Error> {
@@ -138,7 +141,7 @@ pub(super) fn over_defaults<'a>(
     all.try_into()
 }
 
-/// The keys of a table that cannot be used, or not with their values, and what serde says of them.
+/// Invalid keys of a table with serde's message.
 fn wrong_keys(table: &toml::Table) -> Vec<(String, String)> {
     let mut wrong = Vec::new();
     flatten("", table, &mut |key, value| {
@@ -146,7 +149,7 @@ fn wrong_keys(table: &toml::Table) -> Vec<(String, String)> {
             let message = error.message().to_owned();
             let unknown = message.strip_prefix("unknown field `");
             let name = unknown.and_then(|rest| rest.split('`').next());
-            // It may be one of the tables that is not known.
+            // The unknown name may be one of the tables in the key.
             let end = name.and_then(|name| Some(key.find(name)? + name.len()));
             let key = end.and_then(|end| key.get(..end)).unwrap_or(key);
             wrong.push((key.to_owned(), message));
@@ -155,7 +158,7 @@ fn wrong_keys(table: &toml::Table) -> Vec<(String, String)> {
     wrong
 }
 
-/// The table in which this key has this value, and nothing else.
+/// Table with one nested key.
 fn nested(key: &str, value: toml::Value) -> toml::Table {
     match key.split_once('.') {
         None => toml::Table::from_iter([(key.to_owned(), value)]),
@@ -166,27 +169,29 @@ fn nested(key: &str, value: toml::Value) -> toml::Table {
     }
 }
 
-/// M26's name of a key, and ours.
-const THEIRS: &str = "research.distributed_inference.host.shard_max_vram_mb";
-const OURS: &str = "research.distributed_inference.host.memory_budget_mb";
+/// Alias of a key, and the key.
+const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
+const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
 
-/// Gives M26's key its name here. A key that stands under both names is refused.
-fn rename(table: &mut toml::Table) -> Result<(), Wrong> {
+/// Replaces the alias by the key. Refuses a table that has both.
+fn rename(table: &mut toml::Table) -> Result<(), ConfigError> {
     let mut inner = Some(&mut *table);
     for part in super::HOST.split('.') {
         inner = inner.and_then(|table| table.get_mut(part)?.as_table_mut());
     }
     if let Some(inner) = inner
-        && let Some(value) = inner.remove(leaf(THEIRS))
-        && inner.insert(leaf(OURS).to_owned(), value).is_some()
+        && let Some(value) = inner.remove(last_segment(ALIAS))
+        && inner
+            .insert(last_segment(ALIASED_KEY).to_owned(), value)
+            .is_some()
     {
-        let why = format!("is M26's name for {OURS}: write one of them");
-        return Err(Wrong::new(THEIRS, &why));
+        let why = format!("is an alias of {ALIASED_KEY}; set only one");
+        return Err(ConfigError::new(ALIAS, &why));
     }
     Ok(())
 }
 
-/// A configuration file, whose every value can be used by itself.
+/// Configuration file in which each value is valid by itself.
 #[derive(Debug, Clone)]
 pub(super) struct FileText {
     pub(super) path: PathBuf,
@@ -226,25 +231,25 @@ impl FileText {
         rename(&mut file.table).map_err(|wrong| file.failure(&wrong))?;
         let wrong = wrong_keys(&file.table).into_iter();
         match wrong.min_by_key(|(key, _)| file.span(key).map(|span| span.start)) {
-            Some((key, message)) => Err(file.failure(&Wrong::of(&key, &message))),
+            Some((key, message)) => Err(file.failure(&ConfigError::of(&key, &message))),
             None => Ok(file),
         }
     }
 
-    /// The failure of a setting in this file, under the name that it has there.
-    pub(super) fn failure(&self, wrong: &Wrong) -> Failure {
-        let key = match wrong.key == OURS && span_of(&self.text, OURS).is_none() {
-            true => THEIRS.to_owned(),
+    /// Failure of a setting in this file, under the name used there.
+    pub(super) fn failure(&self, wrong: &ConfigError) -> Failure {
+        let key = match wrong.key == ALIASED_KEY && span_of(&self.text, ALIASED_KEY).is_none() {
+            true => ALIAS.to_owned(),
             false => wrong.key.clone(),
         };
-        let named = Wrong {
+        let named = ConfigError {
             key,
             ..wrong.clone()
         };
         named.failure(&format!("{}: ", self.place(&wrong.key)))
     }
 
-    /// `FILE:LINE` of a key, or of the innermost table of it that is there.
+    /// `FILE:LINE` of a key, or of its innermost table in the file.
     pub(super) fn place(&self, key: &str) -> String {
         let span = self
             .span(key)
@@ -255,20 +260,20 @@ impl FileText {
         }
     }
 
-    /// Where a key stands, under one name or the other.
+    /// Position of a key or of its alias.
     fn span(&self, key: &str) -> Option<Range<usize>> {
-        let theirs = || span_of(&self.text, THEIRS).filter(|_| key == OURS);
-        span_of(&self.text, key).or_else(theirs)
+        let by_alias = || span_of(&self.text, ALIAS).filter(|_| key == ALIASED_KEY);
+        span_of(&self.text, key).or_else(by_alias)
     }
 
-    /// The line in which a part begins, from 1.
+    /// Line number of a span, from 1.
     fn line(&self, span: &Range<usize>) -> usize {
         debug_assert!(span.start <= self.text.len(), "a part of another text");
         line_after(self.text.as_bytes().get(..span.start).unwrap_or_default())
     }
 }
 
-/// What is in a configuration file: a regular one, or a device that ends, as `/dev/null`.
+/// Reads a configuration file: a regular file, or a device that ends, as `/dev/null`.
 fn contents(path: &Path) -> io::Result<Vec<u8>> {
     if std::fs::metadata(path)?.file_type().is_char_device() {
         return regular_file::all_of(File::open(path)?, MAX_BYTES);
@@ -276,12 +281,12 @@ fn contents(path: &Path) -> io::Result<Vec<u8>> {
     regular_file::read(path, MAX_BYTES)
 }
 
-/// The number, from 1, of the line in which the byte after these stands.
+/// Number of the line, from 1, that contains the byte after `before`.
 fn line_after(before: &[u8]) -> usize {
     1 + before.iter().filter(|&&b| b == b'\n').count()
 }
 
-/// One `--set KEY=VALUE`, which can be used by itself.
+/// One `--set KEY=VALUE`, valid by itself.
 #[derive(Debug, Clone)]
 pub(super) struct Flag {
     text: String,
@@ -290,7 +295,7 @@ pub(super) struct Flag {
 }
 
 impl Flag {
-    /// A value that is not TOML is taken as text.
+    /// A value that is not TOML is treated as text.
     pub(super) fn parse(set: &str) -> Result<Self, Failure> {
         let wrong = || {
             Failure::new(Kind::Config, format!("--set {set:?} is not KEY=VALUE"))
@@ -315,17 +320,17 @@ impl Flag {
         rename(&mut flag.table).map_err(|wrong| flag.failure(&wrong))?;
         match over_defaults([&flag.table]) {
             Ok(_) => Ok(flag),
-            Err(error) => Err(flag.failure(&Wrong::of(key, error.message()))),
+            Err(error) => Err(flag.failure(&ConfigError::of(key, error.message()))),
         }
     }
 
-    /// Whether it sets this key, or the table that holds it.
+    /// Whether the flag sets this key or a table that contains it.
     pub(super) fn sets(&self, key: &str) -> bool {
         lookup(&self.table, key).is_some()
     }
 
-    pub(super) fn failure(&self, wrong: &Wrong) -> Failure {
-        let named = Wrong {
+    pub(super) fn failure(&self, wrong: &ConfigError) -> Failure {
+        let named = ConfigError {
             key: match wrong.key.starts_with(&self.key) {
                 true => wrong.key.clone(),
                 false => self.key.clone(),
@@ -336,7 +341,7 @@ impl Flag {
     }
 }
 
-/// Where the name of a key stands in the text.
+/// Position of a key's name in the text.
 fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
     fn find(table: &DeTable<'_>, key: &str) -> Option<Range<usize>> {
         let (head, rest) = key
@@ -352,7 +357,7 @@ fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
     find(DeTable::parse(text).ok()?.get_ref(), key)
 }
 
-/// Lays `over` on `base`, table by table.
+/// Merges `over` into `base`, table by table.
 pub(super) fn merge(base: &mut toml::Table, over: toml::Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
@@ -371,7 +376,7 @@ pub(super) fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::
     }
 }
 
-/// Visits every key that is no table, or an empty one.
+/// Calls `each` for every key that is no table, or an empty one.
 pub(super) fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::Value)) {
     for (key, value) in table {
         let path = if prefix.is_empty() {

@@ -1,4 +1,4 @@
-//! What holds of settings, wherever they come from.
+//! Properties of settings from all sources.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn the_commented_example_holds_exactly_the_defaults_and_every_key() {
 }
 
 #[test]
-fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
+fn library_defaults_equal_the_configured_defaults() {
     fn same(said: impl std::fmt::Debug, own: impl std::fmt::Debug) {
         assert_eq!(format!("{said:?}"), format!("{own:?}"));
     }
@@ -39,19 +39,19 @@ fn what_a_library_would_do_unasked_is_what_the_defaults_say() {
         hearthnet_transport::Config::default(),
     );
     same(
-        crate::backends::pump_settings(&all, false),
+        crate::chat_backends::pump_settings(&all, false),
         hearthnet_orchestrator::sharded::PumpSettings::default(),
     );
     same(
-        crate::host_setup::serve_config(host, listen),
+        crate::host_config::serve_config(host, listen),
         hearthnet_shard::ServeConfig::new(listen),
     );
     same(
-        crate::service_setup::settings(&all),
+        crate::chat_setup::settings(&all),
         hearthnet_orchestrator::service::ServiceSettings::default(),
     );
     same(
-        crate::service_setup::http_settings(&all.http.listen, &all).unwrap(),
+        crate::chat_setup::http_settings(&all.http.listen, &all).unwrap(),
         hearthnet_http::HttpSettings::default(),
     );
 }
@@ -80,7 +80,7 @@ fn every_key_of_the_example_has_a_comment() {
 }
 
 #[test]
-fn a_new_configuration_changes_nothing_but_what_was_asked_for() {
+fn a_new_configuration_sets_only_the_requested_keys() {
     assert_eq!(load(&starter(false), &[]).unwrap().config, defaults());
     let mut on = defaults();
     on.policy.research.enable = true;
@@ -113,7 +113,7 @@ fn a_flag_overrides_the_file_and_says_so() {
 fn refused(text: &str, sets: &[&str]) -> (String, String) {
     let failure = load(text, sets).unwrap_err();
     let hint = failure.hint_text().unwrap_or_default().to_owned();
-    // The directory is a new one each time.
+    // The directory's name differs each time.
     let message = failure.to_string();
     let at = message.find("c.toml").unwrap_or(0);
     (message[at..].to_owned(), hint)
@@ -155,7 +155,7 @@ fn an_error_names_file_line_and_key_and_what_was_expected() {
     ] {
         assert_eq!(refused(text, &[]).0, message);
     }
-    // What only the whole tells, and what is no TOML.
+    // Constraints between keys, and invalid TOML.
     for (text, beginning) in [
         (
             "[http]\n[research.distributed_inference]\nbackend = \"petals_like\"",
@@ -184,7 +184,7 @@ fn an_error_of_a_flag_does_not_blame_the_file() {
         ),
         (
             "engine.thread=2",
-            "--set engine.thread=2: engine.thread is no setting",
+            "--set engine.thread=2: engine.thread is not a setting",
         ),
         (
             "http.max_body_bytes=5",
@@ -193,7 +193,7 @@ fn an_error_of_a_flag_does_not_blame_the_file() {
     ] {
         assert_eq!(refused(file, &[set]).0, message);
     }
-    // And one of the file not a flag.
+    // An error of the file does not blame a flag.
     let wrong = "[engine]\nthreads = \"two\"";
     assert!(
         refused(wrong, &["engine.threads=2"])
@@ -203,21 +203,21 @@ fn an_error_of_a_flag_does_not_blame_the_file() {
 }
 
 #[test]
-fn a_name_that_is_almost_right_is_answered_with_the_right_one() {
+fn a_similar_key_is_suggested() {
     for (text, message, meant) in [
         (
             "[engine]\n thread = 2",
-            "c.toml:2: engine.thread is no setting",
+            "c.toml:2: engine.thread is not a setting",
             "engine.threads",
         ),
         (
             "\n[engin]\nthreads = 2",
-            "c.toml:2: engin is no setting",
+            "c.toml:2: engin is not a setting",
             "`hearthnet config show`",
         ),
         (
             "[research.distributed_inference]\nkv_budget_mb = 64",
-            "c.toml:2: research.distributed_inference.kv_budget_mb is no setting",
+            "c.toml:2: research.distributed_inference.kv_budget_mb is not a setting",
             "research.distributed_inference.host.kv_budget_mb",
         ),
     ] {
@@ -227,8 +227,8 @@ fn a_name_that_is_almost_right_is_answered_with_the_right_one() {
     }
 }
 
-/// Section 7 of M26, as it stands there.
-const M26: &str = r#"
+/// Configuration block with the module's published key names.
+const PUBLISHED_BLOCK: &str = r#"
 [research.distributed_inference]
 enabled = true
 backend = "small_model_layered"
@@ -246,8 +246,8 @@ shard_max_vram_mb = 20000
 "#;
 
 #[test]
-fn the_block_of_m26_is_read_as_it_stands_there() {
-    let loaded = load(M26, &["policy.research.enable=true"]).unwrap();
+fn the_published_key_names_are_accepted() {
+    let loaded = load(PUBLISHED_BLOCK, &["policy.research.enable=true"]).unwrap();
     let inference = &loaded.config.research.distributed_inference;
     assert!(inference.enabled && inference.host.serve_shards);
     assert_eq!(inference.host.memory_budget_mb, 20_000);
@@ -256,11 +256,11 @@ fn the_block_of_m26_is_read_as_it_stands_there() {
     let key = "research.distributed_inference.host.memory_budget_mb";
     let row = rows.iter().find(|row| row.0 == key).unwrap();
     assert!(row.1 == "20000" && row.2.ends_with("c.toml:15"), "{row:?}");
-    // Under one name or the other.
-    let (message, _) = refused(&format!("{M26}memory_budget_mb = 5"), &[]);
+    // Either the key or its alias is accepted.
+    let (message, _) = refused(&format!("{PUBLISHED_BLOCK}memory_budget_mb = 5"), &[]);
     assert!(message.contains("memory_budget_mb"), "{message}");
     let over = load(
-        M26,
+        PUBLISHED_BLOCK,
         &["research.distributed_inference.host.shard_max_vram_mb=7"],
     );
     let over = over.unwrap().config.research.distributed_inference;

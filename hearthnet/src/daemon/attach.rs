@@ -1,8 +1,8 @@
-//! Where the daemon of a data directory runs already: what a second command asks of it.
+//! Commands that find a daemon on the same data directory, and use it.
 //!
-//! `shard serve` asks the running daemon to serve the layers, tells what it says, and ends that
-//! with Ctrl-C, as if it served them itself. The daemon takes a client that is gone as a request
-//! to stop.
+//! `shard serve` asks the running daemon to serve the layers, prints its news, and ends that with
+//! Ctrl-C, as if it served them itself. The daemon treats a disconnected client as a request to
+//! stop.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::Plan;
-use super::layers::{LayerHost, News, Order, Tell, print_news};
+use super::layers::{EventSink, LayerEvent, LayerHost, LayerRequest, print_event};
 use crate::args::{HostEngineArgs, Layers};
 use crate::community::Home;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::host_config::Ready;
 use crate::host_engine::HostEngine;
-use crate::host_setup::Ready;
 use crate::local_api::{self, NODE_STATUS, Offer, answer, internal};
 use crate::models::find::{pick, resolve};
 use crate::models::open_resolved;
@@ -31,31 +31,29 @@ use crate::node::status::Running;
 use crate::output::{note, print, print_json};
 use crate::signals::Stop;
 
-/// Serves layers for as long as the call lasts, for programs on this machine only.
+/// Local API call that serves layers until the call ends.
 const NODE_LAYERS: &str = "node.layers@1.0";
 
-/// News that may wait for whoever asked: more than serving says in hours.
-const NEWS_AHEAD: usize = 256;
+/// Size of the queue for a slow client: more news than serving produces in hours.
+const EVENT_QUEUE: usize = 256;
 
-/// What [`NODE_LAYERS`] is asked with.
+/// Parameters of [`NODE_LAYERS`].
 #[derive(Debug, Serialize, Deserialize)]
 struct Wanted {
-    /// What the model is called.
+    /// Name of the model.
     id: String,
-    /// Its file on this machine.
     path: PathBuf,
-    /// First and last layer; absent: what the community lacks most.
+    /// First and last layer; absent: the range that the community lacks most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     layers: Option<(u32, u32)>,
-    /// Threads that compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     threads: Option<usize>,
-    /// The engine, as far as the command says it.
+    /// Engine options given on the command line.
     #[serde(flatten)]
     engine: HostEngineArgs,
 }
 
-/// Does what the running daemon's owner asks for with another command.
+/// Runs a second command through the running daemon.
 pub(super) async fn beside(
     plan: &Plan,
     home: &Home,
@@ -68,7 +66,7 @@ pub(super) async fn beside(
     }
 }
 
-/// `serve` where a daemon runs: it is there, and where.
+/// `serve` with a running daemon: prints the daemon's addresses.
 async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
     let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
@@ -94,7 +92,7 @@ async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     print(text)
 }
 
-/// `shard serve` where a daemon runs: it serves them.
+/// `shard serve` with a running daemon: the daemon serves the layers.
 async fn serve_there(
     plan: &Plan,
     layers: Layers,
@@ -132,10 +130,10 @@ async fn serve_there(
     let mut call =
         local_api::call(&client, NODE_LAYERS, &params).map_err(|e| gone(e.to_string()))?;
     if !plan.args.json {
-        note("asking the daemon of this node to serve them; its own settings count");
+        note("asking the daemon of this node to serve them, with the daemon's settings");
         if plan.args.listen.is_some() || plan.args.answers.http.is_some() || plan.metrics.is_some()
         {
-            note("it listens where it does: --listen, --http and --metrics do not reach it");
+            note("--listen, --http and --metrics have no effect: the daemon keeps its addresses");
         }
     }
     loop {
@@ -143,9 +141,9 @@ async fn serve_there(
             event = call.next() => event,
             () = stop.asked() => {
                 if !plan.args.json {
-                    note("the daemon serves these layers no longer, and goes on with the rest");
+                    note("the daemon no longer serves these layers, and keeps running");
                 }
-                // Dropped, the call is cancelled.
+                // Dropping the call cancels it.
                 return Ok(());
             }
         };
@@ -153,13 +151,13 @@ async fn serve_there(
             Ok(Some(event)) => match event.name.as_str() {
                 "line" => event.data["text"]
                     .as_str()
-                    .map(|t| News::Line(t.to_owned())),
+                    .map(|t| LayerEvent::Line(t.to_owned())),
                 "ready" => serde_json::from_value::<Ready>(event.data)
                     .ok()
-                    .map(|ready| News::Ready(Box::new(ready))),
+                    .map(|ready| LayerEvent::Ready(Box::new(ready))),
                 _ => None,
             },
-            // The daemon has ended, and its layers with it.
+            // The daemon ended, and its layers with it.
             Ok(None) => return Ok(()),
             Err(error) => {
                 let kind = match error.code().as_str() {
@@ -173,28 +171,28 @@ async fn serve_there(
             }
         };
         if let Some(news) = news {
-            print_news(plan.args.json, news);
+            print_event(plan.args.json, news);
         }
     }
 }
 
-/// Makes the daemon serve layers for programs on this machine, until `stop`.
+/// Registers the local API call that serves layers until `stop`.
 pub(super) fn offer(
     daemon_node: &DaemonNode,
     host: &Arc<LayerHost>,
     cx: &Context,
     stop: &Stop,
 ) -> Result<(), Failure> {
-    // The node holds its capabilities, and the layers the node.
+    // Weak, since the host holds the node, and the node holds this capability.
     let (host, cx, stop) = (Arc::downgrade(host), cx.clone(), stop.clone());
     Offer {
         streaming: true,
         params: params(),
         limits: CallLimits {
-            // Who comes second is told what is served.
+            // More than one, so that a second client learns what is already served.
             concurrent: 4,
             concurrent_per_caller: 4,
-            // Until somebody stops it.
+            // No time limit.
             seconds: u32::MAX,
         },
         ..Offer::new(
@@ -221,7 +219,7 @@ fn params() -> Params {
         .optional("dtype", ParamKind::text(16))
 }
 
-/// Serves the layers that a program here wants for as long as it listens.
+/// Serves the layers that a local program requests, for as long as its call lasts.
 async fn serve(
     host: Option<Arc<LayerHost>>,
     cx: Context,
@@ -242,32 +240,32 @@ async fn serve(
         engine,
     } = wanted;
     let engine = HostEngine::of(&engine, &cx.config)?;
-    // It may have to be hashed.
+    // Opening may hash the file.
     let opened =
         tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
     let model = opened.map_err(internal)??;
-    let order = Order {
+    let request = LayerRequest {
         model,
         layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
         threads,
         engine,
     };
-    let (sender, mut news) = mpsc::channel(NEWS_AHEAD);
-    let tell: Tell = Arc::new(move |one| {
-        // Who does not listen misses it.
+    let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
+    let tell: EventSink = Arc::new(move |one| {
+        // A client that does not read misses news.
         let _ = sender.try_send(one);
     });
     host.settled_right(&tell).await?;
-    // Whoever cancels, or is lost, drops this future, and the layers leave as they should.
+    // If the client cancels or disconnects, this future is dropped, and the layers stop in request.
     let (stop, _stops) = stop.or_dropped();
-    let mut serving = tokio::spawn(async move { host.serve(order, tell, stop).await });
+    let mut serving = tokio::spawn(async move { host.serve(request, tell, stop).await });
     loop {
         tokio::select! {
             biased;
             Some(one) = news.recv() => {
                 let (name, data) = match &one {
-                    News::Line(text) => ("line", json!({ "text": text })),
-                    News::Ready(ready) => ("ready", answer(ready)?),
+                    LayerEvent::Line(text) => ("line", json!({ "text": text })),
+                    LayerEvent::Ready(ready) => ("ready", answer(ready)?),
                 };
                 out.send(name, &data).await?;
             }

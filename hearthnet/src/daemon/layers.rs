@@ -1,4 +1,4 @@
-//! The part of a daemon that serves layers to the community's members, advertised in the log.
+//! Serves layers to members of the community from a daemon, and advertises them in the log.
 //!
 //! ```text
 //!                right lost                        other layers are needed more
@@ -15,8 +15,8 @@ use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_http::Health;
-use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_model::kernels::PAGE;
+use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::{
     Held, WaitLimits, choose, missing, room, runs_text, settle,
 };
@@ -28,41 +28,37 @@ use crate::args::Layers;
 use crate::community::{Home, now_ms};
 use crate::config::{self, Config};
 use crate::failure::{Failure, Kind};
-use crate::host_engine::HostEngine;
-use crate::host_setup::{
+use crate::host_config::{
     Ready, announcement, engine_failed, serve_config, shard_config, start_failure, stopping,
 };
+use crate::host_engine::HostEngine;
 use crate::memory::named_layers_fit;
 use crate::models::OpenModel;
 use crate::node::DaemonNode;
-use crate::node::settle::settle_in;
 use crate::node::status;
+use crate::node::sync::wait_until_synced;
 use crate::output::{bytes, note, print, print_json};
 use crate::signals::Stop;
 
-/// How often an advertisement is renewed; it holds for four times as long (M26 section 5.1).
+/// Interval of advertisements. An advertisement is valid for four times as long.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// How soon after an advertisement a change of the load is worth another one.
+/// Shortest interval between advertisements when the load changes.
 const LOAD_NEWS: Duration = Duration::from_secs(5);
-/// How often the host looks at its load and at what others advertise.
-const LOOK: Duration = Duration::from_millis(500);
+/// Poll interval for the host's load and for other advertisements.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Which layers are to be served.
+/// Request to serve layers.
 #[derive(Clone)]
-pub(crate) struct Order {
-    /// Of this model.
+pub(crate) struct LayerRequest {
     pub(crate) model: OpenModel,
-    /// The layers to serve.
     pub(crate) layers: Layers,
-    /// On so many threads.
     pub(crate) threads: Option<usize>,
-    /// On this engine.
     pub(crate) engine: HostEngine,
 }
 
-impl Order {
-    /// Refuses layers that the model does not have, or that do not fit into `memory_budget_mb`,
-    /// and a `kv_budget_mb` that is too small for any stream.
+impl LayerRequest {
+    /// Checks that the model has the layers, that they fit into `memory_budget_mb`, and that
+    /// `kv_budget_mb` is large enough for a stream.
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let total = self.model.file.spec().layers;
         match self.layers {
@@ -97,58 +93,61 @@ impl Order {
     }
 }
 
-/// What there is to tell while layers are served.
+/// Event while layers are served.
 #[derive(Debug)]
-pub(crate) enum News {
-    /// A line for people.
+pub(crate) enum LayerEvent {
     Line(String),
-    /// Layers are served.
     Ready(Box<Ready>),
 }
 
-/// Who hears the news. Whoever goes away misses them, and no more.
-pub(crate) type Tell = Arc<dyn Fn(News) + Send + Sync>;
+/// Receives events; must not block.
+pub(crate) type EventSink = Arc<dyn Fn(LayerEvent) + Send + Sync>;
 
-/// Prints the news: as lines, or only what is served, as JSON.
-pub(crate) fn print_news(json: bool, news: News) {
-    // Nobody who still reads is no reason to stop serving.
+/// Prints events as lines, or with `json` only the descriptor, as JSON.
+pub(crate) fn print_event(json: bool, news: LayerEvent) {
+    // A closed output is no reason to stop.
     let _ = match news {
-        News::Line(line) if !json => {
+        LayerEvent::Line(line) if !json => {
             note(line);
             Ok(())
         }
-        News::Line(_) => Ok(()),
-        News::Ready(ready) if json => print_json(&ready),
-        News::Ready(ready) => print(announcement(&ready)),
+        LayerEvent::Line(_) => Ok(()),
+        LayerEvent::Ready(ready) if json => print_json(&ready),
+        LayerEvent::Ready(ready) => print(announcement(&ready)),
     };
 }
 
-/// What serves layers in this process, one range at a time.
+/// Host of layers in this process; serves one range at a time.
 pub(crate) struct LayerHost {
     pub(super) home: Home,
     pub(super) config: Config,
     pub(super) daemon_node: Arc<DaemonNode>,
     pub(super) served: Arc<Served>,
-    /// Held while layers are served.
+    /// Locked while layers are served.
     pub(super) busy: Mutex<()>,
-    /// Those that are served are about to leave.
+    /// The current range is being withdrawn.
     pub(super) leaving: AtomicBool,
-    /// How it is, for those who watch this process, and where its numbers are.
+    /// Health, as reported under /healthz, and the address of the metrics.
     pub(super) health: watch::Sender<Health>,
     pub(super) metrics: Option<String>,
 }
 
 impl LayerHost {
-    /// Serves layers until `stop`, or until they cannot be served. Without the right to it waits
-    /// for the right, and says so.
+    /// Serves layers until `stop`, or until an error. Without the right to serve it waits, and
+    /// reports that.
     ///
     /// # Errors
-    /// If others are served already, they cannot be loaded, the engine fails, or this node has
-    /// lost its place in the community.
-    pub(crate) async fn serve(&self, order: Order, tell: Tell, stop: Stop) -> Result<(), Failure> {
-        order.check(&self.config)?;
+    /// Returns an error if other layers are served already, if the layers cannot be loaded, if the
+    /// engine fails, or if this node is no longer a member.
+    pub(crate) async fn serve(
+        &self,
+        request: LayerRequest,
+        tell: EventSink,
+        stop: Stop,
+    ) -> Result<(), Failure> {
+        request.check(&self.config)?;
         let busy = match self.busy.try_lock() {
-            // Those before are asked to stop already: their streams have a moment to move.
+            // The previous range is draining its streams.
             Err(_) if self.leaving.load(Ordering::SeqCst) => tokio::select! {
                 busy = self.busy.lock() => Some(busy),
                 () = stop.asked() => return Ok(()),
@@ -169,10 +168,10 @@ impl LayerHost {
         };
         self.leaving.store(false, Ordering::SeqCst);
         let serving = Serving {
-            room: room_here(&order, &self.config)?,
+            room: room_here(&request, &self.config)?,
             own: self.home.key.id(),
             host: self,
-            order,
+            request,
             tell,
             stop,
         };
@@ -181,47 +180,45 @@ impl LayerHost {
         outcome
     }
 
-    /// Resolves when nothing is served.
+    /// Resolves when no layers are served.
     pub(crate) async fn idle(&self) {
         let _ = self.busy.lock().await;
     }
 
-    /// Whether this node may serve layers, as the log is now.
+    /// Checks in the current log that this node may serve layers.
     fn right(&self) -> Result<(), Failure> {
         self.home.require_research(&self.config)?;
         self.home.require(Level::Trusted, "serve layers")
     }
 
-    /// The same. Where the log says no, others are asked first: it may be behind.
-    pub(crate) async fn settled_right(&self, tell: &Tell) -> Result<(), Failure> {
+    /// Checks the right to serve. If the log denies it, syncs first, since the log may be outdated.
+    pub(crate) async fn settled_right(&self, tell: &EventSink) -> Result<(), Failure> {
         if self.right().is_ok() {
             return Ok(());
         }
-        tell(News::Line(
-            "asking the others whether this node may serve layers".into(),
+        tell(LayerEvent::Line(
+            "asking other members whether this node may serve layers".into(),
         ));
-        settle_in(&self.daemon_node.node).await;
+        wait_until_synced(&self.daemon_node.node).await;
         self.right()
     }
 }
 
-/// How serving a range ends.
+/// Outcome of serving one range.
 enum Next {
-    /// Other layers are needed more.
     Move((u32, u32)),
-    /// It was asked to stop.
     Stop,
-    /// The right to it is gone, for now.
+    /// The right to serve is lost, for now.
     Suspend(Failure),
 }
 
-/// Layers that this machine has memory for, where they are not named.
-fn room_here(order: &Order, config: &Config) -> Result<u32, Failure> {
-    if order.layers != Layers::Auto {
+/// Number of layers that fit into memory; 0 for an explicit range.
+fn room_here(request: &LayerRequest, config: &Config) -> Result<u32, Failure> {
+    if request.layers != Layers::Auto {
         return Ok(0);
     }
     let host = &config.research.distributed_inference.host;
-    let (file, engine) = (&order.model.file, &order.engine);
+    let (file, engine) = (&request.model.file, &request.engine);
     let budget = engine.auto_budget(file, host.memory_budget_mb)?;
     Ok(room(budget, &engine.layer_bytes(file)?))
 }
@@ -229,36 +226,36 @@ fn room_here(order: &Order, config: &Config) -> Result<u32, Failure> {
 struct Serving<'a> {
     host: &'a LayerHost,
     own: NodeId,
-    order: Order,
+    request: LayerRequest,
     room: u32,
-    tell: Tell,
+    tell: EventSink,
     stop: Stop,
 }
 
 impl Serving<'_> {
     fn total(&self) -> u32 {
-        self.order.model.file.spec().layers
+        self.request.model.file.spec().layers
     }
 
-    /// What others serve of this model now.
+    /// Ranges of this model that other hosts serve now.
     fn others(&self) -> Vec<Held> {
         let state = self.host.home.state();
         held_by_others(
             state.shards(now_ms()),
             self.own,
-            &self.order.model.weights.to_string(),
+            &self.request.model.weights.to_string(),
             self.total(),
         )
     }
 
-    /// Layers of the model that nobody serves while this host serves `range`.
+    /// Layers of the model that no host serves, given that this host serves `range`.
     fn missing(&self, range: (u32, u32)) -> Vec<(u32, u32)> {
         let mut held: Vec<(u32, u32)> = self.others().iter().map(|h| h.range).collect();
         held.push(range);
         missing(self.total(), &held)
     }
 
-    /// Serves one range after another, until it is asked to stop or the host fails.
+    /// Serves ranges one after another, until a stop or an error.
     async fn run(&self) -> Result<(), Failure> {
         let mut chosen = None;
         loop {
@@ -285,7 +282,7 @@ impl Serving<'_> {
                 true => Health::Leaving,
                 false => Health::Starting,
             });
-            // First of all, so that nobody comes any more who would have to move.
+            // Withdraw first, so that no caller opens a stream that would have to move.
             self.withdraw(&running.descriptor());
             let settings = &self.host.config.research.distributed_inference.host;
             let mut within = Duration::from_secs(settings.drain_seconds);
@@ -294,7 +291,7 @@ impl Serving<'_> {
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
                 }
                 Ok(Next::Stop) => self.say(stopping(settings)),
-                // Without an engine, or the right to serve, nothing goes on.
+                // Without an engine, or without the right to serve, streams end at once.
                 Ok(Next::Suspend(_)) | Err(_) => within = Duration::ZERO,
             }
             tokio::select! {
@@ -304,14 +301,14 @@ impl Serving<'_> {
             match next? {
                 Next::Move(range) => chosen = Some(range),
                 Next::Stop => return Ok(()),
-                // What others need may have changed by the time that it may serve again.
+                // The missing range may have changed by then, so it is chosen again.
                 Next::Suspend(why) => self.suspended(&why),
             }
         }
     }
 
     fn say(&self, line: impl Into<String>) {
-        (self.tell)(News::Line(line.into()));
+        (self.tell)(LayerEvent::Line(line.into()));
     }
 
     fn suspended(&self, why: &Failure) {
@@ -321,7 +318,7 @@ impl Serving<'_> {
         self.say(format!("no layers are served for now: {why}{hint}"));
     }
 
-    /// Waits for the right to serve. An error if it can never come back.
+    /// Waits for the right to serve. Returns an error if this node is no longer a member.
     async fn until_allowed(&self) -> Result<(), Failure> {
         let host = self.host;
         let Err(why) = host.settled_right(&self.tell).await else {
@@ -331,7 +328,7 @@ impl Serving<'_> {
         let mut said = None;
         let mut why = why;
         loop {
-            // Who was put out, or never was in, waits for nothing.
+            // A revoked or frozen node does not wait.
             host.home.level()?;
             let text = why.to_string();
             if said.as_ref() != Some(&text) {
@@ -351,26 +348,26 @@ impl Serving<'_> {
     }
 
     async fn first_range(&self) -> Result<(u32, u32), Failure> {
-        if let Layers::Range(lo, hi) = self.order.layers {
+        if let Layers::Range(lo, hi) = self.request.layers {
             return Ok((lo, hi));
         }
         self.say("looking at what the community serves");
-        settle_in(&self.host.daemon_node.node).await;
+        wait_until_synced(&self.host.daemon_node.node).await;
         if let Some(range) = choose(self.total(), self.room, &self.others()) {
             return Ok(range);
         }
         let settings = &self.host.config.research.distributed_inference.host;
-        let layers = self.order.engine.layer_bytes(&self.order.model.file)?;
+        let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
         Err(Failure::new(
             Kind::Host,
             format!(
                 "not one layer of {} ({} each) fits into the memory for weights ({})",
-                self.order.model.id,
+                self.request.model.id,
                 bytes(layers.first().copied().unwrap_or_default()),
                 bytes(crate::memory::weights_budget(settings.memory_budget_mb)),
             ),
         )
-        .hint("research.distributed_inference.host.memory_budget_mb sets how much it may take"))
+        .hint("research.distributed_inference.host.memory_budget_mb sets this memory"))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
@@ -380,14 +377,14 @@ impl Serving<'_> {
             .listen_addr()
             .map_or_else(String::new, |a| a.to_string());
         let endpoint = daemon_node.addresses().into_iter().next();
-        let (model, threads) = (&self.order.model, self.order.threads);
+        let (model, threads) = (&self.request.model, self.request.threads);
         let mut config = shard_config(model, range, &listen, threads, all)?;
         config.serve.endpoint = endpoint;
-        let engine = &self.order.engine;
+        let engine = &self.request.engine;
         engine.start(config, &daemon_node.node, &listen).await
     }
 
-    /// Advertises and watches, until there is a better range to serve, or no more to do.
+    /// Advertises and watches, until another range is needed more, or until a stop.
     async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
         self.advertise(running)?;
         let shard = running.descriptor().shard_id;
@@ -397,7 +394,7 @@ impl Serving<'_> {
         self.announce(running);
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
-        let mut patience = WaitLimits::new(now_ms());
+        let mut wait_limits = WaitLimits::new(now_ms());
         let mut changes = self.host.home.log.changes();
         loop {
             self.tell_whole(range, &mut lacking);
@@ -407,11 +404,11 @@ impl Serving<'_> {
                 }
                 () = self.stop.asked() => return Ok(Next::Stop),
                 _ = changes.changed() => {}
-                () = tokio::time::sleep(LOOK) => {}
+                () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
-            // Rights may end at any time: of this node, or of all to compute together.
+            // The right may end at any time: of this node, or of the whole community.
             if let Err(why) = self.host.right() {
-                // A place in the community does not come back.
+                // Membership does not come back.
                 self.host.home.level()?;
                 return Ok(Next::Suspend(why));
             }
@@ -422,26 +419,25 @@ impl Serving<'_> {
             if due {
                 match self.advertise(running) {
                     Ok(()) => {}
-                    // A full disk passes; until then the last advertisement runs out.
+                    // A full disk may be temporary; meanwhile the last advertisement expires.
                     Err(error) => tracing::warn!("not advertised: {error}"),
                 }
                 said = (Instant::now(), now);
             }
-            if self.order.layers == Layers::Auto {
+            if self.request.layers == Layers::Auto {
                 let mine = Held {
                     node: self.own,
                     range,
                 };
                 let move_to = settle(self.total(), self.room, mine, &self.others());
-                if let Some(next) = patience.look(now_ms(), move_to) {
+                if let Some(next) = wait_limits.look(now_ms(), move_to) {
                     return Ok(Next::Move(next));
                 }
             }
         }
     }
 
-    /// Says which layers of the model are missing whenever that has changed; `said` is what was
-    /// said last.
+    /// Reports the missing layers of the model when they change; `said` is the last report.
     fn tell_whole(&self, range: (u32, u32), said: &mut Option<Vec<(u32, u32)>>) {
         let now = self.missing(range);
         if said.as_ref() == Some(&now) {
@@ -462,7 +458,7 @@ impl Serving<'_> {
         *said = Some(now);
     }
 
-    /// What the advertisement says: the host's own words, and where this machine is by now.
+    /// Descriptor to advertise, with the current address of the listener.
     fn description(&self, running: &RunningHost) -> Descriptor {
         let mut descriptor = running.descriptor();
         if let Some(address) = self.host.daemon_node.addresses().into_iter().next() {
@@ -486,7 +482,7 @@ impl Serving<'_> {
         self.host.served.remove(&descriptor.shard_id);
         self.host.daemon_node.set_serving(status::Serving::No);
         let shard_id = descriptor.shard_id.clone();
-        // If this fails, the advertisement runs out by itself.
+        // If this fails, the advertisement expires by itself.
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {
             tracing::warn!("not withdrawn: {error}");
         }
@@ -496,6 +492,6 @@ impl Serving<'_> {
         let descriptor = running.descriptor();
         let address = format!("{}#{}", descriptor.endpoint, self.own);
         let ready = Ready::of(running, address, self.host.metrics.clone());
-        (self.tell)(News::Ready(Box::new(ready)));
+        (self.tell)(LayerEvent::Ready(Box::new(ready)));
     }
 }

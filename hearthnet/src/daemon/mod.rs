@@ -1,17 +1,17 @@
-//! The one daemon of a home: a node of the community that gossips and answers calls, the chats of
-//! programs on this machine, their OpenAI API, and layers for the other members.
+//! The daemon of a home: a node of the community that gossips and answers calls, the chats of local
+//! programs, their OpenAI API, and layers for other members.
 //!
 //! | part | file |
 //! |---|---|
-//! | node, listener, local API for programs here | `../node/` |
-//! | chats | this file, `../service_setup.rs` |
+//! | node, listener, local API | `../node/` |
+//! | chats | this file, `../chat_setup.rs` |
 //! | layers | `layers.rs` |
-//! | changes of the community that commands ask for, and word of others | `../changes.rs` |
-//! | asking a daemon that runs already | `attach.rs` |
+//! | changes of the community that commands request, and their notification | `../log_writer.rs` |
+//! | use of a daemon that already runs | `attach.rs` |
 //!
-//! `hearthnet serve` and `hearthnet shard serve` both start it; each finds out whether it runs
-//! already. Each part ends by itself: a daemon without the model's file, or without the right to
-//! serve layers, does the rest.
+//! `hearthnet serve` and `hearthnet shard serve` both start it, or use the one that already runs.
+//! Parts fail independently: a daemon without the model's file, or without the right to serve
+//! layers, runs the other parts.
 
 mod attach;
 pub(crate) mod layers;
@@ -31,11 +31,12 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::args::{Layers, PrivateArgs, RunArgs, parse_layers};
-use crate::backends::community_source;
+use crate::chat_backends::community_source;
+use crate::chat_setup::{close, count, hosted_model, open_http, settings};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
-use crate::daemon::layers::{LayerHost, Order, Tell, print_news};
+use crate::daemon::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use crate::failure::{Failure, Kind};
 use crate::host_engine::HostEngine;
 use crate::local_api;
@@ -46,30 +47,26 @@ use crate::node::DaemonNode;
 use crate::node::transient::in_sync;
 use crate::output::{note, print, print_json};
 use crate::runtime::block_on;
-use crate::service_setup::{close, count, hosted_model, open_http, settings};
 use crate::signals::{Stop, StopWhenDropped};
 
-/// How long chats that run may take to end when the program is asked to stop.
+/// Time limit for running chats when the daemon stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
-/// How long peers have to hear that a shard is withdrawn before the connections end.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+/// Time for peers to receive the withdrawal of a shard before connections close.
+const WITHDRAW_GRACE: Duration = Duration::from_millis(300);
 
-/// What the daemon is to do beside being there.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// What the command line says; else the configuration does.
+    /// Arguments; they override the configuration.
     pub(crate) args: RunArgs,
-    /// Whether it is all about the layers: what it prints when ready are they, and it ends when
-    /// they cannot be served.
+    /// Started by `shard serve`: prints the layers when ready, and ends if they cannot be served.
     pub(crate) for_layers: bool,
-    /// Threads that compute them.
     pub(crate) threads: Option<usize>,
-    /// Where to listen for Prometheus, instead of where the configuration says.
+    /// Address for Prometheus; overrides the configuration.
     pub(crate) metrics: Option<String>,
 }
 
 impl Plan {
-    /// The layers to serve, if any: of the command line, else of the configuration.
+    /// Layers to serve, if any: of the command line, else of the configuration.
     fn wanted_layers(&self, config: &Config) -> Result<Option<Layers>, Failure> {
         match self.args.layers {
             Some(layers) => Ok(Some(layers)),
@@ -78,7 +75,7 @@ impl Plan {
     }
 }
 
-/// The layers to serve according to the configuration, if any.
+/// Layers to serve according to the configuration, if any.
 pub(crate) fn configured_layers(config: &Config) -> Result<Option<Layers>, Failure> {
     let host = &config.research.distributed_inference.host;
     if !host.serve_shards {
@@ -93,10 +90,10 @@ pub(crate) fn configured_layers(config: &Config) -> Result<Option<Layers>, Failu
     })
 }
 
-/// Runs the daemon until it is asked to stop; where one runs already, asks that one.
+/// Runs the daemon until it is asked to stop, or uses the daemon that already runs.
 pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure> {
     block_on(async {
-        // Signals count from here on: a Ctrl-C while loading ends the program cleanly, too.
+        // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
         let stop = Stop::listen(plan.args.lifeline)?;
         if Lock::is_held(&home.dir) {
             return attach::beside(plan, home, cx, stop).await;
@@ -106,14 +103,12 @@ pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure>
     })
 }
 
-/// A daemon at work.
 struct Daemon {
     daemon_node: Arc<DaemonNode>,
     layer_host: Arc<LayerHost>,
-    /// The layers of the plan.
+    /// Task that serves the layers of the plan.
     layers: Option<JoinHandle<Result<(), Failure>>>,
-    /// Asks all layers to stop, also those of other commands, when they are to end before the daemon
-    /// was asked to.
+    /// When dropped, stops all layers, including those of other commands.
     stops: StopWhenDropped,
     chats: Option<Service>,
     http: Option<HttpServer>,
@@ -137,8 +132,8 @@ impl Daemon {
             None => MetricsServer::closed(),
         };
         let model = open_model(cx, plan.args.model.as_ref(), Some(home));
-        let order = match (&model, wanted) {
-            (Ok(model), Some(layers)) => Some(Order {
+        let request = match (&model, wanted) {
+            (Ok(model), Some(layers)) => Some(LayerRequest {
                 model: model.clone(),
                 layers,
                 threads: plan.threads,
@@ -151,8 +146,8 @@ impl Daemon {
             (Err(why), _) if plan.for_layers => return Err(why.clone()),
             _ => None,
         };
-        if let Some(order) = &order {
-            order.check(&cx.config)?;
+        if let Some(request) = &request {
+            request.check(&cx.config)?;
         }
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         let key = Arc::clone(&home.key);
@@ -161,7 +156,7 @@ impl Daemon {
         let chats = chat_model(model, plan.args.answers.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
-        caps.extend(order.is_some().then(|| short_name(SHARD_SERVE)));
+        caps.extend(request.is_some().then(|| short_name(SHARD_SERVE)));
         let listen = plan.args.listen.as_deref();
         let daemon_node = tokio::select! {
             node = DaemonNode::start(home, &cx.config, listen, registry, caps) => node?,
@@ -190,10 +185,10 @@ impl Daemon {
             numbers,
         };
         let opened = tokio::select! {
-            opened = this.open(plan, (home, level), &cx.config, order, chats, until_end) => opened,
+            opened = this.open(plan, (home, level), &cx.config, request, chats, until_end) => opened,
             () = stop.asked() => Err(ChatError::Cancelled.into()),
         };
-        // Its layers may be advertised by now.
+        // The layers may be advertised already.
         if let Err(why) = opened {
             this.end(plan, stop).await;
             return Err(why);
@@ -201,31 +196,31 @@ impl Daemon {
         Ok(this)
     }
 
-    /// Starts what stands on the node.
+    /// Starts the parts that need the node.
     async fn open(
         &mut self,
         plan: &Plan,
         (home, level): (&Home, Level),
         config: &Config,
-        order: Option<Order>,
+        request: Option<LayerRequest>,
         model: Result<OpenModel, Failure>,
         stop: Stop,
     ) -> Result<(), Failure> {
         let silent = plan.args.json && !plan.for_layers;
         let json = plan.args.json;
-        let tell: Tell = Arc::new(move |news| match silent {
-            // What is printed when ready is one object.
+        let tell: EventSink = Arc::new(move |news| match silent {
+            // With --json the output is one object.
             true => {}
-            false => print_news(json, news),
+            false => print_event(json, news),
         });
         if plan.for_layers {
             self.layer_host.settled_right(&tell).await?;
         }
-        if let Some(order) = order {
+        if let Some(request) = request {
             let host = Arc::clone(&self.layer_host);
-            self.layers = Some(tokio::spawn(
-                async move { host.serve(order, tell, stop).await },
-            ));
+            self.layers = Some(tokio::spawn(async move {
+                host.serve(request, tell, stop).await
+            }));
         }
         let handle = Handle::current();
         match model {
@@ -233,7 +228,7 @@ impl Daemon {
                 let chats = offer_chats(&handle, &self.daemon_node, home, &model, config)?;
                 self.chats = Some(chats);
             }
-            // Whoever names an address for HTTP wants chats.
+            // An explicit HTTP address requires chats.
             Err(why) if plan.args.answers.http.is_some() => return Err(why),
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
@@ -250,7 +245,7 @@ impl Daemon {
         }
     }
 
-    /// Waits for its end, and ends politely.
+    /// Runs until a stop or until membership is lost, then shuts down.
     async fn run(mut self, plan: &Plan, home: &Home, stop: &Stop) -> Result<(), Failure> {
         let outcome = loop {
             let layers = self.layers.as_mut();
@@ -269,7 +264,7 @@ impl Daemon {
                         Ok(()) if plan.for_layers => break Ok(()),
                         Err(why) if plan.for_layers => break Err(why),
                         Ok(()) => {}
-                        Err(why) => note(format!("layers are served no longer: {why}")),
+                        Err(why) => note(format!("layers are no longer served: {why}")),
                     }
                 }
             }
@@ -278,7 +273,7 @@ impl Daemon {
         outcome
     }
 
-    /// Ends politely, or at once if it is asked a second time.
+    /// Shuts down in request, or at once after a second request.
     async fn end(self, plan: &Plan, stop: &Stop) {
         if !plan.args.json {
             note("stopping");
@@ -306,19 +301,19 @@ impl Daemon {
             }
         };
         tokio::join!(layers, chats);
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(WITHDRAW_GRACE).await;
         self.daemon_node.stop().await;
         self.numbers.close().await;
     }
 }
 
-/// The last part of a capability's name, which is enough to announce.
+/// Last part of a capability's name, as announced in discovery.
 fn short_name(capability: &str) -> String {
     let name = capability.split('@').next().unwrap_or(capability);
     name.split('.').next_back().unwrap_or(name).to_owned()
 }
 
-/// The model for chats, if there are to be any.
+/// Prepares the model for chats.
 fn chat_model(
     model: Result<OpenModel, Failure>,
     private: PrivateArgs,
@@ -332,9 +327,8 @@ fn chat_model(
     Ok(model)
 }
 
-/// Makes the node answer `experimental.distributed_llm.chat` with a model whose layers the
-/// community's hosts hold. Chats share the embedding, the sessions with hosts, and the engine of
-/// this machine that goes on when hosts cannot.
+/// Offers `experimental.distributed_llm.chat` with a model whose layers the community's hosts hold.
+/// All chats share the embedding, the sessions with hosts, and the local fallback engine.
 fn offer_chats(
     runtime: &Handle,
     daemon_node: &DaemonNode,
@@ -342,7 +336,7 @@ fn offer_chats(
     model: &OpenModel,
     config: &Config,
 ) -> Result<Service, Failure> {
-    // A wrong setting is told now, and not to every caller.
+    // Report a wrong setting now, instead of to every caller.
     config.transport()?;
     let node = &daemon_node.node;
     let fallback = config.research.distributed_inference.fallback_to_local;
@@ -357,7 +351,7 @@ fn offer_chats(
     Ok(service)
 }
 
-/// The HTTP interface. One that nobody named is left out when its port is taken.
+/// Opens the HTTP interface. If the default port is taken, continues without it.
 async fn http_listener(
     listen: Option<&str>,
     chats: &Service,
@@ -373,7 +367,7 @@ async fn http_listener(
     }
 }
 
-/// Resolves when this node has lost its place in the community.
+/// Resolves when this node is no longer a member.
 async fn lost(home: &Home) -> Failure {
     let mut changes = home.log.changes();
     loop {
@@ -381,13 +375,13 @@ async fn lost(home: &Home) -> Failure {
             return failure;
         }
         if changes.changed().await.is_err() {
-            // The log outlives this task; nothing more will be heard.
+            // The log outlives this task, so no further change can arrive.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Where programs on this machine come in.
+/// Addresses for local programs, as text.
 fn local_endpoints(home: &Home, url: Option<&str>) -> String {
     format!(
         "  programs  {}{}\n",
@@ -422,7 +416,7 @@ fn ready(
         local_endpoints(home, url),
     ))?;
     if level >= Level::Trusted {
-        note("whoever has an invite code can join through this node");
+        note("nodes with an invite code can join through this node");
     }
     Ok(())
 }

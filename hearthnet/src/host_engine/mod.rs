@@ -1,7 +1,6 @@
-//! Which engine computes the layers of a host: the exact one or, in a program that was built with the
-//! feature `torch`, libtorch's.
+//! Engine of a host: the exact one or, with the feature `torch`, libtorch's.
 //!
-//! Nothing outside of this folder knows whether the program was built with libtorch.
+//! Only this folder knows whether the program was built with libtorch.
 
 #[cfg(not(feature = "torch"))]
 mod no_torch;
@@ -18,7 +17,7 @@ use self::torch::Torch;
 use crate::args::{EngineKind, HostEngineArgs, TorchArgs};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::host_setup::{start_failure, start_progress};
+use crate::host_config::{start_failure, start_progress};
 
 #[cfg(feature = "torch")]
 pub(crate) use self::torch::bench;
@@ -26,24 +25,24 @@ pub(crate) use self::torch::bench;
 #[cfg(not(feature = "torch"))]
 pub(crate) use self::no_torch::bench;
 
-/// The engine of a host.
 #[derive(Debug, Clone)]
 pub(crate) enum HostEngine {
     Exact,
     Torch(Torch),
 }
 
-/// Which engine the command line, or else the configuration, asks for.
+/// Engine chosen on the command line, else in the configuration.
 fn asked(args: &HostEngineArgs, config: &Config) -> EngineKind {
     let configured = config.research.distributed_inference.engine();
     args.backend.unwrap_or(configured)
 }
 
 impl HostEngine {
-    /// The one that the command line, or else the configuration, asks for.
+    /// Engine chosen on the command line, else in the configuration.
     ///
     /// # Errors
-    /// If the program was built without it, or `--device` or `--dtype` are not for it.
+    /// Returns an error if the program was built without the engine, or if `--device` or `--dtype`
+    /// do not apply to it.
     pub(crate) fn of(args: &HostEngineArgs, config: &Config) -> Result<Self, Failure> {
         let host = &config.research.distributed_inference.host;
         match asked(args, config) {
@@ -56,7 +55,7 @@ impl HostEngine {
         }
     }
 
-    /// Starts a host. `listen` is where, in the words of an error.
+    /// Starts a host. `listen` is only used in error messages.
     pub(crate) async fn start(
         &self,
         config: ShardConfig,
@@ -80,8 +79,7 @@ impl HostEngine {
         })
     }
 
-    /// Bytes that each layer of a model takes, in the form that is computed with; at most, where vectors
-    /// are rounded.
+    /// Bytes of each layer in memory. An upper bound, because vectors are padded.
     pub(crate) fn layer_bytes(&self, file: &ModelFile) -> Result<Vec<u64>, Failure> {
         match self {
             Self::Exact => {
@@ -92,7 +90,7 @@ impl HostEngine {
         }
     }
 
-    /// Bytes of weights that `--layers auto` may take, where the setting in MiB is this.
+    /// Bytes of weights that `--layers auto` may take, given the setting in MiB.
     pub(crate) fn auto_budget(&self, file: &ModelFile, setting_mb: u64) -> Result<u64, Failure> {
         if let Self::Torch(torch) = self
             && setting_mb == 0
@@ -100,7 +98,7 @@ impl HostEngine {
         {
             return Err(Failure::new(
                 Kind::Config,
-                "how much memory a graphics card has is not known here, so --layers auto needs a budget",
+                "the memory of the graphics card is not known, so --layers auto needs a budget",
             )
             .hint(
                 "set research.distributed_inference.host.memory_budget_mb, or name layers: --layers LO-HI",
@@ -110,7 +108,7 @@ impl HostEngine {
     }
 }
 
-/// Refuses what is libtorch's business where the exact engine computes.
+/// Refuses libtorch's options for the exact engine.
 pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
     if !torch.are_given() {
         return Ok(());
@@ -122,7 +120,7 @@ pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
     .hint("add --backend torch, or leave them out"))
 }
 
-/// Whether a daemon with these arguments and settings is to have access to graphics cards.
+/// Whether a daemon with these arguments and settings needs access to graphics cards.
 pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
     let host = &config.research.distributed_inference.host;
     cfg!(feature = "torch")
@@ -197,7 +195,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "torch")]
-    fn only_what_may_compute_on_a_card_gets_at_it() {
+    fn only_libtorch_on_a_card_may_access_cards() {
         let torch = config(&[TORCH]);
         assert!(may_use_cards(&args(None, None), &torch));
         assert!(!may_use_cards(&args(None, Some("cpu")), &torch));

@@ -1,4 +1,5 @@
-//! libtorch's engine in a program that was built without it: there is none, and how to get one.
+//! Stand-in for libtorch's engine in a program built without it: every use is an error with build
+//! instructions.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use hearthnet_shard::{Place, RunningHost, ShardConfig, StartError, StartProgress
 use crate::args::TorchArgs;
 use crate::failure::{Failure, Kind};
 
-/// An engine that cannot be had.
+/// Engine without values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Torch {}
 
@@ -30,7 +31,7 @@ impl Torch {
         Err(not_built())
     }
 
-    #[allow(clippy::unused_async, reason = "as the other one")]
+    #[allow(clippy::unused_async, reason = "same signature as with libtorch")]
     pub(super) async fn start(
         &self,
         _: ShardConfig,
@@ -49,7 +50,7 @@ impl Torch {
     }
 }
 
-/// Measures nothing, and says why.
+/// Always fails.
 pub(crate) fn bench(
     _: &Path,
     _: &TorchArgs,

@@ -1,4 +1,4 @@
-//! libtorch's engine, where the program was built with it.
+//! libtorch's engine, in a program built with it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use hearthnet_torch::{TorchLoadError, TorchOptions};
 use crate::args::TorchArgs;
 use crate::failure::{Failure, Kind};
 
-/// libtorch's engine, yet to be loaded.
+/// Options of libtorch's engine, which is not loaded yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Torch(TorchOptions);
 
@@ -57,7 +57,6 @@ impl Torch {
     }
 }
 
-/// Measures a model file on libtorch.
 pub(crate) fn bench(
     path: &Path,
     args: &TorchArgs,

@@ -1,4 +1,4 @@
-//! What lies in the cache of models: in which state, reading all of it, removing it.
+//! Cache of models: lists, verifies and removes files.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,42 +15,42 @@ use crate::models::catalogue::{models_dir, not_resolved, pin};
 use crate::models::{changed, open_file};
 use crate::output::{Progress, ask, bytes, note, print, print_json, table};
 
-/// How deep below the cache fetched files are looked for: `hf/OWNER/NAME/DIR/.../FILE`.
+/// Depth below the cache to which fetched files are searched: `hf/OWNER/NAME/DIR/.../FILE`.
 const DEPTH: usize = 8;
 
-/// A model that is here or could be.
+/// Model that is on this machine, or in the catalogue.
 #[derive(Debug, Serialize)]
 struct Row {
-    /// How to name it.
+    /// Name for the command line.
     model: String,
     path: PathBuf,
-    /// Bytes that are here.
+    /// Size on this machine, in bytes.
     bytes: u64,
-    /// Bytes that there should be, where the catalogue says.
+    /// Size in the catalogue, in bytes.
     expected_bytes: Option<u64>,
     state: State,
     license: Option<String>,
-    /// Where the licence is that whoever uses the model accepts.
+    /// Address of a licence that the user of the model accepts.
     terms: Option<String>,
     name: Option<String>,
-    /// What the file must be, and who says so.
+    /// Pinned hash, and the origin of the pin.
     sha256: Option<Digest>,
     pinned: Pinned,
-    /// Identity of the weights, where somebody has read them.
+    /// Identity of the weights, if pinned or verified.
     weights: Option<WeightsId>,
-    /// Identity of tokenizer and chat template, of a file that is here.
+    /// Identity of tokenizer and chat template, if the file is here.
     text: Option<TextId>,
-    /// Hosts that serve the same weights and have another tokenizer or chat template.
+    /// Hosts that serve the same weights with another tokenizer or chat template.
     other_text: Vec<String>,
     shape: Option<Shape>,
-    /// Whether it fits into this machine's memory, where that is known.
+    /// Whether the model fits into this machine's free memory, if known.
     runs_here: Option<bool>,
-    /// What the community does of it or could, for a node that is in one.
+    /// Availability in the community, if this node is in one.
     community: Option<Availability>,
 }
 
 impl Row {
-    /// Of a model of the catalogue, or of one that was fetched without it.
+    /// Row of a catalogue entry, or without an entry, of another fetched model.
     fn of(model: String, path: PathBuf, entry: Option<&ModelEntry>, capacity: &Capacity) -> Self {
         let here = bytes_here(&path);
         let size = entry.map_or(here, |entry| entry.bytes);
@@ -88,21 +88,20 @@ impl Row {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum State {
-    /// As it was when all of it was read.
+    /// Unchanged since it was read completely.
     Ok,
-    /// Nobody has read all of it yet.
+    /// Never read completely.
     Unverified,
-    /// Written to, or moved, since all of it was read.
+    /// Changed or moved since it was read completely.
     Changed,
-    /// Shorter than it must be.
+    /// Shorter than the catalogue says.
     Truncated,
-    /// A download that can go on.
+    /// A download that can be resumed.
     Partial,
-    /// Not on this machine.
     NotHere,
 }
 
-/// The state of a file, without reading it.
+/// State of a file, without reading its content.
 fn state(path: &Path, entry: Option<&ModelEntry>) -> State {
     let Some(found) = fs::metadata(path).ok().filter(|info| info.is_file()) else {
         return match part_of(path).is_file() {
@@ -124,7 +123,7 @@ fn state(path: &Path, entry: Option<&ModelEntry>) -> State {
     }
 }
 
-/// The beginning of a download.
+/// Path of an unfinished download.
 fn part_of(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.part"))
@@ -165,17 +164,15 @@ pub(crate) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Re
     Ok(())
 }
 
-/// What to say of a file whose weights hosts serve with another tokenizer or chat template.
+/// Warning if hosts serve a file's weights with another tokenizer or chat template.
 pub(crate) fn other_text(model: &str, hosts: &[String]) -> String {
     format!(
-        "warning: the tokenizer or the chat template of {model} here is not that of {}, who serve the same \
-         weights: one of the files was changed. `hearthnet model inspect` shows the identity of the text",
+        "warning: the tokenizer or the chat template of {model} here differs from that of {}, which serve the same weights: one of the files was changed. `hearthnet model inspect` shows the identity of the text",
         hosts.join(", ")
     )
 }
 
-/// The list as people read it, 80 columns wide but for the names of files that were fetched without
-/// the catalogue.
+/// Table of models, 80 columns wide except for long file names outside the catalogue.
 fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
     let mut heads = vec!["model", "size", "licence", "on disk", "here"];
     if capacity.community.is_some() {
@@ -233,13 +230,12 @@ fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
     }
     if known.iter().any(|row| row.terms.is_some()) {
         out.push_str(
-            " *          a licence with conditions, which whoever uses the model accepts\n",
+            " *          a licence with conditions, which the user of the model accepts\n",
         );
     }
     out
 }
 
-/// Whether it fits into memory, as people read it.
 fn here(row: &Row) -> &'static str {
     match row.runs_here {
         Some(true) => "yes",
@@ -248,7 +244,7 @@ fn here(row: &Row) -> &'static str {
     }
 }
 
-/// What was fetched without a catalogue.
+/// Fetched models that are not in the catalogue.
 fn fetched(models: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for folder in ["hf", "url", "dir"] {
@@ -258,7 +254,7 @@ fn fetched(models: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The name of a fetched model that has these weights, and is untouched since that was found out.
+/// Name of a fetched model that has these weights, verified and unchanged.
 pub(crate) fn with_weights(models: &Path, weights: WeightsId) -> Option<ModelRef> {
     let same = |path: &PathBuf| file_state(path) == FileState::Verified(weights);
     let path = fetched(models).into_iter().find(same)?;
@@ -281,7 +277,7 @@ fn bytes_here(path: &Path) -> u64 {
     len(path).or_else(|_| len(&part_of(path))).unwrap_or(0)
 }
 
-/// Model files below a folder, also those of which only a part is there.
+/// Model files below a folder, including unfinished downloads.
 fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -303,7 +299,7 @@ fn files(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// How a fetched file is named: as it was on the hub, else by its path.
+/// Name of a fetched file: its hub reference, else its path.
 fn named(path: &Path, models: &Path) -> String {
     let of_hub = path.strip_prefix(models.join("hf")).ok();
     of_hub
@@ -344,11 +340,11 @@ pub(crate) fn verify(
         }));
     }
     let what = match compared {
-        "catalogue" => "they are those that the catalogue pins",
-        "first_pull" => "they are those that the first pull on this machine brought",
-        "record" => "they are what they were when the file was first used",
-        "accepted" => "taken as they are now",
-        _ => "there was nothing to compare them with; from now on they must stay so",
+        "catalogue" => "they match the catalogue",
+        "first_pull" => "they match the first pull on this machine",
+        "record" => "they match the hash of the first use",
+        "accepted" => "accepted as they are now",
+        _ => "no reference hash is known; this hash is recorded and checked from now on",
     };
     print(format!(
         "{}\n  bytes    {len} read: {what}\n  weights  {weights}\n",
@@ -370,10 +366,10 @@ pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     if !path.is_file() && !part.is_file() {
         return Err(
             Failure::new(Kind::Model, format!("model {model} is not on this machine"))
-                .hint("`hearthnet model list` shows what is"),
+                .hint("`hearthnet model list` shows the models that are"),
         );
     }
-    // Only what was fetched is removed: links lead to files of somebody else.
+    // Removes only fetched files: a link may lead to another program's file.
     let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
     let inside = models
         .canonicalize()
@@ -382,7 +378,7 @@ pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         return Err(Failure::new(
             Kind::BadRequest,
             format!(
-                "{} was not fetched by this program: it does not lie below {}",
+                "{} was not fetched by this program: it is not below {}",
                 path.display(),
                 models.display()
             ),
@@ -408,7 +404,7 @@ pub(crate) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
             _ => {}
         }
     }
-    // Folders that are empty now; the first that is not ends this.
+    // Removes folders that are empty now; the first non-empty one ends the loop.
     let mut folder = path.parent();
     while let Some(empty) = folder.filter(|f| *f != models && fs::remove_dir(f).is_ok()) {
         folder = empty.parent();
@@ -446,7 +442,7 @@ mod tests {
             words("gemma-3-12b-it"),
             ["gemma-3-12b-it", "6.8", "GiB", "Gemma*", "no", "no", "no"]
         );
-        // All cells of a column begin under its head.
+        // All cells of a column begin under its heading.
         let at = line("licence").find("on disk").unwrap();
         for row in &rows {
             let cell = line(&format!(" {} ", row.model)).get(at - 1..at + 2);
@@ -480,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fetched_model_is_found_by_its_weights_as_long_as_it_is_what_it_was() {
+    fn a_fetched_model_is_found_by_its_weights_until_it_changes() {
         let models = tempfile::tempdir().unwrap();
         let folder = models.path().join("hf/o/r");
         fs::create_dir_all(&folder).unwrap();

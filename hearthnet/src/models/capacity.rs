@@ -1,4 +1,4 @@
-//! Where a model could run: in this machine's memory, and with what the community's hosts give.
+//! Estimates where a model could run: in this machine's memory, and on the community's hosts.
 
 use std::collections::BTreeMap;
 
@@ -14,34 +14,34 @@ use crate::community::{Home, OnDisk, now_ms};
 use crate::context::Context;
 use crate::memory::{available_bytes, needed_bytes, weights_budget};
 
-/// What there is to run models with.
+/// Memory available to run models.
 pub(crate) struct Capacity {
-    /// Bytes of this machine's memory that are free now, where the system tells.
+    /// Free memory of this machine in bytes, if the system reports it.
     pub(crate) free: Option<u64>,
-    /// The community that this node is in.
+    /// Capacity of this node's community.
     pub(crate) community: Option<HostCapacity>,
 }
 
-/// What a community's hosts give.
+/// Memory of a community's hosts.
 pub(crate) struct HostCapacity {
-    /// The community's name.
     pub(crate) name: String,
-    /// Bytes of layers that its hosts hold now, and that this machine would hold if it holds none.
+    /// Bytes of layers that its hosts hold now. If this machine holds none, its own budget is
+    /// added.
     pub(crate) bytes: u64,
     served: Vec<Served>,
 }
 
-/// A model of which hosts serve layers.
+/// Model of which hosts serve layers.
 struct Served {
     names: Vec<String>,
     weights: String,
     layers: u32,
     complete: bool,
-    /// What hosts say of their tokenizers and chat templates: the identity of the text, and who.
+    /// Identity of the text (tokenizer and chat template) and name, for each host.
     texts: Vec<(String, String)>,
 }
 
-/// What a community does of a model, or could.
+/// Availability of a model in a community.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Availability {
@@ -49,9 +49,8 @@ pub(crate) enum Availability {
     Served,
     /// Hosts serve some of its layers.
     Partly,
-    /// Its weights would fit into the memory that hosts give to layers of whatever model.
+    /// Its weights would fit into the memory that hosts give to layers of any model.
     Could,
-    /// They would not.
     No,
 }
 
@@ -66,7 +65,7 @@ impl Availability {
     }
 }
 
-/// This node's community as its log knows it, without asking anybody.
+/// This node's community as stored in its log, without contacting other nodes.
 pub(crate) fn community(global: &Global) -> Option<Home> {
     let dir = global.dir().ok()?;
     match Home::on_disk(global, &dir) {
@@ -86,17 +85,16 @@ impl Capacity {
         }
     }
 
-    /// Whether a model of so many bytes fits into this machine's memory; `None` where the system
-    /// does not tell how much that is.
+    /// Whether a model of `bytes` fits into this machine's free memory; `None` if that is unknown.
     pub(crate) fn runs_here(&self, bytes: u64) -> Option<bool> {
         self.free.map(|free| needed_bytes(bytes) <= free)
     }
 }
 
 impl HostCapacity {
-    /// `own` is what this machine would give, if it does not yet.
+    /// `own` is the memory that this machine would give, if it does not host layers yet.
     pub(super) fn of(state: &Community, this: NodeId, own: u64, now: u64) -> Self {
-        // A host may still advertise a range that it has left: the larger one counts.
+        // A host may still advertise a range that it has left; the larger range counts.
         let mut hosts: BTreeMap<NodeId, u64> = BTreeMap::new();
         for advert in state.shards(now) {
             let holds = advert.descriptor.weights_mb.saturating_mul(1 << 20);
@@ -121,7 +119,7 @@ impl HostCapacity {
         }
     }
 
-    /// Hosts that serve a file's weights and have another tokenizer or chat template.
+    /// Hosts that serve a file's weights with another tokenizer or chat template.
     pub(crate) fn with_other_text(&self, weights: WeightsId, text: TextId) -> Vec<String> {
         let (weights, text) = (weights.to_string(), text.to_string());
         let served = self
@@ -133,7 +131,7 @@ impl HostCapacity {
         others.map(|(_, host)| host.clone()).collect()
     }
 
-    /// What is done, or could be, of a model: by its weights where they are known, else by its id.
+    /// Availability of a model: identified by its weights if known, else by its id.
     pub(crate) fn of_model(
         &self,
         entry: Option<&ModelEntry>,
@@ -158,7 +156,7 @@ impl HostCapacity {
     }
 }
 
-/// What hosts say of their tokenizers and chat templates: the identity of the text, and who.
+/// Identity of the text (tokenizer and chat template) and name, for each host.
 fn texts(model: &Coverage<'_>, state: &Community, now: u64) -> Vec<(String, String)> {
     let texts = model.by_text().into_iter();
     let each = texts.flat_map(|(text, hosts)| hosts.into_iter().map(move |host| (text, host)));
@@ -166,7 +164,7 @@ fn texts(model: &Coverage<'_>, state: &Community, now: u64) -> Vec<(String, Stri
         .collect()
 }
 
-/// What to say of hosts that have the same weights, and not the same tokenizer and chat template.
+/// Warning if hosts with the same weights disagree on tokenizer or chat template.
 pub(crate) fn text_disagreement(
     model: &Coverage<'_>,
     state: &Community,
@@ -187,7 +185,7 @@ pub(crate) fn text_disagreement(
     ))
 }
 
-/// Whether hosts that serve a model of that name and so many layers mean this entry.
+/// Whether a served name and number of layers match this entry.
 pub(crate) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
     let shape = entry.shape.as_ref();
     entry.id.eq_ignore_ascii_case(name) && shape.is_none_or(|shape| shape.layers == layers)
@@ -195,7 +193,7 @@ pub(crate) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
 
 #[cfg(test)]
 impl Capacity {
-    /// So much memory here, and so much given to a community in which nothing is served yet.
+    /// Free memory here, and memory given to a community that serves nothing yet.
     pub(crate) fn for_test(free: Option<u64>, given: Option<u64>) -> Self {
         let community = given.map(|bytes| HostCapacity {
             name: "Elm Street".to_owned(),
@@ -237,7 +235,7 @@ mod tests {
         assert_eq!(of(Some(entry), None, entry.bytes), Availability::Served);
         assert_eq!(of(Some(entry), Some(1), entry.bytes), Availability::Partly);
         assert_eq!(of(Some(entry), Some(2), entry.bytes), Availability::Served);
-        // What is called so and is something else, is not this model.
+        // A model with the same name but other layers is another model.
         assert_eq!(of(Some(entry), Some(9), entry.bytes), Availability::Could);
         let other = catalogue.get("qwen3-8b").unwrap();
         assert_eq!(of(Some(other), None, other.bytes), Availability::No);

@@ -1,4 +1,4 @@
-//! What is known of models before a file is opened, and where files lie.
+//! Catalogue of models, and the folder of fetched files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use hearthnet_model::{Gguf, WeightsId};
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
 
-/// The catalogue that `--catalogue` names, or the built-in one, with what earlier pulls found out.
+/// Loads the catalogue of `--catalogue`, or the built-in one, with the pins of earlier pulls.
 pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
     let catalogue = match &global.catalogue {
         Some(path) => Catalogue::load(path),
@@ -22,11 +22,11 @@ pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
     let models = models_dir()?;
     catalogue.with_pins(&models).map_err(|e| {
         Failure::new(Kind::Refused, e.to_string())
-            .hint("without that file the next pull of the model pins it anew")
+            .hint("remove that file; the next pull of the model records it again")
     })
 }
 
-/// Why a model is not to be had, with what to do about it.
+/// Error for an unknown or missing model, with a hint.
 pub(crate) fn not_resolved(error: &ResolveError) -> Failure {
     let (kind, hint) = match error {
         ResolveError::Unknown { .. } => (
@@ -36,8 +36,7 @@ pub(crate) fn not_resolved(error: &ResolveError) -> Failure {
         ),
         ResolveError::NotPulled { .. } => (
             Kind::Model,
-            "who only chats needs the file, too: the words go in and come out on this machine. It is \
-             fetched once, and goes on where it broke off",
+            "chatting over hosts needs the file, too: embedding and sampling run on this machine. It is fetched once; an interrupted download is resumed",
         ),
         ResolveError::NoFile(_) => (Kind::Model, "check the path"),
         _ => (Kind::Refused, "set HOME or XDG_CACHE_HOME"),
@@ -45,17 +44,17 @@ pub(crate) fn not_resolved(error: &ResolveError) -> Failure {
     Failure::new(kind, error.to_string()).hint(hint)
 }
 
-/// Where fetched models lie.
+/// Folder of fetched models.
 pub(crate) fn models_dir() -> Result<PathBuf, Failure> {
     hearthnet_model::cache::models().map_err(no_cache)
 }
 
 pub(crate) fn no_cache(error: NoCacheDirectory) -> Failure {
-    Failure::new(Kind::Refused, error.to_string()).hint("models lie below that directory")
+    Failure::new(Kind::Refused, error.to_string()).hint("models are stored below that directory")
 }
 
-/// What the catalogue says about the file at `path`, if it lies where the catalogue puts it. One
-/// that broke off in the middle is refused by its size alone.
+/// Catalogue entry of the file at `path`, if it is the entry's place in the cache. Returns an error
+/// if the size differs.
 pub(crate) fn pin<'a>(
     catalogue: &'a Catalogue,
     path: &Path,
@@ -66,7 +65,7 @@ pub(crate) fn pin<'a>(
     };
     let found = std::fs::metadata(path).map_or(0, |info| info.len());
     if found == entry.bytes {
-        // One that says no more than the size leaves the rest to the record of the file.
+        // An entry with a size only does not identify the file; its record does.
         let says = entry.sha256.is_some() || entry.weights.is_some();
         return Ok(Some(entry).filter(|_| says));
     }
@@ -90,14 +89,13 @@ pub(crate) fn pin<'a>(
     )))
 }
 
-/// The bands of a model's boundaries, where the catalogue has them.
+/// Magnitude bands of a model's boundaries, if the catalogue has them.
 pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<Band>> {
     let entry = catalogue.by_weights(weights)?;
     entry.boundary_magnitude.clone()
 }
 
-/// How the model's tokens are chosen where nobody says: as the catalogue has it, else the file,
-/// else as is usual.
+/// Default sampling of a model: from the catalogue, else from the file, else the usual values.
 pub(crate) fn sampling(catalogue: &Catalogue, weights: WeightsId, file: &Gguf) -> SamplingChoice {
     let entry = catalogue.by_weights(weights);
     let entry = entry.map_or_else(SamplingChoice::default, |entry| entry.sampling);

@@ -1,4 +1,4 @@
-//! Which model is meant, and where its file is.
+//! Chooses the model of a command, and finds its file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,11 +13,11 @@ use crate::community::{Home, now_ms};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 
-/// The model that is meant where nobody says which.
+/// Model to use if none is named, configured or served.
 const FALLBACK: &str = "smollm2-135m-instruct";
 
-/// Which model a command is about: the one that it names, else `model.default`, else the one that
-/// the community serves, else a small one.
+/// Model of a command: the named one, else `model.default`, else the one that the community serves,
+/// else [`FALLBACK`].
 pub(crate) fn pick(
     cx: &Context,
     named: Option<&ModelRef>,
@@ -32,7 +32,7 @@ pub(crate) fn pick(
     let catalogue = catalogue(&cx.global)?;
     let models = models_dir()?;
     let state = home.state();
-    // By weights: two names of one model are one model.
+    // Keyed by weights: one model may have several names.
     let served: BTreeMap<&str, (&str, u32)> = state
         .shards(now_ms())
         .map(|advert| &advert.descriptor)
@@ -49,8 +49,8 @@ pub(crate) fn pick(
     among(&state.name, &names, usable)
 }
 
-/// The one model of those that a community serves (`names`). Of `usable` ones it is told whether
-/// they are on this machine: the only one that is needs no further choice.
+/// Chooses among the models that a community serves (`names`). `usable` ones are in the catalogue
+/// or on this machine; the flag is true for the latter. A single one on this machine is preferred.
 fn among(
     community: &str,
     names: &[&str],
@@ -66,7 +66,7 @@ fn among(
             Kind::BadRequest,
             format!("{community:?} serves several models: {listed}"),
         )
-        .hint("say which with --model, or set model.default")),
+        .hint("choose one with --model, or set model.default")),
         (None, _) if names.is_empty() => Ok(ModelRef::Id(FALLBACK.to_owned())),
         (None, _) => Err(Failure::new(
             Kind::Model,
@@ -76,7 +76,7 @@ fn among(
     }
 }
 
-/// How a model of these weights is called here, and whether its file is on this machine.
+/// Local name of a model with these weights, and whether its file is on this machine.
 fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<(ModelRef, bool)> {
     let weights = weights.parse().ok()?;
     match catalogue.by_weights(weights) {
@@ -88,8 +88,8 @@ fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<
     }
 }
 
-/// The same of an entry whose weights nobody here has seen: it goes by what hosts call it. What is
-/// then fetched is compared with what they serve.
+/// The same for a catalogue entry without known weights, matched by name. After the fetch its
+/// weights are compared with those that hosts serve.
 fn known_by_name(
     catalogue: &Catalogue,
     models: &Path,
@@ -114,7 +114,7 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Fail
         .map_err(|e| not_resolved(&e))
 }
 
-/// The same, fetching it first when that is possible and this machine has it not.
+/// Finds a model; fetches it if it is missing and can be fetched.
 pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
     if let Some(imported) = import::resolve(global, name)? {
         return Ok(imported);
@@ -123,7 +123,7 @@ pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolv
     let models = models_dir()?;
     match catalogue.resolve(name, &models) {
         Err(ResolveError::NotPulled { .. }) => {
-            let path = pull::pull_model(global, &catalogue, name, pull::How::default())?;
+            let path = pull::pull_model(global, &catalogue, name, pull::PullRequest::default())?;
             let resolved = catalogue.resolve(name, &models);
             resolved
                 .map(|r| Resolved { path, ..r })
@@ -138,13 +138,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_name_it_is_the_one_model_that_the_community_serves_and_is_here_or_known() {
+    fn without_a_name_the_only_usable_served_model_is_chosen() {
         let id = |id: &str| ModelRef::Id(id.to_owned());
         let choose = |names: &[&str], usable: Vec<(ModelRef, bool)>| among("Elm", names, usable);
-        // Nobody serves anything yet.
+        // No host serves a model yet.
         assert_eq!(choose(&[], vec![]).unwrap(), id(FALLBACK));
         assert_eq!(choose(&["a"], vec![(id("a"), false)]).unwrap(), id("a"));
-        // What nobody here could run leaves no choice to make.
+        // Models that could not run here are not a choice.
         assert_eq!(
             choose(&["a", "x"], vec![(id("a"), false)]).unwrap(),
             id("a")

@@ -1,5 +1,5 @@
-//! Hugging Face directories, wherever a model is named: each becomes a model file in the user's
-//! cache, once for each weight type.
+//! Hugging Face directories as models: each is converted to a model file in the user's cache, once
+//! for each weight type.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::models::catalogue::models_dir;
 use crate::output::{Progress, note};
 use crate::signals::cancel_on_interrupt;
 
-/// The model file of what is named, if that is a directory.
+/// Model file of a directory; `None` if the name is not a directory.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {
     match name {
         ModelRef::Path(path) if path.is_dir() => {
@@ -26,14 +26,14 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolve
         }
         _ if global.quantize.is_some() => Err(Failure::new(
             Kind::BadRequest,
-            format!("--quantize is for Hugging Face directories, {name} is none"),
+            format!("--quantize is for Hugging Face directories, and {name} is not one"),
         )
         .hint("`hearthnet model convert` writes a model file with another weight type")),
         _ => Ok(None),
     }
 }
 
-/// `hearthnet model import`: where the file lies.
+/// Runs `hearthnet model import`; returns the path of the file.
 pub(crate) fn run(
     global: &Global,
     directory: &Path,
@@ -56,12 +56,12 @@ pub(crate) fn run(
     Ok(output.to_owned())
 }
 
-/// What `--quantize` asks for.
+/// Weight type of `--quantize`.
 fn dtype(global: &Global) -> Result<Option<TensorType>, Failure> {
     global.quantize.as_deref().map(weight_type).transpose()
 }
 
-/// The file in the cache, made now if need be.
+/// Path of the file in the cache; converts the directory if it is missing.
 fn cached(directory: &Path, dtype: Option<TensorType>) -> Result<PathBuf, Failure> {
     let fail = |error| failure(directory, error);
     let models = models_dir()?;
@@ -95,7 +95,7 @@ fn failure(directory: &Path, error: ImportError) -> Failure {
     }
 }
 
-/// The weight type of that name, of those that can be written.
+/// Finds a writable weight type by name.
 pub(crate) fn weight_type(name: &str) -> Result<TensorType, Failure> {
     let known = TensorType::WRITABLE;
     known

@@ -1,12 +1,12 @@
-//! Model files of this machine, opened.
+//! Models on this machine.
 //!
 //! | concept | file |
 //! |---|---|
-//! | what is known of models, and where files lie | `catalogue.rs` |
-//! | which model is meant, and where its file is | `find.rs` |
-//! | fetching one | `pull.rs` |
+//! | catalogue, and the folder of files | `catalogue.rs` |
+//! | choice of the model, and search for its file | `find.rs` |
+//! | fetching | `pull.rs` |
 //! | Hugging Face directories as model files | `import.rs` |
-//! | what lies in the cache, and in which state | `cache.rs` |
+//! | files in the cache and their states | `cache.rs` |
 //! | where a model could run | `capacity.rs` |
 
 pub(crate) mod cache;
@@ -39,7 +39,7 @@ use crate::failure::{Failure, Kind};
 use crate::output::{Progress, note};
 use crate::runtime::no_thread;
 
-/// A model file on this machine, opened, with its identity.
+/// Open model file with its identity.
 #[derive(Clone)]
 pub(crate) struct OpenModel {
     pub(crate) id: String,
@@ -47,14 +47,14 @@ pub(crate) struct OpenModel {
     pub(crate) file: Arc<ModelFile>,
     pub(crate) weights: WeightsId,
     pub(crate) bands: Option<Vec<Band>>,
-    /// Layers that this machine computes itself for its chats over hosts: none until
+    /// Layers that this machine computes itself for its chats over hosts. Empty until
     /// [`crate::private_layers::load`].
     pub(crate) private: PrivateLayers,
-    /// How its tokens are chosen where nobody says.
+    /// Default sampling.
     pub(crate) sampling: SamplingChoice,
 }
 
-/// Opens what `--model` names, or what is meant without it ([`pick`]). Nothing is fetched.
+/// Opens the model that `named` or [`pick`] chooses. Does not fetch.
 pub(crate) fn open_model(
     cx: &Context,
     named: Option<&ModelRef>,
@@ -64,8 +64,7 @@ pub(crate) fn open_model(
     open_resolved(cx, resolve(&cx.global, &name)?)
 }
 
-/// The same outside of a community, fetching the model first when that is possible and this
-/// machine has it not.
+/// Opens a model without a community; fetches it if it is missing and can be fetched.
 pub(crate) fn open_or_pull_model(
     cx: &Context,
     named: Option<&ModelRef>,
@@ -74,7 +73,6 @@ pub(crate) fn open_or_pull_model(
     open_resolved(cx, resolve_or_pull(&cx.global, &name)?)
 }
 
-/// Opens a model that was found.
 pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenModel, Failure> {
     let Resolved { id, path, .. } = resolved;
     let catalogue = catalogue(&cx.global)?;
@@ -83,15 +81,14 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
     if fp32 && file.spec().boundary != BoundaryDtype::F32 {
         note(format!(
-            "activations are fp32 for debugging: answers differ from those with {}, and only hosts \
-             that are set so, too, can compute them",
+            "activations are fp32 for debugging: answers differ from those with {}, and only hosts with the same setting can compute them",
             file.spec().boundary
         ));
         file = file.with_boundary(BoundaryDtype::F32);
     }
     let manifest = Progress::during("hashing the model", |set| file.check(pin, set));
     let weights = manifest.map_err(|e| changed(&e))?.weights_id();
-    // How large rows are, rounding does not change.
+    // Magnitudes do not depend on the rounding of activations, so the bands still apply.
     let bands = match pin {
         Some(pin) => pin.boundary_magnitude.clone(),
         None => catalogue::bands(&catalogue, weights),
@@ -108,7 +105,6 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     })
 }
 
-/// Opens a model file.
 pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
     ModelFile::open(path).map_err(|e| match e.is_out_of_memory() {
         true => out_of_memory(&format!("{}: {e}", path.display())),
@@ -116,7 +112,7 @@ pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
     })
 }
 
-/// Why the weights of a model file cannot be loaded.
+/// Error for weights that cannot be loaded.
 pub(crate) fn load_failure(path: &Path, error: &LoadError) -> Failure {
     match error {
         LoadError::OutOfMemory(_) => out_of_memory(&format!("{}: {error}", path.display())),
@@ -125,7 +121,7 @@ pub(crate) fn load_failure(path: &Path, error: &LoadError) -> Failure {
     }
 }
 
-/// The failure of a model that this machine has too little memory for, at the moment.
+/// Error if this machine has too little free memory for a model.
 pub(crate) fn out_of_memory(error: &dyn std::fmt::Display) -> Failure {
     Failure::new(Kind::Host, error.to_string())
         .code("out_of_memory")
@@ -140,7 +136,7 @@ pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failu
     let closed = regular_file::open(path)
         .is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
     let hint = match closed {
-        // In a daemon: `isolation.rs`.
+        // A daemon's sandbox denies other folders (`isolation.rs`).
         true => {
             "a daemon reads models in the folder of `hearthnet model list` and the one that it was started \
              with: copy the file there, or start the daemon with --model FILE"
@@ -153,7 +149,7 @@ pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failu
     Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(hint)
 }
 
-/// The caller's side of a model: tokenizer, template, embedding and output matrix.
+/// Caller's part of a model: tokenizer, template, embedding and output matrix.
 pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Failure> {
     let text = model.file.text();
     let mut text = text.map_err(|error| match error {
@@ -174,13 +170,13 @@ pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Fai
     })
 }
 
-/// Embedding and output matrix, for a caller whose blocks run elsewhere, all or most of them.
+/// Loads embedding and output matrix, for a caller whose layers mostly run on hosts.
 pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
     let head = model.private.head(&model.file, options);
     head.map_err(|e| load_failure(&model.path, &e))
 }
 
-/// Engine options by configuration, with the thread count a flag may override.
+/// Engine options from the configuration; `threads` overrides the thread count.
 pub(crate) fn engine_options(config: &Config, threads: Option<usize>) -> EngineOptions {
     let host = &config.research.distributed_inference.host;
     EngineOptions {
@@ -192,14 +188,14 @@ pub(crate) fn engine_options(config: &Config, threads: Option<usize>) -> EngineO
     }
 }
 
-/// A file that is not what it was.
+/// Error for a file that changed since it was pinned or first used.
 pub(crate) fn changed(error: &ChangedError) -> Failure {
     let path = error.path.display();
     let hint = match error.pinned {
         true => "`hearthnet model pull` of its id fetches it again".to_owned(),
         false => format!(
             "restore it from a copy or fetch it again (`hearthnet model pull --force`); \
-             `hearthnet model verify {path} --accept` takes it as it is now"
+             `hearthnet model verify {path} --accept` accepts it as it is now"
         ),
     };
     Failure::new(Kind::Model, error.to_string())

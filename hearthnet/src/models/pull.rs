@@ -1,4 +1,4 @@
-//! Fetching a model, and what there is to say about it.
+//! Fetches models.
 
 use std::path::{Path, PathBuf};
 
@@ -18,26 +18,26 @@ use crate::models::{changed, open_file};
 use crate::output::{Progress, bytes, note};
 use crate::signals::cancel_on_interrupt;
 
-/// How a model is to be fetched.
+/// Options of a pull.
 #[derive(Debug, Default)]
-pub(crate) struct How {
+pub(crate) struct PullRequest {
     pub(crate) from: Option<PathBuf>,
     pub(crate) sha256: Option<Digest>,
     pub(crate) force: bool,
 }
 
-/// Fetches a model, wherever it is named to be, and has its file looked at.
+/// Fetches a model and checks its file.
 pub(crate) fn pull_model(
     global: &Global,
     catalogue: &Catalogue,
     model: &ModelRef,
-    how: How,
+    request: PullRequest,
 ) -> Result<PathBuf, Failure> {
     let mut options = PullOptions::from_environment().map_err(no_cache)?;
-    options.from = how.from;
-    // What was fetched and has changed since, is not what was fetched.
+    options.from = request.from;
+    // Fetch again if the fetched file has changed since, or is broken.
     let place = model.place().map(|place| options.models.join(place));
-    options.again = how.force
+    options.again = request.force
         || place.is_some_and(|path| {
             path.is_file()
                 && (file_state(&path) == FileState::Changed || ModelFile::open(&path).is_err())
@@ -90,12 +90,12 @@ pub(crate) fn pull_model(
     };
     let pulled = match entry {
         Some(entry) => pull(entry, &options, &cancel, &mut tell),
-        None => pull_reference(model, how.sha256, &options, &cancel, &mut tell),
+        None => pull_reference(model, request.sha256, &options, &cancel, &mut tell),
     };
     drop(progress);
     let path = pulled.map_err(|error| match error {
         PullError::Cancelled => Failure::new(Kind::Interrupted, "stopped; nothing is half-written")
-            .hint("the same command goes on where it stopped, if the source allows it"),
+            .hint("the same command resumes where it stopped, if the source allows it"),
         PullError::NoSource { ref file, ref failures, .. } => {
             let busy = busy(failures);
             let own = busy.clone().or_else(|| closed(failures)).or_else(|| replaced(entry?, &options.models, failures));
@@ -103,7 +103,7 @@ pub(crate) fn pull_model(
                 Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
                 None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
             });
-            // Why not, was said when it was tried.
+            // The reasons were printed as each source failed.
             let why = match busy {
                 Some(_) => "the server is busy",
                 None => "no source has it",
@@ -117,7 +117,7 @@ pub(crate) fn pull_model(
     let file = open_file(&path)?;
     let what = "hashing the model";
     let manifest = match (entry, fetched) {
-        // Another file of the same name may have lain there.
+        // The record may belong to an earlier file of the same name.
         (None, true) => Progress::during(what, |set| file.accept(set)),
         (entry, _) => {
             Progress::during(what, |set| file.check(entry, set)).map_err(|e| changed(&e))?
@@ -131,7 +131,7 @@ pub(crate) fn pull_model(
     Ok(path)
 }
 
-/// Says so if hosts of the community have the same weights with another tokenizer or chat template.
+/// Warns if hosts of the community serve the same weights with another tokenizer or chat template.
 fn compare_text(global: &Global, model: &ModelRef, file: &ModelFile, weights: WeightsId) {
     if let Some(home) = capacity::community(global)
         && let Ok(text) = file.gguf().text_id()
@@ -144,18 +144,18 @@ fn compare_text(global: &Global, model: &ModelRef, file: &ModelFile, weights: We
     }
 }
 
-/// What one has to know of the licence before a model comes.
+/// Licence notice, printed before the download.
 fn licence(entry: &ModelEntry) -> String {
     match &entry.terms {
         Some(terms) => format!(
-            "licence: {}; whoever uses the model accepts {terms}",
+            "licence: {}; the user of the model accepts {terms}",
             entry.license
         ),
         None => format!("licence: {}", entry.license),
     }
 }
 
-/// What to do where a server refused for now.
+/// Hint if a server refused temporarily.
 fn busy(failures: &[(Source, SourceError)]) -> Option<String> {
     failures.iter().find_map(|(_, error)| match error {
         SourceError::Busy { retry_after, .. } => {
@@ -163,25 +163,25 @@ fn busy(failures: &[(Source, SourceError)]) -> Option<String> {
                 format!("in {} s, as the server asks", time.as_secs())
             });
             Some(format!(
-                "run the same command again {when}; it goes on where it stopped"
+                "run the same command again {when}; it resumes where it stopped"
             ))
         }
         _ => None,
     })
 }
 
-/// What to do where a repository of the hub is not open to whoever asks.
+/// Hint if a hub repository requires an account or an accepted licence.
 fn closed(failures: &[(Source, SourceError)]) -> Option<String> {
     failures.iter().find_map(|failure| match failure {
         (Source::Hf { repository, .. }, SourceError::Status(401 | 403)) => Some(format!(
-            "the repository may want its licence accepted: do that on its page \
+            "the repository may require you to accept its licence: do that on its page \
              (https://huggingface.co/{repository}), and set HF_TOKEN to a token of your account there"
         )),
         _ => None,
     })
 }
 
-/// What to do where a file is no longer the one that this machine pulled first.
+/// Hint if a file differs from the one that this machine pulled first.
 fn replaced(
     entry: &ModelEntry,
     models: &Path,
@@ -199,7 +199,7 @@ fn replaced(
     })
 }
 
-/// Keeps what the first pull of a model finds out, and says what the community makes of it.
+/// Records hash and weights at the first pull, and compares the weights with the community's hosts.
 fn keep_pin(
     global: &Global,
     entry: &ModelEntry,
@@ -211,7 +211,7 @@ fn keep_pin(
         return Ok(());
     }
     let sha256 = match entry.sha256 {
-        // It was compared.
+        // The pull has already compared it.
         Some(sha256) => sha256,
         None => Digest::of(file.gguf().bytes()),
     };
@@ -220,7 +220,7 @@ fn keep_pin(
         .map_err(|e| Failure::new(Kind::Host, e.to_string()))?;
     note(match entry.pinned {
         Pinned::Never => format!(
-            "nobody says what this file must be: from now on it must be this one here \
+            "no reference hash is known for this model; this file is recorded and checked from now on \
              (SHA-256 {sha256}, weights {weights})"
         ),
         _ => format!("the file is the one that the catalogue pins (weights {weights})"),

@@ -1,17 +1,16 @@
-//! This node at work, as the program sets it up: the listener for other members, the API
-//! for programs on this machine, and what it tells them about itself.
+//! The running node: listener for other members, local API, and status.
 //!
 //! | part | file |
 //! |---|---|
-//! | a node that stays: the daemon's | this file |
-//! | a node for as long as one command needs it | `transient.rs` |
-//! | waiting until it knows what others know | `settle.rs` |
-//! | what others say of its key and its clock | `neighbours.rs` |
-//! | what it tells programs on this machine | `status.rs` |
+//! | long-lived node of the daemon | this file |
+//! | node for the duration of one command | `transient.rs` |
+//! | waiting for the first sync | `sync.rs` |
+//! | refusals by other members, and the clock offset | `neighbours.rs` |
+//! | status for local programs | `status.rs` |
 
 mod neighbours;
-pub(crate) mod settle;
 pub(crate) mod status;
+pub(crate) mod sync;
 pub(crate) mod transient;
 
 use std::sync::Arc;
@@ -28,18 +27,18 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::settle::{settle_in, until_even};
-use self::status::{Serving, Told};
+use self::status::{Serving, SharedStatus};
+use self::sync::{wait_for_neighbours, wait_until_synced};
 use crate::addresses::{listen_address, reachable};
-use crate::changes;
 use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
 use crate::local_api::offer_record;
 use crate::lock::Lock;
+use crate::log_writer;
 use crate::membership::Membership;
 
-/// How the configuration says to look for others of one community.
+/// Discovery settings from the configuration, for one community.
 pub(crate) fn discovery_settings(
     config: &Config,
     own: NodeId,
@@ -65,21 +64,21 @@ pub(crate) fn discovery_settings(
     })
 }
 
-/// The settings of a node without a listener, of this home.
+/// Settings of a node without a listener.
 fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     let tag = CommunityTag::of(home.log.community().as_bytes());
     let mut settings = NodeSettings::new(display_name(None, config));
     settings.discovery = discovery_settings(config, home.key.id(), tag)?;
     if !home.state().is_created() || home.log.is_in_doubt() {
-        // The log may not say where anybody is; it was noted beside it.
+        // The log may lack addresses of members; the membership file keeps them.
         let noted = Membership::read(&home.dir).map_or_else(Vec::new, |noted| noted.peers());
         let known = noted.iter().filter_map(|peer| peer.parse().ok());
         settings.discovery.static_peers.extend(known);
     }
     settings.research = config.policy.research.enable;
     let transport = config.transport()?;
-    // A neighbour whose cable was pulled is missed after two of these: no later than the
-    // node's own default, whatever suits long sessions with tensors.
+    // A lost neighbour is noticed after two keep-alives. Never longer than the node's own default,
+    // whatever suits long tensor sessions.
     let keep_alive = transport.keep_alive.min(settings.transport.keep_alive);
     settings.transport = hearthnet_transport::Config {
         keep_alive,
@@ -88,7 +87,7 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     Ok(settings)
 }
 
-/// What kind of failure it is that an address cannot be listened on.
+/// Kind of a failure to bind an address.
 pub(crate) fn bind_kind(error: &BindError) -> Kind {
     match error {
         BindError::Address { source, .. } => Kind::of_io(source),
@@ -113,27 +112,25 @@ fn failure(error: &NodeError) -> Failure {
         .hint(hint)
 }
 
-/// A node that stays.
+/// Long-lived node.
 pub(crate) struct DaemonNode {
-    /// The node.
     pub(crate) node: Node,
-    /// What its chats have seen of hosts.
+    /// Health of hosts as measured by its chats.
     pub(crate) health: SharedHealth,
-    /// What it says of itself in `node.status`.
-    told: Arc<Told>,
+    /// State that `node.status` reports.
+    told: Arc<SharedStatus>,
     local_api: Mutex<Option<LocalApi>>,
-    /// Looks after this node's standing, and ends with this.
+    /// Task that watches this node's membership status and clock; ends when dropped.
     _watch: JoinSet<()>,
     _lock: Lock,
 }
 
 impl DaemonNode {
-    /// Starts it: listens at `listen` (or as configured), admits joiners, opens the API for
-    /// programs on this machine. `registry` may hold more that it can be asked to do, whose
-    /// names `caps` announces.
+    /// Starts the node: listens at `listen` (or as configured), admits joiners, and opens the local
+    /// API. `registry` may hold further capabilities; `caps` are their names in discovery.
     ///
     /// # Errors
-    /// If a node runs here already, or an address or a file cannot be used.
+    /// Returns an error if a node already runs here, or if an address or a file cannot be used.
     pub(crate) async fn start(
         home: &Home,
         config: &Config,
@@ -142,7 +139,7 @@ impl DaemonNode {
         caps: Vec<String>,
     ) -> Result<Self, Failure> {
         let lock = Lock::take(&home.dir)?;
-        // From here on nobody else writes.
+        // From here on this process is the only writer.
         home.log.update()?;
         let mut settings = settings(home, config)?;
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
@@ -158,7 +155,7 @@ impl DaemonNode {
             .map_err(Failure::internal)?;
         let capabilities = Arc::clone(&registry);
         let caught_up = watch::Sender::new(false);
-        changes::offer(&registry, home, caught_up.subscribe())?;
+        log_writer::offer(&registry, home, caught_up.subscribe())?;
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
@@ -166,13 +163,13 @@ impl DaemonNode {
         let (watched, at) = (node.clone(), home.clone());
         let mut watching = JoinSet::new();
         watching.spawn(async move {
-            // Before its first word, be it that somebody is admitted, it looks whether others know
-            // later ones of it, as after an old copy of the data was put back.
-            settle_in(&watched).await;
-            until_even(&watched).await;
+            // Sync before the first event, such as an admission: other members may know later
+            // events of this node, as after an old copy of the data was restored.
+            wait_until_synced(&watched).await;
+            wait_for_neighbours(&watched).await;
             caught_up.send_replace(true);
             if let Err(error) = capabilities.register(join, Arc::new(handler)) {
-                tracing::error!(%error, "nobody can join through this node");
+                tracing::error!(%error, "no node can join through this one");
             }
             let weak = watched.downgrade();
             drop(watched);
@@ -181,7 +178,8 @@ impl DaemonNode {
         let local_api = LocalApi::open(&home.dir, Arc::clone(node.call_server()))
             .await
             .map_err(|e| {
-                Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
+                Failure::new(Kind::Host, e.to_string())
+                    .hint("choose another directory with --data-dir")
             })?;
         Ok(Self {
             node,
@@ -193,24 +191,24 @@ impl DaemonNode {
         })
     }
 
-    /// Where others reach it.
+    /// Addresses for other nodes.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.node.listen_addr().map_or_else(Vec::new, |listen| {
             reachable(listen).iter().map(ToString::to_string).collect()
         })
     }
 
-    /// Says in `node.status` which shard it serves, or why it serves none that it should.
+    /// Sets the served shard, or the reason for serving none, for `node.status`.
     pub(crate) fn set_serving(&self, serving: Serving) {
         self.told.state.lock().serving = serving;
     }
 
-    /// Says in `node.status` where its OpenAI API is.
+    /// Sets the URL of the OpenAI API for `node.status`.
     pub(crate) fn set_url(&self, url: Option<String>) {
         self.told.state.lock().url = url;
     }
 
-    /// Says goodbye and stops.
+    /// Closes links in order and stops the node.
     pub(crate) async fn stop(&self) {
         let local_api = self.local_api.lock().take();
         if let Some(local_api) = local_api {

@@ -1,5 +1,5 @@
-//! What other members say of this node's key and its clock while it runs, noted for commands and
-//! later days.
+//! Watches, while a node runs, refusals of its key by other members and its clock offset. Records
+//! both for commands.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use hearthnet_bus::node::{Node, WeakNode};
 use crate::community::Home;
 use crate::membership::Membership;
 
-/// Acts on what members say about this node's key. What an anchor says ends what runs here. What
-/// others say binds nobody; where nobody else is heard (or this node is the only anchor, whose two
-/// histories only others can see), it is noted, and commands say it. `true` if there is something
-/// new to say.
-pub(super) fn hear_refusals(node: &Node, home: &Home) -> bool {
+/// Handles refusals of this node's key. A refusal by an anchor stops everything that runs here.
+/// Refusals by other members do not bind; they are only recorded, and shown by commands, if no
+/// other member is reachable, or if this node is the only anchor, so that only others can see that
+/// its key has two histories. Returns `true` if there is news.
+pub(super) fn handle_refusals(node: &Node, home: &Home) -> bool {
     let (state, own) = (home.state(), home.key.id());
     let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
     let alone = !state
@@ -28,47 +28,47 @@ pub(super) fn hear_refusals(node: &Node, home: &Home) -> bool {
         .collect();
     let said = node.refused_by();
     if let Some(by) = said.iter().find(|by| anchor(by)) {
-        return home.refused_by(by);
+        return home.record_refusal(by);
     }
     if linked.iter().any(|node| alone || anchor(node)) {
-        Membership::note_put_out(&home.dir, None);
+        Membership::note_refusal(&home.dir, None);
     } else if let Some(by) = said.first().filter(|_| alone || linked.is_empty()) {
-        return Membership::note_put_out(&home.dir, Some(crate::standing::by(home, by)));
+        return Membership::note_refusal(&home.dir, Some(crate::key_status::by(home, by)));
     }
     false
 }
 
-/// How often the clock is compared with what neighbours said, and the membership noted.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Interval at which the clock is compared and the membership file updated.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Notes what other commands and later days should know, until nobody holds the node, and ends what
-/// runs for it when an anchor says that its key counts no more. A node that stays `warns`, for a command
-/// says it when it ends.
+/// Records refusals, clock offset and membership until the node is dropped. After a refusal by an
+/// anchor it stops everything that runs here. With `warns`, for a long-lived node, it prints
+/// warnings; a command prints them when it ends.
 pub(super) async fn watch(node: WeakNode, home: Home, warns: bool) {
     let Some(mut links) = node.upgrade().map(|node| node.changes()) else {
         return;
     };
     let mut changes = home.log.changes();
     while let Some(node) = node.upgrade() {
-        let put_out = hear_refusals(&node, &home);
+        let refused = handle_refusals(&node, &home);
         drop(node);
-        let wrong = crate::standing::note_clock(&home.dir, &home.log);
-        if warns && put_out && home.level().is_ok() {
-            // Nothing ends by it; who looks at the terminal should know.
-            crate::standing::warn(&home.dir);
+        let wrong = crate::key_status::record_clock(&home.dir, &home.log);
+        if warns && refused && home.level().is_ok() {
+            // The node continues; only warn on the terminal.
+            crate::key_status::warn_of_key(&home.dir);
         }
         if warns && wrong {
-            crate::standing::say_clock(&home.dir);
+            crate::key_status::warn_of_clock(&home.dir);
         }
         Membership::note(&home.dir, &home.state(), &home.key.id());
         tokio::select! {
             linked = links.changed() => if linked.is_err() { return },
             () = async {
                 let _ = changes.changed().await;
-                // Heartbeats come in bursts.
+                // Heartbeats arrive in bursts.
                 tokio::time::sleep(Duration::from_secs(1)).await;
             } => {}
-            () = tokio::time::sleep(LOOK_AGAIN) => {}
+            () = tokio::time::sleep(CHECK_INTERVAL) => {}
         }
     }
 }

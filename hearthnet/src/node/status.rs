@@ -1,4 +1,4 @@
-//! What a running node tells programs on this machine about itself.
+//! Status of a running node, for local programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
@@ -14,15 +14,15 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::settle::settle_in;
+use super::sync::wait_until_synced;
 use crate::community::now_ms;
 use crate::failure::Failure;
 use crate::local_api::{self, NODE_STATUS, Offer};
 
-/// What the program has told of itself, for whoever asks.
+/// Status shared between the daemon and its capability.
 #[derive(Default)]
-pub(crate) struct Told {
-    /// The node, once it runs: it holds its capabilities, and they do not hold it.
+pub(crate) struct SharedStatus {
+    /// Weak, because the node holds its capabilities.
     node: OnceLock<WeakNode>,
     pub(super) state: Mutex<State>,
 }
@@ -33,71 +33,67 @@ pub(super) struct State {
     pub(super) url: Option<String>,
 }
 
-impl Told {
+impl SharedStatus {
     pub(super) fn set_node(&self, node: WeakNode) {
         let _ = self.node.set(node);
     }
 }
 
-/// Whether a node serves layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Serving {
-    /// Nobody has asked for it.
+    /// Not requested.
     #[default]
     No,
-    /// This shard.
     Shard(String),
-    /// It would, and cannot now, for this reason.
+    /// Requested, but not possible now, with the reason.
     Suspended(String),
 }
 
-/// What a running node tells of itself through its local API.
+/// Status of a running node, as its local API returns it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Running {
-    /// Where it listens.
     pub(crate) listen: Option<String>,
-    /// How mDNS does: `running`, `off`, or why not.
+    /// State of mDNS: `running`, `off`, or the problem.
     pub(crate) mdns: String,
-    /// The peers it has a link with or knows of.
+    /// Peers that are linked or known.
     pub(crate) peers: Vec<Peer>,
-    /// The shard that it serves, if it does.
+    /// Shard that it serves, if any.
     pub(crate) serving: Option<String>,
-    /// Why it serves none now, although it is to.
+    /// Reason why requested layers are not served now.
     #[serde(default)]
     pub(crate) suspended: Option<String>,
-    /// URL of its OpenAI-compatible interface, if it is open.
     #[serde(default)]
     pub(crate) url: Option<String>,
-    /// Whether each host that advertises layers answers, by node id.
+    /// Whether each host that advertises layers responds, by node id.
     #[serde(default)]
     pub(crate) hosts: BTreeMap<String, bool>,
-    /// What its chats have seen of hosts.
+    /// Health of hosts as measured by its chats.
     #[serde(default)]
     pub(crate) host_health: Vec<ShardHealth>,
-    /// What it cannot touch any more.
+    /// Parts of the sandbox that are in force.
     #[serde(default)]
     pub(crate) isolation: String,
-    /// The members whose last event is dated so far ahead that it is not taken, and how far, in ms.
+    /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
     #[serde(default)]
     pub(crate) dated_ahead: BTreeMap<String, u64>,
 }
 
-/// A peer of a running node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
-    /// Node id.
     pub(crate) node: String,
-    /// Where it is, or was looked for.
+    /// Address of the link, or the address to try.
     pub(crate) endpoint: String,
-    /// Whether there is a link with it now.
     pub(crate) connected: bool,
-    /// How it was found: `mdns`, `static`, `log`, or `incoming`.
+    /// Origin of its address: `mdns`, `static`, `log`, or `incoming`.
     pub(crate) found: String,
 }
 
-/// Makes the daemon tell of itself what it is told from now on, and what its chats see of hosts.
-pub(super) fn offer(registry: &Registry, health: &SharedHealth) -> Result<Arc<Told>, Failure> {
-    let told = Arc::new(Told::default());
+/// Registers the status call. The returned [`SharedStatus`] sets the parts that the daemon knows.
+pub(super) fn offer(
+    registry: &Registry,
+    health: &SharedHealth,
+) -> Result<Arc<SharedStatus>, Failure> {
+    let told = Arc::new(SharedStatus::default());
     let (asked, health) = (Arc::clone(&told), health.clone());
     Offer {
         params: Params::none()
@@ -105,7 +101,7 @@ pub(super) fn offer(registry: &Registry, health: &SharedHealth) -> Result<Arc<To
             .optional("settled", ParamKind::Flag),
         ..Offer::new(
             NODE_STATUS,
-            "Tells programs on the node's own machine where it listens and whom it is linked with.",
+            "Returns the node's addresses, links and state, for programs on the node's own machine.",
             move |params, _| status(Arc::clone(&asked), health.clone(), params),
         )
     }
@@ -113,12 +109,16 @@ pub(super) fn offer(registry: &Registry, health: &SharedHealth) -> Result<Arc<To
     Ok(told)
 }
 
-async fn status(told: Arc<Told>, health: SharedHealth, params: Value) -> Result<Value, CallError> {
+async fn status(
+    told: Arc<SharedStatus>,
+    health: SharedHealth,
+    params: Value,
+) -> Result<Value, CallError> {
     let node = told.node.get().and_then(WeakNode::upgrade);
     let node =
         node.ok_or_else(|| CallError::new(Code::BUSY, "the node is starting or stopping"))?;
     if params["settled"] == true {
-        settle_in(&node).await;
+        wait_until_synced(&node).await;
     }
     let mut running = running(&node, &told.state.lock());
     let log = node.log().clone();
@@ -136,11 +136,11 @@ async fn status(told: Arc<Told>, health: SharedHealth, params: Value) -> Result<
     local_api::answer(&running)
 }
 
-/// How long a host may take to answer before it is called unreachable: many times what a busy one
-/// takes on a LAN, and soon enough for somebody who looks.
+/// Time after which a host is called unreachable: many times the response time of a busy host on a
+/// LAN, and short enough for an interactive command.
 const PROBE: Duration = Duration::from_millis(1500);
 
-/// Whether each host that advertises layers answers now.
+/// Probes every host that advertises layers.
 async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
     let state = node.log().state();
     let hosts: BTreeSet<NodeId> = state.shards(now_ms()).map(|a| a.author).collect();
@@ -159,7 +159,7 @@ async fn answers(node: &Node, host: NodeId) -> bool {
             Ok(stream) => stream.result().await,
             Err(error) => Err(error),
         };
-        // Who refuses is there.
+        // A refusal is a response, too.
         !matches!(answer, Err(error) if *error.code() == Code::UNREACHABLE)
     };
     tokio::time::timeout(PROBE, asked).await.unwrap_or(false)

@@ -1,4 +1,4 @@
-//! A node for as long as one command needs it.
+//! A node for the duration of one command.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,19 +11,19 @@ use hearthnet_orchestrator::hosts::{HostSource, InSync, Links};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::settle::{self, settle_beside, settle_in};
+use super::sync::{self, wait_for_daemon_sync, wait_until_synced};
 use super::{failure, neighbours, settings};
-use crate::backends::community_source;
-use crate::changes::follow;
+use crate::chat_backends::community_source;
 use crate::community::Home;
 use crate::config::Config;
 use crate::failure::Failure;
 use crate::lock::Lock;
+use crate::log_writer::follow;
 use crate::models::OpenModel;
 use crate::output::note;
 
-/// A node that keeps this home's log even with the others while a command runs, and goes. What members
-/// say about its key and its clock is noted meanwhile.
+/// Starts a node that keeps this home's log in sync while a command runs. Records refusals of its
+/// key, and its clock offset.
 pub(crate) async fn start(home: &Home, config: &Config) -> Result<Node, Failure> {
     let settings = settings(home, config)?;
     let registry = Arc::new(Registry::new());
@@ -34,16 +34,15 @@ pub(crate) async fn start(home: &Home, config: &Config) -> Result<Node, Failure>
     Ok(node)
 }
 
-/// Waits, within bounds, until the log is what others know, or they have said that they tell this node
-/// nothing more.
-pub(crate) async fn learn(node: &Node, home: &Home) {
-    settle_in(node).await;
-    neighbours::hear_refusals(node, home);
+/// Waits, with a time limit, until the log has synced, or other members refuse this node.
+pub(crate) async fn sync_log(node: &Node, home: &Home) {
+    wait_until_synced(node).await;
+    neighbours::handle_refusals(node, home);
 }
 
-/// Does `work` with a node that has asked the others what they know; with none where the daemon of this
-/// home does so, and where there is nobody else.
-pub(crate) async fn among_others<T>(
+/// Runs `work` with a node that has synced with other members. Without a node if the daemon of this
+/// home keeps the log in sync, or if there are no other members.
+pub(crate) async fn with_synced_node<T>(
     home: &Home,
     config: &Config,
     work: impl AsyncFnOnce(Option<&Node>) -> Result<T, Failure>,
@@ -52,14 +51,13 @@ pub(crate) async fn among_others<T>(
         return work(None).await;
     }
     let node = start(home, config).await?;
-    learn(&node, home).await;
+    sync_log(&node, home).await;
     let done = work(Some(&node)).await;
     node.shutdown().await;
     done
 }
 
-/// What a chat needs of the community while it lasts: somebody who keeps the log even with
-/// the others. Where a node runs on this machine, it does.
+/// Keeps the log in sync during a chat, unless a node already runs on this machine.
 #[derive(Default)]
 pub(crate) struct TransientNode(
     Option<(Node, Instant)>,
@@ -67,7 +65,7 @@ pub(crate) struct TransientNode(
 );
 
 impl TransientNode {
-    /// Starts looking for the others, unless a node here has found them already.
+    /// Starts discovery, unless a local node already has its links.
     pub(crate) async fn begin(home: &Home, config: &Config) -> Result<Self, Failure> {
         if Lock::is_held(&home.dir) {
             return Ok(Self(None, Some(follow(home))));
@@ -76,15 +74,15 @@ impl TransientNode {
         Ok(Self(Some((node, Instant::now())), None))
     }
 
-    /// Waits, within bounds, until the log is what others know: what they serve is in it.
-    pub(crate) async fn settle(&self) {
+    /// Waits, with a time limit, until the log has synced, since it lists the served layers.
+    pub(crate) async fn wait_until_synced(&self) {
         if let Some((node, _)) = &self.0 {
-            settle_in(node).await;
+            wait_until_synced(node).await;
         }
     }
 
-    /// Where each chat finds the hosts of the community. With `fallback` it waits for them only as
-    /// long as the log is not even with the others'.
+    /// Source of the community's hosts for each chat. With `fallback`, chats wait for hosts only
+    /// until the log has synced.
     pub(crate) fn source(
         &self,
         runtime: &Handle,
@@ -95,7 +93,7 @@ impl TransientNode {
         let node = self.0.as_ref().map(|(node, _)| node);
         let connections = match node {
             Some(node) => node.connections().clone(),
-            // The node that runs here watches its own connections, and this program these.
+            // The local node watches only its own connections, so this process watches these.
             None => {
                 let _inside = runtime.enter();
                 Connections::watched(home.log.clone())
@@ -104,16 +102,16 @@ impl TransientNode {
         let links = Links::new(connections, SharedHealth::default());
         let discovery = node.map(|node| node.discovery().clone());
         let even = fallback.then(|| match &self.0 {
-            // The node that runs here sees to that.
+            // The local node keeps the log in sync.
             None => Arc::new(|| true) as InSync,
             Some((node, began)) => in_sync(node.downgrade(), *began),
         });
         community_source(runtime, home, config, links, discovery, None, even)
     }
 
-    /// What `check` says, but not before the others were asked where it refuses: this node's log
-    /// may be behind.
-    pub(crate) async fn judge(
+    /// Runs `check`; if it refuses, syncs first and runs it again, since this node's log may be
+    /// outdated.
+    pub(crate) async fn check_synced(
         &self,
         home: &Home,
         check: impl Fn() -> Result<(), Failure>,
@@ -121,15 +119,15 @@ impl TransientNode {
         if check().is_ok() {
             return Ok(());
         }
-        note("asking the others whether this node may");
+        note("asking other members whether this node may");
         match &self.0 {
-            Some((node, _)) => learn(node, home).await,
-            None => settle_beside(home, || check().is_ok()).await,
+            Some((node, _)) => sync_log(node, home).await,
+            None => wait_for_daemon_sync(home, || check().is_ok()).await,
         }
         check()
     }
 
-    /// Says goodbye.
+    /// Closes the node's links and stops it.
     pub(crate) async fn end(self) {
         if let Some((node, _)) = self.0 {
             node.shutdown().await;
@@ -137,10 +135,10 @@ impl TransientNode {
     }
 }
 
-/// Whether a node that began then knows what its neighbours know, or has had the time to.
+/// Whether a node that started at `began` has synced, or has had the time to.
 pub(crate) fn in_sync(node: WeakNode, began: Instant) -> InSync {
     Arc::new(move || {
         let node = node.upgrade();
-        node.is_none_or(|node| settle::in_sync(&node, began.elapsed()))
+        node.is_none_or(|node| sync::in_sync(&node, began.elapsed()))
     })
 }

@@ -1,15 +1,14 @@
-//! Joining a community: the code that a person pastes, and what the joiner signs with it.
+//! Joining a community: the invite code for people, and the join request that is signed with it.
 //!
-//! An invite is a fresh Ed25519 key. The event log holds its public half, with the level,
-//! the number of uses and the expiry that the inviter signed; the *code* holds the secret
-//! half. Whoever has the code can sign a [`JoinRequest`] that names itself, and every node
-//! of the community can check that signature from the log alone, for ever. So the code
-//! crosses the network never, and a request that was seen by others is worth nothing to
-//! them: it admits the node that it names.
+//! An invite is a fresh Ed25519 key. The event log holds its public half, with the level, the
+//! number of uses and the expiry that the inviter signed; the *code* holds the secret half. A node
+//! with the code signs a [`JoinRequest`] that names the node. Every node of the community can
+//! verify that signature from the log alone, for ever. The code therefore never crosses the
+//! network, and an intercepted request is useless: it admits only the node that it names.
 //!
 //! # The code
-//! Bech32m (BIP-350) over these bytes, with the prefix `hearth`; upper or lower case, and
-//! white space anywhere, because codes are broken into lines on their way.
+//! Bech32m (BIP-350) over the following bytes, with the prefix `hearth`. Upper or lower case, with
+//! white space anywhere, because mail programs and chats break codes into lines.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -19,10 +18,10 @@
 //! | 5 | expiry, Unix seconds, big-endian |
 //! | 0..8 hints | 4, IPv4 address, port; or 6, IPv6 address, port; big-endian |
 //!
-//! The checksum finds every error of up to three characters, and any other with a
-//! probability of 1 - 2^-30. A hint says where to look first; it proves nothing, for the
-//! TLS handshake and the log's signatures do. The expiry in the code lets the program of
-//! the joiner say so at once; the one that counts is in the log.
+//! The checksum detects every error of up to three characters, and any other with a probability of
+//! 1 - 2^-30. A hint is an address to try first. It proves nothing; the TLS handshake and the log's
+//! signatures do. The expiry in the code lets the joiner's program report it at once; the expiry in
+//! the log is the one that counts.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,7 +31,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bech32::primitives::decode::CheckedHrpstring;
 use bech32::{Bech32m, Hrp};
-use hearthnet_text::{is_plain_in_text, tame_name};
+use hearthnet_text::{is_plain_in_text, sanitize_name};
 use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use zeroize::{Zeroize as _, Zeroizing};
@@ -41,23 +40,23 @@ use crate::{
     CommunityId, Domain, InvalidSignature, NodeId, NodeKey, RandomnessError, SIGNATURE_BYTES,
 };
 
-/// What every code begins with, before the separator `1`.
+/// Prefix of every code, before the separator `1`.
 const PREFIX: Hrp = Hrp::parse_unchecked("hearth");
-/// The version of the layout.
+/// Version of the layout.
 const VERSION: u8 = 1;
-/// Bytes before the hints.
+/// Number of bytes before the hints.
 const FIXED_BYTES: usize = 1 + 32 + 32 + 5;
-/// Most endpoint hints in a code: a machine has a handful of addresses, and a code should
-/// stay short enough to be read out in need.
+/// Maximum number of endpoint hints in a code. A machine has a handful of addresses, and a code
+/// should stay short enough to be read aloud.
 pub const MAX_HINTS: usize = 8;
-/// Characters of the longest code (8 hints of 19 bytes), white space not counted.
+/// Characters of the longest code (8 hints of 19 bytes), without white space.
 pub(crate) const MAX_CODE_CHARS: usize = 7 + (FIXED_BYTES + MAX_HINTS * 19) * 8 / 5 + 1 + 6;
-/// Longest text that is looked at: a code and the white space that mail programs add.
+/// Maximum length of a parsed text in bytes: a code and the white space that mail programs add.
 const MAX_TEXT_BYTES: usize = 4 * MAX_CODE_CHARS;
-/// Longest display name of a node, in bytes; the event log's bound for names.
+/// Maximum length of a node's display name in bytes; the event log's limit for names.
 pub const MAX_NAME_BYTES: usize = 64;
 
-/// An invitation as its code carries it. `Debug` shows nothing of the secret.
+/// Content of an invite code. `Debug` omits the secret.
 ///
 /// ```
 /// # use hearthnet_bus::{invite::Invite, CommunityId, NodeKey};
@@ -76,63 +75,50 @@ pub struct Invite {
     hints: Vec<SocketAddr>,
 }
 
-/// Why a text is not an invite code, or a code cannot be made.
+/// Reason why a text is not an invite code, or a code cannot be made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InviteError {
-    /// The text does not begin with `hearth1`.
     #[error("an invite code begins with \"hearth1\"; paste the whole code")]
     Prefix,
-    /// The text is longer than any code.
     #[error("this is longer than any invite code; paste the code alone")]
     TooLong,
-    /// A character that no code has (`1`, `b`, `i` and `o` are left out on purpose).
+    /// A character outside the alphabet of codes (which omits `1`, `b`, `i` and `o`).
     #[error("the invite code has the character {found:?}, which no code has; paste it again")]
     Character {
-        /// The first such character.
+        /// First such character.
         found: char,
     },
-    /// Upper and lower case are mixed.
     #[error("the invite code mixes capital and small letters; paste it as it was printed")]
     MixedCase,
-    /// The checksum does not fit: characters were changed, lost or added.
+    /// The checksum is wrong: characters were changed, lost or added.
     #[error("the invite code is mistyped or cut short: its checksum does not fit; paste it again")]
     Checksum,
-    /// The code was made by a newer program.
     #[error("the invite code has version {found}, this program knows version 1; update it")]
-    Version {
-        /// The version found.
-        found: u8,
-    },
-    /// The checksum fits, but the content is none that this program makes.
-    #[error("the invite code makes no sense ({what}); ask for a new one")]
-    Malformed {
-        /// What is wrong.
-        what: &'static str,
-    },
-    /// More hints than a code has room for (only when making one).
+    Version { found: u8 },
+    /// The checksum is right, but the content is invalid.
+    #[error("the invite code is invalid ({what}); ask for a new one")]
+    Malformed { what: &'static str },
+    /// More than [`MAX_HINTS`] hints (only when making a code).
     #[error("an invite code has room for {MAX_HINTS} addresses, not {found}")]
-    Hints {
-        /// Hints given.
-        found: usize,
-    },
+    Hints { found: usize },
 }
 
 impl InviteError {
-    /// The stable code of the refusal.
+    /// Stable code of the refusal.
     pub fn code(&self) -> Code {
         Code::new("bad_invite")
     }
 }
 
 impl Invite {
-    /// An invitation to `community`. `secret` is the seed of the invite key, fresh and
-    /// random; `expires` is in Unix seconds; `hints` say where nodes of the community
-    /// listen (an IPv6 scope is not kept: it means nothing on another machine).
+    /// Creates an invite to `community`. `secret` is the seed of the invite key, fresh and random.
+    /// `expires` is in Unix seconds. `hints` are addresses of nodes of the community; an IPv6 scope
+    /// is dropped, because it has no meaning on another machine.
     ///
     /// # Errors
-    /// [`InviteError::Hints`] for more than [`MAX_HINTS`], [`InviteError::Malformed`] for
-    /// an expiry beyond 40 bits.
+    /// [`InviteError::Hints`] for more than [`MAX_HINTS`], [`InviteError::Malformed`] for an expiry
+    /// of more than 40 bits.
     pub fn new(
         community: CommunityId,
         secret: [u8; 32],
@@ -144,7 +130,7 @@ impl Invite {
         }
         if expires >> 40 != 0 {
             return Err(InviteError::Malformed {
-                what: "it expires in a distant age",
+                what: "its expiry has more than 40 bits",
             });
         }
         let hints = hints
@@ -162,7 +148,7 @@ impl Invite {
     /// [`Invite::new`] with a secret from the operating system.
     ///
     /// # Errors
-    /// [`GenerateError`]: as [`Invite::new`], or the system has no randomness.
+    /// As [`Invite::new`], or [`GenerateError::Randomness`].
     pub fn generate(
         community: CommunityId,
         expires: u64,
@@ -172,31 +158,30 @@ impl Invite {
         Ok(Self::new(community, *key.secret(), expires, hints)?)
     }
 
-    /// The community that the code leads to. All that is received of it is checked
-    /// against this key.
+    /// Community to join. All data received from its nodes is checked against this key.
     pub fn community(&self) -> CommunityId {
         self.community
     }
 
-    /// The invite key. Its public half is the invite's id in the event log.
+    /// Invite key. Its public half is the invite's id in the event log.
     pub fn key(&self) -> NodeKey {
         NodeKey::from_secret(&self.secret)
     }
 
-    /// When it expires, in Unix seconds.
+    /// Expiry in Unix seconds.
     pub fn expires(&self) -> u64 {
         self.expires
     }
 
-    /// Where nodes of the community listened when the code was made.
+    /// Addresses of nodes of the community when the code was made.
     pub fn hints(&self) -> &[SocketAddr] {
         &self.hints
     }
 
-    /// Asks for `node` to be admitted under the display name `name`.
+    /// Signs a request to admit `node` under the display name `name`.
     ///
     /// # Errors
-    /// [`JoinError::Name`] for a name that no log takes.
+    /// [`JoinError::Name`] for a name that fails [`is_name`].
     pub fn request(&self, node: NodeId, name: &str) -> Result<JoinRequest, JoinError> {
         JoinRequest::sign(&self.key(), self.community, node, name)
     }
@@ -233,7 +218,8 @@ impl Invite {
         }
         let short = || malformed("it is too short");
         let root = rest.array::<32>().ok_or_else(short)?;
-        let root = NodeId::from_bytes(&root).map_err(|_| malformed("its community has no key"))?;
+        let root =
+            NodeId::from_bytes(&root).map_err(|_| malformed("its community key is not valid"))?;
         let secret = Zeroizing::new(rest.array::<32>().ok_or_else(short)?);
         let expires = rest
             .array::<5>()
@@ -246,7 +232,7 @@ impl Invite {
             let ip: IpAddr = match kind {
                 4 => Ipv4Addr::from(rest.array::<4>().ok_or_else(cut)?).into(),
                 6 => Ipv6Addr::from(rest.array::<16>().ok_or_else(cut)?).into(),
-                _ => return Err(malformed("an address is of no known kind")),
+                _ => return Err(malformed("an address has an unknown type")),
             };
             let port = u16::from_be_bytes(rest.array().ok_or_else(cut)?);
             if hints.len() == MAX_HINTS {
@@ -258,11 +244,11 @@ impl Invite {
     }
 }
 
-/// Why no invitation could be made.
+/// Reason why no invite could be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// The operating system gave no randomness.
+    /// The operating system provided no randomness.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
     /// Too many hints, or an impossible expiry.
@@ -270,7 +256,7 @@ pub enum GenerateError {
     Invite(#[from] InviteError),
 }
 
-/// Takes fixed pieces off a byte string.
+/// Splits arrays of fixed length off a byte string.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -281,7 +267,7 @@ impl Reader<'_> {
     }
 }
 
-/// The code. It holds the invite's secret: show it to whom it is for, and log it never.
+/// The code. It holds the invite's secret: show it to the invited person only, and never log it.
 impl fmt::Display for Invite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         bech32::encode_lower_to_fmt::<Bech32m, _>(f, PREFIX, &self.bytes()).map_err(|_| fmt::Error)
@@ -321,7 +307,7 @@ impl FromStr for Invite {
         if upper && code.bytes().any(|b| b.is_ascii_lowercase()) {
             return Err(InviteError::MixedCase);
         }
-        // The last `1` separates, so one in the data is seen as a longer prefix.
+        // The last `1` is the separator, so a `1` in the data would be read as part of the prefix.
         let data = code.get("hearth1".len()..).unwrap_or_default();
         if let Some(found) = data
             .chars()
@@ -329,50 +315,48 @@ impl FromStr for Invite {
         {
             return Err(InviteError::Character { found });
         }
-        // Prefix and characters are right, so whatever is wrong now is for want of some.
+        // Prefix and characters are valid, so the remaining cause is a changed, lost or added
+        // character.
         let checked = CheckedHrpstring::new::<Bech32m>(&code).map_err(|_| InviteError::Checksum)?;
         let mut content: Vec<u8> = checked.byte_iter().collect();
         let invite = Self::from_content(&content);
         content.zeroize();
         let invite = invite?;
-        // Of all spellings of one content, only the one that this program prints.
+        // Accepts only the spelling that this program prints.
         if !Zeroizing::new(invite.to_string()).eq_ignore_ascii_case(&code) {
             return Err(InviteError::Malformed {
-                what: "it has stray bits at its end",
+                what: "it has extra bits at its end",
             });
         }
         Ok(invite)
     }
 }
 
-/// "Admit this node": signed with the key of an invite, complete in itself.
+/// Request to admit a node, signed with the key of an invite.
 ///
 /// The signature is over [`Domain::JoinRequest`]'s prefix and the community's 32 bytes, the
 /// node's 32 bytes, and the bytes of the name. Serialised, the signature is base64url.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JoinRequest {
-    /// The community to be admitted to.
     pub community: CommunityId,
-    /// Who wants to be admitted. Must be the caller that brings the request.
+    /// Node to admit. Must be the caller that sends the request.
     pub node: NodeId,
-    /// What people are to call the node: 1 to [`MAX_NAME_BYTES`] bytes, no control characters.
+    /// Display name of the node: 1 to [`MAX_NAME_BYTES`] bytes, no control characters.
     pub name: String,
-    /// The invite: the public half of its key.
+    /// Public key of the invite.
     pub invite: NodeId,
-    /// The signature of the invite key.
     pub proof: JoinProof,
 }
 
-/// The signature in a [`JoinRequest`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct JoinProof(pub [u8; SIGNATURE_BYTES]);
 
-/// Why a request to join is refused, before the log is asked about the invite.
+/// Reason why a join request is refused before the log is asked about the invite.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// The display name is empty, too long, or holds characters that a name may not have.
+    /// The display name is empty, too long, or has forbidden characters.
     #[error("a node's name has 1 to {MAX_NAME_BYTES} bytes and no invisible characters")]
     Name,
     /// The signature is not that of the invite key over this request.
@@ -381,7 +365,7 @@ pub enum JoinError {
 }
 
 impl JoinError {
-    /// The stable code of the refusal.
+    /// Stable code of the refusal.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::Name => "bad_request",
@@ -420,8 +404,8 @@ impl JoinRequest {
         })
     }
 
-    /// Checks the name and the signature. Whether the invite exists, still holds and may be
-    /// used again is the log's to say.
+    /// Checks the name and the signature. The log decides whether the invite exists, is valid and
+    /// has uses left.
     ///
     /// # Errors
     /// Any [`JoinError`].
@@ -435,20 +419,20 @@ impl JoinRequest {
     }
 }
 
-/// The bytes that the invite key signs. The two keys have fixed lengths, so the name's end
-/// is the record's end.
+/// Bytes that the invite key signs. The two keys have fixed lengths, so the name ends with the
+/// record.
 fn record(community: CommunityId, node: NodeId, name: &str) -> Vec<u8> {
     [community.as_bytes(), node.as_bytes(), name.as_bytes()].concat()
 }
 
-/// Whether a node or a community may be given this name: 1 to [`MAX_NAME_BYTES`] bytes, at least one
-/// visible character, and none that is invisible or acts on a terminal.
+/// Returns whether a node or a community may be given this name: 1 to [`MAX_NAME_BYTES`] bytes, at
+/// least one visible character, and no character that is invisible or controls a terminal.
 pub fn is_name(text: &str) -> bool {
-    fits_log(text) && text.chars().all(is_plain_in_text) && !tame_name(text).is_empty()
+    fits_log(text) && text.chars().all(is_plain_in_text) && !sanitize_name(text).is_empty()
 }
 
-/// Whether a log takes this name. What is visible depends on the version of Unicode, so it cannot decide
-/// whether an event is valid: all nodes must agree on that.
+/// Returns whether a log accepts this name. Visibility depends on the version of Unicode, so it
+/// cannot decide whether an event is valid: all nodes must agree on that.
 pub(crate) fn fits_log(text: &str) -> bool {
     (1..=MAX_NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control)
 }

@@ -52,7 +52,7 @@ fn a_code_survives_line_breaks_spaces_and_capitals() {
 }
 
 #[test]
-fn each_kind_of_slip_is_told_in_its_own_words() {
+fn each_kind_of_typo_has_its_own_error() {
     let code = invite(&[]).to_string();
     let cases = [
         (String::new(), InviteError::Prefix),
@@ -135,7 +135,7 @@ fn debug_and_refusals_show_nothing_of_the_secret() {
 }
 
 #[test]
-fn a_request_admits_the_node_it_names_to_the_community_it_names_and_nobody_else() {
+fn a_request_admits_only_its_node_to_its_community() {
     let node = NodeKey::from_secret(&[2; 32]).id();
     let request = invite(&[]).request(node, "kitchen").unwrap();
     assert_eq!(request.verify(), Ok(()));
@@ -214,7 +214,7 @@ proptest! {
         let mut bytes = code.clone().into_bytes();
         for (at, shift) in slips {
             let at = 7 + at.index(code.len() - 7);
-            // Another character than the one printed there, whatever the slips so far.
+            // A character that differs from the printed one, independent of earlier slips.
             let right = CHARSET.find(char::from(code.as_bytes()[at])).unwrap();
             bytes[at] = CHARSET.as_bytes()[(right + 1 + shift) % 32];
         }

@@ -1,4 +1,4 @@
-//! Writing: what this node says itself, and when it may.
+//! Writing of this node's own events, and the conditions for it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,13 +15,13 @@ use super::view::View;
 use crate::{CommunityId, NodeId, NodeKey};
 
 impl EventLog {
-    /// Makes a community: its log in `dir` (which is made if missing, mode 0700) with the
-    /// event that names it, its founder as first anchor and its policy. `root` signs that
-    /// event and is needed again only for what anchors may not do.
+    /// Creates a community. Its log in `dir` (created with mode 0700 if missing) starts with the
+    /// event that sets its name, its founder as first anchor, and its policy. `root` signs that
+    /// event; later it is needed only for rights that anchors lack.
     ///
     /// # Errors
-    /// [`LogError::Exists`] if there is a log in `dir`; [`LogError::Event`] if the name is not
-    /// a line of 1 to 64 bytes; what the file system says.
+    /// [`LogError::Exists`] if there is a log in `dir`; [`LogError::Event`] if the name is not a
+    /// line of 1 to 64 bytes; errors of the file system.
     pub fn create(
         dir: &Path,
         root: &NodeKey,
@@ -36,21 +36,22 @@ impl EventLog {
             policy,
             founder,
         };
-        // Before the file exists: a bad name must not leave an empty log behind.
+        // Checked before the file exists: a bad name must not leave an empty log behind.
         body.check(community)?;
         let log = Self::prepare(dir, community)?;
         log.append(root, body, now_ms)?;
         Ok(log)
     }
 
-    /// Signs an event and appends it: one transaction, which is on the disk when this
-    /// returns. Ephemeral kinds live for [`ADVERT_LIFE_MS`], a `grant.revoked` for
-    /// [`MAX_LIFE_MS`]; and at least as long as what they replace.
+    /// Signs an event and appends it in one transaction, which is on the disk when this returns.
+    /// Ephemeral kinds live for [`ADVERT_LIFE_MS`], `grant.revoked` for [`MAX_LIFE_MS`], and all at
+    /// least as long as the event that they replace.
     ///
     /// # Errors
-    /// [`LogError::NoEffect`] if the author may not make this event, or it would change
-    /// nothing; [`LogError::Clock`] if others would not take it; [`LogError::Frozen`],
-    /// [`LogError::Behind`], [`LogError::Quota`]; what the disk says ([`LogError::ReadOnly`]).
+    /// [`LogError::NoEffect`] if the author may not make this event, or it would change nothing;
+    /// [`LogError::Clock`] if other members would refuse its time; [`LogError::Frozen`],
+    /// [`LogError::Behind`], [`LogError::Quota`]; [`LogError::ReadOnly`] and other errors of the
+    /// disk.
     pub fn append(&self, key: &NodeKey, body: Body, now_ms: u64) -> Result<EventId, LogError> {
         let life_ms = match body {
             Body::GrantRevoked { .. } => MAX_LIFE_MS,
@@ -69,8 +70,8 @@ impl EventLog {
             if durable && body.kind() != CLOCK_SET {
                 view.fold.check(&event)?;
             }
-            // It may be dated some milliseconds ahead; here it counts at once.
-            view.line = view.line.max(event.lamport);
+            // The event may be dated some milliseconds ahead; here it takes effect at once.
+            view.activation_ms = view.activation_ms.max(event.lamport);
             let mut merge = Merge::new(conn, view, quotas, now_ms);
             match merge.take(&event, hash, &raw)? {
                 Ok(_) => {}
@@ -82,9 +83,10 @@ impl EventLog {
         })
     }
 
-    /// Refuses to write with a clock that others do not believe. Asked are those of the members heard
-    /// of late who are trusted, or all of them if there are none, but not whom the event is about: who
-    /// is to lose a right has no say in when.
+    /// Refuses to write with a clock that other members contradict. It is compared with the clocks
+    /// of trusted members heard recently or, if there are none, of all members heard recently.
+    /// Subjects of the event are excluded: a member that is about to lose a right must not
+    /// influence the time.
     fn check_clock(
         &self,
         view: &View,
@@ -106,14 +108,14 @@ impl EventLog {
         }
     }
 
-    /// What is to be done as time passes, every second or so: events whose moment has come take
-    /// effect; and if the last event of `key`'s chain was made by a clock that ran ahead, and members
-    /// say now that it is right, another one follows, with which others take it and what lies
-    /// behind it.
+    /// Periodic maintenance, to be called about once a second. Applies events whose activation time
+    /// has come. If the last event of `key`'s chain was post-dated by a wrong clock, and members'
+    /// clocks now agree with this one, it appends a `clock.set` event, so that other nodes accept
+    /// the chain.
     ///
     /// # Errors
     /// As [`EventLog::append`].
-    pub fn tend(&self, key: &NodeKey, now_ms: u64) -> Result<(), LogError> {
+    pub fn maintain(&self, key: &NodeKey, now_ms: u64) -> Result<(), LogError> {
         let (waiting, ahead) = {
             let writer = self.inner.writer.lock();
             let time_ms = writer.view.last_time(&writer.conn, &key.id())?;
@@ -130,7 +132,7 @@ impl EventLog {
             };
             self.append(key, body, now_ms)?;
             tracing::warn!(
-                "what this node wrote while its clock was {} min ahead is passed on now",
+                "events that this node wrote while its clock was {} min ahead are sent to others now",
                 ahead / 60_000
             );
         }
@@ -138,7 +140,7 @@ impl EventLog {
     }
 }
 
-/// The same, with what its author has seen: of a withdrawal the members that came by the invite.
+/// Returns the body, with the current members by the invite filled into a withdrawal.
 fn named(view: &View, body: &Body) -> Body {
     let mut body = body.clone();
     if let Body::InviteWithdrawn { invite, members } = &mut body {
@@ -150,7 +152,7 @@ fn named(view: &View, body: &Body) -> Body {
     body
 }
 
-/// The next event of an author, unsigned.
+/// Next event of an author, unsigned.
 fn next(
     conn: &Connection,
     view: &View,
@@ -165,21 +167,21 @@ fn next(
     if it.fork.is_some() && !it.is_root {
         return Err(LogError::Frozen { author });
     }
-    // After everything that has taken effect, and so at most this moment: who leaps ahead leaves
-    // others where they are.
+    // After all events that have taken effect, and so at most the current time. A post-dated event
+    // does not move the dates of other authors.
     let tip = it.tip.map_or(0, |(_, lamport)| lamport);
     let last = view.fold.at().map_or(0, |at| at.lamport).max(tip);
     let lamport = last.saturating_add(1);
-    // An event's Lamport time is at most its time: of several in one millisecond the later ones are
-    // dated a few milliseconds ahead.
+    // The Lamport time of an event is at most its time. Of several events in one millisecond, the
+    // later ones are dated a few milliseconds ahead.
     let time_ms = now_ms.max(lamport);
     let (seq, lane) = match body.slot() {
         None => {
             let last = db::last_seq(conn, &author)?;
             let state = &view.fold.state;
-            // A log that does not even have its first event back has all of it to ask for.
+            // A log without even the first event has all events to ask for.
             let others = !state.created || state.members.keys().any(|node| *node != author);
-            // The root's history may part, so it need not know all of it.
+            // The root's history may fork, so the log need not have all of it.
             if !it.is_root && (last != it.row.head || (db::doubt(conn)? && others)) {
                 return Err(LogError::Behind { author });
             }
@@ -197,7 +199,7 @@ fn next(
                 .saturating_add(life_ms)
                 .max(until)
                 .min(time_ms.saturating_add(MAX_LIFE_MS));
-            // Any number that grows will do. The time does so even if this file is lost.
+            // Any growing number will do. The time grows even if this file is lost.
             let seq = it.row.ephemeral.saturating_add(1).max(now_ms);
             (seq, Lane::Ephemeral { slot, expires_ms })
         }

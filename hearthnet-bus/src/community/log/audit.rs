@@ -1,6 +1,6 @@
-//! For people: every event and what became of it, a check of everything, an export.
+//! Reports for people: a listing of all events with their status, a full check, and an export.
 //!
-//! All three read through a connection of their own, so that a long report holds up nobody.
+//! All three read through a connection of their own, so a long report does not block other work.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,57 +17,55 @@ use super::store::EventLog;
 use super::view::View;
 use crate::NodeId;
 
-/// One event, as `log show` and `log export` print it.
+/// Event as printed by `log show` and `log export`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Record {
-    /// The hash of what its author signed.
+    /// Hash of the signed fields.
     pub hash: EventHash,
-    /// Its kind.
     pub kind: String,
-    /// What became of it.
     pub status: Status,
-    /// Its fields.
     #[serde(flatten)]
     pub event: Event,
-    /// The signed bytes, base64 in JSON.
+    /// Signed bytes, base64 in JSON.
     #[serde(serialize_with = "base64")]
     pub raw: Vec<u8>,
 }
 
-/// What became of an event.
+/// Effect of an event on the community.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It changed the community.
+    /// The event changed the community.
     Effective,
-    /// It did not: its author may not do this, or there was nothing to change.
+    /// The event changed nothing: its author may not do this, or there was nothing to change.
     NoEffect(#[serde(serialize_with = "sentence")] NoEffect),
-    /// An event of its author before it is missing.
+    /// An earlier event of the author is missing.
     Waiting,
-    /// Its author's history parts here.
+    /// The author's history forks here.
     Fork,
-    /// Ephemeral, the newest of its slot.
+    /// The newest ephemeral event of its slot.
     Live,
 }
 
-/// The result of [`EventLog::verify`].
+/// Result of [`EventLog::verify`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Durable events checked.
     pub durable: u64,
     /// Ephemeral events checked.
     pub ephemeral: u64,
-    /// What is wrong, a sentence each. Empty: everything is as it should be.
+    /// Problems found, a sentence each; empty if there are none.
     pub problems: Vec<String>,
-    /// Of authors who have lost a level, or their place: how many events there are that whoever took it
-    /// had not seen. They count for no more than their author may do now, wherever they sort.
+    /// Number of void events per author that was demoted or revoked: the author of that change had
+    /// not seen these events. Wherever they sort, they count for no more than the author's level
+    /// now.
     pub void: BTreeMap<NodeId, u64>,
-    /// Of other authors: how many events there are that came to light when others had written what sorts
-    /// after them. Such an author was away, or it has dated them back.
+    /// Number of late events per other author: they arrived after others had written events that
+    /// sort after them. Such an author was offline, or backdates its events.
     pub late: BTreeMap<NodeId, u64>,
 }
 
-/// Most problems that are listed.
+/// Maximum number of listed problems.
 const MAX_PROBLEMS: usize = 100;
 
 fn base64<S: serde::Serializer>(raw: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
@@ -91,11 +89,11 @@ impl EventLog {
         db::open(self.path(), false)
     }
 
-    /// Visits every event: the durable ones in the order of the log, then the ephemeral ones.
-    /// `visit` says whether to go on.
+    /// Visits every event: the durable ones in the order of the log, then the ephemeral ones. Stops
+    /// when `visit` returns false.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`], what the disk says, or what `visit` returns.
+    /// [`LogError::Corrupt`], errors of the disk, and errors of `visit`.
     pub fn records(
         &self,
         mut visit: impl FnMut(Record) -> Result<bool, LogError>,
@@ -147,11 +145,11 @@ impl EventLog {
         })
     }
 
-    /// Checks everything again from the bytes on: the pages of the file, every hash and
-    /// signature, every chain, and that the state is what the events say.
+    /// Checks everything from the stored bytes: the pages of the file, every hash and signature,
+    /// every chain, and that the stored state follows from the events.
     ///
     /// # Errors
-    /// If the file cannot be read at all. What is wrong with its content is in the result.
+    /// If the file cannot be read at all. Problems of its content are in the result.
     pub fn verify(&self) -> Result<Verified, LogError> {
         let conn = self.reader()?;
         let mut found = Verified::default();
@@ -188,7 +186,9 @@ impl EventLog {
             };
             let hash = EventHash::of(&raw).unwrap_or(EventHash::ZERO);
             if event.position() != at || event.community != view.community {
-                found.problem(format!("{name} is stored in another one's place"));
+                found.problem(format!(
+                    "{name} is stored under the position of another event"
+                ));
             }
             dating.hear(&event, hash);
             let author = view.author(&at.author);
@@ -196,7 +196,7 @@ impl EventLog {
                 let tip = tips.insert(at.author, (at.seq, hash));
                 let (seq, before) = tip.unwrap_or((0, EventHash::ZERO));
                 if seq + 1 != at.seq || event.lane != (Lane::Durable { prev: before }) {
-                    found.problem(format!("{name} does not follow the one before it"));
+                    found.problem(format!("{name} does not follow the event before it"));
                 }
             }
             Ok(true)
@@ -219,13 +219,13 @@ impl EventLog {
         })?;
         (found.void, found.late) = dating.found();
         if view.fold_anew(&tx)?.state != view.fold.state {
-            found.problem("the stored state is not what the events say");
+            found.problem("the stored state does not follow from the events");
         }
         Ok(found)
     }
 
-    /// How many events of each author came to light when others had written what sorts after them, or taken
-    /// its level: [`Verified::void`] and [`Verified::late`] together, without checking anything again.
+    /// Counts the late and void events of each author ([`Verified::late`], [`Verified::void`]),
+    /// without checking anything again.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -246,7 +246,7 @@ impl EventLog {
     }
 }
 
-/// Whose events are dated back, or may be.
+/// Detection of events that are, or may be, backdated.
 struct Dating<'a> {
     view: &'a View,
     replay: Fold,
@@ -264,23 +264,23 @@ impl<'a> Dating<'a> {
         }
     }
 
-    /// Takes the next event in the order, which counts if its author's history has it.
+    /// Processes the next event in the order. Only events in their author's chain count.
     fn hear(&mut self, event: &Event, hash: EventHash) {
         let author = self.view.authors.get(&event.author);
         if !author.is_some_and(|author| author.has(event.seq)) {
             return;
         }
-        if self.replay.comes_too_late(event) {
+        if self.replay.is_void(event) {
             *self.void.entry(event.author).or_default() += 1;
         }
-        // What it does is in the state.
+        // The result is irrelevant here: the state has the effect.
         let _ = self.replay.again(event);
         if self.view.fold.knows(&event.author) {
             self.order.hear(event, hash);
         }
     }
 
-    /// [`Verified::void`] and [`Verified::late`].
+    /// Returns [`Verified::void`] and [`Verified::late`].
     fn found(self) -> (BTreeMap<NodeId, u64>, BTreeMap<NodeId, u64>) {
         let mut late = self.order.late();
         late.retain(|author, _| !self.void.contains_key(author));
@@ -288,25 +288,25 @@ impl<'a> Dating<'a> {
     }
 }
 
-/// What events say of what their authors had seen: each names the one that was the last for its author,
-/// so that all between the two came to light later.
+/// Detection of late events. Each event names the last event that its author had seen, so all
+/// events that sort between the two became known later.
 #[derive(Default)]
 struct Witnesses {
-    /// The events, in their order: who wrote each.
+    /// Author of each event, in the order of the events.
     authors: Vec<NodeId>,
     places: HashMap<u128, usize>,
-    /// The place of the last event of each author.
+    /// Place of the last event of each author.
     own: BTreeMap<NodeId, usize>,
-    /// At each place, how many more (or fewer) stretches that somebody had not seen begin than end.
+    /// For each place, the number of unseen ranges that begin there minus the number that end
+    /// there.
     edges: BTreeMap<usize, i64>,
 }
 
 impl Witnesses {
-    /// Takes the next event in the order.
     fn hear(&mut self, event: &Event, hash: EventHash) {
         let here = self.authors.len();
         let own = self.own.insert(event.author, here);
-        // Who has written something has seen it, whatever its next event says.
+        // An author has seen its own events, whatever its next event names.
         if let Some(last) = self.places.get(&event.id.names(&event.author)) {
             let from = 1 + own.map_or(*last, |own| own.max(*last));
             if from < here {
@@ -318,7 +318,7 @@ impl Witnesses {
         self.authors.push(event.author);
     }
 
-    /// How many events of each author somebody who wrote later had not seen.
+    /// Counts the events of each author that the author of a later event had not seen.
     fn late(&self) -> BTreeMap<NodeId, u64> {
         let (mut late, mut open) = (BTreeMap::new(), 0);
         for (place, author) in self.authors.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! A node in one file: the log, and whatever else is to be kept with it.
+//! Backup of a node in one file: the log, and other named files.
 //!
-//! The file is an SQLite database: the log's own tables as one transaction saw them, so that a
-//! running node can be backed up, and beside them a table of named parts. It holds keys: its mode is
-//! 0600, and it never replaces another file. What comes out of it is checked like any other log when
-//! it is opened, and is a copy that may be old: it writes nothing new before a peer was asked.
+//! The file is an SQLite database. It holds the log's tables as of one transaction, so that a
+//! running node can be backed up, and a table of named parts. It holds keys, so its mode is 0600,
+//! and it never replaces another file. A restored log is checked when it is opened. As it may be
+//! outdated, it writes no own events until a peer was asked.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,28 +17,28 @@ use super::error::LogError;
 use super::store::{EventLog, FILE_NAME};
 use crate::identity::whole_file::{draft, publish};
 
-/// "HNbk" in SQLite's header.
+/// "HNbk" in the `application_id` of SQLite's header.
 const APPLICATION_ID: i64 = 0x484e_626b;
-/// Most parts, and bytes of one, that are read: a key has 60 bytes, a configuration some KiB.
+/// Maximum number of parts that are read.
 const MAX_PARTS: usize = 16;
-/// Most bytes of a part.
+/// Maximum bytes of a part that are read: a key has 60, a configuration some KiB.
 pub const MAX_PART_BYTES: usize = 1 << 20;
 
-/// What is kept beside the log, by name.
+/// Files stored beside the log, by name.
 pub type Parts = BTreeMap<String, Vec<u8>>;
 
-/// Writes a backup to `path`, which must not exist yet: the log, if there is one, and `parts`.
+/// Writes a backup to `path`, which must not exist: the log, if there is one, and `parts`.
 ///
 /// # Errors
-/// [`LogError::Io`], of the kind [`io::ErrorKind::AlreadyExists`] if there is something at `path`;
-/// what the disk or the database says. Then nothing is left behind.
+/// [`LogError::Io`], with [`io::ErrorKind::AlreadyExists`] if `path` exists; errors of the disk or
+/// the database. A failed backup leaves no file behind.
 pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), LogError> {
     if path.exists() {
         return Err(LogError::io("write", path)(
             io::ErrorKind::AlreadyExists.into(),
         ));
     }
-    // Its mode before anything is in it.
+    // Set the mode before the file has content.
     let draft = draft(path, 0o600).map_err(LogError::io("write", path))?;
     if let Some(log) = log {
         db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(draft.path())?])?;
@@ -59,13 +59,13 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
     publish(draft, path).map_err(LogError::io("write", path))
 }
 
-/// The parts of a backup, and whether a log is in it.
+/// Reads the parts of a backup. Also returns whether it has a log.
 ///
 /// # Errors
-/// [`LogError::Corrupt`] if it is no backup, or one of which something is missing or changed;
+/// [`LogError::Corrupt`] if the file is not a backup, or is incomplete or damaged;
 /// [`LogError::Io`].
 pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
-    // SQLite would wait for the other end of a pipe. Nothing has locks on this file.
+    // SQLite would wait for the other end of a pipe. No process has locks on this file.
     crate::regular_file::open(path).map_err(LogError::io("read", path))?;
     let conn = Connection::open_with_flags(
         path,
@@ -73,7 +73,7 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
     )?;
     let application: i64 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
     if application != APPLICATION_ID {
-        return Err(LogError::corrupt("this file is no backup of a node"));
+        return Err(LogError::corrupt("this file is not a backup of a node"));
     }
     if let Some(what) = db::integrity(&conn)?.first() {
         return Err(LogError::corrupt(what));
@@ -85,28 +85,26 @@ pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
         let length: i64 = row.get(1)?;
         if parts.len() >= MAX_PARTS || usize::try_from(length).is_ok_and(|n| n > MAX_PART_BYTES) {
             return Err(LogError::corrupt(
-                "there is more in this backup than in any",
+                "this backup has more parts, or larger ones, than a node stores",
             ));
         }
         let (name, bytes, sum): (String, Vec<u8>, Vec<u8>) =
             (row.get(0)?, row.get(2)?, row.get(3)?);
         if Sha256::digest(&bytes).as_slice() != sum {
-            return Err(LogError::corrupt(
-                "a part of this backup is not what was written",
-            ));
+            return Err(LogError::corrupt("a part of this backup was changed"));
         }
         parts.insert(name, bytes);
     }
     Ok((parts, db::has(&conn, "log")?))
 }
 
-/// Makes the log of a backup that [`read`] has looked at the log in `dir`, which must not have one. A
-/// damaged one is refused, not repaired: what [`EventLog::open`] drops of a living log comes back from
-/// other members, and a backup is needed where there may be none.
+/// Restores the log of a backup, checked by [`read`], into `dir`, which must not have a log. A
+/// damaged log is refused, not repaired: what a repair drops, other members may not have either
+/// when a backup is needed.
 ///
 /// # Errors
-/// [`LogError::Exists`]; [`LogError::Corrupt`] or [`LogError::Format`] if it is no log, or a damaged
-/// one; what the disk says. Then `dir` is as it was.
+/// [`LogError::Exists`]; [`LogError::Corrupt`] or [`LogError::Format`] if the log is missing or
+/// damaged; errors of the disk. `dir` then stays unchanged.
 pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     let path = dir.join(FILE_NAME);
     if path.exists() {
@@ -130,8 +128,8 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     publish(draft, &path).map_err(LogError::io("write", &path))
 }
 
-/// Opens a database that nobody else knows of. If writing it fails, all of it is thrown away: so it
-/// needs no journal beside it.
+/// Opens a database that only this function's caller uses. It needs no journal, because a failed
+/// write discards the whole file.
 fn open_draft(draft: &Path) -> Result<Connection, LogError> {
     let conn = Connection::open_with_flags(
         draft,
@@ -142,7 +140,7 @@ fn open_draft(draft: &Path) -> Result<Connection, LogError> {
     Ok(conn)
 }
 
-/// SQLite takes file names as text.
+/// SQLite requires file names that are UTF-8.
 fn text(path: &Path) -> Result<&str, LogError> {
     path.to_str()
         .ok_or_else(|| LogError::io("name", path)(io::ErrorKind::InvalidInput.into()))

@@ -1,4 +1,4 @@
-//! What a peer lacks: heads compared, and the events packed into a batch.
+//! Comparison of heads, and batches of the events that a peer lacks.
 
 use std::collections::BTreeMap;
 
@@ -11,19 +11,19 @@ use super::heads::{ForkHead, Head, Heads, SlotHead, slot_key};
 use super::view::{Author, View, proof};
 use crate::NodeId;
 
-/// Events that a peer lacks.
+/// Batch of events that a peer lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// The events as they are stored, in an order in which they can be taken.
+    /// Stored bytes of the events, in an order in which they can be accepted.
     pub events: Vec<Vec<u8>>,
-    /// Whether there are more.
+    /// Whether the peer lacks further events.
     pub more: bool,
-    /// The peer's heads once it has taken this batch: with them the next batch can be made
+    /// Heads of the peer after it has accepted this batch. With them, the next batch can be made
     /// without waiting for an answer.
     pub then: Heads,
 }
 
-/// How far a log has come, of every author that it knows.
+/// Heads of a log, with all known authors.
 pub(super) fn heads_of(view: &View) -> Heads {
     let mut heads = Heads::empty(view.community);
     let known = |author: &NodeId| view.fold.knows(author);
@@ -48,7 +48,7 @@ pub(super) fn heads_of(view: &View) -> Heads {
 }
 
 impl Batch {
-    /// An empty one, for a peer with these heads.
+    /// Empty batch for a peer with these heads.
     pub(super) fn new(theirs: &Heads) -> Self {
         Self {
             events: Vec::new(),
@@ -58,7 +58,7 @@ impl Batch {
     }
 }
 
-/// A batch while it is filled.
+/// Batch that is being filled.
 pub(super) struct Pack<'a> {
     pub(super) conn: &'a Connection,
     pub(super) view: &'a View,
@@ -70,7 +70,7 @@ pub(super) struct Pack<'a> {
 }
 
 impl Pack<'_> {
-    /// `false`: it found no room.
+    /// Adds an event. Returns false if there is no room for it.
     fn add(&mut self, raw: Vec<u8>) -> Result<bool, LogError> {
         let fits = self.events_left > 0 && raw.len() <= self.bytes_left;
         if !fits && !self.batch.events.is_empty() {
@@ -94,8 +94,8 @@ impl Pack<'_> {
         self.ephemeral()
     }
 
-    /// The root's events from where its history parts, here or there, if not both have the same: by
-    /// number, so that how far it went says what is left.
+    /// Adds the root's events from the lower of the two forks on, if the proofs differ. Sends them
+    /// in the order of their numbers, so that the peer's progress tells which are left.
     fn branches(&mut self) -> Result<bool, LogError> {
         let Self { conn, view, .. } = *self;
         let root = view.community.root();
@@ -133,8 +133,8 @@ impl Pack<'_> {
         Ok(true)
     }
 
-    /// Up to which number they have what is here, as far as their heads tell: where their last event is
-    /// not ours, they need ours to see that there are two.
+    /// Number up to which the peer has the events of this log, as far as its heads tell. If its
+    /// last event differs from ours, it needs ours to see the fork.
     fn agreed(&self, author: &NodeId, it: &Author, theirs: &Head) -> Result<u64, LogError> {
         if theirs.seq > 0 && it.has(theirs.seq) {
             let ours = db::durable_at(self.conn, author, theirs.seq)?;
@@ -150,7 +150,7 @@ impl Pack<'_> {
             conn, view, theirs, ..
         } = *self;
         let none = Head::default();
-        // Of each author that they lack something of: their last number.
+        // For each author of missing events: the last number that the peer has, and the last one here.
         let mut lacks = BTreeMap::new();
         let mut from_lamport = u64::MAX;
         for (author, it) in &view.authors {
@@ -161,7 +161,7 @@ impl Pack<'_> {
             if it.is_root && head.fork != it.fork.as_ref().map(ForkHead::from) {
                 continue;
             }
-            // Beyond a fork that they know of, they take nothing.
+            // A peer refuses events beyond a fork that it knows.
             let last = match head.fork {
                 Some(fork) => it.row.head.min(fork.seq.saturating_sub(1)),
                 None => it.row.head,

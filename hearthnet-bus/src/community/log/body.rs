@@ -1,7 +1,7 @@
-//! What events say: the kinds, and the canonical form of each.
+//! Bodies of events: the kinds, and the canonical form of each.
 //!
-//! A kind is added here (its variant, its name, its record), in
-//! `fold.rs` (what it does, and who may), and in `specs/event-log.md`.
+//! A new kind is added here (variant, name, record), in `fold.rs` (effect and rights) and in
+//! `specs/event-log.md`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,35 +15,35 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, DescriptorError, MAX_ENCODED, NodeId};
 
-/// Longest body of an event, in bytes: the longest descriptor and some room.
+/// Maximum length of an event's body in bytes: the longest descriptor, and some room.
 pub const MAX_BODY_BYTES: usize = 6 * 1024;
-/// Longest kind and longest slot, in bytes: a slot carries a shard id (256) and a prefix.
+/// Maximum length of a kind in bytes.
 pub const MAX_KIND_BYTES: usize = 64;
-/// Longest slot, in bytes: `shard:` and the longest shard id, with room.
+/// Maximum length of a slot in bytes: `shard:` and the longest shard id (256), with room.
 pub const MAX_SLOT_BYTES: usize = 300;
-/// Most endpoints that one node tells the others.
+/// Maximum number of endpoints that a node announces.
 pub const MAX_ENDPOINTS: usize = 16;
-/// Longest endpoint and software name, in bytes.
+/// Maximum length of an endpoint or software name in bytes.
 pub const MAX_LINE_BYTES: usize = 128;
-/// Most uses of one invite: more people than any community of households has.
+/// Maximum uses of an invite: more people than any community of households has.
 pub const MAX_USES: u32 = 1000;
-/// Most members that the end of an invite names: each is a key to check, some 10 us.
+/// Maximum number of members that a withdrawal of an invite names. Checking each key takes about 10
+/// us.
 pub const MAX_NAMED: usize = 64;
 
-/// What a member may do, in rising order.
+/// Rights of a member, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// May ask for answers, and read and write the log.
+    /// May chat, and read and write the log.
     Member,
-    /// May also advertise and serve shards, and admit those who hold an invite.
+    /// May also advertise and serve shards, and admit nodes that hold an invite.
     Trusted,
-    /// May also invite, promote, demote and revoke members below itself.
     Anchor,
 }
 
 impl Level {
-    /// As events, commands and tables spell it.
+    /// Name of the level, as events, commands and tables spell it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Member => "member",
@@ -59,15 +59,15 @@ impl fmt::Display for Level {
     }
 }
 
-/// What a community has agreed on. Its fields stand in canonical order.
+/// Policy of a community. Its fields stand in canonical order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
-    /// The lowest level that may invite others as `member`. Only anchors may invite
-    /// `trusted` ones, and only the root anchors.
+    /// Minimum level for inviting others as `member`. Only anchors may invite at `trusted`, and
+    /// only the root at `anchor`.
     #[serde(rename = "invite")]
     pub who_may_invite: Level,
-    /// Whether experimental capabilities may be used in this community at all.
+    /// Whether experimental capabilities may be used in this community.
     pub research: bool,
 }
 
@@ -80,110 +80,99 @@ impl Default for Policy {
     }
 }
 
-/// What an event says. Serialised (for people; not the canonical form) as the fields alone:
-/// the kind stands beside it.
+/// Content of an event. For people, it serialises as the fields alone, because the kind stands
+/// beside it; this is not the canonical form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum Body {
-    /// `community.created`: the first event of the root, and of every community.
+    /// `community.created`: first event of the root and of every community.
     CommunityCreated {
-        /// What people call the community: 1 to 64 bytes, no control characters.
+        /// Display name of the community: 1 to 64 bytes, no control characters.
         name: String,
-        /// The policy at the beginning.
         policy: Policy,
-        /// The first anchor.
+        /// First anchor.
         founder: NodeId,
     },
-    /// `community.policy`: a new policy, in place of the one before.
+    /// `community.policy`: replaces the policy.
     PolicyChanged(Policy),
-    /// `member.invited`: whoever can sign with `invite` may join.
+    /// `member.invited`: nodes that can sign with the key `invite` may join.
     Invited {
-        /// The invite: a fresh public key, whose secret is in the invite code.
+        /// Public key of the invite, made for it. Its secret is in the invite code.
         invite: NodeId,
-        /// What the invited become.
+        /// Level of the invited nodes.
         level: Level,
-        /// How many may join with it, 1 to [`MAX_USES`].
+        /// Number of nodes that may join, 1 to [`MAX_USES`].
         uses: u32,
-        /// First Unix millisecond in which it no longer holds.
+        /// First Unix millisecond in which the invite is no longer valid.
         expires_ms: u64,
     },
-    /// `invite.withdrawn`: nobody joins with this invite any more.
+    /// `invite.withdrawn`: the invite admits no further node.
     InviteWithdrawn {
-        /// The invite.
         invite: NodeId,
-        /// The members that came by it, as far as the author of this event knew, at most [`MAX_NAMED`]:
-        /// others are none from here on, if an anchor says so. Absent, none is put out, as in events of
-        /// before there was such a list. [`EventLog::append`](super::EventLog::append) fills it in.
+        /// Members that joined with the invite, as far as the author knew; at most [`MAX_NAMED`].
+        /// If the author is an anchor, other members by this invite are removed. `None`, as in
+        /// older events, removes no member. [`EventLog::append`](super::EventLog::append) fills it
+        /// in.
         members: Option<BTreeSet<NodeId>>,
     },
-    /// `member.admitted`: a node that showed an invite is a member.
+    /// `member.admitted`: a node with an invite becomes a member.
     Admitted {
-        /// What the joiner signed with the invite's key.
+        /// Request that the joining node signed with the invite's key.
         request: JoinRequest,
-        /// The invite's level.
         level: Level,
     },
-    /// `member.level`: a member is promoted or demoted.
     LevelChanged {
-        /// The member's key.
         node: NodeId,
-        /// The new level.
         level: Level,
-        /// The last durable event of the member that the author of this event had seen: later
-        /// ones that sort before this one are judged by no higher level than the new one.
-        /// `None` in events of before there was such a bound.
+        /// Last durable event of the member that the author had seen. Later events of the member
+        /// that sort before this one are judged by the lower of its level there and the new one.
+        /// `None` in older events, which set no such limit.
         last_seq: Option<u64>,
     },
-    /// `member.revoked`: a key has no place in the community any more, for ever.
+    /// `member.revoked`: removes a node for ever.
     Revoked {
-        /// The member's key.
         node: NodeId,
-        /// The last durable event of that node that counts; all later ones have no effect,
-        /// wherever they sort. What the author of this event had seen of the node.
+        /// Last durable event of the node that the author had seen. Later ones have no effect,
+        /// wherever they sort.
         last_seq: u64,
     },
-    /// `member.left`: its author is no member any more, because it does not want to be. With a
-    /// new invite it may come back.
+    /// `member.left`: the author leaves the community. It may join again with an invite.
     Left {},
-    /// `member.named`: what its author is called from now on.
+    /// `member.named`: changes the author's display name.
     Named {
-        /// Display name, 1 to 64 bytes, no control characters.
+        /// Display name: 1 to 64 bytes, no control characters.
         name: String,
     },
-    /// `experimental.shard.advertised`: a shard host serves these layers. Ephemeral.
+    /// `experimental.shard.advertised`: the author serves these layers. Ephemeral.
     ShardAdvertised(Box<Descriptor>),
-    /// `experimental.shard.withdrawn`: it does no longer. Ephemeral, in the slot of the
-    /// advertisement that it takes back.
+    /// `experimental.shard.withdrawn`: the author no longer serves the shard. Ephemeral, in the
+    /// slot of the advertisement.
     ShardWithdrawn {
-        /// The shard, `<model_id>:<lo>-<hi>`.
+        /// Shard id, `<model_id>:<lo>-<hi>`.
         shard_id: String,
     },
-    /// `node.seen`: where a node listens, and what it is called. Ephemeral.
+    /// `node.seen`: addresses and name of the author. Ephemeral.
     NodeSeen {
-        /// `ADDR:PORT`, at most [`MAX_ENDPOINTS`] of at most [`MAX_LINE_BYTES`] bytes.
+        /// Addresses `ADDR:PORT`, at most [`MAX_ENDPOINTS`] of at most [`MAX_LINE_BYTES`] bytes.
         endpoints: Vec<String>,
         /// Display name, at most 64 bytes.
         name: String,
         /// Software name and version.
         software: String,
     },
-    /// `grant.revoked`: a session token is not to be accepted any more. Ephemeral: it lives
-    /// longer than any token.
+    /// `grant.revoked`: invalidates a session token. Ephemeral; it lives longer than any token.
     GrantRevoked {
-        /// Who issued the token.
         issuer: NodeId,
-        /// The token's id.
         #[serde(serialize_with = "hex::serialize")]
         id: [u8; 16],
     },
-    /// A kind that this program does not know: kept and passed on, without effect.
+    /// A kind that this program does not know: stored and passed on, without effect.
     Unknown {
-        /// The kind.
         kind: String,
-        /// The slot, if the event is ephemeral.
+        /// Slot of an ephemeral event; `None` if the event is durable.
         slot: Option<String>,
-        /// Its body as it stands in the event.
+        /// Body as in the event.
         #[serde(serialize_with = "hex::serialize")]
         bytes: Vec<u8>,
     },
@@ -202,10 +191,10 @@ const SHARD_ADVERTISED: &str = "experimental.shard.advertised";
 const SHARD_WITHDRAWN: &str = "experimental.shard.withdrawn";
 const SEEN: &str = "node.seen";
 const GRANT_REVOKED: &str = "grant.revoked";
-/// A kind without a body of its own: its author's clock was wrong before, and is right now.
+/// Kind without a record of its own: the author's clock was wrong and is right now.
 pub(super) const CLOCK_SET: &str = "clock.set";
 
-/// The kinds that [`Record`] reads.
+/// Kinds with a [`Record`].
 const RECORDS: [&str; 12] = [
     CREATED,
     POLICY,
@@ -222,7 +211,7 @@ const RECORDS: [&str; 12] = [
 ];
 
 impl Body {
-    /// The kind, as it stands in the event.
+    /// Name of the kind, as in the event.
     pub fn kind(&self) -> &str {
         match self {
             Self::CommunityCreated { .. } => CREATED,
@@ -242,8 +231,8 @@ impl Body {
         }
     }
 
-    /// The slot of an ephemeral kind: of one author and slot only the newest event is kept.
-    /// `None` for durable kinds.
+    /// Slot of an ephemeral kind; `None` for durable kinds. Of each author and slot, only the
+    /// newest event is kept.
     pub fn slot(&self) -> Option<String> {
         match self {
             Self::ShardAdvertised(descriptor) => Some(format!("shard:{}", descriptor.shard_id)),
@@ -257,8 +246,7 @@ impl Body {
         }
     }
 
-    /// Checks that the body can stand in an event: lengths, ranges, the proof of an
-    /// admission.
+    /// Checks lengths and ranges, and that an admission's request is for this community.
     pub(super) fn check(&self, community: CommunityId) -> Result<(), EventError> {
         let malformed = |what| Err(malformed(what));
         match self {
@@ -308,7 +296,7 @@ impl Body {
                     || !is_line(name, MAX_NAME_BYTES)
                     || !is_line(software, MAX_LINE_BYTES)
                 {
-                    return malformed("what the node says of itself is too long");
+                    return malformed("the node's announcement is too long");
                 }
             }
             Self::Unknown { kind, slot, bytes } => {
@@ -332,7 +320,7 @@ impl Body {
         Ok(())
     }
 
-    /// The canonical bytes.
+    /// Canonical encoding.
     pub(super) fn encode(&self) -> Result<Vec<u8>, EventError> {
         let cannot = || malformed("its body cannot be encoded");
         let bytes = match self {
@@ -355,8 +343,8 @@ impl Body {
         Ok(bytes)
     }
 
-    /// Reads the body of a kind. `bytes` are bounded by the size of an event. The keys of its
-    /// [keys](Body::keys) are still to be checked.
+    /// Decodes the body of a kind. The size of an event bounds `bytes`. The caller still has to
+    /// check the [keys](Body::keys) in the body.
     pub(super) fn decode(
         kind: &str,
         slot: Option<&str>,
@@ -400,7 +388,7 @@ impl Body {
         Ok(body)
     }
 
-    /// A descriptor is no longer here than where hosts and routers exchange it.
+    /// Limits a descriptor to the size that hosts and routers exchange.
     fn check_size(&self, bytes: &[u8]) -> Result<(), EventError> {
         match self {
             Self::ShardAdvertised(_) if bytes.len() > MAX_ENCODED => {
@@ -410,7 +398,7 @@ impl Body {
         }
     }
 
-    /// The keys that it names as raw bytes. (A descriptor's host is text, and checked as such.)
+    /// All keys that the body holds as raw bytes. A descriptor's host is text, and checked as such.
     pub(super) fn keys(&self) -> Vec<NodeId> {
         let mut keys = self.nodes();
         if let Self::InviteWithdrawn {
@@ -423,7 +411,8 @@ impl Body {
         keys
     }
 
-    /// Those of them that it is about.
+    /// Nodes and invites that are the event's subject: [`Body::keys`] without the members that a
+    /// withdrawal names.
     pub(super) fn nodes(&self) -> Vec<NodeId> {
         match self {
             Self::CommunityCreated { founder: node, .. }
@@ -444,27 +433,22 @@ impl Body {
     }
 }
 
-/// Why bytes are not an event of this format. The same bytes are refused everywhere and at
-/// any time: nothing here depends on what a node knows.
+/// Reason why bytes are not an event of this format. It depends on the bytes alone, so every node
+/// refuses the same bytes at any time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventError {
-    /// Not the canonical bytes of an event, or a field holds an impossible value.
+    /// The bytes are not canonical, or a field holds an impossible value.
     #[error("this is not an event: {what}")]
-    Malformed {
-        /// What is wrong.
-        what: &'static str,
-    },
+    Malformed { what: &'static str },
     /// The body of an advertised shard is not a valid descriptor.
     #[error(transparent)]
     Descriptor(#[from] DescriptorError),
-    /// The signature, or the proof that an admission carries, was not made by that key over
-    /// these bytes.
+    /// The signature, or the proof in an admission, was not made by the named key over these bytes.
     #[error("the event's signature is not valid")]
     Signature,
 }
 
-/// For `map_err` and the like.
 pub(super) fn malformed(what: &'static str) -> EventError {
     EventError::Malformed { what }
 }
@@ -474,7 +458,7 @@ fn no_descriptor(what: &str) -> EventError {
 }
 
 impl EventError {
-    /// The stable code of the refusal.
+    /// Stable code of the refusal.
     pub fn code(&self) -> Code {
         match self {
             Self::Malformed { .. } => Code::new("log_malformed"),
@@ -484,26 +468,26 @@ impl EventError {
     }
 }
 
-/// One line of text for people: bounded, and nothing that moves a cursor.
+/// Returns whether `text` is one line of at most `max` bytes without control characters.
 fn is_line(text: &str, max: usize) -> bool {
     text.len() <= max && !text.chars().any(char::is_control)
 }
 
-/// Levels of a record: a map that holds a map or a list, and one to spare.
+/// Nesting limit of a record: a map that holds a map or a list, plus one.
 const DEPTH: usize = 4;
 
-/// What serde writes before the record of a kind: `{kind:`, a map of one.
+/// Bytes that serde writes before the record of a kind: `{kind:`, a map with one entry.
 fn tag(kind: &str) -> Result<Vec<u8>, EventError> {
     let name = cbor::encode(&kind).map_err(|_| malformed("its kind cannot be encoded"))?;
     Ok([&[0xa1], name.as_slice()].concat())
 }
 
-/// A body as serde writes an enum, `{kind: record}`. An event has the two in fields of their own.
+/// Body as serde writes an enum, `{kind: record}`. In an event, kind and record are separate
+/// fields.
 #[derive(Serialize, Deserialize)]
 struct Tagged(#[serde(with = "Record")] Body);
 
-/// What stands in the event for each variant of [`Body`]. The order of the fields is that of their
-/// encoded keys.
+/// Encoded record of each variant of [`Body`]. The fields stand in the order of their encoded keys.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "Body", deny_unknown_fields)]
 enum Record {
@@ -586,7 +570,7 @@ enum Record {
     },
 }
 
-/// The record of [`Body::Admitted`].
+/// Record of [`Body::Admitted`].
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Admitted {

@@ -1,10 +1,10 @@
-//! What the log says now: the view that everything else in the program reads.
+//! View of the community that the rest of the program reads.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hearthnet_text::tame_name;
+use hearthnet_text::sanitize_name;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use unicode_security::skeleton;
@@ -15,86 +15,83 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, Descriptor, NodeId};
 
-/// How many invites lie between a member and who answers for it, at most.
-const MAX_ANSWERING: usize = 64;
+/// Maximum number of invites between a member and the member that answers for it.
+const MAX_INVITE_DEPTH: usize = 64;
 
-/// A member of the community. Part of the state hash, so its fields stand in canonical order.
+/// Member of the community. Part of the state hash, so its fields stand in canonical order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Member {
-    /// The author of its invite, if any member may let somebody in at that level: it
-    /// [answers](Community::answers_for) for whom it let in. Kept here because an invite is forgotten
-    /// when others need its room.
+    /// Author of the member's invite, if the invite was for the level `member`; else `None`.
+    /// [`Community::answers_for`] follows it. Stored here because invites are removed when others
+    /// need their room.
     #[serde(with = "raw_keys::option")]
     pub by: Option<NodeId>,
-    /// Display name: what the node called itself when it joined, or since. Empty for a founder
-    /// that has not said.
+    /// Display name, given when the node joined or later. Empty for a founder that has set none.
     pub name: String,
-    /// What it may do.
     pub level: Level,
-    /// When it joined, in Unix milliseconds, by the clock of the node that admitted it.
+    /// Time of joining in Unix milliseconds, by the clock of the node that admitted it.
     #[serde(rename = "since")]
     pub since_ms: u64,
-    /// The invite it joined with; `None` for the founder.
+    /// Invite that the member joined with; `None` for the founder.
     #[serde(with = "raw_keys::option")]
     pub invite: Option<NodeId>,
 }
 
-/// An invitation, as the log holds it.
+/// Invite, as the log stores it. Its fields stand in canonical order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenInvite {
-    /// How many joined with it.
+    /// Number of members that joined with it.
     pub used: u32,
-    /// How many may.
+    /// Maximum number of members that may join with it.
     pub uses: u32,
-    /// What they become.
+    /// Level of members that join with it.
     pub level: Level,
-    /// First Unix millisecond in which it no longer holds.
+    /// First Unix millisecond in which it is no longer valid.
     #[serde(rename = "until")]
     pub expires_ms: u64,
-    /// Who invited. If that node loses the right to invite, its invites lose their force.
+    /// If the author loses the right to invite, its invites become invalid.
     #[serde(with = "raw_keys")]
     pub author: NodeId,
-    /// Taken back.
     pub withdrawn: bool,
 }
 
-/// A key that has no place in the community any more.
+/// A revoked key. Revocation is permanent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Revocation {
-    /// Its last durable event that counts.
+    /// Last durable event of the key that has an effect.
     #[serde(rename = "seq")]
     pub last_seq: u64,
-    /// When, in Unix milliseconds by the clock of the node that revoked it.
+    /// Time of the revocation in Unix milliseconds, by the clock of the revoking node.
     #[serde(rename = "time")]
     pub time_ms: u64,
 }
 
-/// Proof that one author signed two different events at one place.
+/// Proof that an author signed two different events with one sequence number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fork {
-    /// The lowest sequence number at which the author's history parts.
+    /// Lowest sequence number at which the author's history forks.
     pub seq: u64,
-    /// The events that prove it, in the order of their hashes: two bodies at `seq`; or one
-    /// at `seq` that does not follow the author's event before it.
+    /// Hashes of the events that prove it, in rising order: two events at `seq`, or one at `seq`
+    /// and the author's event before it, which it does not follow.
     pub proof: Vec<EventHash>,
 }
 
-/// The key of the invite that let somebody in.
+/// Key of the invite by which a node was a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Code(#[serde(with = "raw_keys")] pub(super) NodeId);
 
-/// The durable part of the view: what the fold over the durable events yields. Its encoding
-/// is what the state hash is taken of, so its fields stand in canonical order.
+/// Durable part of the view: the result of the fold over the durable events. The state hash is the
+/// hash of its encoding, so its fields stand in canonical order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Durable {
-    /// Who left, by the invite that let it in: while that is open, it is withdrawn with whoever is
-    /// put out.
+    /// Nodes that left, each with the invite by which it was a member. While that invite is open,
+    /// revoking the node withdraws it.
     #[serde(
         default,
         skip_serializing_if = "BTreeMap::is_empty",
@@ -115,8 +112,8 @@ pub(super) struct Durable {
 }
 
 impl Durable {
-    /// Members whose name looks like that of another one, at a glance.
-    pub(super) fn twins(&self) -> BTreeSet<NodeId> {
+    /// Members whose name looks like the name of another member.
+    pub(super) fn lookalikes(&self) -> BTreeSet<NodeId> {
         let mut by_look: BTreeMap<String, Vec<NodeId>> = BTreeMap::new();
         for (node, member) in &self.members {
             by_look.entry(look(&member.name)).or_default().push(*node);
@@ -126,8 +123,8 @@ impl Durable {
     }
 }
 
-/// How a name looks at a glance: without case, accents of width, spaces and signs, and with
-/// one letter for all that look like it in any script (UTS 39).
+/// Comparison key for names that look alike: without case, accents, width, spaces and signs, and
+/// with one letter for all that look like it in any script (UTS 39).
 fn look(name: &str) -> String {
     let letters: String = skeleton(&name.to_lowercase())
         .filter(|c| c.is_alphanumeric())
@@ -147,13 +144,13 @@ pub(super) struct Live {
     pub(super) entry: Entry,
 }
 
-/// What a live event means to readers.
+/// Meaning of a live event.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Entry {
     Shard(Advert),
     Node(Sighting),
     Grant,
-    /// Withdrawn, or of a kind that has no view here.
+    /// The entry was withdrawn, or its kind has no view here.
     Nothing,
 }
 
@@ -182,48 +179,44 @@ impl Entry {
     }
 }
 
-/// A shard that a trusted member says it serves.
+/// Shard that a trusted member advertises.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advert {
-    /// Who says so: the host itself.
+    /// Node id of the host.
     pub author: NodeId,
-    /// What it serves, and where.
     pub descriptor: Descriptor,
-    /// First Unix millisecond in which this no longer holds.
+    /// First Unix millisecond in which the advertisement is no longer valid.
     pub expires_ms: u64,
 }
 
-/// What a member said of itself when it was last heard of.
+/// The latest announcement of a member about itself (`node.seen`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
-    /// Node id of the member.
     pub node: NodeId,
-    /// Where it listens, `ADDR:PORT`.
+    /// Listening addresses, `ADDR:PORT`.
     pub endpoints: Vec<String>,
-    /// Its display name.
+    /// Display name.
     pub name: String,
     /// Software name and version.
     pub software: String,
-    /// First Unix millisecond in which this no longer holds.
+    /// First Unix millisecond in which the announcement is no longer valid.
     pub expires_ms: u64,
 }
 
-/// The community as the log knows it: an unchanging picture, cheap to clone.
+/// Immutable snapshot of the community as the log has it; cheap to clone.
 ///
-/// Which members there are follows from the durable events alone, so two nodes that have the
-/// same ones have the same [`Community::state_hash`]. Shards and endpoints come from ephemeral
-/// events; whether one still holds is asked with the time of asking.
+/// Membership follows from the durable events alone, so nodes with the same durable events have the
+/// same [`Community::state_hash`]. Shards and endpoints come from ephemeral events; methods that
+/// return them take the current time and leave out expired ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Community {
-    /// Id of the community.
     pub id: CommunityId,
-    /// What people call it; empty until the event that creates it has arrived.
+    /// Display name; empty until the event that creates the community has arrived.
     pub name: String,
-    /// What it has agreed on.
     pub policy: Policy,
     durable: Arc<Durable>,
-    /// Members whose names look like another's.
-    twins: Arc<BTreeSet<NodeId>>,
+    /// Members whose name looks like the name of another member.
+    lookalikes: Arc<BTreeSet<NodeId>>,
     live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
@@ -231,26 +224,26 @@ impl Community {
     pub(super) fn new(
         id: CommunityId,
         durable: Arc<Durable>,
-        twins: Arc<BTreeSet<NodeId>>,
+        lookalikes: Arc<BTreeSet<NodeId>>,
         live: Arc<BTreeMap<(NodeId, String), Live>>,
     ) -> Self {
         Self {
             id,
-            name: tame_name(&durable.name).into_owned(),
+            name: sanitize_name(&durable.name).into_owned(),
             policy: durable.policy,
             durable,
-            twins,
+            lookalikes,
             live,
         }
     }
 
-    /// Whether the event that creates the community is here. Until then there are no members:
-    /// a joiner has to wait for its first sync.
+    /// Returns whether the event that creates the community is here. Until then there are no
+    /// members, and a joiner has to wait for its first sync.
     pub fn is_created(&self) -> bool {
         self.durable.created
     }
 
-    /// What a node may do now; `None` for strangers, for revoked and for frozen ones.
+    /// Current level of a node; `None` for strangers and for revoked or frozen nodes.
     pub fn level(&self, node: &NodeId) -> Option<Level> {
         if self.is_frozen(node) {
             return None;
@@ -258,23 +251,23 @@ impl Community {
         self.durable.members.get(node).map(|member| member.level)
     }
 
-    /// A member, frozen ones included.
+    /// Looks up a member, including frozen ones.
     pub fn member(&self, node: &NodeId) -> Option<&Member> {
         self.durable.members.get(node)
     }
 
-    /// All members by node id, frozen ones included.
+    /// All members by node id, including frozen ones.
     pub fn members(&self) -> impl Iterator<Item = (&NodeId, &Member)> {
         self.durable.members.iter()
     }
 
-    /// Who left, and could come back by the code that let it in: it has uses left.
+    /// Nodes that left and could rejoin by their invite, because it has uses left.
     pub fn left(&self) -> impl Iterator<Item = &NodeId> {
         self.durable.left.keys()
     }
 
-    /// Whether a node was revoked. That is for ever: whoever it was may join again with a new
-    /// key.
+    /// Returns whether a node was revoked. Revocation is permanent; its user may join again with a
+    /// new key.
     pub fn is_revoked(&self, node: &NodeId) -> bool {
         self.durable.revoked.contains_key(node)
     }
@@ -284,7 +277,7 @@ impl Community {
         self.durable.revoked.iter()
     }
 
-    /// Whether a node signed two histories, and so lost its say.
+    /// Returns whether a node signed two histories and therefore lost all rights.
     pub fn is_frozen(&self, node: &NodeId) -> bool {
         self.durable.frozen.contains_key(node)
     }
@@ -294,18 +287,19 @@ impl Community {
         self.durable.frozen.iter()
     }
 
-    /// All invites, used ones included, by their keys.
+    /// All invites by their keys, including used ones.
     pub fn invites(&self) -> impl Iterator<Item = (&NodeId, &OpenInvite)> {
         self.durable.invites.iter()
     }
 
-    /// An invite by its key.
+    /// Looks up an invite by its key.
     pub fn invite(&self, invite: &NodeId) -> Option<&OpenInvite> {
         self.durable.invites.get(invite)
     }
 
-    /// How many members joined since, by the clocks of those who admitted them, with any invite; and
-    /// of these with this one. An invite that was used up and has made room for others counts no more.
+    /// Counts the members that joined since `since_ms`, by the clocks of the nodes that admitted
+    /// them: with any invite, and with this one. Invites that were removed to make room are still
+    /// counted.
     pub fn joined_since(&self, since_ms: u64, invite: &NodeId) -> (usize, usize) {
         let joined = self.members().filter_map(|(_, member)| {
             let code = member.invite.filter(|_| member.since_ms >= since_ms)?;
@@ -316,18 +310,21 @@ impl Community {
         })
     }
 
-    /// Who answers for a member where members have shares, so that nobody has more of them for inviting:
-    /// the member itself, if the root or somebody who is an anchor now has let it in, or its level says that
-    /// somebody who was one has; else the member that did, or who answers for that one.
+    /// Quota group of a member: the member that answers for it where members share something. A
+    /// member gains no further share by inviting others.
     ///
-    /// Anchors are left out because all that their invitees could take they can take away from everybody as
-    /// they please, and because an honest one has invited the whole village.
+    /// A member counts as itself if the root or a current anchor invited it, or if it joined above
+    /// the level `member`. Otherwise it counts with its inviter, or with the member that answers
+    /// for that one.
     ///
-    /// All who are more than so many invites away from one are counted together, with the root's key, which
-    /// takes nothing itself: nobody has a longer chain but to be told apart.
+    /// Anchors answer for no other member: they could take a share from all others anyway, and an
+    /// honest anchor may have invited the whole community.
+    ///
+    /// Members more than 64 invites away from such a member count together as the root, which uses
+    /// no share itself. Honest chains are never that long.
     pub fn answers_for(&self, node: &NodeId) -> NodeId {
         let mut answers = *node;
-        for _ in 0..MAX_ANSWERING {
+        for _ in 0..MAX_INVITE_DEPTH {
             let by = self.member(&answers).and_then(|member| member.by);
             let is_anchor = |by: &NodeId| self.level(by) == Some(Level::Anchor);
             match by.filter(|by| *by != self.id.root() && !is_anchor(by)) {
@@ -338,12 +335,12 @@ impl Community {
         self.id.root()
     }
 
-    /// Whether a node may invite others at `level` now.
+    /// Returns whether a node may invite others at `level` now.
     pub fn may_invite(&self, node: &NodeId, level: Level) -> bool {
         !self.is_frozen(node) && self.durable.may_invite(self.id, node, level)
     }
 
-    /// The shards that trusted members advertise at `now_ms`.
+    /// Unexpired shard advertisements of trusted members at `now_ms`.
     pub fn shards(&self, now_ms: u64) -> impl Iterator<Item = &Advert> {
         self.live
             .values()
@@ -358,7 +355,7 @@ impl Community {
             })
     }
 
-    /// What members said of themselves and still holds at `now_ms`.
+    /// Unexpired announcements of members about themselves at `now_ms`.
     pub fn nodes(&self, now_ms: u64) -> impl Iterator<Item = &Sighting> {
         self.live
             .values()
@@ -372,7 +369,7 @@ impl Community {
             })
     }
 
-    /// Whether a session token was revoked, by its issuer or by an anchor.
+    /// Returns whether the issuer or an anchor revoked a session token.
     pub(crate) fn is_grant_revoked(&self, issuer: &NodeId, id: &[u8; 16], now_ms: u64) -> bool {
         let body = Body::GrantRevoked {
             issuer: *issuer,
@@ -392,49 +389,50 @@ impl Community {
         })
     }
 
-    /// Every slot that is held.
+    /// All slots in use.
     #[cfg(test)]
     pub(super) fn live_slots(&self) -> Vec<(NodeId, String)> {
         self.live.keys().cloned().collect()
     }
 
-    /// SHA-256 of the canonical encoding of everything that follows from the durable events.
-    /// Nodes with the same durable events have the same one.
+    /// SHA-256 of the canonical encoding of the durable state. Nodes with the same durable events
+    /// have the same hash.
     pub fn state_hash(&self) -> [u8; 32] {
         let encoded = cbor::encode(self.durable.as_ref());
         debug_assert!(
             encoded.as_ref().is_ok_and(|bytes| cbor::is_in_order(bytes)),
             "the state cannot be encoded, or its fields are out of order"
         );
-        // The hash of nothing differs from all others, which is what a comparison should say then.
+        // The hash of an empty string differs from that of every state, so a comparison fails.
         Sha256::digest(encoded.unwrap_or_default()).into()
     }
 }
 
-/// Names and addresses, for people and for those who look for a node.
+/// Names and addresses, for display and for dialling.
 impl Community {
-    /// What people call a node: as it joined, or, for the founder, as it is heard; may be empty.
-    /// Without what cannot be seen: a log takes names that no node gives itself.
+    /// Display name of a node: as admitted or, for the founder, as announced; may be empty.
+    /// Invisible characters are removed, because the log accepts names that no node would give
+    /// itself.
     pub fn name_of(&self, node: &NodeId, now_ms: u64) -> Cow<'_, str> {
-        let admitted = self.member(node).map(|member| tame_name(&member.name));
+        let admitted = self.member(node).map(|member| sanitize_name(&member.name));
         match admitted.filter(|name| !name.is_empty()) {
             Some(name) => name,
             None => self
                 .seen(node, now_ms)
-                .map_or(Cow::Borrowed(""), |seen| tame_name(&seen.name)),
+                .map_or(Cow::Borrowed(""), |seen| sanitize_name(&seen.name)),
         }
     }
 
-    /// The same where no id stands beside it: with the short id if another member's name looks like
-    /// it, and that alone if it has no name.
+    /// Display name for places without a node id beside it. Adds the short id if another member's
+    /// name looks like it; a node without a name gets the short id alone.
     pub fn shown_name(&self, node: &NodeId, now_ms: u64) -> String {
         match self.name_of(node, now_ms) {
-            name if name.is_empty() || self.twins.contains(node) => self.label(node, now_ms),
+            name if name.is_empty() || self.lookalikes.contains(node) => self.label(node, now_ms),
             name => name.into_owned(),
         }
     }
 
-    /// Where a node listens, if it was heard of lately.
+    /// Listening addresses of a node; empty if it has no unexpired announcement.
     pub fn endpoints_of(&self, node: &NodeId, now_ms: u64) -> &[String] {
         self.seen(node, now_ms).map_or(&[], |seen| &seen.endpoints)
     }
@@ -443,7 +441,7 @@ impl Community {
         self.nodes(now_ms).find(|seen| seen.node == *node)
     }
 
-    /// How a node is shown: its name and its short id.
+    /// Name and short id of a node.
     pub fn label(&self, node: &NodeId, now_ms: u64) -> String {
         match self.name_of(node, now_ms) {
             name if name.is_empty() => node.short(),
@@ -460,7 +458,7 @@ mod tests {
     #[test]
     fn members_whose_names_look_alike_are_shown_with_their_ids() {
         let node = |seed: u8| NodeKey::from_secret(&[seed; 32]).id();
-        let twins = |names: &[&str]| -> Vec<bool> {
+        let lookalikes = |names: &[&str]| -> Vec<bool> {
             let mut durable = Durable::default();
             for (name, seed) in names.iter().zip(1..) {
                 let member = Member {
@@ -472,10 +470,10 @@ mod tests {
                 };
                 durable.members.insert(node(seed), member);
             }
-            let twins = durable.twins();
+            let lookalikes = durable.lookalikes();
             (1..)
                 .zip(names)
-                .map(|(seed, _)| twins.contains(&node(seed)))
+                .map(|(seed, _)| lookalikes.contains(&node(seed)))
                 .collect()
         };
         for other in [
@@ -488,12 +486,15 @@ mod tests {
             "\u{ff4b}im",
         ] {
             assert_eq!(
-                twins(&["kim", other, "attic"]),
+                lookalikes(&["kim", other, "attic"]),
                 [true, true, false],
                 "{other:?}"
             );
         }
-        assert_eq!(twins(&["kim", "tim", "kima", "K\u{fc}che"]), [false; 4]);
-        assert_eq!(twins(&["!", "?", "", "\u{1f3e0}"]), [false; 4]);
+        assert_eq!(
+            lookalikes(&["kim", "tim", "kima", "K\u{fc}che"]),
+            [false; 4]
+        );
+        assert_eq!(lookalikes(&["!", "?", "", "\u{1f3e0}"]), [false; 4]);
     }
 }

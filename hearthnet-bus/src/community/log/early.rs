@@ -1,4 +1,4 @@
-//! Events that are dated too far ahead to be taken, and what vouches for them.
+//! Events that are post-dated too far to be accepted, and the events that vouch for them.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +9,8 @@ use super::db;
 use super::error::LogError;
 use super::event::{Event, EventHash, Lane, MAX_AHEAD_MS};
 
-/// An event that was verified: its place in its batch, if it is of this one, and all that is needed of
-/// it.
+/// Verified event, with its index in the current batch; `None` if it was held from an earlier
+/// batch.
 #[derive(Debug, Clone)]
 pub(super) struct Signed {
     pub(super) place: Option<usize>,
@@ -19,13 +19,13 @@ pub(super) struct Signed {
     pub(super) event: Event,
 }
 
-/// Events dated too far ahead that are remembered: more than somebody writes before it sees that
-/// its clock is wrong.
+/// Maximum number of post-dated events that are held: more than a user writes before noticing the
+/// wrong clock.
 pub(super) const MAX_EARLY: usize = 64;
 
-/// Parts events: those that are dated too far ahead to be taken, and the others. One that is followed
-/// by the next event of its author, at a time that is no such, was made before that: its author's
-/// clock was wrong, and has been set since.
+/// Splits events into those post-dated too far and the others. An event is not too far post-dated
+/// if its author's next event follows it and has an acceptable time: the event was then made
+/// earlier, by a wrong clock that has been set since.
 pub(super) fn without_early(
     conn: &Connection,
     mut events: Vec<Signed>,
@@ -35,7 +35,7 @@ pub(super) fn without_early(
     if !events.iter().any(|one| is_early(&one.event)) {
         return Ok((vec![], events));
     }
-    // From the last events of each chain on: by what each is followed.
+    // Process each chain from its last event, so that the followers of an event are known.
     let mut order: Vec<&Signed> = events.iter().collect();
     order.sort_by_key(|one| Reverse(one.event.seq));
     let (mut followed, mut early) = (BTreeMap::new(), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! What can go wrong with a log, and why events are refused.
+//! Errors of the log, and reasons for refusing events.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::fold::NoEffect;
 use crate::{CommunityId, NodeId, RandomnessError};
 use hearthnet_transport::Code;
 
-/// Why an operation on the log failed. Nothing was changed.
+/// Reason why an operation on the log failed. A failed operation changes nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
@@ -19,112 +19,85 @@ pub enum LogError {
          create`, or join one with `hearthnet community join`",
         path.display()
     )]
-    NoCommunity {
-        /// The file that was looked for.
-        path: PathBuf,
-    },
-    /// There is a log in this folder already, of this or another community.
+    NoCommunity { path: PathBuf },
+    /// The folder already has a log, of this or another community.
     #[error(
         "{} holds a community's log already; a data directory has one community",
         path.display()
     )]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file was written by a newer program.
+    Exists { path: PathBuf },
     #[error("{} was written by a newer hearthnet (format {found}); update this one", path.display())]
     Format {
-        /// The file.
         path: PathBuf,
-        /// The format that it says it has.
+        /// Format version in the file.
         found: i64,
     },
-    /// The log cannot be written at the moment: the disk is full, or it fails. Reading goes
-    /// on, and writing is tried again with each call.
-    #[error("the event log cannot be written: {reason}; what was acknowledged is safe")]
+    /// The log cannot be written now: the disk is full or fails. Reading still works, and each call
+    /// tries to write again.
+    #[error("the event log cannot be written: {reason}; events written so far are safe")]
     ReadOnly {
-        /// What the system says.
+        /// Error text of the system.
         reason: String,
     },
-    /// Another process held the file for longer than five seconds.
     #[error("the event log is busy: another hearthnet process has been writing for 5 s")]
     Busy,
-    /// The file is damaged.
     #[error("the event log is damaged: {what}")]
-    Corrupt {
-        /// What was found.
-        what: String,
-    },
+    Corrupt { what: String },
     /// The event would change nothing, or its author may not make it.
     #[error(transparent)]
     NoEffect(#[from] NoEffect),
-    /// The event is not one that can stand in a log.
+    /// The event is malformed.
     #[error(transparent)]
     Event(#[from] EventError),
-    /// Two histories were signed with this key, so nobody takes its events any more.
+    /// Two histories were signed with this key, so other nodes reject its events.
     #[error(
         "two histories were signed with the key {author}: was it copied to two machines, or an \
          old backup restored? Its events no longer count; make a new key and join again"
     )]
-    Frozen {
-        /// Key of the author.
-        author: NodeId,
-    },
-    /// The log has later events by this key, but not all before them, or was restored after
-    /// damage: a new event could take the place of one that others have.
+    Frozen { author: NodeId },
+    /// The log lacks some of this key's own events, or was restored after damage. A new event could
+    /// reuse the number of an event that other nodes have.
     #[error(
-        "this machine's own events are not all back yet; connect to a member of the community \
-         first"
+        "some of this machine's own events may be missing; connect to a member of the community \
+         first, which sends them"
     )]
-    Behind {
-        /// Key of the author.
-        author: NodeId,
-    },
-    /// The clock of this machine is too far from those of the members that were heard: others would
-    /// not take what is written by it.
+    Behind { author: NodeId },
+    /// The clock of this machine differs too much from those of the other members. They would
+    /// reject events dated by it.
     #[error(
-        "this machine's clock is {} min {} that of the other members, so nothing is written: others \
-         would not take it",
+        "this machine's clock is {} min {} that of the other members, which would refuse its events, \
+         so nothing is written",
         offset_ms.unsigned_abs() / 60_000,
         match offset_ms.is_negative() { true => "ahead of", false => "behind" }
     )]
     Clock {
-        /// How far theirs are ahead, in milliseconds; negative: behind.
+        /// Offset of the other members' clocks from this one, in ms; positive: they are ahead.
         offset_ms: i64,
     },
-    /// This author has used up its part of the log.
-    #[error("{author} has written as much to the log as one author may")]
-    Quota {
-        /// Key of the author.
-        author: NodeId,
-    },
-    /// The file system refused.
+    /// The author's quota of durable events is used up.
+    #[error("{author} has used up its quota of the event log")]
+    Quota { author: NodeId },
     #[error("could not {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed operation, as a verb for the message.
         action: &'static str,
-        /// The file or folder that was to be used.
         path: PathBuf,
-        /// What the system said.
         source: io::Error,
     },
-    /// The system gave no thread for the log.
-    #[error("the system gives no thread to watch the event log: {0}")]
+    #[error("the system cannot start a thread for the event log: {0}")]
     Thread(#[source] io::Error),
-    /// What was to be exported could not be written.
     #[error("could not write the export: {0}")]
     Export(#[source] io::Error),
-    /// No randomness for a key, where a community is founded.
+    /// The system provided no randomness for the keys of a new community.
     #[error(transparent)]
     Randomness(#[from] RandomnessError),
-    /// SQLite failed in a way that none of the above describes.
+    /// SQLite failed in a way that no other variant describes.
     #[error("the event log's database failed: {0}")]
     Database(#[source] rusqlite::Error),
 }
 
 impl LogError {
-    /// The stable code.
+    /// Stable code of the error.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::NoCommunity { .. } => "no_community",
@@ -149,12 +122,11 @@ impl LogError {
 }
 
 impl LogError {
-    /// What was found in a damaged file.
     pub(super) fn corrupt(what: &str) -> Self {
         Self::Corrupt { what: what.into() }
     }
 
-    /// For `map_err`: what was tried with which file.
+    /// Returns a closure for `map_err` that adds the operation and the file.
     pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io {
@@ -183,7 +155,7 @@ impl From<rusqlite::Error> for LogError {
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Corrupt {
                 what: error.to_string(),
             },
-            // A value that no program of ours wrote: a key of another length, a negative number.
+            // Values that this program never writes: a key of another length, a negative number.
             None if matches!(
                 error,
                 Error::FromSqlConversionFailure(..)
@@ -198,46 +170,39 @@ impl From<rusqlite::Error> for LogError {
     }
 }
 
-/// Why a received event was not taken.
+/// Reason why a received event was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// Not an event, or not signed by its author.
+    /// The bytes are not a well-formed event, or its author did not sign it.
     #[error(transparent)]
     Invalid(#[from] EventError),
-    /// An event of another community.
     #[error("this event belongs to the community {0}")]
     Foreign(CommunityId),
-    /// Its time is more than [`MAX_AHEAD_MS`] ahead of this machine's clock. It may be taken
-    /// later, or with what its author wrote after it.
+    /// The event's time is more than [`MAX_AHEAD_MS`] ahead of this machine's clock. It may be
+    /// accepted later, or together with the author's next event.
     #[error(
         "this event is dated {ahead_ms} ms ahead, more than {MAX_AHEAD_MS}; compare the clocks \
          of the machines"
     )]
     Time {
-        /// How far ahead.
+        /// Milliseconds ahead of this machine's clock.
         ahead_ms: u64,
     },
-    /// An ephemeral event that expired, or that a newer one in its slot replaced.
+    /// The ephemeral event expired, or its slot has a newer one.
     #[error("this event expired, or a newer one replaced it")]
     Stale,
-    /// Its author signed two histories; this event lies beyond where they part, and the proof
-    /// is complete.
-    #[error("{author} signed two histories, and is frozen")]
-    Fork {
-        /// Key of the author.
-        author: NodeId,
-    },
-    /// Its author, or strangers together, have used up their part of the log.
-    #[error("{author} has written as much to the log as it may")]
-    Quota {
-        /// Key of the author.
-        author: NodeId,
-    },
+    /// The event lies beyond the fork of its author's history, and the proof of the fork is
+    /// complete.
+    #[error("{author} signed two histories and is frozen")]
+    Fork { author: NodeId },
+    /// The author's quota, or the quota of all strangers together, is used up.
+    #[error("{author} has used up its quota of the event log")]
+    Quota { author: NodeId },
 }
 
 impl Refusal {
-    /// The stable code, as in the list of attacks.
+    /// Stable code of the refusal.
     pub fn code(&self) -> Code {
         Code::new(match self {
             Self::Invalid(why) => return why.code(),
@@ -250,27 +215,22 @@ impl Refusal {
     }
 }
 
-/// Whether the log can be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LogHealth {
-    /// It can.
     Ok,
-    /// It cannot, because the disk is full or fails. Reading goes on; what was acknowledged
-    /// is safe. Writing is tried again with each call and every second in between, so this
-    /// ends by itself.
+    /// The disk is full or fails. Reading still works, and acknowledged events are safe. Writing is
+    /// retried with each call and every second, so this state ends by itself.
     ReadOnly {
-        /// What the system says.
+        /// Error text of the system.
         reason: String,
-        /// Since when, in Unix milliseconds.
+        /// Start of the state, in Unix milliseconds.
         since_ms: u64,
     },
-    /// The file was found damaged while it was in use. It is repaired when the program is
-    /// started again.
+    /// The file was found damaged while in use. The next start of the program repairs it.
     Damaged {
-        /// What was found.
         what: String,
-        /// Since when, in Unix milliseconds.
+        /// Time of the discovery, in Unix milliseconds.
         since_ms: u64,
     },
 }

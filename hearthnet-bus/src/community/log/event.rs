@@ -1,7 +1,7 @@
-//! One event: its fields, its canonical bytes, its signature.
+//! Events: fields, canonical bytes and signature.
 //!
-//! `specs/event-log.md` is the normative text. An event is stored, sent and hashed as the
-//! bytes that its author signed; nothing here ever signs or hashes a re-encoding.
+//! `specs/event-log.md` is the normative text. An event is stored, sent and hashed as the bytes
+//! that its author signed, never as a re-encoding.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,50 +15,50 @@ use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYT
 use crate::identity::cbor;
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
-/// Longest event, in bytes: the longest body, kind and slot, 64 bytes of signature, and some
-/// 250 of fixed fields.
+/// Maximum length of an event in bytes: the longest body, kind and slot, 64 bytes of signature, and
+/// some 250 of fixed fields.
 pub const MAX_EVENT_BYTES: usize = MAX_BODY_BYTES + MAX_KIND_BYTES + MAX_SLOT_BYTES + 512;
 
-/// How far ahead of this machine's clock an event may claim to be, in milliseconds.
+/// Maximum time of an event ahead of this machine's clock, in ms.
 pub const MAX_AHEAD_MS: u64 = 10 * 60 * 1000;
 
-/// How far from the clocks of other members this machine's may be for a durable event to be written,
-/// in milliseconds: what others accept, less a minute for how their clocks differ and for the age of
-/// what they said of them.
+/// Maximum difference from the clocks of other members at which this node writes durable events, in
+/// ms. It is the limit that others accept, less a minute for the differences between their clocks
+/// and for the age of their announcements.
 pub(super) const MAX_OFF_MS: u64 = MAX_AHEAD_MS - 60_000;
 
-/// Longest life of an ephemeral event, in milliseconds: an hour, which is the longest life of
-/// a session token, and a quarter for the difference of clocks.
+/// Maximum life of an ephemeral event in ms: an hour, which is the longest life of a session token,
+/// and a quarter for clock differences.
 pub const MAX_LIFE_MS: u64 = 75 * 60 * 1000;
 
-/// Largest time, sequence number and Lamport time: 2^53 - 1, which SQLite and JSON hold
-/// exactly; as a time it is the year 287396.
+/// Maximum time, sequence number and Lamport time: 2^53 - 1, which SQLite and JSON store exactly.
+/// As a time it is the year 287396.
 pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
-/// The version of the fields, their field `v`.
+/// Value of the fields' `v`.
 const VERSION: u8 = 1;
 
-/// Identity of an event: the SHA-256 of the bytes that its author signed, without the
-/// signature. Its order is that of the bytes.
+/// Identity of an event: SHA-256 of the bytes that its author signed, without the signature.
+/// Ordered bytewise.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventHash(pub [u8; 32]);
 
 impl EventHash {
-    /// The predecessor of an author's first durable event.
+    /// Predecessor hash of an author's first durable event.
     pub const ZERO: Self = Self([0; 32]);
 
-    /// The hash of an event as it is stored. `None` for fewer bytes than a signature has.
+    /// Hash of an event as stored. `None` if `raw` is shorter than a signature.
     pub fn of(raw: &[u8]) -> Option<Self> {
         let (signed, _) = raw.split_last_chunk::<SIGNATURE_BYTES>()?;
         Some(Self(Sha256::digest(signed).into()))
     }
 
-    /// What ids of later events name it by.
+    /// Name by which ids of later events refer to this event.
     pub(super) fn name(&self) -> u128 {
         name(&self.0)
     }
 
-    /// Its first eight bytes as a number: enough to notice that two sides differ.
+    /// First eight bytes as a number: enough to detect that two sides differ.
     pub fn tag(&self) -> u64 {
         self.0
             .first_chunk::<8>()
@@ -90,36 +90,37 @@ impl Serialize for EventHash {
 
 impl<'de> Deserialize<'de> for EventHash {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Only what the log stores for itself is read again.
+        // Read only from the log's own records, which are binary.
         Ok(Self(*ByteArray::deserialize(deserializer)?))
     }
 }
 
-/// The name of an event for people: a ULID, 26 characters, which begin with its time.
+/// Display id of an event: a ULID of 26 characters, which begins with the event's time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct EventId(Ulid);
 
 impl EventId {
-    /// The id of an event made at `time_ms` with 80 bits of `random`.
+    /// Id of an event made at `time_ms`, with 80 bits of `random`.
     pub fn new(time_ms: u64, random: u128) -> Self {
         Self(Ulid::from_parts(time_ms, random))
     }
 
-    /// The id of an event whose author had seen `last` as the last one in the order: in the place of
-    /// randomness it names that one. The author is in it as well, so that the ids of two who write at
-    /// one moment differ.
+    /// Id of an event whose author had seen `last` as the last event in the order. The random part
+    /// names `last`, combined with the author, so that two authors who write at one moment get
+    /// different ids.
     pub(super) fn after(time_ms: u64, author: &NodeId, last: EventHash) -> Self {
         Self::new(time_ms, last.name() ^ name(author.as_bytes()))
     }
 
-    /// Which event it names, if it names one: [`EventHash::name`].
+    /// Name ([`EventHash::name`]) of the last event that the author had seen. Random, and without
+    /// meaning, in older events.
     pub(super) fn names(&self, author: &NodeId) -> u128 {
         self.0.random() ^ name(author.as_bytes())
     }
 }
 
-/// As much of a hash or key as an id has room for: its first ten bytes.
+/// First ten bytes of a hash or key: as much as an id has room for.
 fn name(bytes: &[u8; 32]) -> u128 {
     let ten = bytes.iter().take(10);
     ten.fold(0, |name, byte| name << 8 | u128::from(*byte))
@@ -137,70 +138,63 @@ impl fmt::Debug for EventId {
     }
 }
 
-/// Which of an author's two histories an event belongs to.
+/// The two histories of an author.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// Kept for ever: a chain without holes.
+    /// Kept for ever, as a chain without holes.
     Durable {
-        /// The author's durable event before this one; zeros for the first.
+        /// Hash of the author's previous durable event; zeros for the first.
         prev: EventHash,
     },
-    /// Kept until it expires or a newer one of the same slot comes.
+    /// Kept until it expires or a newer event of the same slot arrives.
     Ephemeral {
-        /// What it is about.
+        /// Subject of the event.
         slot: String,
-        /// First Unix millisecond in which it no longer holds, at most [`MAX_LIFE_MS`] after
-        /// the event's time.
+        /// First Unix millisecond in which the event is no longer valid; at most [`MAX_LIFE_MS`]
+        /// after its time.
         expires_ms: u64,
     },
 }
 
-/// One signed statement of one author.
+/// Signed event of one author.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Event {
-    /// The community that it belongs to.
     pub community: CommunityId,
-    /// Who signed it.
     pub author: NodeId,
-    /// From 1, per author and lane. In the durable lane without holes.
+    /// Sequence number, from 1, per author and lane. Without holes in the durable lane.
     pub seq: u64,
     /// Greater than that of every durable event that had taken effect for the author; at most
-    /// `time_ms`. The event takes effect when this moment has come.
+    /// `time_ms`. The event takes effect at this Unix millisecond.
     pub lamport: u64,
-    /// When it was made, in Unix milliseconds by the author's clock.
+    /// Time of making, in Unix milliseconds by the author's clock.
     pub time_ms: u64,
-    /// Its name for people.
+    /// Display id.
     pub id: EventId,
-    /// Durable or ephemeral.
     pub lane: Lane,
-    /// What it says.
     pub body: Body,
 }
 
-/// Where an event stands in the order in which the log is read.
+/// Position of an event in the total order: by Lamport time, then author, then sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// First by Lamport time,
     pub lamport: u64,
-    /// then by author,
     pub author: NodeId,
-    /// then by sequence number.
     pub seq: u64,
 }
 
-/// Keys that were found to be usable, so that a batch by a few authors does not pay a scalar
-/// multiplication for every mention of them.
+/// Cache of valid keys. It saves a scalar multiplication for each further occurrence of a key in a
+/// batch.
 #[derive(Debug, Default)]
 pub(super) struct Checked(HashSet<NodeId>);
 
 impl Checked {
-    /// More keys than a community has members; then it begins anew.
+    /// More keys than a community has members. Beyond this, the cache is cleared.
     const MAX: usize = 8192;
 
     fn check(&mut self, node: &NodeId) -> Result<(), EventError> {
         if !self.0.contains(node) {
-            // A key that cannot be an identity cannot have signed anything either.
+            // A key that is not a valid identity cannot have signed anything either.
             NodeId::from_bytes(node.as_bytes()).map_err(|_| EventError::Signature)?;
             if self.0.len() >= Self::MAX {
                 self.0.clear();
@@ -212,7 +206,7 @@ impl Checked {
 }
 
 impl Event {
-    /// Where it stands in the total order.
+    /// Position in the total order.
     pub fn position(&self) -> Position {
         Position {
             lamport: self.lamport,
@@ -221,11 +215,11 @@ impl Event {
         }
     }
 
-    /// Encodes and signs: the bytes that are stored and sent.
+    /// Encodes and signs the event. Returns the bytes that are stored and sent.
     ///
     /// # Errors
-    /// [`EventError::Malformed`] if a field is out of its range; [`EventError::Signature`] if
-    /// `key` is not the author's, or an admission's proof does not hold.
+    /// [`EventError::Malformed`] if a field is out of its range; [`EventError::Signature`] if `key`
+    /// is not the author's, or the proof of an admission does not verify.
     pub fn sign(&self, key: &NodeKey) -> Result<Vec<u8>, EventError> {
         if key.id() != self.author {
             return Err(EventError::Signature);
@@ -241,7 +235,8 @@ impl Event {
         Ok(raw)
     }
 
-    /// Decodes and verifies what a peer sent: form, signature, the proof of an admission.
+    /// Decodes and verifies an event of a peer: form, keys, signature, and the proof of an
+    /// admission.
     ///
     /// # Errors
     /// Any [`EventError`].
@@ -262,7 +257,7 @@ impl Event {
         Ok(event)
     }
 
-    /// The bytes that the author signed, made again from what was read of them.
+    /// Encodes the signed fields again after decoding them.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn encode_again(raw: &[u8]) -> Option<Vec<u8>> {
         Fields::of(&Self::decode_stored(raw).ok()?)
@@ -271,12 +266,12 @@ impl Event {
             .ok()
     }
 
-    /// Whether bytes that may be an event say that somebody has made it.
+    /// Returns whether bytes decode to an event of this author. The signature is not checked.
     pub(crate) fn is_by(raw: &[u8], author: &NodeId) -> bool {
         Self::decode_stored(raw).is_ok_and(|event| event.author == *author)
     }
 
-    /// Decodes what this program stored after it had verified it: keys are taken as they are.
+    /// Decodes an event that was verified before it was stored. Does not check its keys.
     pub(super) fn decode_stored(raw: &[u8]) -> Result<Self, EventError> {
         if raw.len() > MAX_EVENT_BYTES {
             return Err(malformed("it is too long"));
@@ -287,7 +282,7 @@ impl Event {
         Ok(event)
     }
 
-    /// What holds for the fields of every event, whoever reads it and when.
+    /// Checks the conditions on the fields that hold for every reader at any time.
     fn check(&self) -> Result<(), EventError> {
         let malformed = |what| Err(malformed(what));
         if self.seq == 0 || self.lamport == 0 {
@@ -296,9 +291,9 @@ impl Event {
         if self.seq > MAX_NUMBER || self.lamport > MAX_NUMBER || self.time_ms > MAX_NUMBER {
             return malformed("a number is above 2^53 - 1");
         }
-        // A Lamport time counts events. No community makes one in every millisecond since
-        // 1970, so this hinders nobody, and it keeps one member from using up the numbers:
-        // together with the bound on times it can only run ahead by minutes.
+        // A Lamport time counts events. No community makes one in every millisecond since 1970, so
+        // this limits no honest author. Together with the bound on times, it lets a member run
+        // ahead by minutes only, so that no member can use up the numbers.
         if self.lamport > self.time_ms {
             return malformed("its Lamport time is beyond its time");
         }
@@ -349,14 +344,14 @@ fn split(raw: &[u8]) -> Result<(&[u8], &[u8; SIGNATURE_BYTES]), EventError> {
         .ok_or(malformed("it is too short"))
 }
 
-/// The signed map. The order of the fields is that of their encoded keys.
+/// Signed map. The fields stand in the order of their encoded keys.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
     v: u8,
     id: ByteArray<16>,
     seq: u64,
-    // A byte string, so that a kind that nobody here knows can be kept unread.
+    // A byte string, so that the body of an unknown kind can be stored unread.
     body: ByteBuf,
     kind: String,
     lane: u8,
@@ -402,7 +397,7 @@ impl Fields {
     }
 
     fn decode(signed: &[u8]) -> Result<Self, EventError> {
-        // The map is flat; two levels of recursion are one more than it needs.
+        // The map is flat; a recursion limit of 2 is one more than it needs.
         let fields: Self = cbor::decode(signed, 2)
             .map_err(|_| malformed("it is not the canonical map of an event"))?;
         if fields.v != VERSION {

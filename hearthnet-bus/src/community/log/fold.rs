@@ -1,27 +1,28 @@
-//! From durable events to members: what each kind does, and who may.
+//! Computes the durable state from the durable events: the effect of each kind, and the rights that
+//! it takes.
 //!
-//! Events are applied in the order of their [`Position`]s. Each is judged in the state just
-//! before it; one that its author may not make has no effect.
+//! Events are applied in the order of their [`Position`]s. Each is judged in the state just before
+//! it. An event that its author may not make has no effect.
 //!
-//! # Losing a level reaches back
+//! # Demotions and revocations are retroactive
 //!
-//! A revocation, and a change of level, names the last event of the node that its author had
-//! seen. Later ones count for no more than the node has been left with, *also if they sort
-//! before*: else whoever is put out or put down could go on as before by making events with
-//! small Lamport times. So what an event does can depend on events after it, and the meaning of
-//! a log is defined in three steps (`specs/event-log.md`):
+//! A revocation or a change of level names the last event of the node that its author had seen.
+//! Later events of the node have no more effect than its remaining level allows, *even if they sort
+//! before*. Otherwise a revoked or demoted node could keep its former rights by making events with
+//! small Lamport times. The effect of an event can therefore depend on events after it, and the
+//! state is defined in three steps (`specs/event-log.md`, section 5):
 //!
-//! 1. The root's revocations and changes of level always hold. They give the first cuts: of a
-//!    revoked node `node -> last event`, and of another one `node -> (level, last event)`.
-//! 2. All events are applied under these cuts. This decides which revocations and changes by
-//!    anchors hold: being an anchor depends on the root and on anchors only, never on those
-//!    whom anchors may revoke or put down.
-//! 3. If those cut off something that had an effect, all events are applied once more, under
-//!    all cuts, and with the revocations of step 2.
+//! 1. The root's revocations and changes of level always hold. They give the first cuts: for a
+//!    revoked node `node -> last event`, for another node `node -> (level, last event)`.
+//! 2. All events are applied under these cuts. This decides which revocations and changes of level
+//!    by anchors hold. Being an anchor depends on the root and on anchors only, never on nodes that
+//!    anchors may revoke or demote.
+//! 3. If step 2 cuts off an event that had an effect, all events are applied once more, under all
+//!    cuts and with the revocations of step 2.
 //!
-//! Normally nothing is cut off: the node's last event is in the event that takes its level.
-//! Then one pass gives the same, and events that sort last can be applied as they come.
-//! [`Fold::apply`] says when that shortcut is not open ([`Applied::Reaches`]).
+//! Normally no effect is cut off, because the revocation or demotion names the node's last event.
+//! Then one pass gives the same result, and events that sort last are applied as they come.
+//! [`Fold::apply`] returns [`Applied::Retroactive`] if that shortcut is not possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,74 +35,70 @@ use super::event::{Event, Position};
 use crate::identity::raw_keys;
 use crate::{CommunityId, NodeId};
 
-/// Most members of a community, revoked ones included: heads and views list them all.
+/// Maximum number of members and revoked nodes together. Heads and views list them all.
 pub const MAX_MEMBERS: usize = 4096;
 
-/// Most invites that are kept in the view; closed ones make room for new ones.
+/// Maximum number of invites in the state. Closed ones are removed to make room for new ones.
 pub const MAX_INVITES: usize = 1024;
 
-/// Why an event has no effect.
+/// Reason why an event has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoEffect {
-    /// The author is no member, or not any more.
+    /// The author is not, or no longer, a member.
     #[error("{0} is not a member of this community")]
     NotMember(NodeId),
-    /// The author was revoked, and the event is later than what counts of it.
+    /// The author was revoked, and the event is later than the last one that counts.
     #[error("{0} was revoked")]
     Revoked(NodeId),
-    /// The author's level is too low for this.
     #[error("this takes {needed} rights")]
     Level {
-        /// Whose rights it takes.
+        /// The required level, in the possessive ("an anchor's").
         needed: &'static str,
     },
-    /// The node that the event is about is no member.
+    /// The subject of the event is not a member.
     #[error("{0} is not a member of this community")]
     NoSuchMember(NodeId),
-    /// The node that the event is about is a member already.
+    /// The admitted node is a member already.
     #[error("{0} is a member already")]
     AlreadyMember(NodeId),
-    /// The member has this level already.
     #[error("{0} has this level already")]
     SameLevel(NodeId),
-    /// The member has this name already.
     #[error("{0} has this name already")]
     SameName(NodeId),
-    /// The last anchor cannot leave the others alone.
-    #[error("{0} is the last anchor, and others are still here")]
+    /// The last anchor cannot leave while there are other members.
+    #[error(
+        "{0} is the last anchor and cannot leave while there are other members; promote another first"
+    )]
     LastAnchor(NodeId),
-    /// The root key is no member: it cannot be admitted, promoted or revoked.
-    #[error("the community's root key can be no member")]
+    /// The root key cannot be admitted, promoted or revoked, because it is not a member.
+    #[error("the community's root key cannot be a member")]
     Root,
-    /// No invite has this key.
     #[error("there is no such invite")]
     NoSuchInvite,
-    /// An invite with this key exists already.
     #[error("an invite with this key exists already")]
     InviteExists,
-    /// The invite was withdrawn, or its author may not invite any more.
+    /// The invite was withdrawn, or its author has lost the right to invite.
     #[error("the invite was withdrawn")]
     InviteWithdrawn,
-    /// The invite expired.
     #[error("the invite has expired")]
     InviteExpired,
-    /// The invite was used as often as it may be.
+    /// The invite has no uses left.
     #[error("the invite was used already")]
     InviteUsed,
-    /// The admission gives another level than the invite.
+    /// The level of the admission differs from that of the invite.
     #[error("the invite is for another level")]
     InviteLevel,
     /// There are [`MAX_MEMBERS`] members or [`MAX_INVITES`] open invites.
     #[error("the community is full")]
     Full,
-    /// The kind does nothing in the durable state.
-    #[error("this kind of event has no effect on the members")]
+    /// The kind has no effect on the durable state.
+    #[error("this kind of event does not change the community")]
     Nothing,
 }
 
 impl NoEffect {
-    /// The stable code of the refusal.
+    /// Stable code of the refusal.
     pub fn code(&self) -> ErrorCode {
         ErrorCode::new(match self {
             Self::NotMember(_) | Self::Level { .. } => "unauthorized",
@@ -117,19 +114,20 @@ impl NoEffect {
     }
 }
 
-/// What became of an event.
+/// Result of applying an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Applied {
-    /// It changed the state.
+    /// The event changed the state.
     Effect,
-    /// It did not.
+    /// The event changed nothing.
     None(NoEffect),
-    /// It takes a level, and with it the ground of events which had an effect: the state must be
-    /// made anew from all events. This one is not applied.
-    Reaches,
+    /// The event takes a level from a node, and with it the right to events that already had an
+    /// effect: the state must be computed again from all events. [`Fold::apply`] does not apply
+    /// this event.
+    Retroactive,
 }
 
-/// Who acts: the order is that of their power.
+/// Role of an event's author, in rising order of power.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Actor {
     Stranger,
@@ -140,7 +138,7 @@ enum Actor {
 const ANCHOR: Actor = Actor::Member(Level::Anchor);
 
 impl Actor {
-    /// What is said to a member that has not the rights of this one.
+    /// Error for an author that lacks this role.
     fn needed(self) -> NoEffect {
         NoEffect::Level {
             needed: match self {
@@ -163,7 +161,7 @@ impl Durable {
             .map_or(Actor::Stranger, |member| Actor::Member(member.level))
     }
 
-    /// Who may invite others at `level`.
+    /// Minimum role for inviting others at `level`.
     fn inviter(&self, level: Level) -> Actor {
         match level {
             Level::Member => Actor::Member(self.policy.who_may_invite),
@@ -183,42 +181,41 @@ impl Durable {
     }
 }
 
-/// The state while events are applied, and what is needed to go on from it. This is what a
-/// snapshot holds.
+/// State while events are applied, with all that is needed to continue. Snapshots store this.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Fold {
     #[serde(with = "raw_keys")]
     root: NodeId,
     pub(super) state: Durable,
-    /// Of these authors only events up to this one count.
+    /// Last event of each of these authors that counts (revocations).
     #[serde(with = "raw_keys::map")]
     cuts: BTreeMap<NodeId, u64>,
-    /// What levels were set, by node: events that sort before one of these, but have a greater
-    /// number than it names, are judged by no higher level.
+    /// Changes of level, by node. An event that sorts before such a change, but has a greater
+    /// number than the change names, is judged by the lower of the two levels.
     #[serde(default, with = "raw_keys::map")]
     levels: BTreeMap<NodeId, BTreeSet<LevelCut>>,
-    /// The last event of each author that had an effect.
+    /// Number of the last event of each author that had an effect.
     #[serde(with = "raw_keys::map")]
     effective: BTreeMap<NodeId, u64>,
-    /// Whose events had an effect in the second step or the third: what they signed belongs to
-    /// the log even if they turn out never to have been members.
+    /// Authors whose events had an effect in step 2 or 3. Their events are kept even if the result
+    /// does not list the authors as members.
     acted: BTreeSet<[u8; 32]>,
-    /// The revocations that hold, in the third step.
+    /// Positions of the revocations that hold, in step 3 and in a replay.
     decided: Option<BTreeSet<(u64, [u8; 32], u64)>>,
-    /// The revocations by anchors that were found to hold.
+    /// Positions of the revocations by anchors that were found to hold.
     found: BTreeSet<(u64, [u8; 32], u64)>,
-    /// The last event that was applied.
+    /// Position of the last applied event.
     at: Option<(u64, [u8; 32], u64)>,
-    /// How many were applied.
+    /// Number of applied events.
     pub(super) count: u64,
 }
 
-/// A change of a member's level, as far as it binds what sorts before it.
+/// Change of a member's level, as a limit on events that sort before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct LevelCut {
-    /// The position of the event.
+    /// Position of the change.
     place: (u64, [u8; 32], u64),
-    /// The last event of the member that its author had seen.
+    /// Last event of the member that the author of the change had seen.
     last_seq: u64,
     level: Level,
 }
@@ -243,18 +240,18 @@ impl Fold {
         }
     }
 
-    /// Whether it is of this community.
     pub(super) fn is_of(&self, community: CommunityId) -> bool {
         self.root == community.root()
     }
 
-    /// Whether the log has a place for this author's events: the root, everybody who is or was
-    /// a member, and whoever else had a part in how things came to be so.
+    /// Returns whether the log stores this author's events without the limits for strangers. That
+    /// holds for the root, for current and former members, and for authors of events that had an
+    /// effect.
     pub(super) fn knows(&self, author: &NodeId) -> bool {
         self.state.knows(self.community(), author) || self.acted.contains(author.as_bytes())
     }
 
-    /// The position of the last event that was applied.
+    /// Position of the last applied event.
     pub(super) fn at(&self) -> Option<Position> {
         self.at.map(|(lamport, author, seq)| Position {
             lamport,
@@ -263,26 +260,25 @@ impl Fold {
         })
     }
 
-    /// Whether an event at this place could be applied now without going back.
+    /// Returns whether an event at this position sorts after all applied ones.
     pub(super) fn is_before(&self, position: Position) -> bool {
         self.at.is_none_or(|at| at < key(position))
     }
 
-    /// Whether events that sort last can be applied, and snapshots used: not when a
-    /// revocation reached back, for then the state before it is not what it was.
+    /// Returns whether events that sort last can be applied and snapshots used. After a retroactive
+    /// revocation they cannot, because the states before it have changed.
     pub(super) fn is_plain(&self) -> bool {
         self.decided.is_none()
     }
 
-    /// Whether an event of this author with at least this number had an effect.
+    /// Returns whether an event of this author with at least this number had an effect.
     pub(super) fn had_effect(&self, author: &NodeId, from_seq: u64) -> bool {
         self.effective
             .get(author)
             .is_some_and(|seq| *seq >= from_seq)
     }
 
-    /// Makes the state from all events, which `scan` hands over in their order, as often as
-    /// it is called.
+    /// Computes the state from all events. Each call of `scan` passes all of them in their order.
     pub(super) fn of_all<E>(
         community: CommunityId,
         mut scan: impl FnMut(&mut dyn FnMut(&Event)) -> Result<(), E>,
@@ -304,12 +300,13 @@ impl Fold {
             }
         })?;
         let mut second = first.clone();
-        let mut reaches = false;
+        let mut retroactive = false;
         scan(&mut |event| {
-            // What it cuts off is left in: this pass only decides which revocations hold.
-            reaches |= second.step(event, true) == Applied::Reaches;
+            // An event that is cut off keeps its effect here: this pass only decides which
+            // revocations hold.
+            retroactive |= second.step(event, true) == Applied::Retroactive;
         })?;
-        if !reaches {
+        if !retroactive {
             return Ok(second);
         }
         let mut third = first;
@@ -323,8 +320,8 @@ impl Fold {
         Ok(third)
     }
 
-    /// A fold that has applied nothing yet and comes to the state of this one when all events
-    /// are applied to it again, with the same verdict on each.
+    /// Creates a fold without applied events. Applying all events to it leads to the state of this
+    /// one, with the same result for each event.
     pub(super) fn replay(&self) -> Self {
         let mut replay = Self::new(self.community());
         replay.cuts.clone_from(&self.cuts);
@@ -333,31 +330,31 @@ impl Fold {
         replay
     }
 
-    /// Applies the next event of a replay, and says what becomes of it.
+    /// Applies the next event of a replay and returns whether it had an effect.
     pub(super) fn again(&mut self, event: &Event) -> Result<(), NoEffect> {
         match self.step(event, true) {
             Applied::None(why) => Err(why),
-            Applied::Effect | Applied::Reaches => Ok(()),
+            Applied::Effect | Applied::Retroactive => Ok(()),
         }
     }
 
-    /// Applies an event that sorts after all others. [`Applied::Reaches`] leaves the state as
-    /// it was.
+    /// Applies an event that sorts after all others. With [`Applied::Retroactive`], the state is
+    /// unchanged.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
         let takes = matches!(event.body, Body::Revoked { .. } | Body::LevelChanged { .. });
         if !self.is_plain() && takes {
-            return Applied::Reaches;
+            return Applied::Retroactive;
         }
         self.step(event, false)
     }
 
-    /// Whether an event that sorts after all others would have an effect.
+    /// Returns whether an event that sorts after all others would have an effect.
     pub(super) fn check(&self, event: &Event) -> Result<(), NoEffect> {
         let mut after = self.clone();
         after.decided = None;
         match after.step(event, true) {
             Applied::None(why) => Err(why),
-            Applied::Effect | Applied::Reaches => Ok(()),
+            Applied::Effect | Applied::Retroactive => Ok(()),
         }
     }
 
@@ -366,7 +363,7 @@ impl Fold {
         *cut = last_seq.min(*cut);
     }
 
-    /// Notes that `event` sets a level. Under the cuts of all events it is noted already.
+    /// Records that `event` sets a level. If all cuts are known already, this changes nothing.
     fn cut_level(&mut self, event: &Event, node: NodeId, level: Level, last_seq: u64) {
         let cut = LevelCut {
             place: key(event.position()),
@@ -376,16 +373,17 @@ impl Fold {
         self.levels.entry(node).or_default().insert(cut);
     }
 
-    /// Whether an event, the next one of a [replay](Self::replay), counts for less than its author's level
-    /// at its place, for whoever took that level later had not seen it.
-    pub(super) fn comes_too_late(&self, event: &Event) -> bool {
+    /// Returns whether an event, the next one of a [replay](Self::replay), counts for less than its
+    /// author's level at its position: the author of a later revocation or demotion had not seen
+    /// it.
+    pub(super) fn is_void(&self, event: &Event) -> bool {
         let cut = self.cuts.get(&event.author);
         cut.is_some_and(|last| event.seq > *last)
             || self.actor(event) < self.state.actor(self.community(), &event.author)
     }
 
-    /// As whom the author of an event acts: by its level then, or by what it has been left with
-    /// by somebody who had not seen this event.
+    /// Role in which the author of an event acts: its level at that position, limited by later
+    /// changes of level whose authors had not seen the event.
     fn actor(&self, event: &Event) -> Actor {
         let actor = self.state.actor(self.community(), &event.author);
         let place = key(event.position());
@@ -399,7 +397,7 @@ impl Fold {
 
     fn step(&mut self, event: &Event, go_on: bool) -> Applied {
         let applied = self.judge(event, go_on);
-        if applied == Applied::Reaches && !go_on {
+        if applied == Applied::Retroactive && !go_on {
             return applied;
         }
         if !matches!(applied, Applied::None(_)) {
@@ -438,13 +436,14 @@ impl Fold {
             None => self.may_revoke(event, actor, &node),
             Some(level) => self.may_set_level(event, actor, &node, level),
         };
-        // The root's word on a level binds the past whatever it finds there: it is in the first cuts.
+        // A change of level by the root is in the first cuts, so it binds earlier events even if it
+        // has no effect at its own position.
         let by_root = level.is_some() && actor == Actor::Root;
         let binds = last_seq.filter(|_| holds.is_ok() || by_root);
-        let reaches = self.decided.is_none()
+        let retroactive = self.decided.is_none()
             && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
-        if reaches && !go_on {
-            return Applied::Reaches;
+        if retroactive && !go_on {
+            return Applied::Retroactive;
         }
         match (binds, level) {
             (Some(last), None) => self.cut(node, last),
@@ -453,15 +452,15 @@ impl Fold {
         }
         match (holds, level) {
             (Err(why), _) => return Applied::None(why),
-            (Ok(()), None) => self.put_out(event, actor, node, last_seq.unwrap_or(0)),
+            (Ok(()), None) => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
             (Ok(()), Some(level)) => {
                 if let Some(member) = self.state.members.get_mut(&node) {
                     member.level = level;
                 }
             }
         }
-        match reaches {
-            true => Applied::Reaches,
+        match retroactive {
+            true => Applied::Retroactive,
             false => Applied::Effect,
         }
     }
@@ -507,12 +506,12 @@ impl Fold {
         }
     }
 
-    fn put_out(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {
+    fn apply_revocation(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {
         if actor != Actor::Root {
             self.found.insert(key(event.position()));
         }
-        // Who is put out has the code that let it in, and could come back with another key; so has
-        // who left before that.
+        // The revoked node has the code of its invite and could come back with another key. The
+        // same holds for a node that left before its revocation.
         let member = self.state.members.remove(&node);
         let invite = member.and_then(|member| member.invite);
         let invite = invite.or_else(|| self.state.left.remove(&node).map(|code| code.0));
@@ -530,14 +529,14 @@ impl Fold {
             .or_insert(new);
     }
 
-    /// Whoever came by this invite, and is not among those of whom its end names all that were known then,
-    /// was let in afterwards by an event that is dated back.
-    fn put_out_unnamed(&mut self, invite: &NodeId, named: &BTreeSet<NodeId>, actor: Actor) {
+    /// Removes members that joined with `invite` but are not in the withdrawal's list `named`. A
+    /// backdated event may have admitted them. An anchor cannot remove anchors; the root can.
+    fn remove_unnamed(&mut self, invite: &NodeId, named: &BTreeSet<NodeId>, actor: Actor) {
         let came = self.state.members.extract_if(.., |node, member| {
             let anchor = member.level == Level::Anchor && actor != Actor::Root;
             member.invite == Some(*invite) && !named.contains(node) && !anchor
         });
-        // What they have signed stays in the log.
+        // Events that they signed stay in the log.
         self.acted.extend(came.map(|(node, _)| *node.as_bytes()));
     }
 
@@ -545,7 +544,7 @@ impl Fold {
         self.state.members.len() + self.state.revoked.len() < MAX_MEMBERS
     }
 
-    /// Every kind but those that take a level.
+    /// Applies every kind except revocations and changes of level.
     fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
         let community = self.community();
         let actor = self.actor(event);
@@ -560,7 +559,8 @@ impl Fold {
                 policy,
                 founder,
             } => {
-                // By its form it is a first event of the root: of two branches, that of one counts.
+                // The form check ensures that this is a first event of the root. If the root's
+                // history forks, the event that sorts first counts.
                 if self.state.created {
                     return Err(NoEffect::Nothing);
                 }
@@ -632,7 +632,7 @@ impl Fold {
                 }
                 open.withdrawn = true;
                 if let (Some(members), true) = (members, actor >= ANCHOR) {
-                    self.put_out_unnamed(invite, members, actor);
+                    self.remove_unnamed(invite, members, actor);
                 }
                 Ok(())
             }
@@ -643,10 +643,11 @@ impl Fold {
                     .invites
                     .get(&request.invite)
                     .ok_or(NoEffect::NoSuchInvite)?;
-                // Who admits vouches that the invite had not expired by its clock, so it
-                // stands at least as high as the one whom it lets in.
+                // The admitting node vouches that the invite had not expired by its clock. Its
+                // level must be at least that of the invite.
                 at_least(Actor::Member(open.level.max(Level::Trusted)))?;
-                // Its own invite was withdrawn with it: this is the reason that it is told.
+                // Revoking the node withdrew its own invite. This check comes first, so that the
+                // joiner gets the true reason.
                 if self.state.revoked.contains_key(&node) {
                     return Err(NoEffect::Revoked(node));
                 }
@@ -701,7 +702,8 @@ impl Fold {
                     return Err(NoEffect::LastAnchor(event.author));
                 }
                 let gone = self.state.members.remove(&event.author);
-                // Whoever puts it out yet closes its code: kept as long as that can matter.
+                // A later revocation of the node closes this invite. Forget nodes whose invites are
+                // closed.
                 self.state.left.retain(|_, code| {
                     let open = self.state.invites.get(&code.0);
                     open.is_some_and(|open| !open.withdrawn && open.used < open.uses)
@@ -735,7 +737,7 @@ impl Fold {
         }
     }
 
-    /// Notes who is frozen, which does not follow from the order of events.
+    /// Sets the frozen authors, which do not follow from the order of events.
     pub(super) fn set_frozen(&mut self, frozen: BTreeMap<NodeId, Fork>) {
         self.state.frozen = frozen;
     }

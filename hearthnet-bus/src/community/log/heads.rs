@@ -1,4 +1,4 @@
-//! How far a log has come: what two nodes exchange to find out what the other lacks.
+//! Heads: a summary of a log. Two nodes exchange heads to find the events that the other lacks.
 
 use std::collections::BTreeMap;
 
@@ -12,57 +12,53 @@ use crate::identity::cbor;
 use crate::identity::raw_keys;
 use crate::{CommunityId, NodeId};
 
-/// Most slots that one author may hold; of more, those with the newest events are kept.
+/// Maximum number of slots per author. Of more, those with the newest events are kept.
 pub const MAX_SLOTS: usize = 64;
 
-/// Longest encoding of [`Heads`], in bytes. A community of a hundred nodes with three slots
-/// each needs about 15 KiB; this is room for every member that a community may have.
+/// Maximum length of encoded [`Heads`] in bytes. A community of a hundred nodes with three slots
+/// each needs about 15 KiB; this has room for the maximum number of members.
 pub const MAX_HEADS_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a node has of each author that its log has a place for.
+/// Progress of a log, for each author that it has a place for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Heads {
-    /// The authors, by node id.
     #[serde(with = "raw_keys::map")]
     pub authors: BTreeMap<NodeId, Head>,
-    /// Which community.
     #[serde(with = "raw_keys::community")]
     pub community: CommunityId,
 }
 
-/// What a node has of one author.
+/// Progress of a log for one author.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Head {
-    /// Durable events without a hole, from 1. Of a frozen author those before the fork.
+    /// Number of durable events without a hole, from 1. For a frozen author, those before the fork.
     pub seq: u64,
-    /// The tag ([`EventHash::tag`]) of the last of them; 0 when there is none. As each event
-    /// names its predecessor, it stands for the whole history.
+    /// Tag ([`EventHash::tag`]) of the last of them; 0 if there is none. Each event names its
+    /// predecessor, so the tag stands for the whole history.
     pub tip: u64,
-    /// The proof of a fork.
+    /// Proof of a fork.
     pub fork: Option<ForkHead>,
-    /// By slot key, the newest ephemeral event.
+    /// Newest ephemeral event by slot key.
     pub slots: BTreeMap<u64, SlotHead>,
 }
 
-/// Which proof of a fork a node has.
+/// Summary of the proof of a fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ForkHead {
-    /// Where the history parts.
+    /// Sequence number at which the history forks.
     pub seq: u64,
-    /// The first eight bytes of the SHA-256 of the hashes of the proof, as a number.
+    /// First eight bytes of the SHA-256 over the hashes of the proof, as a number.
     pub proof: u64,
 }
 
-/// Which event a slot holds. The order is that in which events replace each other.
+/// Summary of the event in a slot. A greater one replaces a smaller one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SlotHead {
-    /// Its sequence number.
     pub seq: u64,
-    /// Its tag.
     pub tag: u64,
 }
 
@@ -86,13 +82,13 @@ impl From<&Fork> for ForkHead {
     }
 }
 
-/// The key of a slot in [`Head::slots`]: the first eight bytes of the SHA-256 of its name.
+/// Key of a slot in [`Head::slots`]: the first eight bytes of the SHA-256 of its name.
 pub(super) fn slot_key(slot: &str) -> u64 {
     EventHash(Sha256::digest(slot.as_bytes()).into()).tag()
 }
 
 impl Heads {
-    /// The heads of a node that has nothing.
+    /// Heads of a node without events.
     pub fn empty(community: CommunityId) -> Self {
         Self {
             authors: BTreeMap::new(),
@@ -100,11 +96,10 @@ impl Heads {
         }
     }
 
-    /// Encodes as canonical CBOR.
     pub fn to_cbor(&self) -> Vec<u8> {
         let encoded = cbor::encode(self);
-        // Maps, numbers and strings of bytes: an encoder that fails on them is defective. The
-        // empty string is refused by every reader.
+        // Maps, numbers and byte strings always encode, so a failure is a bug of the encoder. Every
+        // reader refuses the empty string.
         debug_assert!(
             encoded.as_ref().is_ok_and(|bytes| cbor::is_in_order(bytes)),
             "heads cannot be encoded, or their fields are out of order"
@@ -112,9 +107,9 @@ impl Heads {
         encoded.unwrap_or_default()
     }
 
-    /// Decodes what a peer sent. `None` if the bytes are longer than [`MAX_HEADS_BYTES`], not
-    /// canonical, or name more authors or slots than a log has. Keys are not checked, which takes
-    /// long: they are only looked up among those that this log knows.
+    /// Decodes the heads of a peer. Returns `None` if they are longer than [`MAX_HEADS_BYTES`], not
+    /// canonical, or name more authors or slots than a log can have. Keys are not checked, because
+    /// that is slow and they are only compared with known ones.
     pub fn from_cbor(bytes: &[u8]) -> Option<Self> {
         if bytes.len() > MAX_HEADS_BYTES {
             return None;
@@ -124,21 +119,21 @@ impl Heads {
         (heads.authors.len() <= MAX_MEMBERS + 1 && slots_fit).then_some(heads)
     }
 
-    /// Notes that the peer with these heads sent an event, so that it is not sent back. The log
-    /// has looked at the event before; what is no event is not noted.
+    /// Records that the peer with these heads sent an event, so that it is not sent back. The log
+    /// has checked the event before; malformed events are skipped.
     pub(crate) fn note_received(&mut self, raw: &[u8]) {
         if let (Ok(event), Some(hash)) = (Event::decode_stored(raw), EventHash::of(raw)) {
             self.note(&event, hash);
         }
     }
 
-    /// Notes that a peer with these heads was sent an event: what it has if it takes it. So
-    /// the next batch can follow without waiting for the peer's new heads.
+    /// Records that an event was sent to the peer with these heads, assuming that the peer accepts
+    /// it. The next batch can then follow without waiting for the peer's new heads.
     pub(super) fn note(&mut self, event: &Event, hash: EventHash) {
         let head = self.authors.entry(event.author).or_default();
         match &event.lane {
             Lane::Durable { .. } => {
-                // Beyond a fork nothing follows.
+                // No event can follow a fork.
                 if head.fork.is_none() && event.seq == head.seq.saturating_add(1) {
                     head.seq = event.seq;
                     head.tip = hash.tag();

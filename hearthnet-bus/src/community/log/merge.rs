@@ -1,26 +1,25 @@
-//! Taking an event into the log: chains, forks, slots, quotas, and keeping the fold in step. These
-//! stand together because their order within a transaction is what makes them right.
+//! Accepts events into the log: chains, forks, slots, quotas, and the fold that follows. One
+//! module, because the order of these steps within a transaction is essential.
 //!
-//! Everything here happens inside one write transaction, over events whose form and signature
-//! were checked before it began. What is stored in the end is a function of the set of events
-//! that were offered, whatever their order, batches and repetitions:
+//! All of this happens in one write transaction, over events whose form and signature were checked
+//! before it began. The stored set is a function of the set of events that were offered, whatever
+//! their order, batches and repetitions:
 //!
-//! - **Durable lane.** An author's history parts at the lowest number where it signed two
-//!   events, or one that does not follow the event before it (another predecessor, or a
-//!   Lamport time that does not grow). Kept are all events before that place and the two with
-//!   the lowest hashes at it; nothing beyond. Merging what two nodes kept gives what a node
-//!   with all events would have kept, because the lowest place of the union is the lowest of
-//!   the two, or a pair of events that both lie in what was kept.
-//! - **The root's** history may part: its key may be used in two places that do not hear of each
-//!   other, and its word must hold. From the lowest such number on all of its events are kept and count,
-//!   whatever they follow.
-//! - **Holes.** An event whose predecessor is missing is kept, and has no effect until the
-//!   hole is filled; nor has a fork beyond one.
-//! - **Ephemeral lane.** Of one author and slot the event with the greatest (number, hash); of
-//!   one author the [`MAX_SLOTS`] slots with the greatest. Both are maxima, so order does not
-//!   matter.
-//! - **Quotas** cut an author's history at a number that does not depend on the order. Only
-//!   the room for strangers does: what does not fit is offered again by the next peer.
+//! - **Durable lane.** An author's history forks at the lowest number where it signed two events,
+//!   or one that does not follow the event before it (another predecessor, or a Lamport time that
+//!   does not grow). All events before the fork are kept, the two with the lowest hashes at it, and
+//!   none after it. Merging the kept sets of two nodes gives the set of a node with all events: the
+//!   lowest fork of the union is the lower of the two, or lies between events that both kept.
+//! - **The root's** history may fork without penalty, because its key may be used in two places
+//!   that do not hear of each other, and its events must hold. From the lowest fork on, all of its
+//!   events are kept and count, whatever they follow.
+//! - **Holes.** An event whose predecessor is missing is kept, but has no effect until the hole is
+//!   filled. The same holds for a fork beyond a hole.
+//! - **Ephemeral lane.** Of each author and slot, the event with the greatest (number, hash) is
+//!   kept; of each author, the [`MAX_SLOTS`] slots with the greatest. Both are maxima, so the order
+//!   does not matter.
+//! - **Quotas** cut an author's history at a number that does not depend on the order. Only the
+//!   room for strangers does: the next peer offers refused events again.
 
 use std::sync::Arc;
 
@@ -34,21 +33,20 @@ use super::heads::MAX_SLOTS;
 use super::view::{Author, Redo, View, fork, live_of};
 use crate::NodeId;
 
-/// How much one author, and strangers together, may have in the log.
+/// Storage quotas of one author, and of all strangers together.
 ///
-/// All nodes of a community should use the same figures: what one refuses, the others go on
-/// offering it.
+/// All nodes of a community should use the same values. Otherwise they offer each other events that
+/// are always refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quotas {
-    /// Durable events of one author. A node writes one for each person that it admits,
-    /// invites, promotes or revokes, and none by merely running.
+    /// Durable events of one author. A node writes one for each person that it admits, invites,
+    /// promotes or revokes, and none by merely running.
     pub events_per_author: u64,
-    /// Bytes of the durable events of one author.
     pub bytes_per_author: u64,
-    /// Events, durable and ephemeral, of all authors together that the log does not know as
-    /// members: their admission may be on its way.
+    /// Durable and ephemeral events of all authors together that the log does not know as members.
+    /// An admission may still arrive.
     pub stranger_events: u64,
-    /// Bytes of those that are durable.
+    /// Bytes of the durable events among them.
     pub stranger_bytes: u64,
 }
 
@@ -63,33 +61,33 @@ impl Default for Quotas {
     }
 }
 
-/// What [`crate::community::log::EventLog::compact`] dropped.
+/// Numbers of events that [`crate::community::log::EventLog::compact`] dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Compacted {
-    /// Ephemeral events that had expired.
+    /// Expired ephemeral events.
     pub ephemeral: u64,
-    /// Durable events of strangers whose admission did not come within a day.
+    /// Durable events of strangers that were not admitted within a day.
     pub strangers: u64,
 }
 
-/// How long strangers' events are kept for an admission that may come, in milliseconds.
+/// Time in ms for which strangers' events are kept until an admission arrives.
 const STRANGER_MS: u64 = 24 * 3600 * 1000;
 
-/// What became of an event that was not refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     New,
     Known,
 }
 
-/// One write transaction's work.
+/// Work of one write transaction.
 pub(super) struct Merge<'a> {
     conn: &'a Connection,
     view: &'a mut View,
     quotas: &'a Quotas,
     now_ms: u64,
     durable_changed: bool,
-    /// Somebody has lost a level, and with it what it did: that waits for no budget.
+    /// A demotion or revocation voids earlier events: do the rework in [`Merge::finish`] regardless
+    /// of its budget.
     urgent: bool,
 }
 
@@ -110,12 +108,12 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// What is taken from now on came at this time.
+    /// Sets the arrival time of the following events.
     pub(super) fn at(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
     }
 
-    /// Takes one event in.
+    /// Stores one event, or returns the reason why it is refused.
     pub(super) fn take(
         &mut self,
         event: &Event,
@@ -131,7 +129,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Drops what nothing depends on any more at this time. Says how much.
+    /// Drops events that are no longer needed. Returns their numbers.
     pub(super) fn compact(&mut self) -> Result<Compacted, LogError> {
         let (conn, now_ms) = (self.conn, self.now_ms);
         let mut done = Compacted::default();
@@ -140,8 +138,8 @@ impl<'a> Merge<'a> {
             Arc::make_mut(&mut self.view.live).remove(&place);
             done.ephemeral = done.ephemeral.saturating_add(1);
         }
-        // Strangers whose admission has not come for a day: if it comes yet, others still
-        // have their events.
+        // Strangers that were not admitted within a day. If the admission arrives later, other
+        // nodes still have their events.
         let mut strangers = Vec::new();
         for (author, it) in &self.view.authors {
             let live = self.view.live.keys().any(|(a, _)| a == author);
@@ -165,7 +163,7 @@ impl<'a> Merge<'a> {
         Ok(done)
     }
 
-    /// Brings the state and the counters in line with what was taken. Must come last.
+    /// Updates the state and the counters. Must be called last.
     pub(super) fn finish(self) -> Result<(), LogError> {
         self.view.settle(self.conn, self.now_ms, self.urgent)?;
         if self.durable_changed {
@@ -181,7 +179,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Whether a stranger's event still finds room.
+    /// Returns whether there is room for an event, which for known authors is always the case.
     fn has_room(&mut self, author: &NodeId, bytes: u64) -> Result<bool, LogError> {
         if self.view.fold.knows(author) {
             return Ok(true);
@@ -227,8 +225,9 @@ impl<'a> Merge<'a> {
                 return Ok(Err(Refusal::Fork { author }));
             }
         }
-        // A second event at a place is proof, and proof always finds room: it is at most one
-        // event, and ends the history; but for the root's, which go on.
+        // A second event with a number is proof of a fork, and proof always finds room: it is at
+        // most one event and ends the history. The root's history goes on, so the quota applies to
+        // it.
         if (here.is_empty() || it.is_root)
             && (seq > self.quotas.events_per_author
                 || it.row.bytes.saturating_add(bytes) > self.quotas.bytes_per_author
@@ -241,29 +240,29 @@ impl<'a> Merge<'a> {
         it.row.events = it.row.events.saturating_add(1);
         it.row.bytes = it.row.bytes.saturating_add(bytes);
 
-        // Does the history part here? At this place, or between it and a neighbour.
+        // Check for a fork at this number, or between it and a neighbour.
         let follows = |(prev, lamport): (EventHash, u64), before: (EventHash, u64)| {
             prev == before.0 && lamport > before.1
         };
-        let mut parts_at = None;
+        let mut fork_at = None;
         let before = db::durable_at(conn, &author, seq.saturating_sub(1))?;
         let mut before = before.iter().map(|row| (row.hash, row.lamport));
         if !here.is_empty() || before.any(|before| !follows((prev, event.lamport), before)) {
-            parts_at = Some(seq);
+            fork_at = Some(seq);
         } else {
             for row in db::durable_at(conn, &author, seq.saturating_add(1))? {
                 let after = db::event(conn, row.arrival)?;
                 if let Lane::Durable { prev } = after.lane
                     && !follows((prev, after.lamport), (hash, event.lamport))
                 {
-                    parts_at = Some(seq.saturating_add(1));
+                    fork_at = Some(seq.saturating_add(1));
                 }
             }
         }
-        if let Some(at) = parts_at
+        if let Some(at) = fork_at
             && it.row.fork.is_none_or(|fork| at <= fork)
         {
-            self.part(&author, &mut it, at)?;
+            self.record_fork(&author, &mut it, at)?;
         }
         if it.is_root && it.row.fork.is_some_and(|fork| seq >= fork) {
             it.fork = fork(conn, &author, &it)?;
@@ -274,7 +273,7 @@ impl<'a> Merge<'a> {
             }
             return Ok(Ok(Taken::New));
         }
-        if parts_at == Some(seq) {
+        if fork_at == Some(seq) {
             self.save(&author, it)?;
             return Ok(Ok(Taken::New));
         }
@@ -282,9 +281,9 @@ impl<'a> Merge<'a> {
         Ok(Ok(Taken::New))
     }
 
-    /// An author's history parts at `at`: keeps the proof, drops what lies beyond. Of the root's nothing
-    /// is dropped, and all of it counts.
-    fn part(&mut self, author: &NodeId, it: &mut Author, at: u64) -> Result<(), LogError> {
+    /// Records a fork at `at`: keeps the proof and drops later events. Of the root's events, none
+    /// is dropped, and all count.
+    fn record_fork(&mut self, author: &NodeId, it: &mut Author, at: u64) -> Result<(), LogError> {
         let conn = self.conn;
         if !it.is_root {
             for row in db::durable_at(conn, author, at)?.iter().skip(2) {
@@ -308,7 +307,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Lengthens the chain by an event, and by those that waited for it.
+    /// Extends the chain by an event and by stored events that follow it.
     fn advance(
         &mut self,
         author: &NodeId,
@@ -335,7 +334,7 @@ impl<'a> Merge<'a> {
         }
         it.fork = fork(self.conn, author, &it)?;
         if it.is_root && it.fork.is_some() {
-            // What lies beyond where it parts counts from now on.
+            // The root's events beyond the fork count from now on.
             self.view.fold_again(self.conn, Redo::All)?;
         }
         self.save(author, it)?;
@@ -363,7 +362,7 @@ impl<'a> Merge<'a> {
         raw: &[u8],
     ) -> Result<Result<Taken, Refusal>, LogError> {
         let author = event.author;
-        // It lives from now on, if its author's clock is ahead.
+        // If the author's clock is ahead, the life of the event starts at its arrival.
         let expires_ms = until_ms - event.time_ms.saturating_sub(self.now_ms).min(until_ms);
         let place = (author, slot.to_owned());
         let old = self.view.live.get(&place).map(|live| (live.seq, live.hash));
@@ -373,7 +372,7 @@ impl<'a> Merge<'a> {
         if expires_ms <= self.now_ms || old.is_some_and(|old| old > (event.seq, hash)) {
             return Ok(Err(Refusal::Stale));
         }
-        if !self.view.is_within_pace(author, self.now_ms) {
+        if !self.view.take_ephemeral(author, self.now_ms) {
             return Ok(Err(Refusal::Quota { author }));
         }
         if old.is_none() {
@@ -395,7 +394,7 @@ impl<'a> Merge<'a> {
                 return Ok(Err(Refusal::Quota { author }));
             }
         }
-        // What was replaced is remembered for as long as somebody else may still offer it.
+        // The slot is remembered for as long as other nodes may offer an event that was replaced.
         let keep = match old {
             Some(_) => db::ephemeral(self.conn, &author, slot)?.map_or(0, |row| row.keep_ms),
             None => 0,

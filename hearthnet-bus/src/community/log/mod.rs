@@ -1,32 +1,33 @@
-//! The community's event log: signed events, what they mean together, and their store.
+//! The community's event log: signed events, the state that follows from them, and their store.
 //!
 //! `specs/event-log.md` is the normative text.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | one signed statement | [`Event`] | `event.rs` |
-//! | what it can say | [`Body`] | `body.rs` |
+//! | one signed event | [`Event`] | `event.rs` |
+//! | kinds of events and their bodies | [`Body`] | `body.rs` |
 //! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
-//! | who is a member, by the durable events | [`NoEffect`] | `fold.rs` |
+//! | membership, by the durable events | [`NoEffect`] | `fold.rs` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
-//! | what two nodes compare | [`Heads`] | `heads.rs` |
-//! | what a peer lacks | [`Batch`] | `batch.rs` |
+//! | summary that two nodes compare | [`Heads`] | `heads.rs` |
+//! | events that a peer lacks | [`Batch`] | `batch.rs` |
 //! | the file | [`EventLog`] | `store.rs`, tables: `db/` |
-//! | what this node writes, and when it may | [`EventLog::append`] | `append.rs` |
-//! | what peers send | [`Received`] | `receive.rs`, dated ahead: `early.rs` |
-//! | after a crash | [`Recovery`] | `recover.rs` |
-//! | whether this machine's clock is right | [`EventLog::clock_offset`] | `clocks.rs` |
-//! | the log and more in one file | [`backup`] | `backup.rs` |
-//! | for people | [`Record`], [`Verified`] | `audit.rs` |
+//! | writing of own events, and its conditions | [`EventLog::append`] | `append.rs` |
+//! | events from peers | [`Received`] | `receive.rs`, post-dated: `early.rs` |
+//! | recovery after a crash | [`Recovery`] | `recover.rs` |
+//! | check of this machine's clock | [`EventLog::clock_offset`] | `clocks.rs` |
+//! | backup of the log and more in one file | [`backup`] | `backup.rs` |
+//! | reports and exports for people | [`Record`], [`Verified`] | `audit.rs` |
 //!
-//! Two lanes. *Durable* events make the community what it is; each author's form a chain
-//! without holes and are kept for ever. *Ephemeral* events say what is so at the moment (a
-//! shard is served here, a node listens there); of each author and slot the newest is kept
-//! until it expires, so that running costs no space.
+//! There are two lanes. *Durable* events define the community; those of one author form a chain
+//! without holes and are kept for ever. *Ephemeral* events state what holds at the moment (a shard
+//! is served here, a node listens there). Of each author and slot, the newest is kept until it
+//! expires, so running costs no disk space.
 //!
-//! Files are touched by `store.rs` (whose thread tries to write again after the disk was full), `db/`,
-//! `recover.rs`, `backup.rs` and `audit.rs`; `append.rs`, `receive.rs`, `early.rs`, `merge.rs`, `view.rs` and
-//! `batch.rs` work within a transaction that these opened. All else is pure, and no clock is read anywhere: time comes with the calls.
+//! These files touch the disk: `store.rs` (its thread retries writing after the disk was full),
+//! `db/`, `recover.rs`, `backup.rs` and `audit.rs`. `append.rs`, `receive.rs`, `early.rs`,
+//! `merge.rs`, `view.rs` and `batch.rs` work within a transaction that these opened. All other
+//! files are pure. No file reads the clock: the time is an argument.
 
 mod append;
 mod audit;

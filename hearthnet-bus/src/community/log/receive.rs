@@ -1,4 +1,4 @@
-//! Receiving: what peers send, verified, stored and folded.
+//! Receiving of events from peers: verification, storage and fold.
 
 use std::collections::BTreeMap;
 
@@ -13,26 +13,26 @@ use super::merge::{Merge, Taken};
 use super::store::EventLog;
 use crate::NodeId;
 
-/// What became of the events of a batch.
+/// Result of receiving a batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Received {
-    /// The places in the batch of those that were new: to be passed on.
+    /// Indices of the new events in the batch; to be passed on.
     pub accepted: Vec<usize>,
-    /// How many were here already.
+    /// Number of events that were stored before.
     pub known: usize,
-    /// The places of those that were not taken, and why.
+    /// Indices of the refused events, with the reasons.
     pub refused: Vec<(usize, Refusal)>,
 }
 
 impl EventLog {
-    /// Takes what a peer sent: verifies, stores, folds. Events that are here already change
-    /// nothing. All that is accepted is on the disk when this returns.
+    /// Verifies, stores and folds the events of a peer. Events that are stored already change
+    /// nothing. All accepted events are on the disk when this returns.
     ///
-    /// Who passes an event on says nothing about it: `from` is for the log file of the program,
+    /// The relaying peer `from` has no influence on an event. It is used for the program's log file
     /// and for [`EventLog::clock_offset`].
     ///
     /// # Errors
-    /// What the disk says ([`LogError::ReadOnly`]); then nothing of the batch was stored.
+    /// [`LogError::ReadOnly`] and other errors of the disk; then no event of the batch was stored.
     pub fn receive(
         &self,
         raw: &[Vec<u8>],
@@ -42,7 +42,7 @@ impl EventLog {
         let mut received = Received::default();
         let unknown = self.unknown(raw)?;
         received.known = raw.len().saturating_sub(unknown.len());
-        // Signatures before the transaction: they take a hundred times longer than the rest.
+        // Verify signatures before the transaction: they take a hundred times longer than the rest.
         let mut verified = Vec::with_capacity(unknown.len());
         for (place, hash, raw) in unknown {
             give_way();
@@ -94,12 +94,12 @@ impl EventLog {
         Ok(received)
     }
 
-    /// The members whose last event is dated so far ahead of this machine's clock that others do not take
-    /// it, and how far, in milliseconds: what was refused for that since this handle was opened, and what
-    /// this node itself has written while its clock was wrong.
+    /// Members whose last event is post-dated so far that other nodes refuse it, with the
+    /// milliseconds that it is ahead of this machine's clock. Includes events refused since this
+    /// handle was opened and events that this node wrote while its own clock was wrong.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`], or what the disk says.
+    /// [`LogError::Corrupt`], or errors of the disk.
     pub fn dated_ahead(&self, now_ms: u64) -> Result<BTreeMap<NodeId, u64>, LogError> {
         let writer = self.inner.writer.lock();
         let view = &writer.view;
@@ -117,7 +117,7 @@ impl EventLog {
         Ok(ahead.filter(|(_, ms)| *ms > MAX_OFF_MS).collect())
     }
 
-    /// Those that are not here yet, with their places and hashes.
+    /// Returns the events that are not stored yet, with their indices and hashes.
     #[allow(clippy::type_complexity)]
     fn unknown<'a>(
         &self,
@@ -125,11 +125,11 @@ impl EventLog {
     ) -> Result<Vec<(usize, EventHash, &'a [u8])>, LogError> {
         let mut unknown = Vec::with_capacity(raw.len());
         let mut writer = self.inner.writer.lock();
-        // What is in the file must also be in the view, or it would never get there.
+        // Events in the file must be in the view too, or they would never get there.
         self.inner.update(&mut writer)?;
         for (place, bytes) in raw.iter().enumerate() {
             let hash = EventHash::of(bytes).unwrap_or(EventHash::ZERO);
-            // The keys need no check to look for a hash, which is over all of the event.
+            // Looking for the hash, which covers the whole event, does not need checked keys.
             let known = match Event::decode_stored(bytes) {
                 Err(_) => false,
                 Ok(event) => match event.lane {
@@ -149,7 +149,7 @@ impl EventLog {
         Ok(unknown)
     }
 
-    /// Everything about an event that can be checked without the log.
+    /// Checks everything about an event that does not need the stored log.
     fn verify_one(&self, raw: &[u8], from: NodeId, now_ms: u64) -> Result<Event, Refusal> {
         let event = Event::verify_with(raw, &mut self.inner.checked.lock())?;
         if event.author == from && matches!(event.body, Body::NodeSeen { .. }) {
@@ -166,10 +166,10 @@ impl EventLog {
         Ok(event)
     }
 
-    /// How far the clocks of the neighbours are ahead of this one's, in milliseconds (negative:
-    /// behind), and how many neighbours say so: the middle one of what they said of themselves
-    /// when it came from themselves, since this handle was opened. Such words may have been on
-    /// their way for 40 s, so less than a minute means nothing. `None`: nobody spoke yet.
+    /// Offset of the neighbours' clocks from this one in milliseconds (positive: they are ahead),
+    /// with the number of neighbours measured. The offset is the median of the announcements
+    /// received from their authors since this handle was opened. An announcement may be 40 s old,
+    /// so less than a minute is not significant. `None` before the first one.
     pub fn clock_offset(&self, now_ms: u64) -> Option<(i64, usize)> {
         self.inner.clocks.lock().offset(now_ms, |_| true)
     }

@@ -1,20 +1,20 @@
-//! Opening a log after a crash, and after damage.
+//! Opening of a log after a crash or damage.
 //!
-//! | what happened | what is done | what is lost |
+//! | event | reaction | loss |
 //! |---|---|---|
-//! | the process or the machine died during a write | SQLite drops the unfinished transaction | nothing that was acknowledged |
+//! | process or machine died during a write | SQLite drops the unfinished transaction | no acknowledged event |
 //! | bytes of the write-ahead log changed | the transactions from there on are dropped | maybe acknowledged events: peers have most; see *doubt* |
 //! | pages of the file changed | the file is moved aside, whole events are copied into a new one | the same |
-//! | the file is a copy, as of a backup that was put back | nothing | what was written since the copy |
+//! | the file is a copy, such as a restored backup | none | events since the copy |
 //!
-//! The first three are reported ([`Recovery`], code `log_recovered`). *Doubt*: when acknowledged
-//! events may be gone, some of them may be this node's own, and a peer may have them. To sign
-//! other events in their place would be a fork. So the log takes no durable event of its own
-//! until a peer was asked for all that it has ([`super::EventLog::caught_up`]); only where the
-//! log knows of no other member there is nobody to ask.
+//! The first three are reported ([`Recovery`], code `log_recovered`). *Doubt* is set when
+//! acknowledged events may be lost: some of them may be this node's own, and a peer may have them.
+//! Signing other events with their numbers would be a fork. So the log refuses to write durable
+//! events until a peer was asked for all that it has ([`super::EventLog::caught_up`]), unless the
+//! log knows of no other member.
 //!
-//! A file is repaired only by a process that has it alone, which `log.lock` tells: every
-//! handle holds a shared lock on it.
+//! A file is repaired only by a process that has it alone. Every handle holds a shared lock on
+//! `log.lock` for this.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,34 +30,33 @@ use super::merge::{Merge, Quotas};
 use super::view::View;
 use crate::{CommunityId, regular_file};
 
-/// The file that handles lock.
+/// Name of the file that handles lock.
 const LOCK: &str = "log.lock";
-/// The file that names the community, for when the log cannot be read any more.
+/// Name of the file that names the community, in case the log becomes unreadable.
 const NAME: &str = "log.community";
-/// Longest content of that file that is looked at.
+/// Maximum bytes read of that file.
 const NAME_BYTES: u64 = 128;
 
-/// What was found and done when the log was opened. Its code is `log_recovered`.
+/// Findings and repairs when a log was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
-    /// For people: what was wrong, and what became of it.
+    /// Description for people: the problem and the result.
     pub what: String,
-    /// Where the damaged file was moved.
+    /// New path of the damaged file.
     pub aside: Option<PathBuf>,
-    /// Whether acknowledged events may be missing, so that a peer has to be asked before this
-    /// node writes durable events of its own.
+    /// Acknowledged events may be missing. A peer has to be asked before this node writes durable
+    /// events.
     pub doubt: bool,
 }
 
 impl Recovery {
-    /// The stable code.
     pub fn code(&self) -> Code {
         Code::new("log_recovered")
     }
 }
 
-/// The shared lock of a handle; released when dropped.
+/// Shared lock of a handle; released when dropped.
 #[derive(Debug)]
 pub(super) struct RecoveryLock(File);
 
@@ -74,21 +73,21 @@ impl RecoveryLock {
         Ok(Self(file))
     }
 
-    /// Whether nobody else has the log open; then nobody can open it until
-    /// [`RecoveryLock::share`].
+    /// Tries to make the lock exclusive. If it succeeds, no other process has the log open, and
+    /// none can open it until [`RecoveryLock::share`].
     fn alone(&self) -> bool {
         self.0.try_lock().is_ok()
     }
 
-    /// Lets others open the log again.
+    /// Makes the lock shared again, so that others can open the log.
     fn share(&self, dir: &Path) -> Result<(), LogError> {
-        // A conversion is not atomic: the lock may be gone. It is taken again either way.
+        // A conversion is not atomic and the lock may be lost, so it is taken again in any case.
         let locked = self.0.lock_shared();
         locked.map_err(LogError::io("lock", &dir.join(LOCK)))
     }
 }
 
-/// Notes which community the folder belongs to.
+/// Stores the community of the folder.
 pub(super) fn name(dir: &Path, community: CommunityId) -> Result<(), LogError> {
     let path = dir.join(NAME);
     let text = format!("{community}\n");
@@ -101,7 +100,7 @@ fn named(dir: &Path) -> Option<CommunityId> {
     text.trim().parse().ok()
 }
 
-/// An open log, and what had to be done for it.
+/// Open log, with the repairs that were needed.
 pub(super) struct Opened {
     pub(super) conn: Connection,
     pub(super) view: View,
@@ -109,7 +108,7 @@ pub(super) struct Opened {
     pub(super) recovery: Option<Recovery>,
 }
 
-/// Opens the log's file at `path` in `dir`; repairs it if it must be.
+/// Opens the log's file at `path` in `dir`, and repairs it if necessary.
 pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, LogError> {
     let guard = RecoveryLock::shared(dir)?;
     if !guard.alone() {
@@ -151,31 +150,30 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     })
 }
 
-/// Whether the file is another one than the log was last written as: copied from another machine,
-/// or put back from a backup. What it says of this node may be old then.
+/// Returns whether the file is not the one that the log was last written to: copied from another
+/// machine, or restored from a backup. This node's own events in it may then be outdated.
 fn is_copy(conn: &Connection, path: &Path) -> Result<bool, LogError> {
     let (noted, now) = (db::file(conn)?, db::FileIdentity::of(path));
     Ok(noted.is_some() && now.is_some() && noted != now)
 }
 
-/// Notes which file the log is from now on.
+/// Stores the identity of the log's file.
 pub(super) fn note_file(conn: &Connection, path: &Path) {
     let Some(now) = db::FileIdentity::of(path) else {
         return;
     };
     let noted = db::file(conn).is_ok_and(|noted| noted == Some(now));
-    // On a full disk the log is read only; the next opening notes it.
+    // On a full disk the log is read-only; the next opening stores it.
     if !noted && let Err(error) = db::set_file(conn, now) {
-        tracing::debug!(%error, "the log could not note which file it is");
+        tracing::debug!(%error, "the log could not store the identity of its file");
     }
 }
 
-/// Opens the file and reads it; with `check`, the folder that it lies in, also looks for
-/// damage.
+/// Opens and reads the file. With `check`, the file's folder, it also looks for damage.
 fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogError> {
     let conn = db::open(path, false)?;
     if !db::check_format(&conn, path)? {
-        // An empty database: the process that made it died before its first commit.
+        // Empty database: the process that created it died before its first commit.
         return Err(LogError::corrupt("it has no tables"));
     }
     if let Some(dir) = check {
@@ -185,16 +183,16 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
         if named(dir).is_some_and(|name| name != community) {
             return Err(LogError::corrupt("it names another community"));
         }
-        // On a full disk it stays as it is, which is slower.
+        // On a full disk the old layout stays, which is slower.
         if let Err(error) = db::upgrade(&conn) {
-            tracing::debug!(%error, "the log keeps the order of an older program");
+            tracing::debug!(%error, "the log keeps the table layout of an older program");
         }
     }
     let view = View::load(&conn, crate::now_ms())?;
     Ok((conn, view))
 }
 
-/// Whether a log that nobody else has open is whole, event by event. Nothing is repaired.
+/// Checks every event of a log that no other process has open. Repairs nothing.
 pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError> {
     let conn = db::open(path, false)?;
     if !db::check_format(&conn, path)? {
@@ -203,7 +201,7 @@ pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError>
     db::check_pages(&conn)?;
     db::cross_check(&conn)?;
     let view = View::load(&conn, crate::now_ms())?;
-    // What a snapshot holds was not read.
+    // The events in a snapshot have not been read yet.
     view.fold_anew(&conn)?;
     let mut checked = Checked::default();
     let mut whole = true;
@@ -214,7 +212,7 @@ pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError>
     db::close(conn)?;
     match whole {
         true => Ok(()),
-        false => Err(LogError::corrupt("an event in it is not what was signed")),
+        false => Err(LogError::corrupt("an event in it was changed")),
     }
 }
 
@@ -228,7 +226,7 @@ fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Copies every event that is still whole into a new file, and moves the damaged one aside.
+/// Copies every undamaged event into a new file, and moves the damaged file aside.
 fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recovery, LogError> {
     let fresh = suffixed(path, ".rebuilding");
     for leftover in ["", "-wal", "-shm"] {
@@ -236,7 +234,7 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     }
     let (community, events) = salvage(dir, path).ok_or_else(|| LogError::Corrupt {
         what: format!(
-            "{what}, and nothing of it can be read; move {} away and join the community again",
+            "{what}, and no event in it can be read; move {} away and join the community again",
             path.display()
         ),
     })?;
@@ -248,16 +246,16 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     let mut view = View::load(&tx, crate::now_ms())?;
     let mut merge = Merge::new(&tx, &mut view, quotas, 0);
     for (event, hash, raw) in &events {
-        // At its own time it has not expired; what has will be dropped with the next compaction.
+        // At its own time the event has not expired. The next compaction drops expired ones.
         merge.at(event.time_ms);
-        // What a quota refuses is no loss: it would not have been there.
+        // An event that a quota refuses would not have been stored before either.
         let _refused = merge.take(event, *hash, raw)?;
     }
     merge.finish()?;
     tx.commit()?;
     db::close(conn)?;
 
-    // The write-ahead log first: beside the new file it would be taken for that one's.
+    // Move the write-ahead log first: beside the new file, SQLite would apply it to that file.
     let aside = (0..)
         .map(|n: u32| suffixed(path, &format!(".damaged-{n}")))
         .find(|aside| !aside.exists())
@@ -270,13 +268,13 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     std::fs::hard_link(path, &aside).map_err(LogError::io("keep a copy of", path))?;
     std::fs::rename(&fresh, path).map_err(LogError::io("replace", path))?;
     if let Ok(dir) = File::open(dir) {
-        // Best effort: not every file system can do it.
+        // Best effort: some file systems do not support it.
         let _unsupported = dir.sync_all();
     }
     Ok(Recovery {
         what: format!(
-            "the event log was damaged ({what}): {kept} events were whole and are kept, the \
-             rest comes back from the other members; the damaged file is {}",
+            "the event log was damaged ({what}): {kept} undamaged events are kept, other \
+             members send the rest; the damaged file is {}",
             aside.display()
         ),
         aside: Some(aside),
@@ -295,7 +293,7 @@ fn remove(path: &Path) -> Result<(), LogError> {
 
 type Salvaged = Vec<(Event, EventHash, Vec<u8>)>;
 
-/// Every event of a damaged file that is whole and signed, and their community.
+/// Undamaged, correctly signed events of a damaged file, and their community.
 fn salvage(dir: &Path, path: &Path) -> Option<(CommunityId, Salvaged)> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut events = Vec::new();
@@ -313,21 +311,21 @@ fn salvage(dir: &Path, path: &Path) -> Option<(CommunityId, Salvaged)> {
     }
     let community = community.or_else(|| events.first().map(|(event, ..)| event.community))?;
     events.retain(|(event, ..)| event.community == community);
-    // From the end of the table backwards some were found a second time.
+    // Reading the table backwards from its end finds some events a second time.
     events.sort_by_key(|(event, hash, _)| (event.position(), *hash));
     events.dedup_by_key(|(_, hash, _)| *hash);
     Some((community, events))
 }
 
-/// Looks through bytes as if they were a write-ahead log, for the fuzz target.
+/// Parses bytes as a write-ahead log, for the fuzz target.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn look_at(bytes: &[u8]) {
     let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     let _tail = wal::look_at(bytes, size);
 }
 
-/// SQLite's write-ahead log (sqlite.org/fileformat2.html, section 4), read only to say what
-/// SQLite is about to drop: it does so without a word.
+/// SQLite's write-ahead log (sqlite.org/fileformat2.html, section 4). Read only to report what
+/// SQLite is about to drop, because SQLite drops it silently.
 mod wal {
     use std::io::{BufReader, Read};
     use std::path::Path;
@@ -338,11 +336,11 @@ mod wal {
     const FRAME: usize = 24;
     const MAGIC: u32 = 0x377f_0682;
 
-    /// What follows the last whole transaction.
+    /// Bytes after the last valid transaction.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(in crate::community::log) struct Tail {
         bytes: u64,
-        /// A transaction was complete when it was written, and is not any more.
+        /// True if the tail contains a transaction that was complete when it was written.
         committed: bool,
     }
 
@@ -351,13 +349,13 @@ mod wal {
             let bytes = self.bytes;
             let what = if self.committed {
                 format!(
-                    "the end of the event log was damaged: {bytes} bytes of it were dropped; what \
-                     is missing comes back from the other members"
+                    "the end of the event log was damaged: {bytes} bytes of it were dropped; other \
+                     members send the missing events"
                 )
             } else {
                 format!(
                     "the last write to the event log was cut off: {bytes} bytes were dropped, \
-                     nothing acknowledged is lost"
+                     no acknowledged event is lost"
                 )
             };
             Recovery {
@@ -375,7 +373,7 @@ mod wal {
             .map_or(0, |word| u32::from_be_bytes(*word))
     }
 
-    /// The running checksum of the format.
+    /// Running checksum of the format.
     fn sum(state: (u32, u32), bytes: &[u8], big_endian: bool) -> (u32, u32) {
         let read = |four: &[u8]| {
             let four = four.first_chunk().copied().unwrap_or_default();
@@ -392,7 +390,7 @@ mod wal {
         })
     }
 
-    /// What of the file SQLite will drop; `None` if nothing, or there is none.
+    /// Tail of the file that SQLite will drop; `None` if there is none, or no file.
     pub(super) fn look(path: &Path) -> Option<Tail> {
         let file = crate::regular_file::open(path).ok()?;
         let size = file.metadata().ok()?.len();
@@ -405,7 +403,7 @@ mod wal {
             return None;
         }
         if file.read_exact(&mut header).is_err() {
-            // Not even the header was written, so no transaction was.
+            // Not even the header is complete, so no transaction is.
             return Some(Tail {
                 bytes: size,
                 committed: false,
@@ -429,7 +427,7 @@ mod wal {
         loop {
             frame.clear();
             let whole_frame = (FRAME + page) as u64;
-            // What an error cuts off, the end of the file would cut off as well.
+            // Bytes after a read error are treated as the end of the file.
             let _ = file.by_ref().take(whole_frame).read_to_end(&mut frame);
             let read = frame.len();
             // Frames with other salts are left from before the last checkpoint.

@@ -1,7 +1,7 @@
-//! The event log on disk, and the handle that the program has of it.
+//! The event log on disk, and the program's handle of it.
 //!
-//! The lock, the connection, the view in memory and the state that readers see change together, in
-//! `EventLog::write` and nowhere else. What is written through it is in `append.rs` and `receive.rs`.
+//! The lock, the connection, the in-memory view and the state for readers change together, only in
+//! `EventLog::write`. The operations that use it are in `append.rs` and `receive.rs`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,19 +27,19 @@ use super::recover::{self, Opened, Recovery, RecoveryLock};
 use super::view::View;
 use crate::{CommunityId, now_ms};
 
-/// The log's file in the data directory.
+/// Name of the log's file in the data directory.
 pub const FILE_NAME: &str = "log.sqlite";
 
-/// How long an advertisement and what a node says of itself hold, in milliseconds: four times
-/// the health timeout of 30 s.
+/// Life of shard advertisements and node announcements in ms: four times the health timeout of 30
+/// s.
 pub const ADVERT_LIFE_MS: u64 = 120_000;
 
-/// How often it is tried to write again when the log is read-only.
+/// Interval of write attempts while the log is read-only.
 const PROBE: Duration = Duration::from_secs(1);
 
-/// A community's event log. Clones share one open file; the calls are short and blocking (an
-/// append waits for the disk). Another handle of the same file sees what was written here when it
-/// writes itself, when it receives, and when it is told to look ([`EventLog::update`]).
+/// Event log of a community. Clones share one open file. Calls are short and blocking; an append
+/// waits for the disk. Another handle of the same file sees these changes when it writes, receives,
+/// or calls [`EventLog::update`].
 ///
 /// ```no_run
 /// # use std::path::Path;
@@ -70,31 +70,32 @@ pub(super) struct Inner {
     health: Mutex<LogHealth>,
     changes: watch::Sender<u64>,
     pub(super) clocks: Mutex<Clocks>,
-    /// The last events that were dated too far ahead: what vouches for them may be in the next batch.
+    /// Recent events that were post-dated too far. The next batch may hold events that vouch for
+    /// them.
     pub(super) early: Mutex<Vec<Signed>>,
-    /// The time that a caller named last; that of opening before.
+    /// Time passed by the last caller; at first, the time of opening.
     now_ms: AtomicU64,
     recovery: Option<Recovery>,
-    /// Whether the file said, when it was opened, that events may be missing.
+    /// Events may be missing, according to the file when it was opened.
     doubt: AtomicBool,
-    /// Keeps others from repairing the file while it is in use.
+    /// Keeps other processes from repairing the file while it is in use.
     _guard: RecoveryLock,
-    /// Dropped with the last handle, which ends the thread that tries to write again.
+    /// Dropped with the last handle, which ends the thread that retries writing.
     _alive: mpsc::Sender<()>,
 }
 
 pub(super) struct Writer {
     pub(super) conn: Connection,
     pub(super) view: View,
-    /// The view may be ahead of the file, for a transaction failed: read it again.
+    /// A transaction failed and the view may be ahead of the file: read it again.
     stale: bool,
-    /// The disk failed under the connection: open it anew.
+    /// The disk failed under the connection: open it again.
     broken: bool,
 }
 
 impl EventLog {
-    /// Makes the empty log of a community that this node is about to join. Only events of
-    /// this community will be taken.
+    /// Creates the empty log of a community that this node is about to join. It accepts only events
+    /// of this community.
     ///
     /// # Errors
     /// As [`EventLog::create`].
@@ -128,12 +129,11 @@ impl EventLog {
         )
     }
 
-    /// Opens the log in `dir`, and repairs it if it must be: see [`EventLog::recovery`].
+    /// Opens the log in `dir`, and repairs it if necessary: see [`EventLog::recovery`].
     ///
     /// # Errors
-    /// [`LogError::NoCommunity`] if there is none; [`LogError::Corrupt`] if so little of it is
-    /// left that not even its community is known; [`LogError::Format`] if it is a newer
-    /// program's.
+    /// [`LogError::NoCommunity`] if there is no log; [`LogError::Corrupt`] if the damage leaves not
+    /// even the community readable; [`LogError::Format`] if a newer program wrote it.
     pub fn open(dir: &Path) -> Result<Self, LogError> {
         Self::open_with(dir, Quotas::default())
     }
@@ -167,7 +167,7 @@ impl EventLog {
             state: RwLock::new(Arc::new(view.community())),
             health: Mutex::new(LogHealth::Ok),
             changes: watch::Sender::new(view.changes),
-            now_ms: AtomicU64::new(view.line),
+            now_ms: AtomicU64::new(view.activation_ms),
             checked: Mutex::default(),
             clocks: Mutex::default(),
             early: Mutex::default(),
@@ -190,49 +190,46 @@ impl EventLog {
         Ok(Self { inner })
     }
 
-    /// Which community's log this is.
     pub fn community(&self) -> CommunityId {
         self.inner.community
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// What the log says now.
+    /// Current state of the community.
     pub fn state(&self) -> Arc<Community> {
         let state = self.inner.state.read();
         Arc::clone(&state)
     }
 
-    /// A number that grows with every change that this handle knows of.
+    /// Receiver of the change count, which grows with every change that this handle knows of.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.inner.changes.subscribe()
     }
 
-    /// Whether the log can be written.
     pub fn health(&self) -> LogHealth {
         self.inner.health.lock().clone()
     }
 
-    /// Reads what another handle of the same file has written: for programs beside the one that
-    /// writes it, which tells them when there is something new.
+    /// Reads the changes that another handle of the same file has written. For processes that the
+    /// writer notifies of changes.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`], or what the disk says.
+    /// [`LogError::Corrupt`], or errors of the disk.
     pub fn update(&self) -> Result<(), LogError> {
         self.inner.update(&mut self.inner.writer.lock())
     }
 
-    /// What was found and repaired when this handle was opened, if anything.
+    /// Findings and repairs when this handle was opened; `None` if there were none.
     pub fn recovery(&self) -> Option<&Recovery> {
         self.inner.recovery.as_ref()
     }
 
-    /// Makes the empty log of a community that this node was in before, and whose log is lost
-    /// here: as [`EventLog::prepare`], but nothing of this node is written into it before a peer
-    /// has brought back what there was.
+    /// Creates the empty log of a community of which this node was a member before, after its log
+    /// was lost. Like [`EventLog::prepare`], but the log accepts no event of this node until a peer
+    /// has sent the earlier ones.
     ///
     /// # Errors
     /// As [`EventLog::create`].
@@ -243,34 +240,34 @@ impl EventLog {
         Ok(log)
     }
 
-    /// Whether events of this node may be missing that others have: after damage, and in a copy
-    /// that was put back. Durable events of this node are refused until a peer was asked
+    /// Returns whether events of this node may be missing that other nodes have: after damage or in
+    /// a restored copy. Durable events of this node are refused until a peer was asked
     /// ([`LogError::Behind`]).
     pub fn is_in_doubt(&self) -> bool {
-        // Another process may have asked meanwhile.
+        // Another process may have asked a peer meanwhile.
         self.inner.doubt.load(Ordering::Relaxed)
             && db::doubt(&self.inner.writer.lock().conn).unwrap_or(true)
     }
 
-    /// Notes which community the folder belongs to, for when the log cannot be read any more.
+    /// Stores the community of the folder, in case the log becomes unreadable.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn name_folder(dir: &Path, community: CommunityId) -> Result<(), LogError> {
         recover::name(dir, community)
     }
 
-    /// Tells everybody who waits for [`EventLog::changes`] to look again, though no event came.
+    /// Wakes all receivers of [`EventLog::changes`] without a new event.
     pub fn touch(&self) {
         self.inner.changes.send_modify(|_| {});
     }
 
-    /// Tells the log that a peer was asked for all that it has and everything was received.
-    /// After damage, and in a copy that was put back, this ends the doubt about events of this
-    /// node that only others still have; at other times it does nothing.
+    /// Records that a peer was asked for all that it has and everything was received. After damage
+    /// or in a restored copy, this allows durable events of this node again; otherwise it has no
+    /// effect.
     ///
     /// # Errors
-    /// What the disk says ([`LogError::ReadOnly`]).
+    /// [`LogError::ReadOnly`] and other errors of the disk.
     pub fn caught_up(&self, now_ms: u64) -> Result<(), LogError> {
         if !self.inner.doubt.load(Ordering::Relaxed) {
             return Ok(());
@@ -286,28 +283,28 @@ impl EventLog {
         Ok(())
     }
 
-    /// How many events were folded again since the log was opened, because others came late.
+    /// Number of events folded again since the log was opened, because others arrived late.
     pub fn reworked(&self) -> u64 {
         self.inner.writer.lock().view.reworked
     }
 
-    /// The time that a caller named last.
+    /// Time passed by the last caller.
     pub(super) fn moment(&self) -> u64 {
         self.inner.now_ms.load(Ordering::Relaxed)
     }
 
-    /// How far this log has come, of every author that it has a place for.
+    /// Heads of this log, with every author that it has a place for.
     pub fn heads(&self) -> Heads {
         let writer = self.inner.writer.lock();
         heads_of(&writer.view)
     }
 
-    /// What a peer with these heads lacks: durable events first, in the order of the log, then
-    /// proofs of forks, then ephemeral events. At most `max_events` events of together at
-    /// most `max_bytes` (but at least one, if anything is missing).
+    /// Returns events that a peer with these heads lacks: durable events in the order of the log,
+    /// then proofs of forks, then ephemeral events. At most `max_events` with `max_bytes` in total,
+    /// but at least one event if any is missing.
     ///
     /// # Errors
-    /// [`LogError::Corrupt`], or what the disk says.
+    /// [`LogError::Corrupt`], or errors of the disk.
     pub fn missing(
         &self,
         theirs: &Heads,
@@ -331,11 +328,11 @@ impl EventLog {
         Ok(batch)
     }
 
-    /// Drops expired ephemeral events. Call it every few minutes: it is what keeps a log that
-    /// only runs from growing.
+    /// Drops expired ephemeral events, and strangers' events that have waited for a day. Must be
+    /// called every few minutes to keep the log from growing.
     ///
     /// # Errors
-    /// What the disk says ([`LogError::ReadOnly`]).
+    /// [`LogError::ReadOnly`] and other errors of the disk.
     pub fn compact(&self, now_ms: u64) -> Result<Compacted, LogError> {
         self.write(now_ms, |conn, view, quotas| {
             let mut merge = Merge::new(conn, view, quotas, now_ms);
@@ -348,16 +345,16 @@ impl EventLog {
         })
     }
 
-    /// Whether the state in memory is what all events together say.
+    /// Returns whether the state in memory equals a fold over all events.
     #[cfg(test)]
     pub(super) fn is_consistent(&self) -> bool {
         let writer = self.inner.writer.lock();
         let anew = writer.view.fold_anew(&writer.conn).unwrap();
-        let loaded = View::load(&writer.conn, writer.view.line).unwrap();
+        let loaded = View::load(&writer.conn, writer.view.activation_ms).unwrap();
         anew.state == writer.view.fold.state && loaded.fold.state == anew.state
     }
 
-    /// Runs one write transaction. `work` says whether it changed anything.
+    /// Runs one write transaction. `work` returns whether it changed anything.
     pub(super) fn write<T>(
         &self,
         now_ms: u64,
@@ -379,7 +376,7 @@ impl EventLog {
             }
             Err(error) => {
                 writer.note(error);
-                // Peers are told what is in the file, not what it was tried to write.
+                // Peers are sent the content of the file, not of the failed transaction.
                 if let Err(unread) = inner.update(writer) {
                     tracing::warn!("the event log could not be read: {unread}");
                 }
@@ -400,14 +397,14 @@ impl fmt::Debug for EventLog {
 }
 
 impl Writer {
-    /// After a failure the view is read again, and after one of the disk the file opened
-    /// again: what SQLite then holds of it in memory is not to be relied on.
+    /// Marks the view for reading it again and, after a failure of the disk, the file for opening
+    /// it again: SQLite's caches are then unreliable.
     fn note(&mut self, error: &LogError) {
         self.stale = true;
         self.broken |= matches!(error, LogError::ReadOnly { .. });
     }
 
-    fn mend(&mut self, path: &Path) -> Result<(), LogError> {
+    fn reopen_if_broken(&mut self, path: &Path) -> Result<(), LogError> {
         if self.broken {
             self.conn = db::open(path, false)?;
             self.broken = false;
@@ -421,7 +418,7 @@ impl Writer {
         now_ms: u64,
         work: impl FnOnce(&Connection, &mut View) -> Result<(bool, T), LogError>,
     ) -> Result<(bool, T), LogError> {
-        self.mend(path)?;
+        self.reopen_if_broken(path)?;
         let Self {
             conn, view, stale, ..
         } = self;
@@ -433,7 +430,7 @@ impl Writer {
         let moved = view.advance(&tx, now_ms)?;
         let mut done = work(&tx, view)?;
         done.0 |= moved;
-        // Dropped without a commit, a transaction is rolled back.
+        // A transaction that is dropped without a commit is rolled back.
         if done.0 {
             tx.commit()?;
         }
@@ -473,7 +470,7 @@ impl Inner {
         }
     }
 
-    /// Reads what another handle wrote.
+    /// Reads the changes of another handle.
     pub(super) fn update(&self, writer: &mut Writer) -> Result<(), LogError> {
         if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
             return Ok(());
@@ -488,21 +485,24 @@ impl Inner {
         Ok(())
     }
 
-    /// Tries to write again after the disk was full or failed.
+    /// Retries writing after the disk was full or failed.
     fn probe(&self) {
         if !matches!(*self.health.lock(), LogHealth::ReadOnly { .. }) {
             return;
         }
         let mut writer = self.writer.lock();
         let path = &self.path;
-        match writer.mend(path).and_then(|()| db::probe(&mut writer.conn)) {
+        match writer
+            .reopen_if_broken(path)
+            .and_then(|()| db::probe(&mut writer.conn))
+        {
             Ok(()) => self.note_health(None, 0),
             Err(error) => writer.note(&error),
         }
     }
 }
 
-/// The thread that notices when the disk can be written again.
+/// Body of the thread that detects when the disk is writable again.
 fn keep_probing(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PROBE) {
         let Some(inner) = inner.upgrade() else { return };

@@ -1,12 +1,13 @@
-//! What is in memory of the log, and the fold kept in step with it.
+//! In-memory view of the log, with the fold that follows it.
 //!
-//! Everything here but budgets follows from the file and the time:
+//! All state except the budgets follows from the file and the time:
 //!
-//! - **The moment.** An event of a chain takes effect when its Lamport time has come by this
-//!   machine's clock. Before that it is kept and passed on, and nothing that is written here
-//!   sorts after it: so nobody's leap makes others' events leap.
-//! - **Rework.** What sorts before events that were applied is folded again from a snapshot on. That
-//!   has a budget of its own; beyond it the state waits for a while, with what sorts last in it.
+//! - **Activation.** An event of a chain takes effect when this machine's clock reaches its Lamport
+//!   time. Until then it is stored and passed on, and events written here do not sort after it. So
+//!   a post-dated event does not force later dates on others.
+//! - **Rework.** An event that sorts before applied ones makes the fold start again from a
+//!   snapshot. A budget limits that. Beyond it, the state lags for a while, except for events that
+//!   sort last.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,87 +25,90 @@ use super::fold::{Applied, Fold};
 use super::heads::MAX_SLOTS;
 use crate::{CommunityId, NodeId};
 
-/// How many snapshots are kept: at 512 events apart and thinning out with age, these reach
-/// back through the longest log that the quotas allow.
+/// Number of stored snapshots. At 512 events apart, thinning out with age, they reach back through
+/// the longest log that the quotas allow.
 const SNAPSHOTS: usize = 16;
-/// Events between two snapshots: folding them takes some ten milliseconds.
+/// Events between two snapshots. Folding them takes some ten milliseconds.
 const SNAPSHOT_EVERY: u64 = 512;
 
-/// Events that are folded again per second, over time, because others came late: at 6 us each
-/// some 5% of a core.
+/// Long-term rate of events that are folded again because others arrived late. At 6 us each, this
+/// is some 5% of a core.
 const REWORK_PER_SECOND: u64 = 8_000;
-/// And at once: half a second of a core, more than a partition that heals costs.
-const REWORK: u64 = 100_000;
+/// Burst of the same: half a second of a core, more than the healing of a partition costs.
+const REWORK_BURST: u64 = 100_000;
 
-/// Ephemeral events of one author that are taken per second, over time, and at once. A node with all
-/// its [`MAX_SLOTS`] slots in use says 2 a second.
-const SAID_PER_SECOND: u64 = 4;
-const SAID: u64 = 4 * MAX_SLOTS as u64;
-/// Authors whose pace is remembered: more than a community has, and strangers.
-const MAX_PACES: usize = 8192;
+/// Rate (per second) and burst of ephemeral events accepted per author. A node with all its
+/// [`MAX_SLOTS`] slots in use sends 2 a second.
+const EPHEMERAL_PER_SECOND: u64 = 4;
+const EPHEMERAL_BURST: u64 = 4 * MAX_SLOTS as u64;
+/// Maximum number of authors with a rate: more than a community's members and strangers.
+const MAX_BUCKETS: usize = 8192;
 
-/// 2025-01-01: before that nothing was written, whatever the clock of a machine that has just been
-/// switched on says; and numbers that count events are below it by far.
+/// 2025-01-01. No event was written before it, so an activation time never lies before it, even if
+/// the clock of a machine was reset. Lamport times that count events are far below it.
 const BEGINNING_MS: u64 = 1_735_689_600_000;
 
-/// What is in memory of an author.
+/// In-memory state of an author.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Author {
     pub(super) row: AuthorRow,
-    /// The last durable event of the chain.
+    /// Hash and Lamport time of the last durable event of the chain.
     pub(super) tip: Option<(EventHash, u64)>,
-    /// Where its history parts, if nothing before that is missing.
+    /// Fork of the history, if no event before it is missing.
     pub(super) fork: Option<Fork>,
-    /// Whether it is the community's root, all of whose branches count.
+    /// True for the community's root, all of whose branches count.
     pub(super) is_root: bool,
 }
 
 impl Author {
-    /// Whether its event with this number, which is here, is part of its history.
+    /// Returns whether the stored event with this number is part of the author's history.
     pub(super) fn has(&self, seq: u64) -> bool {
         seq <= self.row.head || (self.is_root && self.fork.is_some())
     }
 }
 
-/// What is in memory of the log. Everything but budgets follows from the file and the time.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) community: CommunityId,
-    /// No durable event has a greater Lamport time.
+    /// Maximum Lamport time of all durable events.
     pub(super) clock: u64,
-    /// Up to this Lamport time events take effect: the latest moment that was here.
-    pub(super) line: u64,
-    /// How far back the fold has yet to go.
+    /// Events up to this Lamport time take effect: the latest time of this machine's clock.
+    pub(super) activation_ms: u64,
+    /// Pending rework of the fold.
     redo: Redo,
     rework: TokenBucket,
-    /// How many events were folded again since the log was opened.
+    /// Number of events folded again since the log was opened.
     pub(super) reworked: u64,
-    paces: KeyedBuckets<NodeId>,
+    ephemeral_buckets: KeyedBuckets<NodeId>,
     pub(super) changes: u64,
     pub(super) authors: BTreeMap<NodeId, Author>,
     pub(super) fold: Fold,
     durable: Arc<Durable>,
-    twins: Arc<BTreeSet<NodeId>>,
+    lookalikes: Arc<BTreeSet<NodeId>>,
     pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
 impl View {
-    /// Reads the file, at the time `now_ms`.
+    /// Reads the file as of `now_ms`.
     pub(super) fn load(conn: &Connection, now_ms: u64) -> Result<Self, LogError> {
         let (community, clock, changes) = db::head(conn)?;
         let mut view = Self {
             community,
             clock,
             changes,
-            line: now_ms.max(BEGINNING_MS),
+            activation_ms: now_ms.max(BEGINNING_MS),
             redo: Redo::No,
-            rework: TokenBucket::with_burst(REWORK_PER_SECOND, REWORK, Time::ZERO),
+            rework: TokenBucket::with_burst(REWORK_PER_SECOND, REWORK_BURST, Time::ZERO),
             reworked: 0,
-            paces: KeyedBuckets::new(SAID_PER_SECOND, SAID, MAX_PACES),
+            ephemeral_buckets: KeyedBuckets::new(
+                EPHEMERAL_PER_SECOND,
+                EPHEMERAL_BURST,
+                MAX_BUCKETS,
+            ),
             authors: BTreeMap::new(),
             fold: Fold::new(community),
             durable: Arc::default(),
-            twins: Arc::default(),
+            lookalikes: Arc::default(),
             live: Arc::default(),
         };
         for (author, row) in db::authors(conn)? {
@@ -129,9 +133,9 @@ impl View {
             Ok(())
         })?;
         view.live = Arc::new(live);
-        // One that was made by a clock that ran ahead may hold more.
+        // A snapshot made while the clock ran ahead may include later events.
         let end = Position {
-            lamport: view.line.saturating_add(1),
+            lamport: view.activation_ms.saturating_add(1),
             author: NodeId::from_checked([0; 32]),
             seq: 0,
         };
@@ -143,15 +147,16 @@ impl View {
         Ok(view)
     }
 
-    /// Reads the file again: another handle has written it, or a transaction failed.
+    /// Reads the file again, after another handle wrote it or a transaction failed.
     pub(super) fn reload(&mut self, conn: &Connection, now_ms: u64) -> Result<(), LogError> {
-        let fresh = Self::load(conn, now_ms.max(self.line))?;
+        let fresh = Self::load(conn, now_ms.max(self.activation_ms))?;
         let old = std::mem::replace(self, fresh);
-        (self.rework, self.reworked, self.paces) = (old.rework, old.reworked, old.paces);
+        (self.rework, self.reworked, self.ephemeral_buckets) =
+            (old.rework, old.reworked, old.ephemeral_buckets);
         Ok(())
     }
 
-    /// What is known of an author.
+    /// State of an author; the default for an unknown one.
     pub(super) fn author(&self, author: &NodeId) -> Author {
         let new = || Author {
             is_root: *author == self.community.root(),
@@ -160,7 +165,7 @@ impl View {
         self.authors.get(author).cloned().unwrap_or_else(new)
     }
 
-    /// When the last event of an author's chain says that it was made; 0 if there is none.
+    /// `time` of the last event of an author's chain; 0 if there is none.
     pub(super) fn last_time(&self, conn: &Connection, author: &NodeId) -> Result<u64, LogError> {
         let seq = self.authors.get(author).map_or(0, |it| it.row.head);
         match db::durable_at(conn, author, seq)?.first() {
@@ -169,24 +174,24 @@ impl View {
         }
     }
 
-    /// What a node may do; `None` for strangers, and for frozen ones.
+    /// Current level of a node; `None` for strangers and frozen nodes.
     pub(super) fn level(&self, node: &NodeId) -> Option<Level> {
         let state = &self.fold.state;
         let member = state.members.get(node)?;
         (!state.frozen.contains_key(node)).then_some(member.level)
     }
 
-    /// Whether there is something for [`View::advance`] to do.
+    /// Returns whether [`View::advance`] has work to do.
     pub(super) fn is_waiting(&self) -> bool {
-        self.redo != Redo::No || self.clock > self.line
+        self.redo != Redo::No || self.clock > self.activation_ms
     }
 
-    /// Time passes: events whose moment has come take effect, and what is to be folded again is,
-    /// within its budget. Whether that changed anything.
+    /// Applies events whose activation time has come, and pending rework within its budget. Returns
+    /// whether the state changed.
     pub(super) fn advance(&mut self, conn: &Connection, now_ms: u64) -> Result<bool, LogError> {
-        let before = self.line;
-        self.line = before.max(now_ms);
-        let mut changed = self.clock > before && db::has_between(conn, before, self.line)?;
+        let before = self.activation_ms;
+        self.activation_ms = before.max(now_ms);
+        let mut changed = self.clock > before && db::has_between(conn, before, self.activation_ms)?;
         if changed && !self.catch_up(conn)? {
             self.fold_again(conn, Redo::All)?;
         }
@@ -199,17 +204,17 @@ impl View {
         Ok(changed)
     }
 
-    /// Applies an event that has just become part of its author's history. Whether it takes a level
-    /// from somebody, and with it what that one did: that waits for no budget.
+    /// Applies an event that has just become part of its author's history. Returns true if it takes
+    /// a level, and voids events that had an effect: such rework is done regardless of its budget.
     pub(super) fn apply(&mut self, conn: &Connection, event: &Event) -> Result<bool, LogError> {
         let at = event.position();
-        if at.lamport > self.line {
+        if at.lamport > self.activation_ms {
             return Ok(false);
         }
-        // What sorts last takes effect at once, also while something before it has to wait.
+        // An event that sorts last takes effect at once, even while rework is pending.
         let plain = self.fold.is_plain();
         let redo = match self.fold.is_before(at) {
-            true if self.fold.apply(event) == Applied::Reaches => Redo::All,
+            true if self.fold.apply(event) == Applied::Retroactive => Redo::All,
             true => Redo::No,
             false => Redo::From(Reverse(at)),
         };
@@ -221,7 +226,7 @@ impl View {
         Ok(plain && redo == Redo::All)
     }
 
-    /// Notes that the fold has to go back. From here on no snapshot holds what would change.
+    /// Marks the fold for rework from a position, and drops the snapshots after it.
     pub(super) fn fold_again(&mut self, conn: &Connection, from: Redo) -> Result<(), LogError> {
         if from > self.redo {
             db::drop_snapshots(conn, from.place())?;
@@ -230,8 +235,8 @@ impl View {
         Ok(())
     }
 
-    /// Goes back as far as needed, and folds again from there: now, if it `must` be, else when the
-    /// budget allows. Whether it did.
+    /// Does pending rework: always if `must`, otherwise if the budget allows it. Returns whether it
+    /// did.
     pub(super) fn settle(
         &mut self,
         conn: &Connection,
@@ -249,7 +254,7 @@ impl View {
                 let kept = self.fold.count;
                 let plain = self.catch_up(conn)?;
                 cost = self.fold.count - kept;
-                // So that the next event from the past does not begin as far back.
+                // Then the next late event does not have to start as far back.
                 if plain && self.fold.count >= db::last_snapshot(conn)? + SNAPSHOT_EVERY {
                     db::add_snapshot(conn, &self.fold, SNAPSHOTS)?;
                 }
@@ -260,7 +265,7 @@ impl View {
         if from.is_none() {
             db::drop_snapshots(conn, None)?;
             self.fold_all(conn)?;
-            // Three passes, at the most.
+            // At most three passes.
             cost += 3 * self.fold.count;
         }
         self.rework.spend(cost);
@@ -268,7 +273,7 @@ impl View {
         Ok(true)
     }
 
-    /// Takes the newest snapshot before a place.
+    /// Loads the newest snapshot before a position.
     fn go_back(&mut self, conn: &Connection, at: Position) -> Result<(), LogError> {
         self.fold = match db::snapshot(conn, at)? {
             Some(fold) if fold.is_of(self.community) => fold,
@@ -277,22 +282,23 @@ impl View {
         Ok(())
     }
 
-    /// The unchanging picture for readers.
+    /// Immutable snapshot for readers.
     pub(super) fn community(&self) -> Community {
         Community::new(
             self.community,
             Arc::clone(&self.durable),
-            Arc::clone(&self.twins),
+            Arc::clone(&self.lookalikes),
             Arc::clone(&self.live),
         )
     }
 
-    /// Whether one more ephemeral event of an author is taken now.
-    pub(super) fn is_within_pace(&mut self, author: NodeId, now_ms: u64) -> bool {
-        self.paces.take(&author, Time::from_millis(now_ms))
+    /// Takes an ephemeral event from its author's rate. Returns false if the rate is used up.
+    pub(super) fn take_ephemeral(&mut self, author: NodeId, now_ms: u64) -> bool {
+        self.ephemeral_buckets
+            .take(&author, Time::from_millis(now_ms))
     }
 
-    /// Notes that the durable state changed.
+    /// Makes the current state of the fold visible to readers.
     pub(super) fn publish(&mut self) {
         let frozen = self
             .authors
@@ -303,40 +309,40 @@ impl View {
         self.fold.set_frozen(frozen);
         if *self.durable != self.fold.state {
             self.durable = Arc::new(self.fold.state.clone());
-            self.twins = Arc::new(self.durable.twins());
+            self.lookalikes = Arc::new(self.durable.lookalikes());
         }
     }
 
-    /// Applies what the file has after the fold's last event. `false`: it cannot be done
-    /// without going back.
+    /// Applies the stored events after the fold's last event. Returns false if that is impossible
+    /// without rework.
     fn catch_up(&mut self, conn: &Connection) -> Result<bool, LogError> {
         let Self {
             authors,
             fold,
-            line,
+            activation_ms,
             ..
         } = self;
         let mut plain = true;
         db::scan(
             conn,
             fold.at(),
-            |at| counts(authors, *line, at),
+            |at| counts(authors, *activation_ms, at),
             |event| {
-                plain &= fold.apply(event) != Applied::Reaches;
+                plain &= fold.apply(event) != Applied::Retroactive;
                 Ok(())
             },
         )?;
         Ok(plain)
     }
 
-    /// Makes the state from all events.
+    /// Computes the state from all events.
     fn fold_all(&mut self, conn: &Connection) -> Result<(), LogError> {
-        let (authors, line) = (&self.authors, self.line);
+        let (authors, activation_ms) = (&self.authors, self.activation_ms);
         self.fold = Fold::of_all(self.community, |visit| {
             db::scan(
                 conn,
                 None,
-                |at| counts(authors, line, at),
+                |at| counts(authors, activation_ms, at),
                 |event| {
                     visit(event);
                     Ok(())
@@ -346,14 +352,15 @@ impl View {
         Ok(())
     }
 
-    /// The last event, in the order, that has taken effect here of an author that others know.
+    /// Hash of the last event in the order that has taken effect here and whose author is known.
     pub(super) fn last(&self, conn: &Connection) -> Result<EventHash, LogError> {
-        let is_known =
-            |at: &Position| counts(&self.authors, self.line, at) && self.fold.knows(&at.author);
-        Ok(db::last(conn, self.line, is_known)?.unwrap_or(EventHash::ZERO))
+        let is_known = |at: &Position| {
+            counts(&self.authors, self.activation_ms, at) && self.fold.knows(&at.author)
+        };
+        Ok(db::last(conn, self.activation_ms, is_known)?.unwrap_or(EventHash::ZERO))
     }
 
-    /// The whole fold from the first event on, to compare with.
+    /// Folds all events from the first one, for comparison.
     pub(super) fn fold_anew(&self, conn: &Connection) -> Result<Fold, LogError> {
         let mut anew = self.clone();
         anew.fold_all(conn)?;
@@ -362,10 +369,10 @@ impl View {
     }
 }
 
-/// Whether an event is part of its author's history, and its moment has come.
-fn counts(authors: &BTreeMap<NodeId, Author>, line: u64, at: &Position) -> bool {
+/// Returns whether an event is part of its author's history and its activation time has come.
+fn counts(authors: &BTreeMap<NodeId, Author>, activation_ms: u64, at: &Position) -> bool {
     let author = authors.get(&at.author);
-    at.lamport <= line && author.is_some_and(|author| author.has(at.seq))
+    at.lamport <= activation_ms && author.is_some_and(|author| author.has(at.seq))
 }
 
 pub(super) fn live_of(row: &EphemeralRow, body: Body) -> Live {
@@ -377,8 +384,8 @@ pub(super) fn live_of(row: &EphemeralRow, body: Body) -> Live {
     }
 }
 
-/// The proof of a fork, from what is stored. A fork beyond a hole is not known to be one that
-/// others see as well, so it has no effect before the hole is filled.
+/// Proof of a fork, from the stored events. A fork beyond a hole may not be visible to other nodes,
+/// so it has no effect until the hole is filled.
 pub(super) fn fork(
     conn: &Connection,
     author: &NodeId,
@@ -398,7 +405,7 @@ pub(super) fn fork(
     }))
 }
 
-/// The events that prove a fork at `seq`, the one before it first if it is needed.
+/// Events that prove a fork at `seq`; if there is one only, preceded by the event before it.
 pub(super) fn proof(
     conn: &Connection,
     author: &NodeId,
@@ -413,7 +420,7 @@ pub(super) fn proof(
     Ok(rows)
 }
 
-/// How far back the fold has to go: the further, the greater.
+/// Rework that the fold needs, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Redo {
     No,
@@ -422,7 +429,7 @@ pub(super) enum Redo {
 }
 
 impl Redo {
-    /// From where on; `None`: from the beginning.
+    /// Start position; `None`: from the beginning.
     fn place(self) -> Option<Position> {
         match self {
             Self::From(Reverse(at)) => Some(at),

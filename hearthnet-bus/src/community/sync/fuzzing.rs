@@ -1,5 +1,5 @@
-//! The body of the fuzz target `sync_session`, so that tests replay what a fuzzer has found. No
-//! public interface.
+//! Body of the fuzz target `sync_session`, also used by tests that replay a fuzzer's findings. Not
+//! a public interface.
 
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
@@ -8,19 +8,19 @@ use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage};
 use super::session::{Stored, SyncConfig, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
-/// Drives a session. The input is a list of pieces, each with two bytes before it: what to do, and
-/// how long the piece is.
+/// Drives a session. The input is a list of moves: a byte for the kind, a byte for the argument or
+/// the length, and the piece.
 ///
 /// | first byte modulo 8 | move |
 /// |---|---|
 /// | 0 to 3 | the piece is a message |
-/// | 4 | a HELLO of the right community comes |
+/// | 4 | a HELLO of the right community arrives |
 /// | 5 | the log changes |
 /// | 6 | as many seconds pass as the second byte says |
-/// | 7 | the work that is under way fails, or is done as the second byte says |
+/// | 7 | the current work fails, or succeeds as the second byte says |
 ///
 /// # Panics
-/// When a promise is broken.
+/// If the session breaks an invariant.
 pub fn session(mut input: &[u8]) {
     let community = CommunityId::from(NodeKey::from_secret(&[7; 32]).id());
     let mut session = SyncSession::new(community, SyncConfig::default(), 0);
@@ -57,7 +57,10 @@ pub fn session(mut input: &[u8]) {
         while let Some(message) = session.poll_transmit() {
             if let Ok(SyncMessage::Events { .. }) = SyncMessage::decode(&message) {
                 unacked += 1;
-                assert!(unacked <= WINDOW, "more than the window is on its way");
+                assert!(
+                    unacked <= WINDOW,
+                    "more batches than the window are unacknowledged"
+                );
             }
         }
         if session.closed().is_some() {

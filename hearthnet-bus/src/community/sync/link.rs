@@ -1,4 +1,4 @@
-//! A session over a socket and a log: the only part of gossip that does I/O.
+//! Driver of a gossip session over a socket and a log. The only part of gossip that does I/O.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,14 @@ use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;
 
-/// The rule of gossip's path, for listeners and for those who dial.
+/// Path rule of gossip, for listeners and diallers.
 pub fn path_rule() -> PathRule {
-    // One by each side, and one that is being replaced.
+    // A socket opened by each side, and one that is being replaced.
     PathRule::new(SYNC_PATH, MAX_MESSAGE_BYTES).with_sockets(128, 3)
 }
 
-/// What each peer has spent of what a node does for it. Clones are the same: a peer that comes again,
-/// or over a second connection, has no more than before.
+/// Budgets of all peers. Clones share them, so a peer that reconnects or opens a second connection
+/// gains nothing.
 #[derive(Clone, Debug)]
 pub struct Accounts {
     begin: Instant,
@@ -34,7 +34,7 @@ pub struct Accounts {
 }
 
 impl Accounts {
-    /// Full budgets, as `config` says.
+    /// Creates full budgets of the sizes in `config`.
     pub fn new(config: &SyncConfig) -> Accounts {
         Accounts {
             begin: Instant::now(),
@@ -42,12 +42,12 @@ impl Accounts {
         }
     }
 
-    /// The time of all sessions: this process's own, which does not jump when the clock is set.
+    /// Time of all sessions, in ms. Monotonic: setting the system clock does not change it.
     fn now(&self) -> u64 {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// What a peer has left, for whom `counted` answers.
+    /// Account of a peer. Its work is charged to `counted`, the member that answers for it.
     fn of(&self, peer: NodeId, counted: NodeId) -> Account {
         Account {
             budgets: Arc::clone(&self.budgets),
@@ -57,7 +57,7 @@ impl Accounts {
     }
 }
 
-/// What a piece of work brought.
+/// Result of a piece of work.
 enum Done {
     Heads(Vec<u8>),
     Learned(Option<Heads>),
@@ -67,21 +67,21 @@ enum Done {
         then: Heads,
     },
     Stored(Stored),
-    /// The log failed; with the events that are still to be stored.
+    /// The log failed. Holds the events that still have to be stored.
     Failed(Option<Vec<Bytes>>),
 }
 
-/// The log, and what the peer is believed to have of it.
+/// The log, and the heads that the peer is believed to have.
 struct Replica {
     log: EventLog,
     peer: NodeId,
     theirs: Heads,
-    /// Whether either end is the community's root key: then nothing but its own events is spoken of.
+    /// Either end is the community's root key: the session is limited to the root's own events.
     by_root: bool,
 }
 
 impl Replica {
-    /// Does one piece of work, which may take a while: disk, signatures.
+    /// Does one piece of work. Blocks on the disk and on verifying signatures.
     fn work(&mut self, work: Work) -> Done {
         match work {
             Work::Heads => {
@@ -96,8 +96,8 @@ impl Replica {
                 let heads = Heads::from_cbor(&heads);
                 Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
             }
-            // A node that this one has dialled may turn out to be nobody's. When the log says that
-            // it is a member, the log has changed, and this is asked again.
+            // A dialled node may turn out not to be a member. If it becomes one, the log changes
+            // and this work is requested again.
             Work::Collect { .. }
                 if !self.by_root && self.log.state().level(&self.peer).is_none() =>
             {
@@ -145,10 +145,11 @@ impl Replica {
 }
 
 impl Replica {
-    /// What the peer lacks.
+    /// Events that the peer lacks.
     fn missing(&mut self, max_events: usize, max_bytes: usize) -> Result<Batch, LogError> {
         if self.by_root {
-            // Of nobody else, however much that is.
+            // Pretend that the peer has all other authors' events, so that only the root's are
+            // sent.
             let root = self.log.community().root();
             let theirs = self.theirs.authors.remove(&root);
             self.theirs = self.log.heads();
@@ -161,7 +162,7 @@ impl Replica {
     }
 }
 
-/// What storing says about the peer.
+/// Counts the results of a batch, and detects events that no honest peer relays.
 fn judge(received: &Received) -> Stored {
     let mut stored = Stored {
         accepted: received.accepted.len() as u64,
@@ -171,9 +172,9 @@ fn judge(received: &Received) -> Stored {
     };
     for (_, why) in &received.refused {
         match why {
-            // A newer one was here first: as good as known.
+            // A newer event was here first; counts as known.
             Refusal::Stale => stored.known += 1,
-            // Every node checks these before it stores anything, so none passes them on.
+            // Every honest node checks these before it stores an event, so it never relays them.
             Refusal::Invalid(why) if why.code() == Code::INVALID_SIGNATURE => {
                 stored.hostile = Some(CloseCode::InvalidSignature);
             }
@@ -184,12 +185,14 @@ fn judge(received: &Received) -> Stored {
     stored
 }
 
-/// Keeps the log and that of the peer even until the socket closes, and says why it did. `own` is the key
-/// of this end of the socket. Nothing is sent to a peer that is no member; a session of which either end
-/// is the community's root is about the root's own events alone. Whether it may be connected at all is for the caller to know
-/// before, and to watch while it goes on (see [`Closer`](hearthnet_transport::Closer)).
+/// Synchronises the log with that of the peer until the socket closes. Returns the reason of the
+/// close. `own` is the key of this end.
 ///
-/// Must be called within a tokio runtime; the log is used on its blocking threads.
+/// Nothing is sent to a peer that is not a member. If either end is the community's root, the
+/// session is limited to the root's own events. The caller decides whether the peer may be
+/// connected, and watches that during the session (see [`Closer`](hearthnet_transport::Closer)).
+///
+/// Must be called within a tokio runtime. The log is used on its blocking threads.
 pub async fn gossip(
     mut socket: PeerSocket,
     own: NodeId,
@@ -236,13 +239,13 @@ pub async fn gossip(
         let latest = session.progress();
         if latest.in_sync && !told {
             told = true;
-            // A log that lost events of its own has back what this peer had of them. Who waits
-            // for the logs to be even may write then.
+            // A log that may lack own events now has those that this peer had. It may write again
+            // before tasks that wait for `in_sync` are woken.
             if repaired.is_in_doubt() {
                 let log = repaired.clone();
                 let noted = background().spawn_blocking(move || log.caught_up(now_ms()));
                 if let Ok(Err(error)) = noted.await {
-                    tracing::warn!(%error, "the log could not note that it is whole again");
+                    tracing::warn!(%error, "the log could not record that it is complete again");
                 }
             }
         }
@@ -256,26 +259,26 @@ pub async fn gossip(
             return SessionClosed::by_us(violation.code, violation.detail.clone());
         }
         let timeout = session.poll_timeout().unwrap_or(u64::MAX);
-        // A day: longer sleeps are slept again.
+        // At most a day; then the loop computes the deadline again.
         let sleep = begin + Duration::from_millis(timeout.min(now() + 86_400_000));
 
         tokio::select! {
             frame = socket.recv() => match frame {
                 Ok(Frame::Binary(message)) => session.handle_message(now(), &message),
-                // The path's rule lets none through.
+                // The path's rule admits no text frames.
                 Ok(Frame::Text(_)) => session.close(CloseCode::WebSocket),
                 Err(closed) => return closed,
             },
             sent = send(&sender, outgoing.as_ref()) => match sent {
                 Ok(()) => outgoing = None,
                 Err(SendError::Closed(closed)) => return closed,
-                // A message of this side above its own limit.
+                // A message of this side exceeded its own limit.
                 Err(_) => session.close(CloseCode::Internal),
             },
             done = finish(job.as_mut()) => {
                 job = None;
                 let Some((mut idle, done)) = done else {
-                    // It panicked, and took the log's handle with it.
+                    // The work panicked, and the log's handle is lost.
                     session.close(CloseCode::Internal);
                     continue;
                 };
@@ -310,7 +313,7 @@ async fn send(
     frame: Option<&Frame>,
 ) -> Result<(), SendError> {
     match frame {
-        // Dropped while it waits, nothing has been sent.
+        // Cancel-safe: if dropped while waiting, nothing was sent.
         Some(frame) => sender.send(frame.clone()).await,
         None => std::future::pending().await,
     }

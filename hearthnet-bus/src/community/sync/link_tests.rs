@@ -19,14 +19,14 @@ use crate::community::log::{Body, EventLog, Heads, Level, Policy};
 use crate::now_ms;
 use crate::testing::{Home, Open, id, key};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The community of key 1.
+/// Community of key 1.
 fn founder() -> Home {
     Home::founded(key(1), false)
 }
 
-/// Another machine with key 1, which knows nothing of it yet.
+/// Another machine, which only knows the id of the community.
 fn joiner() -> Home {
     Home::joining(key(1))
 }
@@ -83,15 +83,15 @@ impl Link {
     }
 }
 
-/// Until all logs say the same of themselves.
+/// Waits until all logs have equal heads.
 async fn agreed(homes: &[&Home]) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let first = homes[0].log.heads().to_cbor();
         if homes.iter().all(|home| home.log.heads().to_cbor() == first) {
             break;
         }
-        assert!(Instant::now() < deadline, "the logs do not agree");
+        assert!(Instant::now() < deadline, "the logs differ");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     for home in homes {
@@ -117,7 +117,7 @@ async fn a_joiner_gets_the_whole_history_and_live_events_go_both_ways() {
     for progress in &link.progress {
         let mut progress = progress.clone();
         let even = progress.wait_for(|progress| progress.in_sync);
-        timeout(PATIENCE, even).await.unwrap().unwrap();
+        timeout(TIMEOUT, even).await.unwrap().unwrap();
     }
     let sent: u64 = link.progress.iter().map(|p| p.borrow().sent).sum();
     assert_eq!(sent, 3 + 2);
@@ -130,7 +130,7 @@ async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back()
     let link = linked((&first, 1), (&other, 2)).await;
     agreed(&[&first, &other]).await;
     link.cut();
-    // The founder's file is gone, but for its name.
+    // The founder's file is gone, except for the community's name.
     let dir = TempDir::new().unwrap();
     std::fs::write(dir.path().join("log.sqlite"), b"nothing").unwrap();
     let name = format!("{}\n", first.log.community());
@@ -148,7 +148,7 @@ async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back()
     };
     assert_eq!(write().unwrap_err().code(), "log_behind");
     let _link = linked((&again, 1), (&other, 2)).await;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while write().is_err() {
         assert!(Instant::now() < deadline, "the log stays in doubt");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -171,7 +171,7 @@ async fn a_partition_that_heals_leaves_identical_states() {
         links.push(linked((&homes[at], at as u8 + 1), (&homes[next], next as u8 + 1)).await);
     }
     agreed(&all).await;
-    // Two halves that go on by themselves: each promotes and writes what the other does not know.
+    // Two halves go on separately: each promotes nodes and writes events unknown to the other.
     links.drain(..).for_each(Link::cut);
     let left = linked((&homes[0], 1), (&homes[1], 2)).await;
     let right = linked((&homes[2], 3), (&homes[3], 4)).await;
@@ -197,8 +197,8 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
     let link = linked((&first, 7), (&second, 8)).await;
     agreed(&[&first, &second]).await;
     link.cut();
-    // The founder's key on two machines, which are members under others. It writes one event on
-    // each: what follows upon a fork is not kept by everybody.
+    // The founder's key on two machines, which are members under other keys. It writes one event on
+    // each, because not every log keeps events after a fork.
     for (home, seed) in [(&first, 3), (&second, 4)] {
         let request = invite.request(id(seed), "neighbour").unwrap();
         let level = Level::Trusted;
@@ -215,7 +215,7 @@ async fn proofs_of_forks_travel_and_freeze_the_author_everywhere() {
 }
 
 #[tokio::test]
-async fn logs_become_even_over_tls() {
+async fn logs_sync_over_tls() {
     let (first, second) = (founder(), joiner());
     (2..60).for_each(|seed| admit(&first, seed));
     let identity = key(1).identity().unwrap();
@@ -234,18 +234,15 @@ async fn logs_become_even_over_tls() {
     agreed(&[&first, &second]).await;
     seen(&second, 2, 1);
     agreed(&[&first, &second]).await;
-    // One side goes; the other learns of it.
+    // One side ends; the other gets the close.
     link.tasks[0].abort();
-    let closed = timeout(PATIENCE, &mut link.tasks[1])
-        .await
-        .unwrap()
-        .unwrap();
+    let closed = timeout(TIMEOUT, &mut link.tasks[1]).await.unwrap().unwrap();
     assert_eq!((closed.code, closed.by_us), (CloseCode::Normal, false));
 }
 
 // ------------------------------------------------------------------ a hostile peer
 
-/// A socket to a node whose log is `home`'s, its other end in the hands of key 66.
+/// Socket to a node with the log of `home`. Key 66 holds the other end.
 async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
     let keys = [id(66), id(1)];
     let (attacker, victim) = PeerSocket::pair(keys, &path_rule()).await;
@@ -271,7 +268,7 @@ async fn say(socket: &PeerSocket, message: SyncMessage) {
     socket.send(frame).await.unwrap();
 }
 
-/// An event of somebody that the log does not have.
+/// Event of an author that is unknown to the log.
 fn foreign_event(home: &Home) -> Vec<u8> {
     let other = joiner();
     let all = home
@@ -293,13 +290,13 @@ async fn a_forged_event_is_not_stored_and_ends_the_session() {
     let (mut attacker, task) = attack(&home).await;
     let events = vec![Bytes::from(forged)];
     say(&attacker, SyncMessage::Events { number: 1, events }).await;
-    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
     assert_eq!(
         (closed.code, closed.by_us),
         (CloseCode::InvalidSignature, true)
     );
     assert_eq!(home.log.state().state_hash(), before);
-    // And the attacker is told.
+    // The attacker gets the close code.
     let told = loop {
         if let Err(closed) = attacker.recv().await {
             break closed;
@@ -316,7 +313,7 @@ async fn an_event_of_another_community_ends_the_session() {
     let events = all.unwrap().events.into_iter().map(Bytes::from).collect();
     let (attacker, task) = attack(&home).await;
     say(&attacker, SyncMessage::Events { number: 1, events }).await;
-    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
     assert_eq!(closed.code, CloseCode::BodyMalformed);
 }
 
@@ -326,7 +323,7 @@ async fn a_peer_that_sends_rubbish_is_closed_and_one_that_replays_is_not() {
     let (attacker, task) = attack(&home).await;
     let heads = Bytes::from_static(b"\xa1\x00\x00");
     say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
-    let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
     assert_eq!(closed.code, CloseCode::BodyMalformed);
 
     let (mut attacker, task) = attack(&home).await;
@@ -369,7 +366,7 @@ async fn nothing_is_sent_to_a_peer_that_is_no_member() {
             _ => {}
         }
     }
-    // Once it is one, it gets everything.
+    // As a member, it gets all events.
     admit(&home, 66);
     let sent = loop {
         let Frame::Binary(message) = attacker.recv().await.unwrap() else {
@@ -394,7 +391,7 @@ async fn a_closer_ends_gossip_at_once() {
     agreed(&[&first, &second]).await;
     closer.close(CloseCode::Revoked);
     for (task, by_us) in link.tasks.into_iter().zip([true, false]) {
-        let closed = timeout(PATIENCE, task).await.unwrap().unwrap();
+        let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
         assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, by_us));
     }
 }

@@ -1,7 +1,7 @@
-//! The messages of gossip, as canonical CBOR: one WebSocket message each.
+//! Gossip messages, as canonical CBOR. Each is one WebSocket message.
 //!
-//! The decoder is not serde's: it refuses what is too large before it reserves
-//! anything, and events stay slices of the message that they came in.
+//! The decoder is not serde's: it refuses oversized values before it allocates, and events stay
+//! slices of the message.
 
 use bytes::Bytes;
 use hearthnet_transport::{CloseCode, Violation};
@@ -10,56 +10,56 @@ use serde_bytes::Bytes as ByteSlice;
 use crate::community::log::MAX_HEADS_BYTES;
 use crate::identity::cbor;
 
-/// The version that this page of code speaks.
+/// Protocol version.
 pub const VERSION: u64 = 1;
-/// Most events in one batch.
+/// Maximum number of events in a batch.
 pub const MAX_BATCH_EVENTS: usize = 1024;
-/// Most bytes of events in one batch.
+/// Maximum total bytes of the events in a batch.
 pub const MAX_BATCH_BYTES: usize = 512 * 1024;
-/// Longest message: the heads of a community as large as one may be.
+/// Maximum message length in bytes: the heads of a community of maximum size.
 pub const MAX_MESSAGE_BYTES: usize = MAX_HEADS_BYTES + 64;
 
-/// One message.
 #[derive(Clone, PartialEq, Eq)]
 pub enum SyncMessage {
-    /// `[0, version, community]`: the first message of each side.
+    /// `[0, version, community]`: first message of each side.
     Hello {
-        /// The protocol version: 1.
+        /// Protocol version, 1.
         version: u64,
-        /// The community's public key.
+        /// Public key of the community's root.
         community: [u8; 32],
     },
-    /// `[1, round, heads]`: what this side has.
+    /// `[1, round, heads]`: heads of the sender's log.
     Heads {
-        /// From 1, +1 for each.
+        /// Number of the heads, 1, 2, 3 ...
         round: u64,
-        /// The encoded heads (`specs/event-log.md`).
+        /// Encoded heads (`specs/event-log.md`, section 9).
         heads: Bytes,
     },
     /// `[2, number, [event, ...]]`: events that the receiver lacks, as far as the sender knows.
     Events {
-        /// From 1, +1 for each.
+        /// Number of the batch, 1, 2, 3 ...
         number: u64,
-        /// 1 to 1,024 signed events, of 512 KiB in all.
+        /// 1 to 1,024 signed events, at most 512 KiB in total.
         events: Vec<Bytes>,
     },
-    /// `[3, number, accepted, refused]`: a batch has been stored, as far as it could be.
+    /// `[3, number, accepted, refused]`: acknowledges that a batch was processed.
     Ack {
-        /// Of which batch; they come in order.
+        /// Number of the batch. Acknowledgements come in the order of the batches.
         number: u64,
-        /// Events that were new.
+        /// Number of new events.
         accepted: u64,
-        /// Events that were not taken.
+        /// Number of refused events.
         refused: u64,
     },
-    /// `[4, round]`: everything that the receiver lacked by its heads of this round was sent.
+    /// `[4, round]`: the sender has sent all events that the receiver lacked by its heads of this
+    /// round.
     Even {
-        /// Which of the receiver's heads.
+        /// Round of the receiver's heads.
         round: u64,
     },
 }
 
-// Shows what there is, not what it says.
+// Shows sizes instead of contents.
 impl std::fmt::Debug for SyncMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -81,7 +81,6 @@ const BYTES: u8 = 2;
 const ARRAY: u8 = 4;
 
 impl SyncMessage {
-    /// Encodes the message.
     pub fn encode(&self) -> Bytes {
         let encoded = match self {
             Self::Hello { version, community } => {
@@ -104,11 +103,11 @@ impl SyncMessage {
         encoded.unwrap_or_default().into()
     }
 
-    /// Decodes what a peer sent. Only the canonical encoding is accepted.
+    /// Decodes a message of a peer. Only the canonical encoding is accepted.
     ///
     /// # Errors
-    /// `frame_too_big` for a message or batch above its limit, `body_malformed` for anything else
-    /// that is not a message.
+    /// `frame_too_big` for a message or batch above its limit, `body_malformed` for other bytes
+    /// that are not a message.
     pub fn decode(message: &Bytes) -> Result<SyncMessage, Violation> {
         if message.len() > MAX_MESSAGE_BYTES {
             return Err(CloseCode::FrameTooBig.violation("a message too long"));
@@ -161,7 +160,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The next `len` bytes of the message.
+    /// Takes the next `len` bytes of the message.
     fn take(&mut self, len: usize) -> Result<Bytes, Violation> {
         let end = self.at.checked_add(len);
         let end = end.filter(|end| *end <= self.message.len());
@@ -171,7 +170,7 @@ impl Reader<'_> {
         Ok(taken)
     }
 
-    /// A head of this major type, in its shortest form.
+    /// Reads a head of this major type, in its shortest form.
     fn head(&mut self, major: u8) -> Result<u64, Violation> {
         let first = self.take(1)?;
         let [first] = *first else {
@@ -260,7 +259,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_is_the_only_encoding(
+        fn only_the_canonical_encoding_decodes(
             message in any_message(),
             at in any::<prop::sample::Index>(),
             flip in 1u8..,
@@ -310,8 +309,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_its_limit_is_refused_at_its_head() {
-        // A batch of 1,025 events, one event of 4 GiB, heads of 5 MiB: nothing of it is there.
+    fn an_oversized_value_is_refused_at_its_head() {
+        // A batch of 1,025 events, one event of 4 GiB, heads of 5 MiB; the contents are missing.
         assert_eq!(
             code(&[0x83, 2, 1, 0x99, 0x04, 0x01]),
             CloseCode::FrameTooBig
@@ -322,21 +321,21 @@ mod tests {
             code(&[0x83, 1, 1, 0x5a, 0, 0x50, 0, 0]),
             CloseCode::FrameTooBig
         );
-        // A length that is within the limits and not there.
+        // A length within the limits, without the content.
         assert_eq!(code(&[0x83, 1, 1, 0x59, 0x40, 0]), CloseCode::BodyMalformed);
     }
 
     #[test]
-    fn other_encodings_of_the_same_are_refused() {
+    fn non_canonical_encodings_are_refused() {
         for bytes in [
             &[][..],
             &[0x82, 4, 0x18, 23],      // not the shortest form
             &[0x9f, 4, 24, 0xff],      // an indefinite array
-            &[0x82, 4, 0x18, 24, 0],   // something behind it
-            &[0x82, 4],                // not all of it
-            &[0x83, 4, 1, 1],          // a field too many
-            &[0x82, 5, 1],             // a kind that does not exist
-            &[0x83, 2, 1, 0x80],       // a batch of nothing
+            &[0x82, 4, 0x18, 24, 0],   // trailing bytes
+            &[0x82, 4],                // cut short
+            &[0x83, 4, 1, 1],          // an extra field
+            &[0x82, 5, 1],             // an unknown kind
+            &[0x83, 2, 1, 0x80],       // an empty batch
             &[0x83, 0, 1, 0x41, 0x11], // a key of one byte
             &[0x82, 4, 0x41, 0x01],    // a string for a number
         ] {

@@ -1,14 +1,13 @@
-//! Gossip: how the event logs of connected nodes become the same. `specs/gossip.md` is the
-//! normative text.
+//! Gossip: synchronises the event logs of connected nodes. `specs/gossip.md` is the normative text.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | what is said | [`SyncMessage`] | `message.rs` |
-//! | who sends what when, in which bounds | [`SyncSession`], [`SyncConfig`] | `session.rs` |
-//! | a session over a socket and a log, what is left of each peer's budget | [`gossip`], [`Accounts`] | `link.rs` |
+//! | messages | [`SyncMessage`] | `message.rs` |
+//! | protocol state machine and its limits | [`SyncSession`], [`SyncConfig`] | `session.rs` |
+//! | driver of a session over a socket and a log; budgets per peer | [`gossip`], [`Accounts`] | `link.rs` |
 //!
-//! The session does no I/O and knows no log: it says what is to be done ([`Work`]), and is told
-//! what came of it.
+//! The session does no I/O and does not know the log: it asks for work ([`Work`]) and is given the
+//! results.
 
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -25,5 +24,5 @@ pub use link::{Accounts, gossip, path_rule};
 pub use message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_MESSAGE_BYTES, SyncMessage, VERSION};
 pub use session::{Progress, Stored, SyncConfig, SyncSession, WINDOW, Work, cost};
 
-/// Where gossip lives on a node's listener.
+/// Path of gossip on a node's listener.
 pub(crate) const SYNC_PATH: &str = "/sync/v1";

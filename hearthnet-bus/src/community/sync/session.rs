@@ -1,5 +1,5 @@
-//! One gossip session as a state machine: messages, times and results of work go in; messages,
-//! work and deadlines come out. No I/O, no clock, no log.
+//! Gossip session as a state machine. Its inputs are messages, times and results of work; its
+//! outputs are messages, work and deadlines. No I/O, no clock, no log.
 //!
 //! ```text
 //!            HELLO sent                      peer's HELLO
@@ -8,20 +8,20 @@
 //!                            └───────────────▶ Closed ◀────────┘
 //! ```
 //!
-//! In `Open` both directions are alike and independent:
+//! In `Open`, both directions are alike and independent:
 //!
 //! ```text
 //!   sender                                               receiver
-//!                    ◀──────────── HEADS round ────────── what it has
+//!                    ◀──────────── HEADS round ────────── heads of its log
 //!   Work::Learn, Work::Collect
 //!   EVENTS n, n+1, .. (at most 4 unacknowledged) ───────▶ Work::Store, one batch at a time
 //!                    ◀──────────── ACK n ──────────────── stored
-//!   EVEN round ─────────────────────────────────────────▶ nothing was missing any more
+//!   EVEN round ─────────────────────────────────────────▶ all missing events were sent
 //!   a change of the log: Work::Collect, EVENTS ─────────▶ ..
 //! ```
 //!
-//! Call order: after any `handle_`, drain `poll_transmit`, do what `poll_work` says (it yields one
-//! piece at a time, until its result was handed in), look at `closed`, and sleep until
+//! Call order: after any `handle_` call, drain `poll_transmit`, do the work that `poll_work`
+//! returns (one piece at a time, until its result is handed in), check `closed`, and sleep until
 //! `poll_timeout`.
 
 use std::collections::VecDeque;
@@ -34,32 +34,32 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
 use crate::{CommunityId, NodeId};
 
-/// Batches that may be unacknowledged: enough to keep both sides busy, 2 MiB at most.
+/// Maximum number of unacknowledged batches: enough to keep both sides busy, 2 MiB at most.
 pub const WINDOW: usize = 4;
 
-/// From a batch of so many events on, it pays to tell the peer that most of them were known.
+/// Minimum size of a batch for which duplicates make this side send new heads.
 const MANY: usize = 64;
-/// After how long a batch that could not be stored is tried again, in ms.
+/// Delay in ms after which a batch that could not be stored is stored again.
 const RETRY_MS: u64 = 5_000;
 
-/// Limits of one session. `Default` is what the specification names.
+/// Limits of one session. The defaults are those of the specification.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SyncConfig {
-    /// How long the peer's HELLO may take, in ms.
+    /// Timeout for the peer's HELLO, in ms.
     pub hello_ms: u64,
-    /// How long the acknowledgement of a batch may take, in ms.
+    /// Timeout for the acknowledgement of a batch, in ms.
     pub ack_ms: u64,
-    /// After how long heads are sent again though nothing seems to be missing, in ms.
+    /// Interval of repeated heads when nothing seems to be missing, in ms.
     pub refresh_ms: u64,
-    /// Least time between two heads that this side sends, in ms.
+    /// Minimum interval of heads that this side sends, in ms.
     pub heads_gap_ms: u64,
-    /// Cost units that are done for a peer per second, over time: see [`cost`]. At 10 to 20 us each
-    /// some 4% of a core.
+    /// Long-term rate of cost units per second for a peer: see [`cost`]. At 10 to 20 us each, this
+    /// is some 4% of a core.
     pub budget_per_second: u64,
-    /// How many units a peer may have saved up: enough for a new node to take a whole log.
+    /// Burst of cost units of a peer: enough for a new node to fetch a whole log.
     pub budget: u64,
-    /// Heads that the peer may send per minute, over time.
+    /// Long-term rate of heads per minute that a peer may send.
     pub heads_per_minute: u64,
 }
 
@@ -77,9 +77,9 @@ impl Default for SyncConfig {
     }
 }
 
-/// What a batch costs of the peer's budget, in either direction: one unit per event and KiB; four more
-/// for each event that was known, and fifty for each that was refused, for its signature was checked
-/// in vain: so replaying the same does not pay.
+/// Cost of a batch for the peer's budget, in either direction: one unit per event and KiB, four
+/// more for each known event, and fifty more for each refused event, because its signature was
+/// checked in vain. Repeating the same events is therefore expensive.
 pub fn cost(events: usize, bytes: usize, stored: &Stored) -> u64 {
     (events as u64)
         .saturating_add(bytes as u64 / 1024)
@@ -87,20 +87,20 @@ pub fn cost(events: usize, bytes: usize, stored: &Stored) -> u64 {
         .saturating_add(stored.refused.saturating_mul(50))
 }
 
-/// What heads cost: to read them, and to look what is missing by them.
+/// Cost of heads: reading them and finding the missing events.
 fn cost_of_heads(bytes: usize) -> u64 {
     (bytes as u64 / 1024).saturating_mul(8).max(1)
 }
 
-/// Peers and parties whose budgets are remembered.
+/// Maximum number of peers and parties with a budget.
 const MAX_PEERS: usize = 1024;
 
-/// What each peer has left of what this node does for it.
+/// Remaining budgets of all peers.
 #[derive(Debug)]
 pub(crate) struct Budgets {
-    /// Work, by who answers for the peer.
+    /// Work, by the member that answers for the peer.
     work: KeyedBuckets<NodeId>,
-    /// HEADS, by peer: 60 units each, eight of them saved up.
+    /// HEADS by peer: 60 units each, with a burst of eight.
     heads: KeyedBuckets<NodeId>,
 }
 
@@ -113,24 +113,24 @@ impl Budgets {
     }
 }
 
-/// What one peer has left. Clones are the same.
+/// Remaining budget of one peer. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(super) budgets: Arc<Mutex<Budgets>>,
     pub(super) peer: NodeId,
-    /// Who answers for the peer.
+    /// Member that answers for the peer.
     pub(super) counted: NodeId,
 }
 
 impl Account {
-    /// The work budget, as of now.
+    /// Work budget at `now_ms`.
     fn work(&self, now_ms: u64) -> MappedMutexGuard<'_, TokenBucket> {
         MutexGuard::map(self.budgets.lock(), |budgets| {
             budgets.work.of(&self.counted, Time::from_millis(now_ms))
         })
     }
 
-    /// Takes one HEADS, if one more is within the rate.
+    /// Charges one HEADS. Returns false if that exceeds the rate.
     fn take_heads(&self, now_ms: u64) -> bool {
         let mut budgets = self.budgets.lock();
         let heads = budgets.heads.of(&self.peer, Time::from_millis(now_ms));
@@ -142,34 +142,31 @@ impl Account {
     }
 }
 
-/// What the session needs to be done for it, against the log.
+/// Work on the log that the session needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Encode the log's heads: `SyncSession::handle_heads`.
+    /// Encode the log's heads. Result: `SyncSession::handle_heads`.
     Heads,
-    /// Take these as what the peer has: `SyncSession::handle_learned`.
+    /// Store these as the peer's heads. Result: `SyncSession::handle_learned`.
     Learn(Bytes),
-    /// Find what the peer lacks: `SyncSession::handle_collected`.
+    /// Find events that the peer lacks. Result: `SyncSession::handle_collected`.
     Collect {
-        /// At most so many events,
         max_events: usize,
-        /// of so many bytes in all.
+        /// Maximum total bytes of the events.
         max_bytes: usize,
     },
-    /// Store what the peer sent, in one transaction: `SyncSession::handle_stored`.
+    /// Store the peer's events in one transaction. Result: `SyncSession::handle_stored`.
     Store(Vec<Bytes>),
 }
 
-/// What came of storing a batch.
+/// Result of storing a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Events that were new.
     pub accepted: u64,
     /// Events that the log had, or had replaced by newer ones.
     pub known: u64,
-    /// Events that were not taken.
     pub refused: u64,
-    /// Set if something came that no honest node passes on.
+    /// Set if the batch held an event that no honest node relays.
     pub hostile: Option<CloseCode>,
 }
 
@@ -177,17 +174,15 @@ pub struct Stored {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Events sent.
     pub sent: u64,
-    /// Events received.
     pub received: u64,
-    /// Of these: new.
+    /// Received events that were new.
     pub accepted: u64,
-    /// Of these: refused.
+    /// Received events that were refused.
     pub refused: u64,
-    /// Of those sent: refused by the peer.
+    /// Sent events that the peer refused.
     pub declined: u64,
-    /// Whether, as far as this side knows, neither lacks anything that the other has.
+    /// True if, as far as this side knows, neither side lacks events of the other.
     pub in_sync: bool,
 }
 
@@ -199,13 +194,12 @@ enum State {
 }
 
 impl Progress {
-    /// Events that the peer was sent and has not refused.
+    /// Number of sent events that the peer has not refused.
     pub fn taken(&self) -> u64 {
         self.sent.saturating_sub(self.declined)
     }
 }
 
-/// One side of one gossip session.
 #[derive(Debug)]
 pub struct SyncSession {
     config: SyncConfig,
@@ -214,38 +208,38 @@ pub struct SyncSession {
     closed: Option<Violation>,
     opened_ms: u64,
     outgoing: VecDeque<SyncMessage>,
-    /// What is being done outside, if anything.
+    /// Work in progress outside.
     working: Option<Doing>,
     progress: Progress,
 
-    // What we push.
-    /// Peer's heads that are still to be looked at, and their round.
+    // Sending.
+    /// Round and heads of the peer that are still to be processed.
     learn: Option<(u64, Bytes)>,
-    /// The round of heads that is not answered with EVEN yet.
+    /// Round of heads that is not answered with EVEN yet.
     answering: Option<u64>,
-    /// The last round that came.
+    /// Last round received.
     their_round: u64,
-    /// Whether the peer's heads are known at all.
+    /// The peer's heads are known.
     informed: bool,
-    /// Whether the log may hold what the peer lacks.
+    /// The log may hold events that the peer lacks.
     dirty: bool,
     next_number: u64,
-    /// When each unacknowledged batch was sent, with its number.
+    /// Number and time of sending of each unacknowledged batch.
     unacked: VecDeque<(u64, u64)>,
 
-    // What we get.
-    /// Batches that wait to be stored.
+    // Receiving.
+    /// Received batches that are not stored yet.
     waiting: VecDeque<(u64, Vec<Bytes>)>,
     last_number: u64,
     account: Account,
-    /// Nothing is stored before this moment.
+    /// Storing is paused until this time.
     retry_at: u64,
-    /// The last round that we sent, and the last that was answered.
+    /// Last round sent, and last round answered.
     round: u64,
     answered: u64,
     want_heads: bool,
     heads_sent_ms: u64,
-    /// Storing and collecting take turns.
+    /// Alternates storing and collecting.
     stored_last: bool,
 }
 
@@ -262,7 +256,7 @@ enum Doing {
 }
 
 impl SyncSession {
-    /// A session that has just been connected; its HELLO and heads are the first things to send.
+    /// Creates a session for a new connection. Its HELLO and heads are sent first.
     pub fn new(community: CommunityId, config: SyncConfig, now_ms: u64) -> SyncSession {
         let hello = SyncMessage::Hello {
             version: VERSION,
@@ -302,18 +296,18 @@ impl SyncSession {
         }
     }
 
-    /// The same on account of what the peer has spent in other sessions, of the same time.
+    /// Uses an account that is shared with other sessions. Their times must have the same origin.
     pub(crate) fn on(mut self, account: Account) -> SyncSession {
         self.account = account;
         self
     }
 
-    /// Why the session is over, if it is.
+    /// Reason why the session has ended; `None` while it is open.
     pub fn closed(&self) -> Option<&Violation> {
         self.closed.as_ref()
     }
 
-    /// Counters as of now.
+    /// Current counters.
     pub fn progress(&self) -> Progress {
         let in_sync = self.state == State::Open
             && self.round > 0
@@ -339,7 +333,6 @@ impl SyncSession {
         Some(self.outgoing.pop_front()?.encode())
     }
 
-    /// Takes a message.
     pub fn handle_message(&mut self, now_ms: u64, message: &Bytes) {
         if self.state == State::Closed {
             return;
@@ -367,7 +360,8 @@ impl SyncSession {
                 if round != self.their_round + 1 {
                     return refuse(CloseCode::ProtocolState, "heads out of order");
                 }
-                // Who comes again has to say what it has; that is looked at when it is due.
+                // A peer's first heads of a session are always accepted, and processed when its
+                // budget allows.
                 if !self.account.take_heads(now_ms) && round > 1 {
                     return refuse(CloseCode::FrameRate, "heads too often");
                 }
@@ -413,12 +407,11 @@ impl SyncSession {
         }
     }
 
-    /// The log has changed.
     pub(crate) fn handle_change(&mut self) {
         self.dirty = true;
     }
 
-    /// Time passes.
+    /// Checks the deadlines.
     pub fn handle_timeout(&mut self, now_ms: u64) {
         let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
         match self.state {
@@ -448,8 +441,8 @@ impl SyncSession {
         }
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) and `poll_work` want to be
-    /// called next, in the time of `now_ms`.
+    /// Time at which [`handle_timeout`](Self::handle_timeout) and `poll_work` have to be called
+    /// next, on the scale of `now_ms`.
     pub fn poll_timeout(&self) -> Option<u64> {
         match self.state {
             State::Closed => None,
@@ -477,7 +470,7 @@ impl SyncSession {
         }
     }
 
-    /// What is to be done next; nothing while something is being done.
+    /// Next piece of work; `None` while one is in progress.
     pub(crate) fn poll_work(&mut self, now_ms: u64) -> Option<Work> {
         if self.state != State::Open || self.working.is_some() {
             return None;
@@ -517,22 +510,22 @@ impl SyncSession {
         Some(Work::Store(events))
     }
 
-    /// Whether the log may hold what can be sent now.
+    /// Returns whether the log may hold events that can be sent now.
     fn may_collect(&self) -> bool {
         self.dirty && self.informed && self.unacked.len() < WINDOW
     }
 
-    /// Whether this was being done, and is not any more.
+    /// Ends this work. Returns false if it was not in progress.
     fn is_done(&mut self, what: &Doing) -> bool {
         self.working.take_if(|doing| doing == what).is_some()
     }
 
-    /// [`Work::Heads`] is done.
+    /// Result of [`Work::Heads`].
     pub(crate) fn handle_heads(&mut self, now_ms: u64, heads: Vec<u8>) {
         if !self.is_done(&Doing::Heads) {
             return;
         }
-        // Each session begins with them, also one of a peer that comes again and again.
+        // Each session starts with heads, so a peer that reconnects often is charged for them too.
         self.account.work(now_ms).spend(cost_of_heads(heads.len()));
         self.round += 1;
         self.heads_sent_ms = now_ms;
@@ -542,7 +535,7 @@ impl SyncSession {
         });
     }
 
-    /// [`Work::Learn`] is done: whether the bytes were heads of this community.
+    /// Result of [`Work::Learn`]. `usable`: the bytes were heads of this community.
     pub(crate) fn handle_learned(&mut self, usable: bool) {
         if !self.is_done(&Doing::Learn) {
             return;
@@ -555,13 +548,13 @@ impl SyncSession {
         }
     }
 
-    /// [`Work::Collect`] is done: the events, at most as many as were asked for, and whether there
-    /// are more.
+    /// Result of [`Work::Collect`]: at most the requested number of events, and whether there are
+    /// more.
     pub(crate) fn handle_collected(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
         if !self.is_done(&Doing::Collect) {
             return;
         }
-        // Nothing now, though there is more: it comes with the next change.
+        // No events although there are more: they are collected with the next change.
         let more = more && !events.is_empty();
         if !events.is_empty() {
             let number = self.next_number;
@@ -580,7 +573,7 @@ impl SyncSession {
         }
     }
 
-    /// [`Work::Store`] is done.
+    /// Result of [`Work::Store`].
     pub(crate) fn handle_stored(&mut self, now_ms: u64, stored: Stored) {
         let Some(Doing::Store {
             number,
@@ -599,7 +592,7 @@ impl SyncSession {
         if let Some(code) = stored.hostile {
             return self.end(code.violation("an event that no honest node passes on"));
         }
-        // Somebody else sends the same: let the peer skip it.
+        // Another peer sends the same events: new heads let this peer skip them.
         if events >= MANY && stored.known * 2 > events as u64 {
             self.want_heads = true;
         }
@@ -610,9 +603,9 @@ impl SyncSession {
         });
     }
 
-    /// What `poll_work` asked for could not be done. Storing is tried again
-    /// after five seconds, and not acknowledged until it is done; `events` are those of the
-    /// batch. Without the rest there is no gossip: the session ends, and the peer may come again.
+    /// The requested work failed. A batch is stored again after five seconds, and acknowledged only
+    /// then; `events` are its events. After other failures the session ends, and the peer may
+    /// reconnect.
     pub(crate) fn handle_failure(&mut self, now_ms: u64, events: Option<Vec<Bytes>>) {
         match (self.working.take(), events) {
             (Some(Doing::Store { number, .. }), Some(events)) => {

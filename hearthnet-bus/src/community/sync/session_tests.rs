@@ -1,5 +1,5 @@
-//! Sessions in virtual time, over a log that is a toy: authors, numbers, no signatures. (With the
-//! real log: `link_tests.rs`.)
+//! Sessions in virtual time over a toy log of authors and numbers, without signatures.
+//! `link_tests.rs` uses the real log.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ fn community() -> CommunityId {
     CommunityId::from(NodeKey::from_secret(&[7; 32]).id())
 }
 
-/// Per author, how many events there are: they are numbered, and say nothing.
+/// Number of events per author. Events have a number and no content.
 type Log = BTreeMap<u8, u64>;
 
 fn event(author: u8, seq: u64) -> Bytes {
@@ -37,10 +37,10 @@ fn read(event: &[u8]) -> Option<(u8, u64)> {
     Some((*author, u64::from_be_bytes(seq.try_into().ok()?)))
 }
 
-/// One side of a link.
+/// A side of a link.
 struct Side {
     session: SyncSession,
-    /// What the peer is believed to have.
+    /// Events that the peer is believed to have.
     theirs: Log,
     /// Messages on their way to this side.
     inbox: VecDeque<Bytes>,
@@ -55,7 +55,8 @@ impl Side {
         }
     }
 
-    /// Does one piece of work against a log. `None`: nothing to do; else whether the log grew.
+    /// Does one piece of work against a log. Returns whether the log grew; `None` if there was no
+    /// work.
     fn work(&mut self, log: &mut Log, now: u64) -> Option<bool> {
         match self.session.poll_work(now)? {
             Work::Heads => self.session.handle_heads(now, heads(log)),
@@ -102,7 +103,7 @@ impl Side {
     }
 }
 
-/// Nodes, and links between some of them.
+/// Nodes, with links between some of them.
 struct Net {
     now: u64,
     config: SyncConfig,
@@ -140,7 +141,7 @@ impl Net {
         }
     }
 
-    /// One small thing on one side of a link. `false`: there was nothing to do.
+    /// Makes one step on one side of a link. Returns false if there was nothing to do.
     fn step(&mut self, link: usize, side: usize, deliver: bool) -> bool {
         let now = self.now;
         let (nodes, sides) = &mut self.links[link];
@@ -167,7 +168,7 @@ impl Net {
         true
     }
 
-    /// Until nothing is left to do. Time stands still.
+    /// Runs all sides until they are idle, without advancing the time.
     fn settle(&mut self) {
         for _ in 0..1_000_000 {
             let mut busy = false;
@@ -196,7 +197,7 @@ impl Net {
         &mut self.links[link].1[side].session
     }
 
-    fn assert_even(&self) {
+    fn assert_in_sync(&self) {
         for log in &self.logs {
             assert_eq!(*log, self.logs[0]);
         }
@@ -210,13 +211,13 @@ impl Net {
 }
 
 #[test]
-fn two_nodes_give_each_other_what_they_lack() {
+fn two_nodes_exchange_their_missing_events() {
     let mut net = Net::new(2);
     net.write(0, 5_000);
     net.write(1, 3_000);
     net.connect(0, 1);
     net.settle();
-    net.assert_even();
+    net.assert_in_sync();
     assert_eq!(net.logs[0], Log::from([(0, 5_000), (1, 3_000)]));
     let progress = net.session(0, 0).progress();
     assert_eq!((progress.sent, progress.received), (5_000, 3_000));
@@ -232,9 +233,9 @@ fn new_events_travel_over_an_open_session_and_not_back() {
     for round in 0..20 {
         net.write(round % 3, 1);
         net.settle();
-        net.assert_even();
+        net.assert_in_sync();
     }
-    // On a line of nodes every event crosses every link once.
+    // On a line of nodes, every event crosses every link once.
     for link in 0..2 {
         let sent: u64 = (0..2)
             .map(|side| net.session(link, side).progress().sent)
@@ -244,13 +245,13 @@ fn new_events_travel_over_an_open_session_and_not_back() {
 }
 
 #[test]
-fn a_node_that_was_away_catches_up_and_what_it_wrote_meanwhile_arrives() {
+fn an_offline_node_catches_up_and_its_own_events_arrive() {
     let mut net = Net::new(3);
     net.connect(0, 1);
     net.connect(1, 2);
     net.write(2, 10);
     net.settle();
-    // A week without the third.
+    // The third node is disconnected for a week.
     net.links.pop();
     for _ in 0..7 * 24 {
         net.write(0, 20);
@@ -261,7 +262,7 @@ fn a_node_that_was_away_catches_up_and_what_it_wrote_meanwhile_arrives() {
     }
     net.connect(2, 1);
     net.settle();
-    net.assert_even();
+    net.assert_in_sync();
     assert_eq!(net.logs[2][&0], 20 * 7 * 24);
     assert_eq!(net.logs[0][&2], 10 + 7 * 24);
 }
@@ -271,7 +272,7 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was() {
     let mut net = Net::new(2);
     net.write(0, 50_000);
     let mut sent = 0;
-    // However often the connection breaks.
+    // The connection breaks many times.
     for _ in 0..40 {
         net.connect(0, 1);
         for _ in 0..30 {
@@ -283,15 +284,15 @@ fn a_transfer_that_breaks_off_goes_on_where_it_was() {
     }
     net.connect(0, 1);
     net.settle();
-    net.assert_even();
+    net.assert_in_sync();
     sent += net.session(0, 0).progress().sent;
-    // At most a window is sent twice for each break.
+    // At most a window is sent twice per break.
     assert!(sent <= 50_000 + 40 * (WINDOW * MAX_BATCH_EVENTS) as u64);
     assert!(sent < 100_000, "{sent}");
 }
 
 #[test]
-fn a_new_node_is_told_by_one_peer_what_another_has_sent_already() {
+fn a_new_node_with_three_peers_gets_the_whole_log() {
     let mut net = Net::new(4);
     net.write(0, 60_000);
     net.connect(0, 1);
@@ -315,7 +316,7 @@ fn nothing_is_sent_beyond_the_window() {
     let mut net = Net::new(2);
     net.write(0, 100_000);
     net.connect(0, 1);
-    // The receiver takes messages, and has no time to store anything.
+    // The receiver takes messages but has no time to store events.
     for _ in 0..1_000 {
         net.step(0, 0, true);
         let (_, [sender, receiver]) = &mut net.links[0];
@@ -332,7 +333,7 @@ fn nothing_is_sent_beyond_the_window() {
     let progress = net.session(0, 0).progress();
     assert_eq!(progress.sent, (WINDOW * MAX_BATCH_EVENTS) as u64);
     assert_eq!(net.session(0, 1).closed(), None);
-    // In the end it is given up.
+    // After the timeout, the sender gives up.
     net.advance(SyncConfig::default().ack_ms);
     let closed = net.session(0, 0).closed().unwrap();
     assert_eq!(closed.code, CloseCode::PipelineStalled);
@@ -368,18 +369,18 @@ fn a_log_that_cannot_be_written_for_a_while_acknowledges_later() {
             None => {}
         }
     }
-    // Not tried over and over, and not given up.
+    // Storing is neither retried at once nor given up.
     assert_eq!(failures, 1);
     assert_eq!(net.session(0, 1).poll_timeout(), Some(net.now + 5_000));
     assert!(!net.session(0, 0).progress().in_sync);
     net.advance(5_000);
     net.settle();
-    net.assert_even();
+    net.assert_in_sync();
 }
 
 // ------------------------------------------------------------------ a hostile peer
 
-/// An open session, its peer's messages made by hand.
+/// Open session with a peer whose messages the test makes.
 fn attacked() -> SyncSession {
     let mut session = SyncSession::new(community(), SyncConfig::default(), 0);
     tell(&mut session, hello());
@@ -455,7 +456,7 @@ fn each_broken_rule_ends_the_session_with_its_code() {
         }
         let closed = session.closed().map(|violation| violation.code);
         assert_eq!(closed, Some(code), "{messages:?}");
-        // Nothing goes on after that.
+        // A closed session does nothing.
         assert_eq!(session.poll_transmit(), None);
         assert_eq!(session.poll_work(0), None);
         assert_eq!(session.poll_timeout(), None);
@@ -466,7 +467,7 @@ fn each_broken_rule_ends_the_session_with_its_code() {
 }
 
 #[test]
-fn the_greeting_decides_who_talks_to_whom() {
+fn only_a_valid_hello_in_time_opens_a_session() {
     let elsewhere = SyncMessage::Hello {
         version: 1,
         community: [9; 32],
@@ -492,7 +493,7 @@ fn the_greeting_decides_who_talks_to_whom() {
 }
 
 #[test]
-fn heads_without_end_are_cut_off() {
+fn a_flood_of_heads_ends_the_session() {
     let mut session = attacked();
     let mut looked_at = 0;
     for round in 1..100 {
@@ -513,7 +514,7 @@ fn heads_without_end_are_cut_off() {
     assert_eq!(looked_at, 8);
 }
 
-/// How many events a peer that never stops gets stored in a minute.
+/// Number of events of a flooding peer that are stored within a minute.
 fn flood(stored: impl Fn(usize) -> Stored) -> u64 {
     let mut session = attacked();
     let mut number = 0;
@@ -561,7 +562,7 @@ fn a_flood_is_slowed_to_the_budget_and_one_of_known_events_even_more() {
 }
 
 #[test]
-fn who_connects_again_has_no_more_than_before() {
+fn a_reconnecting_peer_gets_no_fresh_budget() {
     let config = SyncConfig::default();
     let peer = NodeKey::from_secret(&[66; 32]).id();
     let account = Account {
@@ -594,7 +595,7 @@ fn who_connects_again_has_no_more_than_before() {
                 }
             }
         }
-        // In debt it waits, and is not closed.
+        // In debt, the session waits and is not closed.
         assert_eq!(session.closed(), None);
         assert!(session.poll_timeout().is_some());
     }
@@ -606,7 +607,7 @@ fn who_connects_again_has_no_more_than_before() {
 }
 
 #[test]
-fn what_no_honest_node_passes_on_ends_the_session() {
+fn a_hostile_event_ends_the_session() {
     let mut session = attacked();
     tell(&mut session, batch(1, 3));
     while let Some(work) = session.poll_work(0) {
@@ -633,7 +634,7 @@ proptest! {
     ) {
         let mut net = Net::new(4);
         let mut written = written.into_iter();
-        // A ring, so that events come by two ways.
+        // A ring, so that events arrive by two routes.
         let ring = |net: &mut Net| (0..4).for_each(|node| net.connect(node, (node + 1) % 4));
         ring(&mut net);
         for (what, link, side, deliver) in choices {
@@ -642,7 +643,7 @@ proptest! {
                     net.write(node, events);
                 },
                 1 => {
-                    // A cable is pulled, and plugged in again: what was under way is lost.
+                    // The link breaks and is connected again: messages on their way are lost.
                     let nodes = net.links[link].0;
                     let sides = [0, 1].map(|_| Side::new(&net.config, net.now));
                     net.links[link] = (nodes, sides);
@@ -651,7 +652,7 @@ proptest! {
                 _ => { net.step(link, side, deliver); }
             }
         }
-        // Whatever came of that, the sessions that are left do the rest; new ones after a break.
+        // In any case, the remaining sessions finish the work, and new ones replace closed ones.
         for link in 0..4 {
             if (0..2).any(|side| net.session(link, side).closed().is_some()) {
                 let nodes = net.links[link].0;
@@ -663,7 +664,7 @@ proptest! {
             net.advance(60_000);
             net.settle();
         }
-        net.assert_even();
+        net.assert_in_sync();
     }
 
     #[test]

@@ -1,34 +1,31 @@
-//! How many calls a peer may make.
+//! Rate limits for calls. Pure: the caller passes times as Unix milliseconds.
 //!
-//! Pure: times are Unix milliseconds, given by the caller. Each member has a token
-//! bucket of its own. A stranger has as many keys as it likes: whoever brings the proof that it was
-//! invited pays with what there is for that invite, and all others share one bucket. So who has no
-//! code cannot use up what is there for somebody who has.
+//! Each member has its own token bucket. A stranger can make any number of keys, so strangers with
+//! a valid proof of an invite share the bucket of that invite, and all others share one bucket. A
+//! stranger without a code therefore cannot use up the calls of an invited one.
 
 use hearthnet_transport::{KeyedBuckets, Time, TokenBucket};
 
 use crate::NodeId;
 
-/// Members whose buckets are remembered, and as many invites.
+/// Upper bound of member buckets, and of invite buckets.
 const MAX_PEERS: usize = 1024;
 
-/// A rate: `per_second` calls over time, `burst` at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rate {
-    /// Calls per second over time.
     pub per_second: u32,
-    /// Calls at once after a quiet time.
+    /// Calls at once after an idle time.
     pub burst: u32,
 }
 
 impl Rate {
-    /// What a member gets: 10 a second, 40 at once.
+    /// Rate of a member: 10 calls a second, 40 at once.
     pub const MEMBER: Self = Self {
         per_second: 10,
         burst: 40,
     };
-    /// What all strangers get together, and what those get who bring the proof of one invite: 1 a
-    /// second, 10 at once. They only ever join.
+    /// Rate of all strangers together, and of the strangers of one invite: 1 call a second, 10 at
+    /// once. They only call `community.join`.
     pub const STRANGERS: Self = Self {
         per_second: 1,
         burst: 10,
@@ -43,19 +40,18 @@ impl Rate {
     }
 }
 
-/// Whose budget a call is taken from.
+/// Bucket to which a call is charged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is nobody else.
-pub enum Payer {
-    /// A member's own.
+#[allow(clippy::exhaustive_enums)] // Complete by design.
+pub enum BudgetKey {
+    /// The calling member.
     Member(NodeId),
-    /// That of an open invite, by its key.
+    /// An open invite, by its key.
     Invite(NodeId),
-    /// That of all others.
+    /// The bucket shared by strangers without a proof.
     Strangers,
 }
 
-/// The budgets of all peers.
 #[derive(Debug)]
 pub struct Budgets {
     members: KeyedBuckets<NodeId>,
@@ -64,7 +60,7 @@ pub struct Budgets {
 }
 
 impl Budgets {
-    /// Full budgets with these rates.
+    /// Full buckets with these rates.
     pub fn new(member: Rate, stranger: Rate, now_ms: u64) -> Self {
         Self {
             members: member.buckets(),
@@ -73,16 +69,16 @@ impl Budgets {
         }
     }
 
-    /// Takes one call from a budget.
+    /// Charges one call.
     ///
     /// # Errors
-    /// If there is none left: the milliseconds until there is.
-    pub fn take(&mut self, payer: Payer, now_ms: u64) -> Result<(), u64> {
+    /// If the bucket is empty: the milliseconds until it has a call.
+    pub fn take(&mut self, payer: BudgetKey, now_ms: u64) -> Result<(), u64> {
         let now = Time::from_millis(now_ms);
         let bucket = match &payer {
-            Payer::Member(key) => self.members.of(key, now),
-            Payer::Invite(key) => self.invites.of(key, now),
-            Payer::Strangers => &mut self.strangers,
+            BudgetKey::Member(key) => self.members.of(key, now),
+            BudgetKey::Invite(key) => self.invites.of(key, now),
+            BudgetKey::Strangers => &mut self.strangers,
         };
         match bucket.take(now) {
             true => Ok(()),
@@ -107,11 +103,11 @@ mod tests {
         NodeKey::from_secret(&[seed; 32]).id()
     }
 
-    fn member(seed: u8) -> Payer {
-        Payer::Member(node(seed))
+    fn member(seed: u8) -> BudgetKey {
+        BudgetKey::Member(node(seed))
     }
 
-    fn burst(budgets: &mut Budgets, payer: Payer, now_ms: u64) -> usize {
+    fn burst(budgets: &mut Budgets, payer: BudgetKey, now_ms: u64) -> usize {
         let taken = (0..100).filter(|_| budgets.take(payer, now_ms).is_ok());
         taken.count()
     }
@@ -128,27 +124,27 @@ mod tests {
     }
 
     #[test]
-    fn one_member_does_not_spend_what_is_anothers() {
+    fn members_have_separate_buckets() {
         let mut budgets = Budgets::new(RATE, RATE, 0);
         assert_eq!(burst(&mut budgets, member(1), 0), 20);
         assert_eq!(burst(&mut budgets, member(2), 0), 20);
     }
 
     #[test]
-    fn strangers_share_one_budget_and_those_of_one_invite_another() {
+    fn strangers_share_one_bucket_and_those_of_an_invite_another() {
         let mut budgets = Budgets::new(RATE, RATE, 0);
-        assert_eq!(burst(&mut budgets, Payer::Strangers, 0), 20);
-        assert_eq!(burst(&mut budgets, Payer::Strangers, 0), 0);
+        assert_eq!(burst(&mut budgets, BudgetKey::Strangers, 0), 20);
+        assert_eq!(burst(&mut budgets, BudgetKey::Strangers, 0), 0);
         for invite in [node(7), node(8)] {
-            assert_eq!(burst(&mut budgets, Payer::Invite(invite), 0), 20);
-            assert_eq!(burst(&mut budgets, Payer::Invite(invite), 0), 0);
+            assert_eq!(burst(&mut budgets, BudgetKey::Invite(invite), 0), 20);
+            assert_eq!(burst(&mut budgets, BudgetKey::Invite(invite), 0), 0);
         }
         assert_eq!(burst(&mut budgets, member(3), 0), 20);
     }
 
     proptest! {
         #[test]
-        fn nobody_gets_more_than_the_burst_and_the_rate(
+        fn a_member_gets_at_most_the_burst_and_the_rate(
             steps in prop::collection::vec((0u64..300, 1usize..8), 1..100),
         ) {
             let mut budgets = Budgets::new(RATE, RATE, 0);

@@ -1,11 +1,11 @@
-//! A flag by which a caller gives up.
+//! Cancellation flag of a call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
 
-/// Shared between the caller and the thread that answers. Cancelling is final.
+/// Cancellation token, shared by the caller and the thread that answers. Cancelling is final.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<State>);
 
@@ -16,18 +16,17 @@ struct State {
 }
 
 impl Cancel {
-    /// Gives up; every clone sees it.
+    /// Cancels all clones.
     pub fn cancel(&self) {
         self.0.flag.store(true, Ordering::Release);
         self.0.notify.notify_waiters();
     }
 
-    /// Whether somebody gave up.
     pub fn is_cancelled(&self) -> bool {
         self.0.flag.load(Ordering::Acquire)
     }
 
-    /// What a future comes to; `None` when somebody gives up first.
+    /// Output of `future`, or `None` if the token is cancelled first.
     pub async fn or<F: Future>(&self, future: F) -> Option<F::Output> {
         tokio::select! {
             biased;
@@ -36,10 +35,10 @@ impl Cancel {
         }
     }
 
-    /// Waits until somebody gives up.
+    /// Waits for the cancellation.
     pub async fn cancelled(&self) {
         let mut notified = std::pin::pin!(self.0.notify.notified());
-        // Listening begins before looking, so that no cancellation falls in between.
+        // Register before the check, so that a cancellation between the two is not missed.
         notified.as_mut().enable();
         if !self.is_cancelled() {
             notified.await;

@@ -1,4 +1,4 @@
-//! Asking: calls to one node over one socket.
+//! Client side of calls: calls to one node over one socket.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use super::Cancel;
 use super::envelope::Envelope;
 use super::error::CallError;
 use super::frame::Request;
-use super::session::{CallingSession, Heard};
+use super::session::{CallingSession, ClientEvent};
 use super::wire::{Out, Wire, within};
 use crate::now_ms;
 use crate::{Capability, NodeId, NodeKey};
 
-/// How long the node may leave a message half taken.
+/// Time limit for sending one message.
 const STALL: Duration = Duration::from_secs(30);
 
 /// Calls one node's capabilities. Cheap to clone; the socket closes when the last clone
@@ -42,13 +42,12 @@ impl std::fmt::Debug for Client {
 /// An event of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// Its name, which depends on the capability.
+    /// Name, defined by the capability.
     pub name: String,
-    /// Its data.
     pub data: Value,
 }
 
-/// With what calls are signed, and for whom.
+/// Key that signs the calls, and the called node.
 struct Signs {
     key: Arc<NodeKey>,
     node: NodeId,
@@ -68,9 +67,9 @@ impl Drop for Handle {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// There is something to send.
+    /// A message is ready to be sent.
     written: Notify,
-    /// A call heard something, or the connection ended.
+    /// A call has received a message, or the connection has ended.
     heard: Notify,
     stop: Cancel,
 }
@@ -82,19 +81,19 @@ struct State {
 }
 
 impl Client {
-    /// Calls the node at the other end of `socket`, signing with `key`. Must be made
-    /// within a tokio runtime, whose task then drives the socket.
+    /// Calls the node at the other end of `socket`, signing with `key`. Must be called within a
+    /// tokio runtime; a spawned task drives the socket.
     pub fn new(socket: PeerSocket, key: Arc<NodeKey>) -> Self {
         let node = socket.peer();
         Self::start(socket.into(), Some(Signs { key, node }))
     }
 
-    /// Calls over a socket between nodes of another make.
+    /// [`Client::new`] over any other transport to `node`.
     pub fn over(wire: Wire, key: Arc<NodeKey>, node: NodeId) -> Self {
         Self::start(wire, Some(Signs { key, node }))
     }
 
-    /// Calls without signing, through the local API.
+    /// Calls without signatures, through the local API.
     pub fn local(wire: Wire) -> Self {
         Self::start(wire, None)
     }
@@ -107,10 +106,10 @@ impl Client {
         }
     }
 
-    /// Begins a call. Its events and its end come from the stream.
+    /// Begins a call. The stream yields its events and its result.
     ///
     /// # Errors
-    /// `busy` if too many calls are open, `bad_request` if it does not fit into a message,
+    /// `busy` if too many calls are open, `bad_request` if the request does not fit into a message,
     /// `unreachable` if the connection is lost.
     pub fn call(&self, capability: &Capability, params: &Value) -> Result<CallStream, CallError> {
         let request = self.request(capability, params)?;
@@ -148,14 +147,14 @@ impl Client {
         })
     }
 
-    /// Whether the connection has ended, so that every further call would fail.
+    /// True once the connection has ended, so that every further call would fail.
     #[cfg(test)]
     pub(crate) fn is_lost(&self) -> bool {
         self.handle.shared.state.lock().lost.is_some()
     }
 }
 
-/// Drives the socket until it closes or nobody needs it.
+/// Drives the socket until it closes or the last handle is dropped.
 async fn drive(shared: Arc<Shared>, wire: Wire) {
     let Wire {
         mut incoming,
@@ -171,7 +170,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
                 None => return "the node closed the connection".to_owned(),
             };
             if let Err(broken) = shared.state.lock().session.receive(&text) {
-                let reason = format!("the node broke a rule: {broken}");
+                let reason = format!("the node violated the protocol: {broken}");
                 violation = Some(broken);
                 return reason;
             }
@@ -193,7 +192,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     let reason = tokio::select! {
         reason = read => reason,
         reason = write => reason,
-        () = shared.stop.cancelled() => "nobody needs the connection any more".to_owned(),
+        () = shared.stop.cancelled() => "the client was dropped".to_owned(),
     };
     let lost = CallError::new(Code::UNREACHABLE, format!("the connection ended: {reason}"))
         .with_hint("ask again; another node may answer");
@@ -208,7 +207,7 @@ async fn drive(shared: Arc<Shared>, wire: Wire) {
     }
 }
 
-/// One call. Dropping it before its end cancels the call.
+/// A running call. Dropping it before its end cancels the call.
 pub struct CallStream {
     handle: Arc<Handle>,
     call: u32,
@@ -224,11 +223,10 @@ impl std::fmt::Debug for CallStream {
 }
 
 impl CallStream {
-    /// The next event; `None` when the call has succeeded and there are no more. May be
-    /// dropped and called again; nothing is lost.
+    /// The next event; `None` after a successful end. Cancel-safe: no event is lost.
     ///
     /// # Errors
-    /// What the call failed with, or `unreachable` if the connection was lost.
+    /// The error that ended the call, or `unreachable` if the connection was lost.
     pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
         let shared = &self.handle.shared;
         loop {
@@ -236,28 +234,28 @@ impl CallStream {
                 return ended.clone().map(|_| None);
             }
             let mut news = pin!(shared.heard.notified());
-            // Before looking, so that news that come in between are not missed.
+            // Register before the check, so that no notification is missed.
             news.as_mut().enable();
             match self.look() {
-                Some(Heard::Event { event, data }) => {
+                Some(ClientEvent::Event { event, data }) => {
                     shared.written.notify_one();
                     return Ok(Some(Event { name: event, data }));
                 }
-                Some(Heard::End(value)) => self.ended = Some(Ok(value)),
-                Some(Heard::Failed(error)) => self.ended = Some(Err(error)),
+                Some(ClientEvent::End(value)) => self.ended = Some(Ok(value)),
+                Some(ClientEvent::Failed(error)) => self.ended = Some(Err(error)),
                 None => news.await,
             }
         }
     }
 
-    /// What was heard, or that nothing more will be.
-    fn look(&self) -> Option<Heard> {
+    /// The next received message of the call, or the error of a lost connection.
+    fn look(&self) -> Option<ClientEvent> {
         let mut state = self.handle.shared.state.lock();
         let heard = state.session.take(self.call);
-        heard.or_else(|| state.lost.clone().map(Heard::Failed))
+        heard.or_else(|| state.lost.clone().map(ClientEvent::Failed))
     }
 
-    /// Waits for the end, leaving out the events that still come.
+    /// Waits for the result and discards the remaining events.
     ///
     /// # Errors
     /// As [`CallStream::next`].
@@ -268,7 +266,7 @@ impl CallStream {
             .unwrap_or_else(|| Err(CallError::internal("the call has no end")))
     }
 
-    /// [`CallStream::result`], for at most this long; the call is then cancelled.
+    /// [`CallStream::result`] with a time limit, after which the call is cancelled.
     ///
     /// # Errors
     /// As [`CallStream::next`], and `timeout`.

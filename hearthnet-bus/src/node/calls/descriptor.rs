@@ -1,4 +1,4 @@
-//! What a node says about a thing that it can be asked to do.
+//! Descriptors of capabilities.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,43 +6,39 @@ use super::params::Params;
 use crate::Capability;
 use crate::community::log::Level;
 
-/// What the name of an experiment begins with.
+/// Name prefix of experimental capabilities.
 pub const EXPERIMENTAL: &str = "experimental.";
 
-/// A capability of a node: its name and version, who may call it, with what, how often.
+/// Descriptor of a capability: name, version, required level, limits and parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CapabilityDescriptor {
-    /// Name and version.
     pub capability: Capability,
-    /// What it does, in a sentence.
+    /// Purpose, in one sentence.
     pub summary: String,
-    /// Whether its contract may still change.
     pub stability: Stability,
-    /// Who may call it.
+    /// Minimum level of a caller.
     pub trust: Trust,
-    /// Whether it sends events before its result.
+    /// True if it sends events before its result.
     pub streaming: bool,
-    /// What it bears.
     pub limits: CallLimits,
-    /// What it takes.
     pub params: Params,
 }
 
-/// Whether a contract may still change.
+/// Compatibility promise of a capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stability {
-    /// It only changes with the major version.
+    /// Breaking changes only with a new major version.
     Stable,
-    /// It may change with any version, and is refused while experiments are switched off.
+    /// May change with any version; refused while experiments are switched off.
     Experimental,
 }
 
-/// How far a caller is trusted; each level includes the ones before it.
+/// Trust level of a caller; each level includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trust {
-    /// Nothing is known of it but its key: no member, or one no longer.
+    /// A node that is not a member, or is one no longer.
     Anyone,
     /// A member of the community.
     Member,
@@ -63,19 +59,19 @@ impl From<Option<Level>> for Trust {
     }
 }
 
-/// What a capability bears.
+/// Concurrency and time limits of a capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallLimits {
-    /// Calls that run at once, of all callers; at least 1.
+    /// Concurrent calls of all callers; at least 1.
     pub concurrent: u32,
-    /// Calls of one caller that run at once; at least 1.
+    /// Concurrent calls of one caller; at least 1.
     pub concurrent_per_caller: u32,
-    /// Seconds after which a call is ended with `timeout`; at least 1.
+    /// Seconds after which a call ends with `timeout`; at least 1.
     pub seconds: u32,
 }
 
 impl Default for CallLimits {
-    /// For short questions: 16 at once, 4 per caller, 10 seconds.
+    /// For short calls: 16 at once, 4 per caller, 10 seconds.
     fn default() -> Self {
         Self {
             concurrent: 16,
@@ -86,8 +82,8 @@ impl Default for CallLimits {
 }
 
 impl CapabilityDescriptor {
-    /// A capability for `trust` and above, without parameters, with the default limits.
-    /// It is experimental if its name says so.
+    /// A capability for `trust` and above, without parameters, with the default limits. A name that
+    /// begins with [`EXPERIMENTAL`] makes it experimental.
     pub fn new(capability: Capability, summary: &str, trust: Trust) -> Self {
         let stability = if capability.name().starts_with(EXPERIMENTAL) {
             Stability::Experimental

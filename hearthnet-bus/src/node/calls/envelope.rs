@@ -1,4 +1,4 @@
-//! The signed part of a call: who asks whom for what, when, and with which parameters.
+//! The signed envelope of a call: caller, audience, capability, time, and hash of the parameters.
 //!
 //! `specs/capability-bus.md` section 4 is the normative text. As with session grants,
 //! the signature is over the exact bytes received, and one envelope has one encoding.
@@ -12,55 +12,55 @@ use super::error::CallError;
 use crate::identity::cbor;
 use crate::{Capability, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
-/// Longest envelope, in bytes: about 260 are in use.
+/// Longest envelope, in bytes. Real ones have about 260.
 pub const MAX_ENVELOPE_BYTES: usize = 512;
 
-/// Furthest that an envelope's time may lie from the receiver's clock, in milliseconds.
-/// Households' clocks are set over the network, or by hand.
+/// Largest difference between an envelope's time and the receiver's clock, in milliseconds. Clocks
+/// of homes are set over the network, or by hand.
 pub const MAX_CALL_SKEW_MS: u64 = 120_000;
 
 const VERSION: u8 = 1;
 
-/// A signed call, without its parameters, of which it holds the hash.
+/// Signed description of a call. It holds the hash of the parameters, not the parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Envelope {
-    /// Who calls, and signs.
+    /// The calling node, which signs.
     pub caller: NodeId,
-    /// The node that is called.
+    /// The called node.
     pub audience: NodeId,
-    /// What is called, in the least version that will do.
+    /// The capability, with the lowest acceptable minor version.
     pub capability: Capability,
-    /// Random id, never used twice by a caller.
+    /// Random id, used once per caller.
     pub id: [u8; 16],
-    /// When the call was made, in Unix milliseconds by the caller's clock.
+    /// Time of the call by the caller's clock, in Unix milliseconds.
     pub at_ms: u64,
     /// SHA-256 of the parameters' exact bytes.
     pub params_sha256: [u8; 32],
 }
 
-/// Why an envelope is not accepted.
+/// Why an envelope is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvelopeError {
-    /// It is too long, too short, or not the canonical map of an envelope.
+    /// Too long, too short, or not the canonical map of an envelope.
     #[error("the call's envelope cannot be read: {0}")]
     Malformed(&'static str),
-    /// The signature does not belong to the caller and these bytes.
+    /// The signature does not match the caller and these bytes.
     #[error("the signature of the call is not valid")]
     Signature,
-    /// The parameters are not the ones that were signed.
+    /// The parameters differ from the signed ones.
     #[error("the parameters are not the ones that the caller signed")]
     Params,
-    /// It was signed by another node than the one that sent it.
+    /// The signer is not the node that sent the call.
     #[error("the call was signed by {0}, which is not the node that sent it")]
     Caller(NodeId),
-    /// It is for another node.
+    /// The envelope is for another node.
     #[error("the call is for {0}, not for this node")]
     Audience(NodeId),
-    /// Its time is too far from this node's clock.
+    /// The time differs too much from this node's clock.
     #[error("the call was made {off_s} s {when} by this node's clock; compare the two clocks")]
     Time {
-        /// Seconds between the call and now.
+        /// Absolute difference, in seconds.
         off_s: u64,
         /// `ago` or `ahead`.
         when: &'static str,
@@ -68,7 +68,6 @@ pub enum EnvelopeError {
 }
 
 impl EnvelopeError {
-    /// The stable code of the refusal.
     pub fn code(&self) -> Code {
         match self {
             Self::Malformed(_) => Code::BAD_REQUEST,
@@ -86,7 +85,7 @@ impl From<EnvelopeError> for CallError {
 }
 
 impl Envelope {
-    /// The envelope of a call with these parameters, whose bytes are sent as they are here.
+    /// The envelope of a call. `params` must be sent with exactly these bytes.
     pub fn new(
         caller: NodeId,
         audience: NodeId,
@@ -105,10 +104,10 @@ impl Envelope {
         }
     }
 
-    /// Encodes and signs; `key` must be the caller's, or nobody will accept it.
+    /// Encodes and signs with the caller's `key`.
     ///
     /// # Errors
-    /// [`EnvelopeError::Caller`] if it is not.
+    /// [`EnvelopeError::Caller`] if `key` is not the caller's.
     pub fn sign(&self, key: &NodeKey) -> Result<Vec<u8>, EnvelopeError> {
         if key.id() != self.caller {
             return Err(EnvelopeError::Caller(self.caller));
@@ -119,11 +118,11 @@ impl Envelope {
         Ok(bytes)
     }
 
-    /// Reads an envelope and checks it: form, that `sender` (whom the TLS handshake
-    /// proved) signed it for `own`, that `params` are what was signed, and that it was
-    /// made within [`MAX_CALL_SKEW_MS`] of `now_ms`.
+    /// Decodes and verifies an envelope: its form, that `sender` (proved by the TLS handshake)
+    /// signed it for `own`, that `params` are the signed ones, and that its time is within
+    /// [`MAX_CALL_SKEW_MS`] of `now_ms`.
     ///
-    /// Whether it was used before is for a replay cache to say.
+    /// The caller has to check it against a replay cache.
     ///
     /// # Errors
     /// [`EnvelopeError`].
@@ -167,8 +166,8 @@ impl Envelope {
         Ok(envelope)
     }
 
-    /// First millisecond in which [`Envelope::open`] refuses it for its age.
-    pub(crate) fn dead_from_ms(&self) -> u64 {
+    /// First millisecond at which [`Envelope::open`] refuses the envelope as too old.
+    pub(crate) fn expires_at_ms(&self) -> u64 {
         self.at_ms.saturating_add(MAX_CALL_SKEW_MS + 1)
     }
 }
@@ -204,7 +203,7 @@ impl Body {
     }
 
     fn read(bytes: &[u8]) -> Result<Envelope, EnvelopeError> {
-        // The map is flat; two levels of recursion are one more than it needs.
+        // The map is flat; the limit of two levels is one more than it needs.
         let it: Self = cbor::decode(bytes, 2)
             .map_err(|_| EnvelopeError::Malformed("it is not the canonical map of an envelope"))?;
         if it.v != VERSION {
@@ -240,7 +239,7 @@ mod tests {
         NodeKey::from_secret(&[seed; 32])
     }
 
-    /// From key 1 to node 2.
+    /// An envelope from key 1 to node 2.
     fn sample() -> Envelope {
         Envelope::new(
             key(1).id(),
@@ -280,7 +279,7 @@ mod tests {
         for now in [NOW - MAX_CALL_SKEW_MS, NOW, NOW + MAX_CALL_SKEW_MS] {
             assert_eq!(open(&bytes, PARAMS, now), Ok(sample()));
         }
-        for now in [NOW - MAX_CALL_SKEW_MS - 1, sample().dead_from_ms()] {
+        for now in [NOW - MAX_CALL_SKEW_MS - 1, sample().expires_at_ms()] {
             assert_eq!(
                 open(&bytes, PARAMS, now).unwrap_err().code(),
                 Code::CALL_EXPIRED
@@ -292,7 +291,7 @@ mod tests {
     fn other_parameters_another_sender_or_another_node_are_refused() {
         let bytes = sample().sign(&key(1)).unwrap();
         let code = |r: Result<Envelope, EnvelopeError>| r.unwrap_err().code();
-        // The same value spelled differently is not what was signed.
+        // The same value in another spelling has another hash.
         assert_eq!(
             code(open(&bytes, r#"{"prompt": "Hi"}"#, NOW)),
             Code::INVALID_SIGNATURE

@@ -1,18 +1,18 @@
-//! What a call ends with when it does not end well.
+//! Error of a failed call.
 
 use std::fmt;
 
-use hearthnet_text::tame;
+use hearthnet_text::sanitize;
 use hearthnet_transport::{Code, is_name};
 use serde::Serialize;
 
-/// Longest message or hint that is sent or kept, in bytes: a few sentences.
+/// Longest message or hint that is sent or stored, in bytes: a few sentences.
 pub const MAX_ERROR_TEXT: usize = 1024;
 
-/// Why a call failed: a code for programs, a sentence and a way out for people.
+/// Failure of a call: a code for programs, a message and a hint for people.
 ///
-/// It may come from a peer. Its texts hold no control characters and at most
-/// [`MAX_ERROR_TEXT`] bytes each, whoever made it.
+/// It may come from a peer, so its texts are sanitised: no control characters, and at most
+/// [`MAX_ERROR_TEXT`] bytes each.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct CallError {
@@ -22,7 +22,7 @@ pub struct CallError {
 }
 
 impl CallError {
-    /// A failure with its code and what happened, as a sentence.
+    /// A failure with its code and a sentence that says what happened.
     pub fn new(code: Code, message: impl AsRef<str>) -> Self {
         Self {
             code: if is_name(code.as_str()) {
@@ -35,34 +35,32 @@ impl CallError {
         }
     }
 
-    /// Adds what the caller can do about it.
+    /// Adds a hint: what the caller can do about the failure.
     #[must_use]
     pub fn with_hint(mut self, hint: impl AsRef<str>) -> Self {
         self.hint = printable(hint.as_ref());
         self
     }
 
-    /// The stable name of the failure.
     pub fn code(&self) -> &Code {
         &self.code
     }
 
-    /// What happened.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// What the caller can do about it; may be empty.
+    /// The hint; may be empty.
     pub fn hint(&self) -> &str {
         &self.hint
     }
 
-    /// A parameter that cannot be: `field` names it.
+    /// `bad_request` for the parameter `field`.
     pub fn bad_request(field: &str, problem: impl fmt::Display) -> Self {
         Self::new(Code::BAD_REQUEST, format!("{field}: {problem}"))
     }
 
-    /// What should not happen, and is no fault of the caller.
+    /// `internal`: an unexpected failure that the caller did not cause.
     pub fn internal(error: impl fmt::Display) -> Self {
         Self::new(Code::INTERNAL, error.to_string())
     }
@@ -72,9 +70,9 @@ impl CallError {
     }
 }
 
-/// Fit to be shown, and cut to what may be kept.
+/// Sanitises and truncates text for display.
 fn printable(text: &str) -> String {
-    let mut out = tame(text).into_owned();
+    let mut out = sanitize(text).into_owned();
     out.truncate(out.floor_char_boundary(MAX_ERROR_TEXT));
     out
 }
@@ -84,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_code_becomes_internal() {
+    fn an_invalid_code_becomes_internal() {
         let odd = CallError::new(Code::new("Not A Code"), "x");
         assert_eq!(odd.code(), &Code::INTERNAL);
     }

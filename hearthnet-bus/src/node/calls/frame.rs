@@ -1,4 +1,4 @@
-//! One text message of `/bus/v1`: a JSON object with `call`, `seq`, `event` and `data`.
+//! Text messages of `/bus/v1`: JSON objects with `call`, `seq`, `event` and `data`.
 
 use hearthnet_transport::{CloseCode, Code, Violation, is_name};
 use serde::{Deserialize, Serialize};
@@ -7,49 +7,49 @@ use serde_json::Value;
 use super::error::CallError;
 use crate::Capability;
 
-/// Where calls are made on a node's listener, and at the local API.
+/// Path of calls, on a node's listener and on the local API.
 pub const BUS_PATH: &str = "/bus/v1";
 
-/// Longest message, in bytes: a conversation that fills the context of the models this
-/// network is for (32,768 tokens of some four bytes), with room.
+/// Longest message, in bytes. It holds a conversation that fills the context of the supported
+/// models (32,768 tokens of about four bytes), with room to spare.
 pub const MAX_MESSAGE_BYTES: usize = 256 * 1024;
 
-/// Calls that are open at once on one socket.
+/// Upper bound of open calls per socket.
 pub const MAX_OPEN_CALLS: usize = 16;
 
-/// Events that the caller has not acknowledged yet, per call.
+/// Upper bound of unacknowledged events per call.
 pub const WINDOW_FRAMES: u64 = 64;
 
-/// Bytes of messages with such events, per call.
+/// Upper bound of the bytes of messages with unacknowledged events, per call.
 pub const WINDOW_BYTES: usize = 256 * 1024;
 
 /// Longest message with an event, in bytes.
 pub const MAX_EVENT_BYTES: usize = WINDOW_BYTES / 2;
 
-/// A caller acknowledges at the latest when it has taken this many events. With
-/// [`ACK_BYTES`] no window closes for good while events are taken: a closed one holds
-/// 64 events, or more than half of its bytes.
+/// Events after which a caller acknowledges at the latest. Together with [`ACK_BYTES`] this keeps
+/// the window from closing for good while events are taken: a full window holds 64 events, or more
+/// than half of its bytes.
 pub const ACK_FRAMES: u64 = 16;
 
-/// The same in bytes of their messages.
+/// Received bytes after which a caller acknowledges at the latest.
 pub const ACK_BYTES: usize = WINDOW_BYTES / 4;
 
-/// What a message takes beside its event's name and data, at most: braces, keys and
-/// two numbers of up to 20 digits.
+/// Upper bound of a message's bytes beside its event name and data: braces, keys and two numbers of
+/// up to 20 digits.
 pub(crate) const FRAME_OVERHEAD: usize = 96;
 
-/// A message is not a frame, or its data are not what its event needs.
+/// Violation for a message that is not a frame, or whose data do not fit its event.
 pub(super) fn malformed(what: &str) -> Violation {
     CloseCode::FrameUnknown.violation(format!("a message is not a frame: {what}"))
 }
 
-/// A message as it stands.
+/// A decoded message.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Frame {
-    /// The call, numbered by the caller.
+    /// Number of the call, chosen by the caller.
     pub(crate) call: u32,
-    /// Number of the frame among those of the call in this direction, from 1.
+    /// Number of the frame within the call and direction, from 1.
     pub(crate) seq: u64,
     pub(crate) event: String,
     pub(crate) data: Value,
@@ -63,48 +63,45 @@ impl Frame {
             return Err(CloseCode::FrameTooBig.violation(detail));
         }
         let frame: Self = serde_json::from_str(text)
-            .map_err(|_| malformed("it is no object with call, seq, event and data"))?;
+            .map_err(|_| malformed("it is not an object with call, seq, event and data"))?;
         if !is_name(&frame.event) {
-            return Err(malformed("its event has no name"));
+            return Err(malformed("its event name is not valid"));
         }
         Ok(frame)
     }
 
-    /// A message around data that are JSON already. `event` needs no escaping.
+    /// Encodes a message. `data` is JSON already; `event` needs no escaping.
     pub(crate) fn encode(call: u32, seq: u64, event: &str, data: &str) -> String {
         format!(r#"{{"call":{call},"seq":{seq},"event":"{event}","data":{data}}}"#)
     }
 }
 
-/// Names that the protocol itself uses.
+/// True for the event names of the protocol itself.
 pub(crate) fn is_reserved(event: &str) -> bool {
     matches!(event, "call" | "ack" | "cancel" | "end" | "error")
 }
 
-/// What a caller asks.
+/// Data of a `call` frame.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 #[non_exhaustive]
 pub enum Request {
     /// Between nodes: `{"envelope": base64url, "params": JSON as text}`.
     Signed {
-        /// The envelope, base64url without padding.
         envelope: String,
-        /// The parameters, whose exact bytes the envelope's hash is about.
+        /// The parameters as text; the envelope holds the hash of its exact bytes.
         params: String,
     },
     /// From an app on this machine: `{"capability": name@version, "params": object}`.
     Plain {
-        /// What is called.
         capability: Capability,
-        /// The parameters.
         params: Value,
     },
 }
 
 impl Request {
-    /// A request that cannot be read is refused with an error, not with the end of the
-    /// connection: an app's typing error should not cost its other calls.
+    /// Decodes the data of a `call` frame. Bad data fail only this call, not the connection: a
+    /// mistake of an app should not end its other calls.
     pub(crate) fn from_data(data: Value) -> Result<Self, CallError> {
         let problem = match data.get("envelope") {
             Some(_) => "must be {envelope, params}, both text",
@@ -114,14 +111,12 @@ impl Request {
     }
 }
 
-/// The data of `ack`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AckData {
     pub(crate) seq: u64,
 }
 
-/// The data of `error`, as a peer wrote them.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ErrorData {
@@ -137,7 +132,7 @@ pub(crate) fn error_data(error: &CallError) -> String {
 
 pub(crate) fn read_error(data: Value) -> Result<CallError, Violation> {
     let data: ErrorData = serde_json::from_value(data)
-        .map_err(|_| malformed("its data are no {code, message, hint}"))?;
-    let code = Code::parse(&data.code).ok_or_else(|| malformed("its code is none"))?;
+        .map_err(|_| malformed("its data are not {code, message, hint}"))?;
+    let code = Code::parse(&data.code).ok_or_else(|| malformed("its error code is not valid"))?;
     Ok(CallError::new(code, data.message).with_hint(data.hint))
 }

@@ -1,4 +1,4 @@
-//! Where a handler puts its events: one call of a connection, whose tasks share its state.
+//! [`FrameSink`], and the state that the tasks of one connection share.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -14,23 +14,23 @@ use tokio::time::{Instant, timeout_at};
 use super::Cancel;
 use super::error::CallError;
 use super::frame::WINDOW_BYTES;
-use super::session::{Asked, NotTaken, ServingSession};
+use super::session::{NotTaken, ServerEvent, ServingSession};
 use hearthnet_transport::Violation;
 
-/// How long a caller may leave a full window, or a message half taken.
+/// Longest time with a full window, and time limit for sending one message.
 pub(super) const STALL: Duration = Duration::from_secs(30);
-/// While more than this waits to be sent, nothing more is received.
+/// Bytes of the backlog above which nothing more is received.
 const MAX_BACKLOG: usize = WINDOW_BYTES;
 
-/// What the tasks of one connection share.
+/// State shared by the tasks of one connection.
 #[derive(Default)]
 pub(super) struct Connection {
     state: Mutex<State>,
-    /// There is something to send.
+    /// A message is ready to be sent.
     pub(super) written: Notify,
-    /// There may be room for events, or a call has ended.
+    /// A window may have room, or a call has ended.
     room: Notify,
-    /// Something was sent.
+    /// A message was taken from the backlog.
     drained: Notify,
 }
 
@@ -42,10 +42,10 @@ struct State {
 }
 
 impl Connection {
-    pub(super) fn receive(&self, text: &str) -> Result<Asked, Violation> {
+    pub(super) fn receive(&self, text: &str) -> Result<ServerEvent, Violation> {
         let mut state = self.state.lock();
         let asked = state.session.receive(text)?;
-        if let Asked::Cancelled { call } = asked
+        if let ServerEvent::Cancelled { call } = asked
             && let Some(cancel) = state.running.remove(&call)
         {
             cancel.cancel();
@@ -56,7 +56,7 @@ impl Connection {
         Ok(asked)
     }
 
-    /// Notes how a call that now runs is cancelled. False if it has ended already.
+    /// Registers the token of a running call. Returns false if the call has ended already.
     pub(super) fn watch(&self, call: u32, cancel: Cancel) -> bool {
         let mut state = self.state.lock();
         let is_open = !state.is_closed && state.session.is_open(call);
@@ -100,7 +100,7 @@ impl Connection {
     }
 }
 
-/// Where a handler puts its events.
+/// Sink for the events of one call.
 #[derive(Clone)]
 pub struct FrameSink {
     connection: Arc<Connection>,
@@ -108,21 +108,20 @@ pub struct FrameSink {
 }
 
 impl FrameSink {
-    /// For one call of a connection.
     pub(super) fn new(connection: Arc<Connection>, call: u32) -> Self {
         Self { connection, call }
     }
 
-    /// Sends an event; waits while the caller has not acknowledged earlier ones.
+    /// Sends an event. Waits while the window of unacknowledged events is full.
     ///
     /// # Errors
-    /// `cancelled` when the call has ended, `timeout` when the caller takes nothing for
-    /// 30 s, `internal` for an event that has no proper name or does not fit.
+    /// `cancelled` if the call has ended, `timeout` if the caller acknowledges nothing for 30 s,
+    /// `internal` for an event with a bad name or too many bytes.
     pub async fn send(&self, event: &str, data: &Value) -> Result<(), CallError> {
         let deadline = Instant::now() + STALL;
         loop {
             let mut room = pin!(self.connection.room.notified());
-            // Before trying, so that room that comes in between is not missed.
+            // Register before the attempt, so that no notification is missed.
             room.as_mut().enable();
             let taken = self
                 .connection
@@ -142,7 +141,7 @@ impl FrameSink {
                 Err(NotTaken::Full) => {}
             }
             if timeout_at(deadline, room).await.is_err() {
-                let took = format!("the caller took no event for {} s", STALL.as_secs());
+                let took = format!("the caller acknowledged no event for {} s", STALL.as_secs());
                 return Err(CallError::new(Code::TIMEOUT, took));
             }
         }

@@ -1,28 +1,28 @@
-//! The body of the fuzz target `bus_frames`, so that tests replay what a fuzzer has found.
-//! No public interface.
+//! Body of the fuzz target `bus_frames`, so that tests can replay a fuzzer's findings. Not a public
+//! interface.
 
 use hearthnet_transport::Code;
 use serde_json::Value;
 
 use super::error::CallError;
 use super::frame::{MAX_EVENT_BYTES, MAX_MESSAGE_BYTES, MAX_OPEN_CALLS, Request};
-use super::session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
+use super::session::{CallingSession, ClientEvent, NotTaken, ServerEvent, ServingSession};
 
-/// Drives both sides with a script. Each line is one move:
+/// Drives a serving and a calling session with a script. Each line is one step:
 ///
-/// | begins with | move |
+/// | first character | step |
 /// |---|---|
-/// | `{` | a message to the side that answers |
-/// | `<` | the rest, a message to the side that calls |
-/// | `+` | a call is made |
-/// | `!N` | an event of call N |
+/// | `{` | the line is a message to the serving session |
+/// | `<` | the rest is a message to the calling session |
+/// | `+` | open a call |
+/// | `!N` | event of call N |
 /// | `.N` | call N ends; `?N`: it fails |
-/// | `*N` | the caller takes what it heard of N; `-N`: it cancels N |
+/// | `*N` | take the received messages of call N; `-N`: cancel it |
 ///
-/// A side that was violated against is closed, and takes no more messages.
+/// After a protocol violation a session receives no more messages.
 ///
 /// # Panics
-/// When a promise is broken.
+/// If an invariant does not hold.
 pub fn frames(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let (mut server, mut caller) = (ServingSession::default(), CallingSession::default());
@@ -50,33 +50,33 @@ pub fn frames(input: &[u8]) {
             '?' => server.finish(call, Err(&CallError::new(Code::INTERNAL, rest))),
             '*' => {
                 while let Some(heard) = caller.take(call) {
-                    if !matches!(heard, Heard::Event { .. }) {
-                        assert_eq!(caller.take(call), None, "something followed the end");
+                    if !matches!(heard, ClientEvent::Event { .. }) {
+                        assert_eq!(caller.take(call), None, "a message followed the end");
                     }
                 }
             }
             '-' => {
                 caller.cancel(call);
-                assert_eq!(caller.take(call), None, "heard after giving up");
+                assert_eq!(caller.take(call), None, "a message followed the cancel");
             }
             '{' if serves => match server.receive(line) {
-                Ok(Asked::Open { call, .. } | Asked::Room { call }) => {
-                    // An open call takes an event, or its window is full.
+                Ok(ServerEvent::Open { call, .. } | ServerEvent::Room { call }) => {
+                    // An open call accepts an event unless its window is full.
                     let taken = server.event(call, "tick", &Value::Null);
                     assert!(matches!(taken, Ok(()) | Err(NotTaken::Full)), "{taken:?}");
                 }
-                Ok(Asked::Cancelled { call }) => {
+                Ok(ServerEvent::Cancelled { call }) => {
                     let taken = server.event(call, "tick", &Value::Null);
                     assert_eq!(taken, Err(NotTaken::Ended));
                 }
-                Ok(Asked::Nothing) => {}
+                Ok(ServerEvent::Nothing) => {}
                 Err(_) => serves = false,
             },
             _ => {}
         }
         assert!(server.open_calls() <= MAX_OPEN_CALLS);
     }
-    // Everything that is sent is a message of bounded size that the grammar knows.
+    // Every sent message is valid JSON of bounded size.
     for text in std::iter::from_fn(|| server.poll_transmit().or_else(|| caller.poll_transmit())) {
         assert!(text.len() <= MAX_MESSAGE_BYTES);
         let message: Value = serde_json::from_str(&text).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The other side of the local API: a program of this machine that calls its node.
+//! Client of the local API: a program of this machine that calls its node.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,20 +20,20 @@ use super::local_api::{ENDPOINT_FILE, SOCKET_FILE, TOKEN_FILE};
 use super::wire::Wire;
 use crate::identity::regular_file;
 
-/// For the connection and the upgrade, on one machine.
+/// Time limit for connection and upgrade.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// The files hold an address and a token; whatever is longer is not theirs.
+/// Longest token or endpoint file; longer files are not the node's.
 const MAX_FILE_BYTES: u64 = 256;
 
 impl Client {
-    /// Calls the node that runs on `data_dir`, through its local API: its Unix socket, or its port and the
-    /// token where there is none that answers.
+    /// Connects to the node that uses `data_dir`, through the local API: its Unix socket, or the
+    /// port with the token if the socket does not answer.
     ///
     /// # Errors
-    /// `not_found` if none runs there; `unreachable` if it does not answer, or does not take the token.
+    /// `not_found` if no node runs there; `unreachable` if it does not answer or refuses the token.
     pub async fn connect_local(data_dir: &Path) -> Result<Self, CallError> {
         let wire = match UnixStream::connect(data_dir.join(SOCKET_FILE)).await {
-            // Whom it lets in the system tells it; the name in the request means nothing.
+            // The system names the peer of a Unix socket; the host name in the URL is ignored.
             Ok(stream) => {
                 let url = format!("ws://localhost{BUS_PATH}");
                 within_deadline(upgrade(stream, &url, None)).await
@@ -44,7 +44,7 @@ impl Client {
     }
 }
 
-/// The port of a node, and what it wants to be shown there.
+/// Address of a node's port, and its token.
 struct Port {
     endpoint: String,
     token: String,
@@ -67,7 +67,8 @@ impl Port {
     }
 
     async fn connect(self) -> Result<Wire, CallError> {
-        // Loopback only: the token must not leave the machine, whatever the file says.
+        // Loopback only: the token must not leave the machine, even if the file names another
+        // address.
         let address: SocketAddr = self
             .endpoint
             .strip_prefix("ws://")
@@ -81,7 +82,7 @@ impl Port {
             let stream = TcpStream::connect(address)
                 .await
                 .map_err(|e| e.to_string())?;
-            // Small messages matter more than full packets.
+            // Send small messages without delay.
             let _ = stream.set_nodelay(true);
             let mut bearer: HeaderValue = format!("Bearer {}", self.token)
                 .parse()

@@ -1,25 +1,25 @@
-//! The capability bus: what a node can be asked to do, by whom, and how it is asked.
+//! The capability bus: calls between nodes, and from apps to their node.
 //!
 //! `specs/capability-bus.md` is the normative text.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | what is offered | [`CapabilityDescriptor`], [`Trust`], [`CallLimits`] | `descriptor.rs` |
-//! | what it takes | [`Params`] | `params.rs` |
-//! | which capabilities there are | [`Registry`] | `registry.rs` |
-//! | how often a peer may ask | [`Budgets`] | `budget.rs` |
-//! | the signed part of a call | [`Envelope`] | `envelope.rs` |
+//! | descriptors | [`CapabilityDescriptor`], [`Trust`], [`CallLimits`] | `descriptor.rs` |
+//! | parameters | [`Params`] | `params.rs` |
+//! | table of capabilities | [`Registry`] | `registry.rs` |
+//! | rate limits | [`Budgets`] | `budget.rs` |
+//! | signed part of a call | [`Envelope`] | `envelope.rs` |
 //! | messages of `/bus/v1` | [`Request`] | `frame.rs` |
 //! | calls, events, acknowledgements, cancel | [`ServingSession`], [`CallingSession`] | `session/` |
-//! | whether a call may run | [`CallServer::admit`] | `server/` |
-//! | running it | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `frame_sink.rs`, `server/` |
-//! | asking | [`Client`], [`CallStream`] | `client.rs` |
+//! | admission of a call | [`CallServer::admit`] | `server/` |
+//! | execution of a call | [`Handler`], [`FrameSink`], [`CallServer`] | `registry.rs`, `frame_sink.rs`, `server/` |
+//! | client | [`Client`], [`CallStream`] | `client.rs` |
 //! | apps on this machine | [`LocalApi`] | `local_api/` |
-//! | granting sessions | [`register_shards`] | `shard_serve/` |
-//! | giving up | [`Cancel`] | `cancel.rs` |
-//! | codes and sentences | [`Code`], [`CallError`] | `error.rs` |
+//! | session grants | [`register_shards`] | `shard_serve/` |
+//! | cancellation | [`Cancel`] | `cancel.rs` |
+//! | errors | [`Code`], [`CallError`] | `error.rs` |
 //!
-//! A node that answers:
+//! A node that answers calls:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -39,7 +39,7 @@
 //! }
 //!
 //! let registry = Arc::new(Registry::new());
-//! let mut echo = CapabilityDescriptor::new("test.echo@1.0".parse()?, "Says it again.", Trust::Member);
+//! let mut echo = CapabilityDescriptor::new("test.echo@1.0".parse()?, "Repeats a text.", Trust::Member);
 //! echo.params = Params::none().required("text", Kind::text(1000));
 //! registry.register(echo, Arc::new(Echo))?;
 //! let server = Arc::new(CallServer::new(own, registry, community));
@@ -48,14 +48,13 @@
 //! # }
 //! ```
 //!
-//! # What always holds
+//! # Invariants
 //!
-//! - A handler runs only for a caller of at least its level, with parameters that its
-//!   description allows, within every limit. Nobody but members gets further than
-//!   `community.join`.
-//! - When a caller gives up or is lost, its handler is dropped and all that waits for it
-//!   is freed at once.
-//! - What a peer can make this node keep is bounded per call, per connection and in time.
+//! - A handler runs only for a caller of at least its level, with parameters that its descriptor
+//!   allows, within every limit. A node that is not a member can only call `community.join`.
+//! - When a caller cancels or is lost, its handler is dropped, and everything that waits for it is
+//!   freed at once.
+//! - A peer's use of memory and time is bounded per call and per connection.
 
 mod budget;
 mod cancel;
@@ -77,10 +76,9 @@ mod session;
 mod shard_serve;
 mod wire;
 
-/// Capabilities that a node has at most.
 pub(crate) const MAX_CAPABILITIES: usize = 64;
 
-pub use budget::{Budgets, Payer, Rate};
+pub use budget::{BudgetKey, Budgets, Rate};
 pub use cancel::Cancel;
 pub use client::{CallStream, Client, Event};
 pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};
@@ -95,7 +93,7 @@ pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, SOCKET_FILE, TOKEN_F
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{Answering, CallContext, Handler, RegisterError, Registry, Slot};
 pub use server::{Admitted, Authority, CallServer, Origin, Research};
-pub use session::{Asked, CallingSession, Heard, NotTaken, ServingSession};
+pub use session::{CallingSession, ClientEvent, NotTaken, ServerEvent, ServingSession};
 pub use shard_serve::{Served, ShardGrant, register_shards};
 pub use wire::Wire;
 

@@ -1,6 +1,6 @@
-//! What parameters a capability takes, and whether given ones are among them.
+//! Parameter descriptions of capabilities, and the check of given parameters.
 //!
-//! The description is a small part of what JSON Schema can say, written as JSON:
+//! The description is a small subset of JSON Schema, written as JSON:
 //!
 //! ```
 //! # use hearthnet_bus::calls::Params;
@@ -20,88 +20,72 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The parameters of a capability, by name. What is not named is refused.
+/// The parameters of a capability, by name. Unknown names are refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Params(BTreeMap<String, Param>);
 
-/// One parameter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Param {
-    /// What values it takes.
     #[serde(flatten)]
     pub kind: Kind,
-    /// Whether a call without it is refused.
+    /// True if a call without it is refused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub required: bool,
 }
 
-/// The values that a parameter takes.
+/// Type and range of a parameter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Kind {
-    /// `true` or `false`.
     Flag,
-    /// A whole number, written without point or exponent.
+    /// An integer, written without point or exponent.
     Integer {
-        /// Least value.
         min: i64,
-        /// Greatest value.
         max: i64,
     },
-    /// Any finite number.
+    /// A finite number.
     Number {
-        /// Least value.
         min: f64,
-        /// Greatest value.
         max: f64,
     },
-    /// Text.
     Text {
-        /// Most bytes, as UTF-8.
+        /// Upper bound of UTF-8 bytes.
         max_bytes: usize,
-        /// The only texts that are accepted; empty: any.
+        /// The accepted texts; empty: any.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         one_of: Vec<String>,
     },
-    /// A list.
     List {
-        /// Most items.
         max_items: usize,
-        /// What each of them is.
         items: Box<Kind>,
     },
-    /// An object.
     Object {
-        /// Its fields; others are refused.
+        /// Fields by name; others are refused.
         fields: Params,
     },
 }
 
-/// Which parameter cannot be, and why.
+/// The first invalid parameter, and the problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct ParamError {
-    /// Where: `messages[2].role`; `params` for the whole.
+    /// Path, as in `messages[2].role`; `params` for the whole object.
     pub field: String,
-    /// What is wrong there.
     pub problem: String,
 }
 
 impl Params {
-    /// No parameters at all.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Adds a parameter that every call must give.
     #[must_use]
     pub fn required(self, name: &str, kind: Kind) -> Self {
         self.with(name, kind, true)
     }
 
-    /// Adds a parameter that a call may leave out.
     #[must_use]
     pub fn optional(self, name: &str, kind: Kind) -> Self {
         self.with(name, kind, false)
@@ -112,16 +96,15 @@ impl Params {
         self
     }
 
-    /// The parameters by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Param)> {
         self.0.iter().map(|(name, param)| (name.as_str(), param))
     }
 
-    /// Whether `params` is an object with all required parameters, no unknown one, and
-    /// only values that the description allows.
+    /// Checks that `params` is an object with all required parameters, no unknown one, and only
+    /// allowed values.
     ///
     /// # Errors
-    /// [`ParamError`] about the first parameter that breaks a rule.
+    /// [`ParamError`] for the first problem.
     pub fn check(&self, params: &Value) -> Result<(), ParamError> {
         let Value::Object(given) = params else {
             return Err(wrong("must be an object").at("params"));
@@ -132,10 +115,10 @@ impl Params {
         })
     }
 
-    /// Fields in refusals begin with a dot.
+    /// Paths in errors begin with a dot.
     fn check_object(&self, given: &Map<String, Value>) -> Result<(), ParamError> {
         if let Some(name) = given.keys().find(|name| !self.0.contains_key(*name)) {
-            // A name of the caller's making is shown shortened.
+            // The caller chose this name: shorten it.
             let name: String = name.chars().take(40).collect();
             return Err(wrong("is not a parameter of this capability").at(format!(".{name}")));
         }
@@ -151,7 +134,7 @@ impl Params {
 }
 
 impl Kind {
-    /// Text of at most so many bytes.
+    /// Text of at most `max_bytes` bytes.
     pub fn text(max_bytes: usize) -> Self {
         Self::Text {
             max_bytes,
@@ -159,7 +142,6 @@ impl Kind {
         }
     }
 
-    /// One of these texts.
     pub fn one_of(texts: &[&str]) -> Self {
         Self::Text {
             max_bytes: texts.iter().map(|t| t.len()).max().unwrap_or(0),
@@ -167,7 +149,7 @@ impl Kind {
         }
     }
 
-    /// A list of at most so many items.
+    /// A list of at most `max_items` items.
     pub fn list(max_items: usize, items: Self) -> Self {
         Self::List {
             max_items,
@@ -214,7 +196,7 @@ impl Kind {
     }
 }
 
-/// A problem with the value at hand; those who hold it say [where](ParamError::at).
+/// A problem with the current value; the enclosing values add the path with [`ParamError::at`].
 fn wrong(problem: impl Into<String>) -> ParamError {
     ParamError {
         field: String::new(),
@@ -223,7 +205,7 @@ fn wrong(problem: impl Into<String>) -> ParamError {
 }
 
 impl ParamError {
-    /// The same, one step further out.
+    /// Prepends one step to the path.
     fn at(mut self, step: impl AsRef<str>) -> Self {
         self.field.insert_str(0, step.as_ref());
         self
@@ -251,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_description_allows_is_accepted() {
+    fn allowed_parameters_are_accepted() {
         for good in [
             json!({"messages": []}),
             json!({"messages": [{"role": "user", "content": "0123456789"}], "seed": 9, "top_p": 1}),

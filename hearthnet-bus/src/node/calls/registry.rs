@@ -1,4 +1,4 @@
-//! What this node can be asked to do.
+//! The capabilities of this node and their handlers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,51 +14,53 @@ use super::frame_sink::FrameSink;
 use super::{Cancel, MAX_CAPABILITIES};
 use crate::{Capability, NodeId};
 
-/// A call that is being answered: what [`Handler::call`] returns.
+/// Future of a call's answer, returned by [`Handler::call`].
 pub type Answering<'a> = BoxFuture<'a, Result<Value, CallError>>;
 
 /// Answers calls of one capability.
 pub trait Handler: Send + Sync {
-    /// Answers one call: events go to `out` as they come, the result is returned.
+    /// Answers one call: sends events to `out` and returns the result.
     ///
-    /// Runs only after the caller's level, the parameters and all limits were checked.
-    /// When the caller cancels or is lost, [`CallContext::cancel`] fires and the future
-    /// is dropped; work on other threads has to watch the former and to keep
-    /// [`CallContext::slot`] for as long as it goes on.
+    /// Runs only after the checks of the caller's level, the parameters and all limits. When the
+    /// caller cancels or is lost, [`CallContext::cancel`] fires and the future is dropped. Work on
+    /// other threads must watch that token, and keep [`CallContext::slot`] until it stops.
     fn call(&self, ctx: CallContext, params: Value, out: FrameSink) -> Answering<'_>;
 
-    /// Who vouches for a stranger that calls with these parameters: the key of the invite that it
-    /// proves to have. Asked before the call takes a place, so it must be cheap: a signature, a look
-    /// at the log. `None` if strangers need nobody for it, or nobody vouches any more.
+    /// Checks a stranger's proof of an invite and returns the key of the invite, whose budget pays
+    /// for the call. Runs before the call takes a slot, so it must be cheap: one signature and one
+    /// look-up in the log. `None` if no proof is needed, or the invite is no longer open.
     ///
     /// # Errors
-    /// The refusal of one that claims a proof and has none.
-    fn vouches(&self, _caller: &NodeId, _params: &Value) -> Result<Option<NodeId>, CallError> {
+    /// The refusal of a stranger without a valid proof.
+    fn authorize_stranger(
+        &self,
+        _caller: &NodeId,
+        _params: &Value,
+    ) -> Result<Option<NodeId>, CallError> {
         Ok(None)
     }
 }
 
-/// Who calls, and how to notice that it gave up.
+/// Caller of a call, and its cancellation token.
 #[derive(Debug, Clone)]
 pub struct CallContext {
-    /// The node that calls; this node itself for an app on this machine.
+    /// The calling node; this node itself for an app on this machine.
     pub caller: NodeId,
-    /// Whom it counts with: whatever is shared fairly is shared among these.
-    pub answers: NodeId,
-    /// How far it is trusted.
+    /// Quota key of the caller: itself, or the member that answers for it.
+    pub quota_key: NodeId,
     pub trust: Trust,
-    /// Whether an app on this machine calls, through the local API.
+    /// True for an app on this machine, through the local API.
     pub is_local: bool,
-    /// The version that was asked for.
+    /// Name and version that the caller asked for.
     pub capability: Capability,
-    /// Fires when the caller gives up, disconnects, or the time is over.
+    /// Fires when the caller cancels or disconnects, or the time limit has passed.
     pub cancel: Cancel,
-    /// The call's place among those that may run at once; free when the last clone is dropped.
+    /// The call's slot among the concurrent calls; freed when the last clone is dropped.
     pub slot: Slot,
 }
 
 impl CallContext {
-    /// Refuses whoever is not on this machine: only programs there `may`, say, "may ask this".
+    /// Refuses callers on other machines. `may` completes the message, as in "may ask this".
     ///
     /// # Errors
     /// [`Code::UNAUTHORIZED`] for another node.
@@ -73,21 +75,21 @@ impl CallContext {
     }
 }
 
-/// A place among the calls that may run at once.
+/// Permit for one concurrent call.
 #[derive(Debug, Clone)]
 pub struct Slot(#[expect(dead_code, reason = "held for its Drop")] Arc<Place<NodeId>>);
 
-/// A capability of this node, found.
+/// A registered capability.
 #[derive(Clone)]
 pub(crate) struct Local {
     pub(crate) descriptor: Arc<CapabilityDescriptor>,
     pub(crate) handler: Arc<dyn Handler>,
-    /// Of peers, and of programs on this machine: what is others' takes nothing from its owner.
+    /// Slots of peers, and of programs on this machine, which peers thus cannot use up.
     slots: [Arc<Caps<NodeId>>; 2],
 }
 
 impl Local {
-    /// A place for one more call.
+    /// Takes a slot for one more call.
     pub(crate) fn slot(&self, caller: NodeId, is_local: bool) -> Result<Slot, CallError> {
         let [peers, here] = &self.slots;
         let slots = if is_local { here } else { peers };
@@ -107,32 +109,29 @@ impl Local {
     }
 }
 
-/// Why a capability could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// One with this name and major version is there already.
+    /// The name and major version are registered already.
     #[error("{0} is registered already")]
     Taken(Capability),
-    /// There are as many as a node may have.
+    /// The node has `MAX_CAPABILITIES` capabilities already.
     #[error("a node has at most {MAX_CAPABILITIES} capabilities")]
     Full,
-    /// A limit is zero, so nobody could ever call it.
+    /// A limit is zero, so no call could run.
     #[error("every limit of {0} must be at least 1")]
     Limits(Capability),
 }
 
-/// Name and major version: what there can be one of.
+/// Name and major version: unique in the registry.
 type Key = (String, u16);
 
-/// The capabilities of this node.
 #[derive(Default)]
 pub struct Registry {
     local: Mutex<BTreeMap<Key, Local>>,
 }
 
 impl Registry {
-    /// An empty registry.
     pub fn new() -> Self {
         Self::default()
     }
@@ -169,7 +168,6 @@ impl Registry {
         Ok(())
     }
 
-    /// What this node can be asked to do.
     pub fn descriptors(&self) -> Vec<CapabilityDescriptor> {
         self.local
             .lock()
@@ -178,8 +176,8 @@ impl Registry {
             .collect()
     }
 
-    /// The capability of this node that answers to `asked`: the same name and major
-    /// version, at least the minor one.
+    /// The capability that satisfies `asked`: the same name and major version, and at least its
+    /// minor version.
     pub(crate) fn find(&self, asked: &Capability) -> Result<Local, CallError> {
         let all = self.local.lock();
         let key = (asked.name().to_owned(), asked.major());
@@ -281,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_capability_that_nobody_could_call_is_refused() {
+    fn a_capability_with_a_zero_limit_is_refused() {
         let mut zero = descriptor("a@1.0");
         zero.limits.concurrent_per_caller = 0;
         let refused = Registry::new().register(zero, Arc::new(Nothing));
@@ -303,7 +301,7 @@ mod tests {
         assert_eq!(code(local.slot(node(1), false)), Code::BUSY);
         let third = local.slot(node(2), false).unwrap();
         assert_eq!(code(local.slot(node(3), false)), Code::BUSY);
-        // A clone keeps the place: a thread may still be at work.
+        // A clone keeps the slot: a thread may still be at work.
         drop(first);
         assert_eq!(code(local.slot(node(3), false)), Code::BUSY);
         drop(copy);

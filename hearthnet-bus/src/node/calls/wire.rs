@@ -1,4 +1,4 @@
-//! A socket that carries text messages, whatever it is made of.
+//! A socket for text messages, over any transport.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -12,20 +12,18 @@ use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
-/// Both directions of a socket. It is closed when it is dropped.
+/// Both directions of a socket. Dropping it closes the socket.
 pub struct Wire {
     pub(crate) incoming: BoxStream<'static, Result<String, String>>,
-    /// Takes messages as fast as the peer does.
+    /// Ready at the pace at which the peer receives.
     pub(crate) outgoing: Pin<Box<dyn Sink<Out, Error = String> + Send>>,
-    /// The same socket, where it is a peer's.
+    /// Sender of the same socket, if it belongs to a peer.
     pub(crate) peer: Option<PeerSender>,
 }
 
-/// What goes to the peer.
 pub(crate) enum Out {
-    /// A message.
     Text(String),
-    /// Which rule it broke: the connection ends.
+    /// The peer violated the protocol: close the connection.
     Broken(Violation),
 }
 
@@ -71,7 +69,7 @@ impl Wire {
         let incoming = stream.filter_map(async |message| match message {
             Ok(Message::Text(text)) => Some(Ok(text.as_str().to_owned())),
             Ok(Message::Binary(_)) => Some(Err("a binary message came".to_owned())),
-            // Pings are answered by the library; a close frame is followed by the end.
+            // The library answers pings; a close frame is followed by the end of the stream.
             Ok(_) => None,
             Err(error) => Some(Err(error.to_string())),
         });
@@ -90,7 +88,7 @@ impl Wire {
         }
     }
 
-    /// Two ends that are joined in memory.
+    /// Two ends joined in memory.
     pub(crate) fn pair() -> (Self, Self) {
         let end = |receiver, sender: mpsc::Sender<String>| {
             let incoming = unfold(receiver, async |mut receiver: mpsc::Receiver<_>| {
@@ -114,13 +112,13 @@ impl Wire {
     }
 }
 
-/// Waits until `work` is done, or gives it up.
+/// Runs `work` with a time limit.
 pub(crate) async fn within<T>(
     limit: std::time::Duration,
     work: impl Future<Output = Result<T, String>>,
 ) -> Result<T, String> {
     match tokio::time::timeout(limit, work).await {
         Ok(result) => result,
-        Err(_) => Err("the other side took nothing in time".to_owned()),
+        Err(_) => Err("the other side did not read in time".to_owned()),
     }
 }

@@ -1,6 +1,6 @@
-//! What a node says of itself over mDNS, and what is believed of what others say.
+//! mDNS announcements of nodes: encoding, and checks of received ones.
 //!
-//! Service type `_hearthnet._tcp.local.`; the port is the one of the node's TLS listener.
+//! The service type is `_hearthnet._tcp.local.`; the port is that of the node's TLS listener.
 //!
 //! | TXT key | value |
 //! |---|---|
@@ -9,9 +9,9 @@
 //! | `community` | a [`CommunityTag`], 16 hex digits |
 //! | `caps` | capability names, separated by commas; at most 16 of at most 64 characters; may be empty or missing |
 //!
-//! The instance name is `<first 8 bytes of the node's key in hex>-<port>`, so that several
-//! programs of one node do not collide, a goodbye names what it takes back without a table
-//! of names, and nothing that a stranger typed is ever shown or kept.
+//! The instance name is `<first 8 bytes of the node's key in hex>-<port>`. So several programs of
+//! one node do not collide, a goodbye names its node without a table, and no free text of a
+//! stranger is shown or stored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,25 +22,26 @@ use crate::NodeId;
 
 /// The DNS-SD service type of a HearthNet node.
 pub const SERVICE_TYPE: &str = "_hearthnet._tcp.local.";
-/// The one version of the TXT record.
+/// The only version of the TXT record.
 pub const TXT_VERSION: u8 = 1;
-/// Capability names in one announcement: far more than a node has.
+/// Upper bound of capability names in one announcement: far more than a node has.
 pub const MAX_CAPS: usize = 16;
-/// Characters of one capability name.
+/// Upper bound of characters of one capability name.
 pub const MAX_CAP_CHARS: usize = 64;
 
-/// Bytes of the joined `caps` value: with its key it must fit one TXT string (255 bytes).
+/// Upper bound of bytes of the joined `caps` value: with its key it must fit one TXT string (255
+/// bytes).
 const MAX_CAPS_BYTES: usize = 240;
-/// Properties looked at: ours has four, and a later version may add some.
+/// Upper bound of TXT properties that are read: four in use, and room for later versions.
 const MAX_PROPERTIES: usize = 32;
-/// What the tag is a hash of, so that it is a hash of nothing else.
+/// Domain separator of the tag's hash.
 const TAG_DOMAIN: &[u8] = b"hearthnet community tag v1\0";
 
-/// A short fingerprint of a community's id: the first 8 bytes of a SHA-256 over it.
+/// Short fingerprint of a community's id: the first 8 bytes of a SHA-256 over it.
 ///
-/// Members recognise each other by it. It does not let a stranger compute the community's
-/// id, which stays in invite codes and TLS channels. Two communities may share a tag, and
-/// anyone can repeat one that was overheard: it proves nothing.
+/// Members recognise each other by it. A stranger cannot compute the community's id from it, which
+/// stays in invite codes and TLS channels. The tag proves nothing: two communities may share one,
+/// and anyone can repeat it.
 ///
 /// Printed and parsed as 16 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -80,20 +81,18 @@ impl FromStr for CommunityTag {
     }
 }
 
-/// What a node announces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Announcement {
-    /// Who says so (or is said to: only a TLS handshake proves it).
+    /// Claimed node id; only a TLS handshake proves it.
     pub node: NodeId,
-    /// The community it belongs to.
     pub community: CommunityTag,
-    /// TCP port of its listener, not 0.
+    /// TCP port of the node's listener, not 0.
     pub port: u16,
-    /// Names of what it offers, such as `experimental.distributed_llm.shard.serve`.
+    /// Names of offered capabilities, such as `experimental.distributed_llm.shard.serve`.
     pub caps: Vec<String>,
 }
 
-/// Why an announcement is not one, whether it was heard or is to be made.
+/// Why an announcement is not valid, received or to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnnouncementError {
@@ -109,7 +108,7 @@ pub enum AnnouncementError {
     /// `caps` has too many names, or one that is too long or has characters beyond
     /// `a-z`, `0-9`, `.`, `_`, `-` and `@`.
     #[error(
-        "the announcement names capabilities that cannot be; at most {MAX_CAPS}, each of at most {MAX_CAP_CHARS} characters"
+        "the announcement has invalid capability names; at most {MAX_CAPS}, each of at most {MAX_CAP_CHARS} characters"
     )]
     Caps,
     /// The instance name does not follow from the node id and the port.
@@ -118,10 +117,10 @@ pub enum AnnouncementError {
     /// The port is 0.
     #[error("the announcement has no port")]
     Port,
-    /// More properties than any version would have.
+    /// More properties than any version has.
     #[error("the announcement has more than {MAX_PROPERTIES} properties")]
     Properties,
-    /// None of its addresses can be one of this network.
+    /// The addresses cannot belong to this network.
     #[error("the announcement has no address of this network")]
     Addresses,
 }
@@ -132,11 +131,10 @@ impl Announcement {
         Instance::of(&self.node, self.port).to_string()
     }
 
-    /// The TXT record, in the order in which it is sent.
+    /// The TXT record, in sending order.
     ///
     /// # Errors
-    /// [`AnnouncementError::Port`] and [`AnnouncementError::Caps`]: what others would refuse
-    /// is not sent.
+    /// [`AnnouncementError::Port`] and [`AnnouncementError::Caps`], if receivers would refuse it.
     pub(crate) fn to_txt(&self) -> Result<Vec<(&'static str, String)>, AnnouncementError> {
         if self.port == 0 {
             return Err(AnnouncementError::Port);
@@ -153,12 +151,12 @@ impl Announcement {
         ])
     }
 
-    /// Reads what was heard: the full service name, the port of its SRV record, and the TXT
-    /// properties in order (the first of a name counts, names in any case, others ignored).
+    /// Decodes a received announcement from the full service name, the port of its SRV record, and
+    /// the TXT properties in order. Names are case-insensitive, the first property of a name
+    /// counts, and unknown names are ignored.
     ///
     /// # Errors
-    /// [`AnnouncementError`], by the first thing that is wrong. Nothing of what was heard
-    /// is copied before it is checked.
+    /// [`AnnouncementError`] for the first problem. Values are checked before they are copied.
     pub(crate) fn from_heard<'a>(
         full_name: &str,
         port: u16,
@@ -207,25 +205,25 @@ impl Announcement {
     }
 }
 
-/// The name of a service instance, as far as it means something.
+/// Parsed name of a service instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Instance {
-    /// First bytes of the node's key.
+    /// First 8 bytes of the node's key.
     pub prefix: [u8; 8],
-    /// Port of its listener.
+    /// Port of the node's listener.
     pub port: u16,
 }
 
 impl Instance {
-    /// The instance under which a node announces a port.
+    /// Instance name of a node's listener.
     pub fn of(node: &NodeId, port: u16) -> Self {
         let [a, b, c, d, e, f, g, h, ..] = *node.as_bytes();
         let prefix = [a, b, c, d, e, f, g, h];
         Self { prefix, port }
     }
 
-    /// Reads a full service name, such as `0102030405060708-7071._hearthnet._tcp.local.`;
-    /// `None` for every other name.
+    /// Parses a full service name, such as `0102030405060708-7071._hearthnet._tcp.local.`; `None`
+    /// for any other name.
     pub(crate) fn from_full_name(name: &str) -> Option<Self> {
         let label = name.strip_suffix(SERVICE_TYPE)?.strip_suffix('.')?;
         let (prefix, port) = label.split_once('-')?;
@@ -233,11 +231,11 @@ impl Instance {
             prefix: lower_hex(prefix)?,
             port: port.parse().ok()?,
         };
-        // One spelling only: no sign, no leading zeros.
+        // Only the canonical spelling: no sign, no leading zeros.
         (this.to_string() == label).then_some(this)
     }
 
-    /// Whether `node` could have this instance name.
+    /// True if `node` could have this instance name.
     pub(crate) fn may_be(&self, node: &NodeId) -> bool {
         node.as_bytes().starts_with(&self.prefix)
     }
@@ -249,15 +247,15 @@ impl fmt::Display for Instance {
     }
 }
 
-/// Exactly 16 lower-case hex digits.
+/// Parses exactly 16 lower-case hex digits.
 fn lower_hex(text: &str) -> Option<[u8; 8]> {
     let mut bytes = [0; 8];
     hex::decode_to_slice(text, &mut bytes).ok()?;
-    // One spelling only.
+    // Only the canonical spelling.
     (hex::encode(bytes) == text).then_some(bytes)
 }
 
-/// Capability names, separated by commas.
+/// Parses capability names separated by commas.
 fn read_caps(text: &str) -> Result<Vec<String>, AnnouncementError> {
     if text.is_empty() {
         return Ok(Vec::new());
@@ -309,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_announced_is_what_is_heard() {
+    fn an_announcement_round_trips() {
         let said = announcement();
         assert_eq!(hear(&said, &said.to_txt().unwrap()), Ok(said.clone()));
         let silent = Announcement {
@@ -389,14 +387,14 @@ mod tests {
     }
 
     #[test]
-    fn a_heap_of_properties_is_refused_before_it_is_read() {
+    fn too_many_properties_are_refused_before_they_are_read() {
         let said = announcement();
         let txt: Vec<_> = (0..100).map(|_| ("x", String::new())).collect();
         assert_eq!(hear(&said, &txt), Err(AnnouncementError::Properties));
     }
 
     #[test]
-    fn what_others_would_refuse_is_not_sent() {
+    fn an_invalid_announcement_is_not_sent() {
         let said = |caps: Vec<String>, port| Announcement {
             caps,
             port,

@@ -1,28 +1,25 @@
-//! Where nodes may be reached: what was heard, from whom, how long ago, and what came of
-//! trying.
+//! Address book: known endpoints of nodes, with source, age and dial results.
 //!
-//! Pure: time is an argument. Everything in here is a hint, because whoever is on the
-//! network can claim to be any node at any address. What the book promises is that such
-//! claims stay few and never displace better knowledge:
+//! Pure: time is an argument. Every entry is a hint, because any device on the network can claim to
+//! be any node at any address. The book keeps false claims few, and they never displace better
+//! knowledge:
 //!
-//! - Each endpoint of a node counts in one *class*, the best that it has: proved (that node
-//!   answered there, its key checked), written by a person, signed by the node in the
-//!   community's log, heard over mDNS. Each class has its own places, so mDNS can only ever
-//!   push out mDNS.
-//! - In the order in which endpoints are tried, and where that order is cut, what was only heard over
-//!   mDNS comes behind all else ([`vouched_first`]).
-//! - An endpoint that is heard over mDNS and that the node has signed counts as signed, also where what
-//!   is signed alone is not tried (this machine's own addresses).
-//! - Within mDNS, who came first stays, until dialing it failed, it went stale, or the node's
-//!   announcement left it out. A newcomer cannot clear the table.
-//! - What only the node itself says in the log is a *claim*: one that did not answer rests, longer
-//!   each time, and of new ones there are few in an hour: nobody can make others try one port of
-//!   somebody after the other.
-//! - Members have entries by right. All others together have [`MAX_STRANGERS`] entries.
+//! - An endpoint of a node belongs to one *class*, the best that applies: proved (the node answered
+//!   there with its key), configured by a person, signed by the node in the community's log,
+//!   received over mDNS. Each class has its own bound, so mDNS only displaces mDNS.
+//! - Endpoints known only from mDNS are dialled after all others ([`vouched_first`]).
+//! - An mDNS endpoint that the node has signed counts as signed, even if the signature alone would
+//!   not make it dialled (this machine's own addresses).
+//! - Within mDNS, earlier endpoints stay until a dial fails, they expire, or the node's
+//!   announcement leaves them out. New announcements cannot clear the table.
+//! - An endpoint that only the node itself signs is a *claim*. A failed claim is not dialled for a
+//!   time that grows with each failure, and new claims are rate-limited, so that no member can make
+//!   others scan the ports of a machine.
+//! - Each member has an entry. All other nodes share [`MAX_STRANGERS`] entries.
 //!
-//! What it does not promise: someone who floods the LAN with a member's own id, before that
-//! member was reached for the first time, can delay finding it at addresses that it has not signed.
-//! The log's addresses, static peers and the member's own dialing still work.
+//! Limit: a device that floods the LAN with a member's id before that member was first reached can
+//! delay finding it at addresses that it has not signed. The log's addresses, static peers and the
+//! member's own dials still work.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -34,83 +31,84 @@ use super::announcement::{Announcement, CommunityTag, Instance};
 use super::local::Local;
 use crate::NodeId;
 
-/// Endpoints of one node per class, except for the proved ones: a host with two networks,
-/// IPv4 and IPv6 on each, two programs.
+/// Upper bound of a node's endpoints per class, except proved ones: enough for a host with two
+/// networks, IPv4 and IPv6 on each, and two programs.
 pub const MAX_PER_CLASS: usize = 8;
-/// Proved endpoints of one node.
+/// Upper bound of a node's proved endpoints.
 pub const MAX_PROVED: usize = 4;
-/// Endpoints of one node that are dialled together, of those that are vouched for; and as many others.
+/// Upper bound of a node's endpoints dialled together: this many vouched ones, and as many from
+/// mDNS.
 const MAX_DIALLED: usize = 8;
-/// Nodes that are not known members: another large community, while a join is under way.
+/// Upper bound of nodes that are not known members: another large community, while a join is under
+/// way.
 pub const MAX_STRANGERS: usize = 256;
-/// Static peers without a node id.
+/// Upper bound of static peers without a node id.
 pub const MAX_UNNAMED: usize = 64;
-/// Members. The log bounds its own community; this bounds a caller's mistake.
+/// Upper bound of members. The log bounds its own community; this bounds a caller's mistake.
 pub const MAX_MEMBERS: usize = 4096;
 
-/// How long an mDNS hint counts without being confirmed: more than two rounds of asking.
+/// Validity of an mDNS hint: more than two query intervals.
 const MDNS_LIFE_MS: u64 = 10 * 60 * 1000;
-/// How long an endpoint still counts after the node announced others instead: the lifetime
-/// of an mDNS address record, so that one forged announcement is not an eviction.
+/// Remaining validity of an mDNS endpoint after the node announced others instead: the lifetime of
+/// an mDNS address record, so that one forged announcement does not evict it.
 const SUPERSEDED_MS: u64 = 120 * 1000;
-/// How long signed and proved endpoints count: someone back from a week away should not have
-/// to be discovered anew.
+/// Validity of signed and proved endpoints: a node that was away for a week is still found.
 const KEPT_MS: u64 = 8 * 24 * 60 * 60 * 1000;
 
-/// Longest rest of a claim that does not answer, in ms. Whoever is there after all dials this node.
+/// Longest back-off of a failed claim, in ms. A node that is there after all can dial this one.
 const LONGEST_REST_MS: u64 = 15 * 60 * 1000;
-/// New claims of one member at once: eight restarts of a machine with four addresses at other ports.
+/// Burst of a member's new claims: eight restarts of a machine with four addresses, at new ports.
 const CLAIMS: u64 = 32;
-/// And one more in so many seconds.
+/// Seconds per further new claim.
 const CLAIM_S: u64 = 120;
 
-/// Where a hint comes from, the most trusted first.
+/// Source of a hint, most trusted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// The node answered there, and proved its key.
+    /// The node answered there and proved its key.
     Proved,
-    /// A person wrote it: a static peer, or the endpoints in an invite code.
+    /// Configured by a person: a static peer, or an endpoint of an invite code.
     Static,
-    /// The node signed it: a `node.seen` event or an advertisement in the community's log.
+    /// Signed by the node: a `node.seen` event or an advertisement in the log.
     Log,
-    /// Heard over mDNS: anyone may have said it.
+    /// Received over mDNS, from any device.
     Mdns,
 }
 
-/// What is known about where one node may be.
+/// Known endpoints of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hint {
-    /// The node; `None` for a static peer of which only the address is known.
+    /// The node; `None` for a static peer without a node id.
     pub node: Option<NodeId>,
-    /// The community that it announced, if it was heard over mDNS.
+    /// Announced community, if received over mDNS.
     pub community: Option<CommunityTag>,
-    /// What it announced that it offers; empty if it was not heard over mDNS.
+    /// Announced capabilities; empty if not received over mDNS.
     pub caps: Vec<String>,
-    /// Where to try, best first; never empty.
+    /// Endpoints, best first; never empty.
     pub endpoints: Vec<SocketAddr>,
-    /// The best source among those of the endpoints.
+    /// Best source of the endpoints.
     pub source: Source,
-    /// When any source last named one of the endpoints, in Unix milliseconds.
+    /// Time of the last mention of an endpoint by any source, in Unix milliseconds.
     pub last_seen_ms: u64,
 }
 
-/// One endpoint of one node.
+/// An endpoint of a node.
 #[derive(Debug, Clone)]
 struct Record {
     endpoint: SocketAddr,
-    /// A person wrote it down: it stays.
+    /// Configured by a person: never expires.
     written: bool,
-    /// Until when a signed statement counts; 0: there is none.
+    /// End of the signed statement's validity; 0: none.
     log_until: u64,
-    /// Until when an mDNS announcement counts; 0: there is none.
+    /// End of the mDNS announcement's validity; 0: none.
     mdns_until: u64,
-    /// When any source last named it.
+    /// Last mention by any source.
     seen_ms: u64,
-    /// When the node last answered there.
+    /// Last time that the node answered there.
     proved_ms: Option<u64>,
-    /// Failed attempts since it was proved or came anew.
+    /// Failed dials since it was last proved, or appeared anew.
     failures: u32,
-    /// When it was tried last.
+    /// Last dial.
     tried_ms: u64,
 }
 
@@ -128,7 +126,7 @@ impl Record {
         }
     }
 
-    /// Whether it may not be tried yet: a claim, which has failed.
+    /// True if it is a failed claim whose back-off has not passed.
     fn rests(&self, now_ms: u64) -> bool {
         let rest = 1000u64 << self.failures.min(20);
         self.failures > 0
@@ -136,7 +134,7 @@ impl Record {
             && self.tried_ms.abs_diff(now_ms) < rest.min(LONGEST_REST_MS)
     }
 
-    /// The best class it has now; `None`: it is of no use any more.
+    /// The best current class; `None` if it has expired.
     fn class(&self, now_ms: u64) -> Option<Source> {
         if self
             .proved_ms
@@ -154,10 +152,10 @@ impl Record {
         }
     }
 
-    /// Takes note that a source names it.
+    /// Records a mention by `source`.
     fn see(&mut self, source: Source, now_ms: u64) {
         if self.class(now_ms).is_none() {
-            // It was gone and is back: what failed before says nothing about now.
+            // It had expired: earlier failures say nothing about now.
             self.failures = 0;
         }
         self.seen_ms = self.seen_ms.max(now_ms);
@@ -173,20 +171,19 @@ impl Record {
     }
 }
 
-/// What is known of one node.
 #[derive(Debug, Clone, Default)]
 struct Entry {
     community: Option<CommunityTag>,
     caps: Vec<String>,
     records: Vec<Record>,
-    /// What the node has signed of late, tried for that alone or not.
+    /// Endpoints that the node signed recently, dialled for that reason or not.
     signed: Vec<SocketAddr>,
-    /// What the node may yet claim anew.
+    /// Budget of the node's new claims.
     claims: Option<TokenBucket>,
 }
 
 impl Entry {
-    /// Whether the node may name one more place at which it was not said to be.
+    /// Takes one new claim from the budget. Returns false if it is used up.
     fn may_claim(&mut self, now_ms: u64) -> bool {
         let full = || TokenBucket::with_burst(1, CLAIMS * CLAIM_S, Time::ZERO);
         let claims = self.claims.get_or_insert_with(full);
@@ -198,12 +195,12 @@ impl Entry {
         may
     }
 
-    /// Notes that `source` names `endpoint`; `false` if there was no place for it.
+    /// Records a mention of `endpoint` by `source`. Returns false if its class is full.
     fn see(&mut self, endpoint: SocketAddr, source: Source, now_ms: u64) -> bool {
         if let Some(record) = self.records.iter_mut().find(|r| r.endpoint == endpoint) {
             record.see(source, now_ms);
         } else {
-            // What is heard and signed has the place of what is signed.
+            // A signed mDNS endpoint uses a slot of the signed class.
             let source = match source {
                 Source::Mdns if self.signed.contains(&endpoint) => Source::Log,
                 source => source,
@@ -215,7 +212,7 @@ impl Entry {
                     .filter(|r| r.class(now_ms) == Some(source))
             };
             if source == Source::Mdns && of_class().count() >= MAX_PER_CLASS {
-                // What the node no longer announces has no more than this left.
+                // An endpoint that the node no longer announces has at most this much time left.
                 let leaving = now_ms.saturating_add(SUPERSEDED_MS);
                 let Some(victim) = of_class()
                     .filter(|r| r.failures > 0 || r.mdns_until <= leaving)
@@ -234,8 +231,8 @@ impl Entry {
         true
     }
 
-    /// Holds every class within its places. An endpoint that changes class (proved now, or
-    /// no longer signed) may find the new one full: the one heard of longest ago goes.
+    /// Enforces the bounds of all classes. An endpoint may change into a full class, for example
+    /// when it is proved: then the endpoint with the oldest mention is dropped.
     fn trim(&mut self, now_ms: u64) {
         self.records.retain(|r| r.class(now_ms).is_some());
         for (class, places) in [
@@ -249,7 +246,7 @@ impl Entry {
                 let of_class = self.records.iter_mut().filter(|r| is_of(r));
                 let oldest = of_class.min_by_key(|r| (r.proved_ms, r.seen_ms, r.endpoint));
                 let Some(oldest) = oldest else { break };
-                // A proved one falls back to what else is said for it; the others end.
+                // A proved endpoint falls back to its next class; others are dropped.
                 let fallback = Record {
                     proved_ms: None,
                     ..oldest.clone()
@@ -264,7 +261,7 @@ impl Entry {
         }
     }
 
-    /// Whether this stranger may make place for another.
+    /// True if this stranger may be replaced by another.
     fn expendable(&self, now_ms: u64) -> bool {
         self.records.iter().all(|r| match r.class(now_ms) {
             None => true,
@@ -294,14 +291,14 @@ impl Entry {
     }
 }
 
-/// The address book. See the module's text for what it promises.
+/// The address book; its guarantees are in the module's documentation.
 #[derive(Debug, Clone, Default)]
 pub struct AddressBook {
     own: Option<NodeId>,
     local: Local,
     members: BTreeMap<NodeId, Entry>,
     strangers: BTreeMap<NodeId, Entry>,
-    /// Static peers without a node id: who last proved to be there, and since when it is
+    /// Static peers without a node id: the node last proved there, and the time since which it is
     /// listed.
     unnamed: Vec<(SocketAddr, Option<NodeId>, u64)>,
 }
@@ -315,18 +312,18 @@ impl AddressBook {
         }
     }
 
-    /// This machine's addresses now, by which distance is judged.
+    /// Sets this machine's addresses, from which distances follow.
     pub(crate) fn set_local(&mut self, local: Local) {
         self.local = local;
     }
 
-    /// The addresses that `AddressBook::set_local` set.
+    /// The addresses set by `AddressBook::set_local`.
     pub fn local(&self) -> &Local {
         &self.local
     }
 
-    /// The members of the community now: exactly these (at most [`MAX_MEMBERS`]) cannot be
-    /// pushed out. Who is a member no longer becomes a stranger.
+    /// Sets the members of the community (at most [`MAX_MEMBERS`]), which cannot be displaced. A
+    /// former member becomes a stranger.
     pub(crate) fn set_members(&mut self, members: impl IntoIterator<Item = NodeId>, now_ms: u64) {
         let mut before = std::mem::take(&mut self.members);
         for node in members.into_iter().take(MAX_MEMBERS) {
@@ -346,9 +343,9 @@ impl AddressBook {
         }
     }
 
-    /// An mDNS announcement, and those of its addresses that [`Local::admit`] let pass, best first;
-    /// beyond [`MAX_PER_CLASS`] they are ignored. Endpoints of the same node and port that it does
-    /// not name any more count for two more minutes. Returns whether it said anything new.
+    /// Records an mDNS announcement with the endpoints that passed [`Local::admit`], best first;
+    /// those beyond [`MAX_PER_CLASS`] are ignored. Other endpoints of the same node and port expire
+    /// within two minutes. Returns true if anything changed.
     pub fn heard(&mut self, said: &Announcement, endpoints: &[SocketAddr], now_ms: u64) -> bool {
         let Some(entry) = self.entry(said.node, Source::Mdns, now_ms) else {
             return false;
@@ -373,10 +370,10 @@ impl AddressBook {
         changed
     }
 
-    /// An mDNS goodbye, or that its records ran out: what this instance announced counts no
-    /// more. Returns whether that changed anything.
+    /// Records an mDNS goodbye or expiry: removes what this instance announced. Returns true if
+    /// anything changed.
     ///
-    /// Proved, static and signed endpoints stay: anyone can send a goodbye in another's name.
+    /// Proved, static and signed endpoints stay, since anyone can send a goodbye in another's name.
     pub fn gone(&mut self, instance: &Instance) -> bool {
         let mut changed = false;
         for (_, entry) in self
@@ -395,8 +392,8 @@ impl AddressBook {
         changed
     }
 
-    /// Endpoints from a source that is not mDNS: what a person wrote ([`Source::Static`]) or
-    /// the node signed ([`Source::Log`]). The newest win. Returns whether anything was new.
+    /// Records endpoints configured by a person ([`Source::Static`]) or signed by the node
+    /// ([`Source::Log`]). In a full class the newest stay. Returns true if anything changed.
     pub fn told(
         &mut self,
         source: Source,
@@ -422,8 +419,8 @@ impl AddressBook {
         changed
     }
 
-    /// All endpoints that a node has signed of late, also those that [`Self::told`] is not told: heard
-    /// over mDNS as well, they count as signed.
+    /// Records all endpoints that a node signed recently, including those not passed to
+    /// [`Self::told`]. If also received over mDNS, they count as signed.
     pub(crate) fn signed(&mut self, node: &NodeId, endpoints: &[SocketAddr], now_ms: u64) {
         let member = self.members.get_mut(node);
         let Some(entry) = member.or_else(|| self.strangers.get_mut(node)) else {
@@ -441,8 +438,8 @@ impl AddressBook {
         entry.trim(now_ms);
     }
 
-    /// The endpoints that static peers without a node id have now; beyond [`MAX_UNNAMED`]
-    /// they are ignored. Returns whether anything changed.
+    /// Sets the endpoints of static peers without a node id; those beyond [`MAX_UNNAMED`] are
+    /// ignored. Returns true if anything changed.
     pub(crate) fn set_unnamed(
         &mut self,
         endpoints: impl IntoIterator<Item = SocketAddr>,
@@ -463,14 +460,14 @@ impl AddressBook {
         changed
     }
 
-    /// `node` answered at `endpoint` and proved its key.
+    /// Records that `node` answered at `endpoint` and proved its key.
     pub fn proved(&mut self, node: NodeId, endpoint: SocketAddr, now_ms: u64) {
         for (known, who, _) in &mut self.unnamed {
             if *known == endpoint {
                 *who = Some(node);
             }
         }
-        // Whoever else was thought to be there is not.
+        // No other node is at this endpoint.
         for (other, entry) in self.members.iter_mut().chain(&mut self.strangers) {
             if *other != node {
                 for record in entry.records.iter_mut().filter(|r| r.endpoint == endpoint) {
@@ -484,8 +481,8 @@ impl AddressBook {
         }
     }
 
-    /// Dialing `endpoint` for `node` came to nothing: nobody, or somebody else, answered.
-    /// `None`: it was a static peer without a node id.
+    /// Records a failed dial of `endpoint` for `node`: no answer, or another node's. `None`: a
+    /// static peer without a node id.
     pub fn failed(&mut self, node: Option<&NodeId>, endpoint: SocketAddr) {
         let Some(node) = node else {
             for (known, who, _) in &mut self.unnamed {
@@ -501,14 +498,14 @@ impl AddressBook {
         }
     }
 
-    /// Where to try for `node`, best first: what is more than heard, what has not failed since it last
-    /// worked, what has worked, the nearest network, the most trusted source, IPv4, the latest heard.
+    /// Endpoints of `node`, best first. The order is: vouched before mDNS, not failed since the
+    /// last success, proved, nearest network, most trusted source, IPv4, latest mention.
     pub fn endpoints(&self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
         let all = self.endpoints_by_source(node, now_ms).into_iter();
         all.map(|(_, endpoint)| endpoint).collect()
     }
 
-    /// The same, each with the best source that it has.
+    /// [`AddressBook::endpoints`], each with its best source.
     pub fn endpoints_by_source(&self, node: &NodeId, now_ms: u64) -> Vec<(Source, SocketAddr)> {
         self.members
             .get(node)
@@ -517,8 +514,8 @@ impl AddressBook {
             .unwrap_or_default()
     }
 
-    /// The same of those that do not rest, few enough to be tried together ([`vouched_first`]); they
-    /// count as tried now.
+    /// Endpoints to dial now: those without a back-off, cut by [`vouched_first`]. They count as
+    /// dialled.
     pub(crate) fn dialable(&mut self, node: &NodeId, now_ms: u64) -> Vec<SocketAddr> {
         let mut endpoints = self.endpoints_by_source(node, now_ms);
         for record in self.records(node).filter(|r| r.rests(now_ms)) {
@@ -533,7 +530,7 @@ impl AddressBook {
         endpoints
     }
 
-    /// Everything that counts now, by node id; static peers whose node is unknown come last.
+    /// All current hints by node id; static peers of unknown nodes come last.
     pub fn hints(&self, now_ms: u64) -> Vec<Hint> {
         let mut hints: Vec<_> = self
             .members
@@ -554,7 +551,7 @@ impl AddressBook {
         hints
     }
 
-    /// Drops what no longer counts. Returns whether there was any.
+    /// Drops expired endpoints. Returns true if there were any.
     pub fn expire(&mut self, now_ms: u64) -> bool {
         let mut changed = false;
         for entry in self.members.values_mut().chain(self.strangers.values_mut()) {
@@ -572,7 +569,7 @@ impl AddressBook {
         entry.into_iter().flat_map(|entry| &mut entry.records)
     }
 
-    /// The entry of `node`, made if there is a place for it.
+    /// The entry of `node`, created if there is room for it.
     fn entry(&mut self, node: NodeId, source: Source, now_ms: u64) -> Option<&mut Entry> {
         if Some(node) == self.own {
             return None;
@@ -586,7 +583,7 @@ impl AddressBook {
         Some(self.strangers.entry(node).or_default())
     }
 
-    /// Whether one more stranger fits, after at most one left.
+    /// Makes room for one more stranger, by removing at most one. Returns false if none may go.
     fn make_place(&mut self, source: Source, now_ms: u64) -> bool {
         if self.strangers.len() < MAX_STRANGERS {
             return true;
@@ -607,7 +604,7 @@ impl AddressBook {
         }
     }
 
-    /// A stranger of whom nothing could be kept has no entry.
+    /// Removes a stranger without endpoints.
     fn forget_empty(&mut self, node: &NodeId) {
         if self
             .strangers
@@ -620,7 +617,7 @@ impl AddressBook {
 }
 
 impl Entry {
-    /// The endpoints that count, in no order that means anything: to see a change.
+    /// Current endpoints in a fixed order, to detect changes.
     fn hint_set(&self, now_ms: u64) -> Vec<SocketAddr> {
         let live = self.records.iter().filter(|r| r.class(now_ms).is_some());
         let mut endpoints: Vec<_> = live.map(|r| r.endpoint).collect();
@@ -629,9 +626,9 @@ impl Entry {
     }
 }
 
-/// The first endpoints of a list, best first: `most` of those that the node proved or signed or a person
-/// wrote, and behind them as many of those that were only heard. So no number of announcements takes the
-/// place of what is known better, and a node that has moved is found where it is heard.
+/// The first endpoints of a list, best first: `most` vouched ones (proved, configured or signed),
+/// then `most` mDNS ones. So announcements never displace better knowledge, and a node that has
+/// moved is found by mDNS.
 pub fn vouched_first(
     endpoints: impl IntoIterator<Item = (Source, SocketAddr)>,
     most: usize,
@@ -645,7 +642,7 @@ pub fn vouched_first(
     both.map(|(_, endpoint)| endpoint).collect()
 }
 
-/// The endpoints that count now, best first, each with the best source that it has.
+/// Current endpoints, best first, each with its best source.
 fn ranked(records: &[Record], local: &Local, now_ms: u64) -> Vec<(Source, SocketAddr)> {
     let mut live: Vec<_> = records
         .iter()

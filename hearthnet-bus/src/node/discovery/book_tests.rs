@@ -1,4 +1,4 @@
-//! What the address book promises, example by example and for any sequence of events.
+//! Tests of the address book's guarantees, by examples and for random sequences of events.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ fn node(n: u8) -> NodeId {
     NodeKey::from_secret(&[n; 32]).id()
 }
 
-/// As many node ids as a flood needs, each a valid key.
+/// `count` node ids, each a valid key.
 fn many_nodes(count: u32) -> impl Iterator<Item = NodeId> {
     (0..count).map(|n| {
         let mut secret = [0xEE; 32];
@@ -76,7 +76,7 @@ fn the_nearest_that_worked_comes_first_and_the_failed_last() {
     let (far, near, link) = (at("10.9.0.5:7"), at("10.1.0.5:7"), at("[fe80::5%2]:7"));
     book.told(Source::Log, node(1), &[far], T0);
     hear(&mut book, node(1), &[link, near], T0);
-    // What the node has signed comes before what anybody may have announced.
+    // Signed endpoints come before mDNS ones.
     assert_eq!(book.endpoints(&node(1), T0), [far, near, link]);
     book.failed(Some(&node(1)), near);
     assert_eq!(book.endpoints(&node(1), T0), [far, link, near]);
@@ -89,7 +89,7 @@ fn the_nearest_that_worked_comes_first_and_the_failed_last() {
 }
 
 #[test]
-fn no_number_of_announcements_takes_the_place_of_an_endpoint_that_is_vouched_for() {
+fn announcements_never_displace_vouched_endpoints() {
     let mut book = AddressBook::new(None);
     book.set_local(Local::new(vec![LocalAddress {
         interface: "eth0".into(),
@@ -98,7 +98,7 @@ fn no_number_of_announcements_takes_the_place_of_an_endpoint_that_is_vouched_for
         prefix: 24,
     }]));
     book.set_members([node(1)], T0);
-    // The announcements are of this network, what is vouched for is not.
+    // The announcements are near, the vouched endpoints are far.
     let (proved, signed, written) = (at("10.9.0.1:7"), at("10.9.0.2:7"), at("10.9.0.3:7"));
     for n in 0..40 {
         hear(&mut book, node(1), &[lan(1 + n, 100 + n as u16)], T0);
@@ -106,7 +106,7 @@ fn no_number_of_announcements_takes_the_place_of_an_endpoint_that_is_vouched_for
     book.proved(node(1), proved, T0);
     book.told(Source::Log, node(1), &[signed], T0);
     book.told(Source::Static, node(1), &[written], T0);
-    // A host that is being started again: it has failed once.
+    // A host that is restarting has failed once.
     book.failed(Some(&node(1)), proved);
     let dialled = book.dialable(&node(1), T0);
     let vouched = [proved, signed, written];
@@ -119,8 +119,8 @@ fn no_number_of_announcements_takes_the_place_of_an_endpoint_that_is_vouched_for
 }
 
 #[test]
-fn an_endpoint_that_its_node_signed_is_heard_among_any_number_of_others() {
-    // Whether its signature or its announcement is known first.
+fn a_signed_endpoint_is_kept_among_any_number_of_announcements() {
+    // In both orders of signature and announcement.
     for signed_first in [true, false] {
         let mut book = AddressBook::new(None);
         book.set_members([node(1)], T0);
@@ -141,7 +141,7 @@ fn an_endpoint_that_its_node_signed_is_heard_among_any_number_of_others() {
         let first = book.dialable(&node(1), T0 + 1).first().copied();
         assert_eq!(first, Some(there), "signed first: {signed_first}");
     }
-    // What is signed and not heard is for `told` to judge.
+    // An endpoint that is signed but not announced needs `told`.
     let mut book = AddressBook::new(None);
     book.set_members([node(1)], T0);
     book.signed(&node(1), &[lan(200, 7)], T0);
@@ -165,7 +165,7 @@ fn a_goodbye_takes_back_what_mdns_said_and_nothing_else() {
 }
 
 #[test]
-fn what_is_not_confirmed_goes_stale_by_its_kind() {
+fn unconfirmed_endpoints_expire_by_class() {
     let mut book = AddressBook::new(None);
     let (mdns, log, written) = (lan(1, 7), lan(2, 7), lan(3, 7));
     hear(&mut book, node(1), &[mdns], T0);
@@ -191,7 +191,7 @@ fn a_changed_address_replaces_the_old_one_after_its_time() {
         "the newest first"
     );
     assert_eq!(book.endpoints(&node(1), T0 + 4 * MINUTE), [new]);
-    // What failed before it went away is tried afresh when it returns.
+    // Failures before an endpoint expired no longer count when it returns.
     book.failed(Some(&node(1)), new);
     book.expire(T0 + 20 * MINUTE);
     hear(&mut book, node(1), &[old, new], T0 + 20 * MINUTE);
@@ -199,11 +199,11 @@ fn a_changed_address_replaces_the_old_one_after_its_time() {
 }
 
 #[test]
-fn a_new_address_finds_its_place_when_the_old_ones_filled_the_table() {
+fn a_new_address_replaces_old_ones_in_a_full_table() {
     let mut book = AddressBook::new(None);
     let before: Vec<_> = (0..MAX_PER_CLASS as u32).map(|n| lan(n, 7)).collect();
     hear(&mut book, node(1), &before, T0);
-    // Somebody else's claim is turned away, as long as nothing failed.
+    // An announcement of another port is refused while no endpoint has failed.
     assert!(!hear(&mut book, node(1), &[lan(100, 8)], T0));
     assert!(hear(&mut book, node(1), &[lan(200, 7)], T0 + 1));
     assert!(book.endpoints(&node(1), T0 + 1).contains(&lan(200, 7)));
@@ -236,7 +236,7 @@ fn ten_thousand_strangers_push_no_member_out() {
     let after: Vec<_> = members.iter().map(|m| book.endpoints(m, T0 + 10)).collect();
     assert_eq!(before, after);
     assert_eq!(book.hints(T0 + 10).len(), members.len() + MAX_STRANGERS);
-    // A member that was not heard yet still finds its place.
+    // A new member still gets an entry.
     book.set_members((1..=4).map(node), T0 + 6);
     hear(&mut book, node(4), &[lan(4, 7)], T0 + 7);
     assert_eq!(book.endpoints(&node(4), T0 + 10), [lan(4, 7)]);
@@ -278,7 +278,7 @@ fn a_stranger_that_fails_makes_place_for_the_next() {
     book.failed(Some(&crowd[17]), lan(1, 7));
     assert!(hear(&mut book, node(1), &[lan(2, 7)], T0));
     assert_eq!(book.endpoints(&crowd[17], T0), []);
-    // What a person wrote is not turned away by what was overheard.
+    // A configured endpoint displaces one known only from mDNS.
     assert!(book.told(Source::Static, node(2), &[lan(3, 7)], T0));
     assert_eq!(book.hints(T0).len(), MAX_STRANGERS);
 }
@@ -304,7 +304,7 @@ fn a_static_peer_without_a_name_gets_the_one_it_proves() {
 }
 
 #[test]
-fn nobody_lists_itself() {
+fn a_node_never_lists_itself() {
     let mut book = AddressBook::new(Some(node(1)));
     book.set_members([node(1)], T0);
     assert!(!hear(&mut book, node(1), &[lan(1, 7)], T0));
@@ -338,9 +338,9 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Runs events, and asserts after each what must always hold.
+/// Runs events, and checks the invariants after each.
 fn run(events: &[Event], only_mdns: bool, book: &mut AddressBook, now: &mut u64) {
-    // Making a key costs more than everything else here.
+    // Making keys is the slowest part, so do it once.
     let nodes: Vec<_> = (0..12).map(node).collect();
     let place = |h: &u8, p: &u16| lan(u32::from(*h), *p);
     for event in events {
@@ -387,7 +387,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_mdns_says_displaces_what_is_proved_signed_or_written(
+    fn mdns_never_displaces_better_endpoints(
         events in prop::collection::vec(event(), 0..300),
     ) {
         let mut book = AddressBook::new(None);
@@ -406,7 +406,7 @@ proptest! {
     }
 
     #[test]
-    fn saying_the_same_again_changes_nothing(events in prop::collection::vec(event(), 0..60), n in 0..12u8, h: u8, p in 1..4u16) {
+    fn a_repeated_announcement_changes_nothing(events in prop::collection::vec(event(), 0..60), n in 0..12u8, h: u8, p in 1..4u16) {
         let mut book = AddressBook::new(None);
         let mut now = T0;
         run(&events, false, &mut book, &mut now);
@@ -419,7 +419,7 @@ proptest! {
 }
 
 #[test]
-fn a_claim_that_does_not_answer_rests_longer_each_time_and_one_that_was_proved_does_not() {
+fn only_unproved_claims_back_off_longer_each_time() {
     let mut book = AddressBook::new(None);
     let (claimed, proved, heard) = (lan(1, 7600), lan(2, 7600), lan(3, 7600));
     book.set_members([node(1)], T0);
@@ -427,7 +427,7 @@ fn a_claim_that_does_not_answer_rests_longer_each_time_and_one_that_was_proved_d
     hear(&mut book, node(1), &[heard], T0);
     book.proved(node(1), proved, T0);
     let (mut now, mut tries) = (T0, Vec::new());
-    // It is tried every second, and said anew every 40 s, for two hours.
+    // Dialled every second, and signed again every 40 s, for two hours.
     while now < T0 + 120 * MINUTE {
         let dialled = book.dialable(&node(1), now);
         assert!(dialled.contains(&proved) && (dialled.contains(&heard) || now >= T0 + 10 * MINUTE));
@@ -444,14 +444,14 @@ fn a_claim_that_does_not_answer_rests_longer_each_time_and_one_that_was_proved_d
     }
     assert_eq!(tries[..5], [0, 2, 6, 14, 30]);
     assert!(tries.len() < 18, "{tries:?}");
-    // Whoever is there after all is not kept waiting.
+    // An endpoint that answers once has no back-off afterwards.
     book.proved(node(1), claimed, now);
     book.failed(Some(&node(1)), claimed);
     assert!(book.dialable(&node(1), now).contains(&claimed));
 }
 
 #[test]
-fn nobody_makes_others_try_one_port_after_the_other() {
+fn claims_cannot_make_others_scan_ports() {
     let mut book = AddressBook::new(None);
     book.set_members([node(1), node(2)], T0);
     let mut tried = std::collections::BTreeSet::new();
@@ -461,7 +461,7 @@ fn nobody_makes_others_try_one_port_after_the_other() {
         tried.extend(book.dialable(&node(1), T0 + 1000 * n));
     }
     assert_eq!(tried.len(), 32 + 29);
-    // That is between it and this node alone.
+    // Other members' claims are not affected.
     assert!(book.told(Source::Log, node(2), &[lan(2, 7600)], T0));
     assert_eq!(book.endpoints(&node(2), T0), [lan(2, 7600)]);
 }

@@ -1,13 +1,13 @@
-//! The body of the fuzz target `discovery`, so that tests replay what a fuzzer has found.
-//! No public interface.
+//! Body of the fuzz target `discovery`, so that tests can replay a fuzzer's findings. Not a public
+//! interface.
 
 use super::{Announcement, Instance, SERVICE_TYPE, StaticPeer};
 
-/// Reads an announcement: the first line is the service's full name, the second its port, each
-/// further one a TXT property. Each line is tried as a static peer, too.
+/// Decodes an announcement: the first line is the full service name, the second the port, each
+/// further one a TXT property. Each line is also parsed as a static peer.
 ///
 /// # Panics
-/// When what was read does not say the same again.
+/// If a decoded value does not survive encoding.
 pub fn announcement(input: &[u8]) {
     let mut lines = input.split(|byte| *byte == b'\n');
     let mut text = || String::from_utf8_lossy(lines.next().unwrap_or_default());

@@ -1,50 +1,46 @@
-//! This machine's own addresses: which of others' are near, and which cannot be right.
+//! Addresses of this machine, distances to other addresses, and which addresses may be dialled.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use crate::community::log::Community;
 
-/// One address of one interface of this machine.
+/// An address of an interface of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LocalAddress {
-    /// The interface's name, such as `eth0`.
+    /// Name, such as `eth0`.
     pub interface: String,
-    /// Its number, which scopes IPv6 link-local addresses.
+    /// Interface number, the scope of IPv6 link-local addresses.
     pub index: u32,
-    /// The address.
     pub ip: IpAddr,
-    /// Bits of the address that name the network, 0 to 128.
+    /// Length of the network prefix in bits, 0 to 128.
     pub prefix: u8,
 }
 
-/// The addresses of this machine at one moment. [`Local::default`] has none, and then no
-/// address is near.
+/// Addresses of this machine at one time. Empty by default: then no address counts as near.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Local(Vec<LocalAddress>);
 
-/// How far an address is, nearest first.
+/// Distance of an address, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Distance {
-    /// This machine.
     Machine,
-    /// A network that this machine has an address in.
+    /// A network in which this machine has an address.
     Subnet,
-    /// An IPv6 link-local address with its interface: as near, but only good on this link.
+    /// An IPv6 link-local address with its interface: as near, but valid only on this link.
     Link,
     /// Another private network (RFC 1918, RFC 4193, RFC 3927).
     Private,
-    /// The rest of the world.
+    /// Any other address.
     World,
 }
 
 impl Local {
-    /// From a list of addresses.
     pub fn new(addresses: Vec<LocalAddress>) -> Self {
         Self(addresses)
     }
 
-    /// What the system says now; empty if it says nothing. Interfaces that are down are
-    /// left out. `only` names the interfaces that count; empty: all of them.
+    /// Reads the addresses from the system; empty on failure. Interfaces that are down are left
+    /// out. `only` names the interfaces to use; empty: all.
     pub fn read(only: &[String]) -> Self {
         let found = if_addrs::get_if_addrs().unwrap_or_default();
         let mut addresses: Vec<_> = found
@@ -64,9 +60,9 @@ impl Local {
         Self(addresses)
     }
 
-    /// Where a listener on `port` can be reached from other machines: all addresses but
-    /// loopback and IPv6 link-local ones, or loopback if there is nothing else. What invite codes
-    /// and `node.seen` events carry.
+    /// Endpoints of a listener on `port` for other machines, as in invite codes and `node.seen`
+    /// events: all addresses except loopback and IPv6 link-local ones, or loopback if there is no
+    /// other.
     pub fn endpoints(&self, port: u16) -> Vec<SocketAddr> {
         let outward = |ip: IpAddr| !ip.is_loopback() && !needs_scope(ip);
         let mut ips: Vec<_> = self.0.iter().map(|one| one.ip).collect();
@@ -81,7 +77,7 @@ impl Local {
             .collect()
     }
 
-    /// The number of an interface given by name or by number.
+    /// Number of an interface given by name or number.
     pub(super) fn scope(&self, scope: &str) -> Option<u32> {
         let by_name = || {
             self.0
@@ -92,7 +88,7 @@ impl Local {
         scope.parse().ok().or_else(by_name)
     }
 
-    /// How far an endpoint is from here.
+    /// Distance of an endpoint from this machine.
     pub fn distance(&self, endpoint: &SocketAddr) -> Distance {
         let ip = endpoint.ip();
         if ip.is_loopback() || self.0.iter().any(|one| one.ip == ip && !needs_scope(ip)) {
@@ -108,14 +104,13 @@ impl Local {
         }
     }
 
-    /// The endpoint that an mDNS announcement heard on interface `index` may mean, or `None`
-    /// if it cannot be an address of this network.
+    /// The endpoint of an address announced over mDNS on interface `index`, or `None` if it cannot
+    /// belong to this network.
     ///
-    /// Anything on the LAN can announce anything, and whoever hears it will knock there. So
-    /// loopback counts only when it was heard on the loopback interface, link-local IPv6
-    /// gets the interface that it was heard on, and addresses out in the world count only
-    /// within a network of this machine: an announcement must not be able to point all
-    /// the nodes of a neighbourhood at someone's server.
+    /// Any device on the LAN can announce any address, and every node dials it. An announcement
+    /// must not be able to direct all nodes of a network to a server on the internet. So loopback
+    /// is accepted only from the loopback interface, IPv6 link-local addresses get the receiving
+    /// interface, and public addresses are accepted only within a network of this machine.
     pub fn admit(&self, ip: IpAddr, port: u16, index: u32) -> Option<SocketAddr> {
         let heard_on_loopback = || {
             self.0
@@ -138,21 +133,21 @@ impl Local {
     }
 }
 
-/// The first port that services of the system do not use (RFC 6335): nobody is believed to be below.
+/// First port above those of system services (RFC 6335). Claimed lower ports are not dialled.
 const FIRST_PORT: u16 = 1024;
 
-/// Which of the addresses that members say of themselves are tried. They are signed, but by whoever
-/// wants to be tried there: a member must not be able to make others knock at what listens on their
-/// own machine, or next to them.
+/// Filter for the endpoints that members sign for themselves. The signature only proves who wants
+/// to be dialled: a member must not be able to make others connect to services on or near their own
+/// machines.
 #[derive(Debug, Clone)]
 pub struct Claims {
     local: Local,
-    /// Nobody is heard to be anywhere but here: all of the community is on this machine.
+    /// Every known endpoint is on this machine, so the whole community is.
     on_one_machine: bool,
 }
 
 impl Claims {
-    /// What counts for a node that says of itself to be at `own`, as the community is now.
+    /// Filter for a node with the endpoints `own`, by the current state of the community.
     pub fn new(state: &Community, own: &[String], local: Local, now_ms: u64) -> Self {
         let heard = state.nodes(now_ms).flat_map(|seen| &seen.endpoints);
         let mut heard = heard.chain(own).filter_map(|text| text.parse().ok());
@@ -162,10 +157,12 @@ impl Claims {
         }
     }
 
-    /// The endpoint, if it is one to try: not unspecified, multicast, broadcast or IPv4-mapped, not
-    /// below port 1024; of this machine, on loopback or not, where the whole community is on it; link-local
-    /// IPv4 within a network of this machine, and IPv6 never, for no interface comes with it; out in the
-    /// world only within a network of this machine, as of what discovery hears.
+    /// The endpoint if it may be dialled. Refused are:
+    /// - unspecified, multicast, broadcast and IPv4-mapped addresses, and ports below 1024;
+    /// - addresses of this machine, unless the whole community is on it;
+    /// - IPv4 link-local addresses outside this machine's networks, and all IPv6 link-local ones,
+    ///   which lack an interface;
+    /// - public addresses outside this machine's networks, as over mDNS.
     pub fn admit(&self, text: &str) -> Option<SocketAddr> {
         let at: SocketAddr = text.parse().ok()?;
         let ip = at.ip();
@@ -180,7 +177,7 @@ impl Claims {
     }
 }
 
-/// Whether it can be the address of one host.
+/// True if it can be the address of a single host.
 fn is_of_a_host(ip: IpAddr) -> bool {
     let odd = match ip {
         IpAddr::V4(v4) => v4.is_broadcast(),
@@ -203,7 +200,8 @@ fn same_network(local: &LocalAddress, ip: IpAddr) -> bool {
     }
 }
 
-/// Not routed on the internet. 100.64.0.0/10 (RFC 6598) is what overlay networks use.
+/// True for addresses that are not routed on the internet. Overlay networks use 100.64.0.0/10 (RFC
+/// 6598).
 fn is_private(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => {
@@ -214,8 +212,8 @@ fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// Means nothing without an interface; 169.254.0.0/16 does, and may be all that a network
-/// without a router has.
+/// True for addresses that need an interface. 169.254.0.0/16 does not, and may be the only network
+/// without a router.
 fn needs_scope(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
@@ -293,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_says_of_itself_leads_nobody_to_services_of_its_own_machine() {
+    fn claimed_endpoints_never_point_at_local_services() {
         for good in [
             "192.168.1.20:7600",
             "10.3.0.1:1024",
@@ -305,10 +303,10 @@ mod tests {
         }
         for bad in [
             "127.0.0.1:6379",
-            // Its own address in the network is its own machine as well.
+            // Its own address in the LAN is its own machine as well.
             "192.168.1.10:6379",
             "[2001:db8:1::10]:6379",
-            // Nobody's neighbour.
+            // Public addresses outside this machine's networks.
             "8.8.8.8:7600",
             "[2001:db8:9::1]:7600",
             "[::1]:5432",
@@ -335,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_is_told_from_the_far() {
+    fn distances_follow_from_the_local_networks() {
         let far = |endpoint: &str| home().distance(&endpoint.parse().unwrap());
         assert_eq!(far("127.0.0.1:1"), Distance::Machine);
         assert_eq!(far("192.168.1.10:1"), Distance::Machine);
@@ -347,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_told_addresses_that_they_can_use() {
+    fn advertised_addresses_are_usable_by_others() {
         let texts = |local: &Local| -> Vec<_> {
             local
                 .endpoints(7071)

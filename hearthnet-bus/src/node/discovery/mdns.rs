@@ -1,15 +1,15 @@
-//! The mDNS daemon, and a guard around it.
+//! The mDNS daemon, and a guard against floods.
 //!
-//! `mdns-sd` runs a thread of its own, answers and asks on every interface that it is let,
-//! follows address changes, and keeps a cache of everything that it hears, which has no
-//! bound and, for records without a PTR, no end. So the guard counts that cache, and beyond
-//! [`MAX_CACHED`] records throws the whole daemon away and rests before it starts another
-//! one. What was heard before stays in the address book meanwhile. (1.4 million fake records a
-//! second, offered over loopback to two busy cores, were stopped after 1.5 s and 115 MB.)
+//! `mdns-sd` runs its own thread, sends and answers queries on every allowed interface, and follows
+//! address changes. Its cache of received records has no bound and, for records without a PTR, no
+//! expiry. So the guard counts the cache. Above [`MAX_CACHED`] records it drops the whole daemon
+//! and pauses before it starts another. The address book keeps what was received before. (1.4
+//! million fake records a second, offered over loopback to two busy cores, were stopped after 1.5 s
+//! and 115 MB.)
 //!
-//! What the guard cannot do: the daemon reads its socket until it is empty before it does
-//! anything else, so packets that come faster than it can read them keep it from being
-//! stopped. It then answers nothing, which shows as [`MdnsHealth::Silent`].
+//! The guard has a limit: the daemon empties its socket before it does anything else, so packets
+//! that arrive faster than it reads them keep it from being stopped. It then answers no request,
+//! which shows as [`MdnsHealth::Silent`].
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -21,54 +21,51 @@ use super::announcement::{Announcement, AnnouncementError, SERVICE_TYPE};
 use super::local::Local;
 use super::{DiscoveryError, DiscoverySettings};
 
-/// Records and timers that the daemon may hold: 64 nodes with several addresses, and the
-/// announcements of other people's printers that come along.
+/// Upper bound of cached records: enough for 64 nodes with several addresses, and for other
+/// devices' announcements.
 pub(super) const MAX_CACHED: i64 = 8192;
-/// Timers are two numbers each, and every repetition of a record makes two.
+/// Upper bound of timers. A timer is two numbers, and each repetition of a record makes two timers.
 const MAX_TIMERS: i64 = 65_536;
-/// Addresses of one announcement that are looked at.
+/// Upper bound of addresses read per announcement.
 const MAX_ADDRESSES: usize = 64;
-/// How often the daemon looks for changed addresses. Its own default is 5; a cable that is
-/// plugged in again should not wait so long. The look is one system call.
+/// Interval at which the daemon looks for changed addresses, by one system call. Its default of 5 s
+/// is too slow for a cable that is plugged in again.
 const IP_CHECK_SECS: u32 = 2;
-/// How long the daemon may take for an answer. It answers within milliseconds unless it is
-/// drowning.
+/// Time limit for an answer of the daemon. It takes milliseconds unless it is flooded.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Between the two goodbyes: the daemon repeats its goodbye after 120 ms.
+/// Wait between the two goodbyes: the daemon repeats its goodbye after 120 ms.
 const GOODBYE: Duration = Duration::from_millis(150);
 
-/// What the daemon's thread is doing.
+/// State of the mDNS daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MdnsHealth {
-    /// Switched off in the configuration.
     Off,
-    /// Announcing and listening.
     Running,
-    /// Resting, because somebody flooded the network; it starts again by itself.
+    /// Paused because the network was flooded; restarts by itself.
     Flooded,
-    /// It does not answer: it is being flooded faster than it can read.
+    /// Does not answer: it is flooded faster than it can read.
     Silent,
-    /// It could not be started; tried again by itself.
+    /// Could not be started; retried automatically.
     Failed,
 }
 
-/// What came out of the daemon.
+/// Event of the daemon.
 pub(super) enum Event {
-    /// An instance, with all the addresses known for it now.
+    /// An instance, with all of its currently known addresses.
     Resolved(Box<ResolvedService>),
-    /// It said goodbye, or ran out. The full service name.
+    /// The instance with this full service name said goodbye or expired.
     Removed(String),
-    /// The daemon closed the subscription, because we read too slowly.
+    /// The daemon closed the subscription because it was read too slowly.
     Ended,
 }
 
 pub(super) struct Mdns {
     daemon: ServiceDaemon,
     events: Receiver<ServiceEvent>,
-    /// Kept open: the daemon reports its errors here. Bounded by the crate.
+    /// Kept open, since the daemon reports its errors here. Bounded by the crate.
     monitor: Receiver<DaemonEvent>,
-    /// Full name of what is announced.
+    /// Full service name of the announcement.
     registered: Option<String>,
 }
 
@@ -103,22 +100,22 @@ impl Mdns {
         Ok(this)
     }
 
-    /// Announces a listener that is bound to `listen`; once more, if it was announced before.
+    /// Announces a listener bound to `listen`, also repeatedly.
     pub(super) fn announce(
         &mut self,
         announcement: &Announcement,
         listen: Option<IpAddr>,
     ) -> Result<(), DiscoveryError> {
         let instance = announcement.instance();
-        // Names come from the node's key: there is nobody to share one with, so the 750 ms
-        // of asking around first are saved, and nobody can take the name by being first.
-        // The host name is the instance's own too: a goodbye takes its addresses along, and
-        // another program on this machine must not lose them.
+        // Names derive from the node's key, so no other node shares one. Probing can be left out:
+        // it would take 750 ms, and would let another device take the name first. The host name is
+        // the instance's own as well: a goodbye also removes its addresses, which other programs on
+        // this machine must not lose.
         let host = format!("{instance}.local.");
         let failed = |error: mdns_sd::Error| DiscoveryError::Mdns(error.to_string());
         let txt = announcement.to_txt()?;
         let port = announcement.port;
-        // One address, or all that the machine has now and will have.
+        // One address, or all present and future addresses of the machine.
         let only: Vec<IpAddr> = listen
             .into_iter()
             .filter(|ip| !ip.is_unspecified())
@@ -146,8 +143,8 @@ impl Mdns {
         Ok(())
     }
 
-    /// Asks the network again. Everything in the daemon's cache is resolved once more, so
-    /// what is still there is confirmed.
+    /// Sends a new query. The daemon resolves its whole cache again, which confirms current
+    /// entries.
     pub(super) fn ask_again(&mut self) -> Result<(), DiscoveryError> {
         self.events = self
             .daemon
@@ -156,7 +153,7 @@ impl Mdns {
         Ok(())
     }
 
-    /// The next thing that it heard. Cancel-safe.
+    /// The next event. Cancel-safe.
     pub(super) async fn next(&self) -> Event {
         loop {
             match self.events.recv_async().await {
@@ -168,7 +165,7 @@ impl Mdns {
         }
     }
 
-    /// Whether it is well: the number of records and timers that it holds is within bounds.
+    /// Checks that the daemon answers and that its records and timers are within bounds.
     pub(super) async fn check(&self) -> MdnsHealth {
         for event in self.monitor.try_iter() {
             if let DaemonEvent::Error(error) = event {
@@ -195,7 +192,7 @@ impl Mdns {
         }
     }
 
-    /// Says goodbye twice and ends the daemon's thread.
+    /// Sends two goodbyes and ends the daemon's thread.
     pub(super) async fn shut_down(mut self) {
         if let Some(name) = self.registered.take() {
             let _ = self.daemon.unregister(&name);
@@ -208,13 +205,13 @@ impl Mdns {
 }
 
 impl Drop for Mdns {
-    /// The daemon's thread outlives its handles unless it is told to end. It says goodbye.
+    /// Ends the daemon's thread, which would outlive its handles. The daemon says goodbye.
     fn drop(&mut self) {
         let _ = self.daemon.shutdown();
     }
 }
 
-/// Reads what was resolved: what it says, and where, nearest first.
+/// Decodes a resolved service into the announcement and its endpoints, nearest first.
 pub(super) fn read(
     service: &ResolvedService,
     local: &Local,
@@ -244,7 +241,7 @@ pub(super) fn read(
     Ok((said, endpoints))
 }
 
-/// The interfaces that an address was heard on.
+/// Interfaces on which an address was received.
 fn interfaces(address: &ScopedIp) -> Vec<u32> {
     match address {
         ScopedIp::V4(v4) => v4.interface_ids().iter().map(|id| id.index).collect(),

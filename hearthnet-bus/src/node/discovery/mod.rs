@@ -1,20 +1,20 @@
-//! Finding other nodes: mDNS on the local network, and static peers where multicast is
+//! Discovery of other nodes: mDNS on the local network, and static peers where multicast is
 //! blocked.
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | what a node says of itself | [`Announcement`] | `announcement.rs` |
-//! | a peer that a person wrote down | [`StaticPeer`] | `static_peer.rs` |
-//! | this machine's addresses, near and far | [`Local`] | `local.rs` |
-//! | who may be where | [`AddressBook`] | `book.rs` |
+//! | mDNS announcement of a node | [`Announcement`] | `announcement.rs` |
+//! | configured peer | [`StaticPeer`] | `static_peer.rs` |
+//! | addresses of this machine, distances | [`Local`] | `local.rs` |
+//! | endpoints of all nodes | [`AddressBook`] | `book.rs` |
 //! | the mDNS daemon and its guard | [`MdnsHealth`] | `mdns.rs` |
-//! | all of it at work | [`Discovery`] | this file |
+//! | the running discovery | [`Discovery`] | this file |
 //!
 //! Normative for other implementations: `specs/discovery.md`.
 //!
-//! Nothing in here is proof. Whoever is on the network can announce any node id at any
-//! address; only the TLS handshake tells who answers. So what is found is called a [`Hint`],
-//! is bounded in number, and never displaces what is known better.
+//! Discovery proves nothing. Any device on the network can announce any node id at any address;
+//! only the TLS handshake proves the node. So a result is called a [`Hint`], the number of hints is
+//! bounded, and a hint never displaces better knowledge.
 
 mod announcement;
 mod book;
@@ -54,48 +54,48 @@ use mdns::{Event, Mdns};
 
 /// The UDP port of mDNS (RFC 6762).
 pub const MDNS_PORT: u16 = 5353;
-/// Static peers in one configuration.
+/// Upper bound of static peers in a configuration.
 pub const MAX_STATIC_PEERS: usize = 64;
 
-/// How often the daemon is counted, the book tidied, and this machine's addresses read.
+/// Interval at which the daemon is checked, the book expires entries, and this machine's addresses
+/// are read.
 const TICK: Duration = Duration::from_secs(1);
-/// How often the network is asked again. mDNS hints count for ten minutes.
+/// Interval of queries. mDNS hints are valid for ten minutes.
 const ASK_AGAIN: Duration = Duration::from_secs(4 * 60);
-/// When a node announces itself and asks once more, after it started or its addresses changed.
-/// What is sent while a link comes up may get lost: a switch that looks for loops first forwards
-/// nothing for up to half a minute, and the daemon does not answer on an interface on which
-/// its announcement failed, until it is told again.
+/// Delays of repeated announcements and queries after the start or a change of addresses. Packets
+/// may get lost while a link comes up: a switch with spanning tree forwards none for up to 30 s. The
+/// daemon also stays silent on an interface where its announcement failed, until the next one.
 const AGAIN_AFTER: [Duration; 4] = [
     Duration::from_secs(3),
     Duration::from_secs(8),
     Duration::from_secs(20),
     Duration::from_secs(45),
 ];
-/// [`Discovery::look_again`] does not ask more often than this.
+/// Minimum interval of queries by [`Discovery::look_again`].
 const ASK_AT_MOST: Duration = Duration::from_secs(2);
-/// How often the names of static peers are looked up.
+/// Interval at which the names of static peers are looked up.
 const LOOK_UP: Duration = Duration::from_secs(60);
-/// How long one look-up may take.
+/// Time limit of one look-up.
 const LOOK_UP_LIMIT: Duration = Duration::from_secs(5);
-/// First rest after a flood or a failure; doubled each time, up to [`LONGEST_REST`].
+/// First pause after a flood or a failure; doubled each time, up to [`LONGEST_REST`].
 const FIRST_REST: Duration = Duration::from_secs(5);
 const LONGEST_REST: Duration = Duration::from_secs(60);
-/// After this long without trouble the next rest is a short one again.
+/// After this long without trouble the next pause is the first one again.
 const CALM: Duration = Duration::from_secs(10 * 60);
 
-/// How to look for others.
+/// Settings of discovery.
 #[derive(Debug, Clone)]
 pub struct DiscoverySettings {
-    /// This node, which is not listed; `None`: nobody is left out.
+    /// This node, which is left out of the results.
     pub own: Option<NodeId>,
-    /// Only announcements of this community count; `None`: all.
+    /// Community whose announcements are accepted; `None`: all.
     pub community: Option<CommunityTag>,
-    /// Whether to use mDNS.
+    /// True to use mDNS.
     pub mdns: bool,
-    /// The address that the announced listener is bound to: only what reaches it is announced.
-    /// `None`, like `::`: every address of this machine; `0.0.0.0`: every IPv4 address.
+    /// Bound address of the announced listener; only addresses that reach it are announced. `None`,
+    /// like `::`: every address of this machine; `0.0.0.0`: every IPv4 address.
     pub listen: Option<IpAddr>,
-    /// UDP port of mDNS, [`MDNS_PORT`] unless in tests.
+    /// UDP port of mDNS; other than [`MDNS_PORT`] only in tests.
     pub mdns_port: u16,
     /// Names of the interfaces to use; empty: all.
     pub interfaces: Vec<String>,
@@ -117,28 +117,26 @@ impl Default for DiscoverySettings {
     }
 }
 
-/// Why discovery did not start.
+/// Cause of a failed start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiscoveryError {
-    /// What is to be announced is not sound.
+    /// The announcement is not valid.
     #[error("cannot announce this node: {0}")]
     Announcement(#[from] AnnouncementError),
-    /// The mDNS daemon could not be started or does not take orders.
+    /// The mDNS daemon could not be started, or refuses commands.
     #[error("mDNS does not work on this machine ({0}); list the peers in the configuration")]
     Mdns(String),
 }
 
-/// What was heard so far.
+/// Counters since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Announcements that count.
-    pub heard: u64,
     /// Announcements of other communities.
     pub foreign: u64,
-    /// Announcements that are none, by their first fault.
+    /// Invalid announcements, by their first problem.
     pub refused: BTreeMap<AnnouncementError, u64>,
-    /// How often the daemon was replaced because of a flood.
+    /// Restarts of the daemon because of floods.
     pub floods: u64,
 }
 
@@ -154,8 +152,8 @@ struct Shared {
     changed: watch::Sender<u64>,
 }
 
-/// Discovery at work. Clones are the same one; it ends when it is shut down, or with its
-/// last clone.
+/// Running discovery. Clones share it. It ends at [`Discovery::shutdown`], or when the last clone
+/// is dropped.
 #[derive(Clone)]
 pub struct Discovery {
     shared: Arc<Shared>,
@@ -163,15 +161,15 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Starts looking, and announcing if there is something to announce. The receiver's
-    /// value rises with every change of what is found.
+    /// Starts discovery, and announces the node if `announcement` is given. The receiver's value
+    /// increases with every change of the results.
     ///
     /// Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`DiscoveryError::Announcement`] if what is to be announced is not sound. A machine
-    /// on which mDNS does not work is no error: static peers still do, and
-    /// [`Discovery::health`] says so.
+    /// [`DiscoveryError::Announcement`] if the announcement is not valid. If mDNS does not work on
+    /// this machine, discovery starts without it, static peers are still found, and
+    /// [`Discovery::health`] returns [`MdnsHealth::Failed`].
     pub fn start(
         settings: DiscoverySettings,
         announcement: Option<Announcement>,
@@ -209,12 +207,12 @@ impl Discovery {
         Ok((Self { shared, orders }, changes))
     }
 
-    /// Everything that is known now.
+    /// All current hints.
     pub fn found(&self) -> Vec<Hint> {
         self.shared.book().hints(now_ms())
     }
 
-    /// Where to try for `node`, best first.
+    /// Endpoints of `node`, best first.
     pub fn endpoints(&self, node: &NodeId) -> Vec<SocketAddr> {
         self.shared.book().endpoints(node, now_ms())
     }
@@ -224,19 +222,17 @@ impl Discovery {
         self.shared.book().endpoints_by_source(node, now_ms())
     }
 
-    /// Where to try for `node` now, best first, without addresses that only it names and that did not
-    /// answer of late. They count as tried.
+    /// Endpoints to dial now for `node`, best first, without addresses that only the node claims
+    /// and that failed recently. They count as dialled.
     pub(crate) fn dialable(&self, node: &NodeId) -> Vec<SocketAddr> {
         self.shared.book().dialable(node, now_ms())
     }
 
-    /// This machine's addresses now.
     pub(crate) fn local(&self) -> Local {
         self.shared.book().local().clone()
     }
 
-    /// Where a listener of this machine on `port` can be reached, for invite codes and
-    /// `node.seen` events.
+    /// Endpoints of a listener of this machine on `port`, for invite codes and `node.seen` events.
     pub fn own_endpoints(&self, port: u16) -> Vec<SocketAddr> {
         self.shared.book().local().endpoints(port)
     }
@@ -268,23 +264,23 @@ impl Discovery {
         self.shared.book().failed(node, endpoint);
     }
 
-    /// Asks the network again soon, because somebody is missing. At most every 2 seconds.
+    /// Queries the network soon, because a node is missing. At most once in 2 s.
     pub fn look_again(&self) {
-        // A full inbox has such an order in it, or is about to be read.
+        // A full inbox contains this order already, or is about to be read.
         let _ = self.orders.try_send(Order::LookAgain);
     }
 
-    /// How mDNS does.
+    /// State of mDNS.
     pub fn health(&self) -> MdnsHealth {
         *self.shared.health.lock()
     }
 
-    /// What was heard so far.
+    /// Counters since the start.
     pub fn counts(&self) -> Counts {
         self.shared.counts.lock().clone()
     }
 
-    /// Says goodbye and stops. What was found stays readable.
+    /// Sends the goodbye and stops. The results stay readable.
     pub async fn shutdown(&self) {
         let (answer, done) = oneshot::channel();
         if self.orders.send(Order::Stop(answer)).await.is_ok() {
@@ -303,23 +299,23 @@ impl Shared {
     }
 }
 
-/// The task behind [`Discovery`].
+/// Task of a [`Discovery`].
 struct Shell {
     settings: DiscoverySettings,
     announcement: Option<Announcement>,
     shared: Arc<Shared>,
     mdns: Option<Mdns>,
-    /// When the network was last asked.
+    /// Time of the last query.
     asked: Instant,
-    /// When the daemon started, or this machine's addresses last changed.
+    /// Time of the daemon's start, or of the last change of this machine's addresses.
     moved: Instant,
-    /// How many of [`AGAIN_AFTER`] have passed since.
+    /// Number of delays of [`AGAIN_AFTER`] that have passed since.
     said_again: usize,
-    /// How long the next rest is.
+    /// Length of the next pause.
     rest: Duration,
-    /// When the daemon is to be started again.
+    /// End of the current pause.
     rest_until: Option<Instant>,
-    /// When it last had to rest.
+    /// Start of the last pause.
     trouble: Option<Instant>,
 }
 
@@ -377,7 +373,7 @@ impl Shell {
         }
     }
 
-    /// Throws the daemon away, and starts another one later.
+    /// Drops the daemon; another one is started after a pause.
     fn take_a_rest(&mut self, why: MdnsHealth) {
         let now = Instant::now();
         if self
@@ -398,7 +394,7 @@ impl Shell {
         self.said_again = 0;
     }
 
-    /// Announces and asks once more when [`AGAIN_AFTER`] says so.
+    /// Repeats the announcement and the query if a delay of [`AGAIN_AFTER`] has passed.
     fn say_again(&mut self) {
         let due = AGAIN_AFTER.get(self.said_again);
         if due.is_none_or(|after| self.moved.elapsed() < *after) {
@@ -420,11 +416,11 @@ impl Shell {
         }
     }
 
-    /// Takes in what the daemon heard.
+    /// Processes an event of the daemon.
     fn take(&mut self, event: Event) {
         match event {
             Event::Ended => {
-                // Too much came at once. What is left in the cache comes again.
+                // Too many events at once. A new query repeats what is left in the cache.
                 if self.asked.elapsed() >= ASK_AT_MOST {
                     self.ask_again();
                 } else {
@@ -454,7 +450,6 @@ impl Shell {
                         counts.foreign += 1;
                     }
                     Ok((said, endpoints)) => {
-                        counts.heard += 1;
                         let changed = book.heard(&said, &endpoints, now_ms());
                         drop((book, counts));
                         if changed {
@@ -503,7 +498,7 @@ impl Shell {
     }
 }
 
-/// Keeps the book informed of where static peers are. Ends with the discovery it serves.
+/// Keeps the endpoints of static peers in the book current. Ends with its discovery.
 async fn look_up_static_peers(
     shared: std::sync::Weak<Shared>,
     settings: DiscoverySettings,
@@ -548,7 +543,7 @@ async fn look_up_static_peers(
             strong.bump();
         }
         drop(strong);
-        // The channel closes with the last handle: no need to wait a minute to notice.
+        // The channel closes with the last handle, which ends the wait early.
         let mut ended = ended.clone();
         let gone = async { while ended.changed().await.is_ok() {} };
         if tokio::time::timeout(LOOK_UP, gone).await.is_ok() {

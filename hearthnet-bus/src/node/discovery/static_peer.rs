@@ -1,4 +1,4 @@
-//! Peers that a person wrote into the configuration, for networks without multicast.
+//! Static peers from the configuration, for networks without multicast.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
@@ -7,10 +7,10 @@ use std::str::FromStr;
 use super::local::Local;
 use crate::{NodeId, NodeIdError};
 
-/// Bytes of a host name (RFC 1035 section 2.3.4).
+/// Longest host name, in bytes (RFC 1035 section 2.3.4).
 const MAX_HOST: usize = 253;
 
-/// Where a peer is, as a person wrote it: `HOST:PORT` or `HOST:PORT#NODE`.
+/// Address of a peer as written in the configuration: `HOST:PORT` or `HOST:PORT#NODE`.
 ///
 /// ```
 /// # use hearthnet_bus::discovery::StaticPeer;
@@ -30,16 +30,16 @@ pub struct StaticPeer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
     Ip(IpAddr),
-    /// A link-local address and the interface it belongs to, by name or number.
+    /// A link-local address and its interface, by name or number.
     Scoped(Ipv6Addr, String),
     Name(String),
 }
 
-/// Why a text does not say where a peer is.
+/// Why a text is not a static peer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StaticPeerError {
-    /// There is no `:PORT` at the end, or the port is not 1 to 65535.
+    /// No `:PORT` at the end, or the port is not 1 to 65535.
     #[error(
         "a peer is written HOST:PORT, with a port from 1 to 65535; an IPv6 address goes into brackets, as in [fd00::1]:7071"
     )]
@@ -47,13 +47,12 @@ pub enum StaticPeerError {
     /// The host is neither an address nor a name.
     #[error("{0:?} is neither an IP address nor a host name")]
     Host(String),
-    /// What follows `#` is not a node id.
+    /// The text after `#` is not a node id.
     #[error("after the # the peer's node id is expected: {0}")]
     Node(#[from] NodeIdError),
 }
 
 impl StaticPeer {
-    /// A peer at an address.
     pub fn new(endpoint: SocketAddr, node: Option<NodeId>) -> Self {
         let host = match endpoint {
             SocketAddr::V6(v6) if v6.scope_id() != 0 => {
@@ -68,13 +67,13 @@ impl StaticPeer {
         }
     }
 
-    /// Who must answer there; `None`: whoever does, if it is a member.
+    /// Expected node id; `None` accepts any member at this address.
     pub fn node(&self) -> Option<NodeId> {
         self.node
     }
 
-    /// The address, where it needs no lookup; for a name, `None`. An interface that this
-    /// machine does not have now gives an empty list.
+    /// The address, or `None` for a host name, which needs a look-up. Empty if this machine has no
+    /// such interface now.
     pub(super) fn literal(&self, local: &Local) -> Option<Vec<SocketAddr>> {
         match &self.host {
             Host::Ip(ip) => Some(vec![SocketAddr::new(*ip, self.port)]),
@@ -89,7 +88,7 @@ impl StaticPeer {
         }
     }
 
-    /// What is to be looked up, for a name.
+    /// Name and port to look up; `None` for an address.
     pub(super) fn name(&self) -> Option<(&str, u16)> {
         match &self.host {
             Host::Name(name) => Some((name, self.port)),
@@ -125,7 +124,7 @@ impl FromStr for StaticPeer {
             }
             None => match host.parse::<IpAddr>() {
                 Ok(IpAddr::V4(ip)) => Host::Ip(ip.into()),
-                // An address without brackets: its last group would be taken for the port.
+                // An IPv6 address without brackets: its last group would be read as the port.
                 Ok(IpAddr::V6(_)) => return Err(StaticPeerError::Port),
                 Err(_) if is_name(host) => Host::Name(host.to_owned()),
                 Err(_) => return Err(wrong()),
@@ -149,12 +148,12 @@ impl fmt::Display for StaticPeer {
     }
 }
 
-/// A port is digits only, in one spelling: no sign, no leading zero.
+/// True unless the port is in canonical form: digits only, no leading zero.
 fn port_is_odd(place: &str, port: u16) -> bool {
     !place.ends_with(&format!(":{port}"))
 }
 
-/// An interface's name or number, as Linux allows them.
+/// True for an interface's name or number, as Linux allows them.
 fn is_scope(text: &str) -> bool {
     (1..=15).contains(&text.len())
         && text
@@ -162,7 +161,8 @@ fn is_scope(text: &str) -> bool {
             .all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'[' | b']' | b'%'))
 }
 
-/// Letters, digits, `-`, `_` and dots, as resolvers take them; not a mistyped IPv4 address.
+/// True for letters, digits, `-`, `_` and dots, as resolvers accept them, with at least one letter:
+/// a mistyped IPv4 address is not a name.
 fn is_name(host: &str) -> bool {
     (1..=MAX_HOST).contains(&host.len())
         && host
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_peer_is_refused_with_its_reason() {
+    fn an_invalid_peer_is_refused_with_its_reason() {
         let reason = |text: &str| text.parse::<StaticPeer>().unwrap_err();
         for text in [
             "",
@@ -229,7 +229,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_parses_prints_the_same_again(text in "\\PC{0,40}") {
+        fn a_parsed_peer_round_trips(text in "\\PC{0,40}") {
             if let Ok(peer) = text.parse::<StaticPeer>() {
                 prop_assert_eq!(peer.to_string().parse::<StaticPeer>().unwrap(), peer);
             }

@@ -1,7 +1,7 @@
-//! Discovery at work, over real multicast on the loopback interface and on a port of its
-//! own: nothing leaves this machine, and no other mDNS program takes part.
+//! Tests of discovery over real multicast on the loopback interface, on a separate port, so that no
+//! packet leaves this machine and no other mDNS program takes part.
 //!
-//! `tests/discovery_lab.rs` does the same between machines, in network namespaces.
+//! `tests/discovery_lab.rs` tests discovery between machines, in network namespaces.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::NodeKey;
 
-/// How long anything may take. Announcements take a second, goodbyes another.
+/// Time limit of each wait. An announcement takes a second, a goodbye another.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn node(n: u8) -> NodeId {
@@ -22,7 +22,7 @@ fn tag(n: u8) -> CommunityTag {
     CommunityTag::of(&[n; 32])
 }
 
-/// A port for one test: free for UDP now, and shared by all daemons of the test.
+/// A UDP port that is free now, shared by all daemons of the test.
 fn mdns_port() -> u16 {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.local_addr().unwrap().port()
@@ -47,7 +47,7 @@ fn announcement(n: u8, port: u16) -> Announcement {
     }
 }
 
-/// Waits until `is` holds of what was found.
+/// Waits until `is` holds for the results.
 async fn until(
     discovery: &Discovery,
     changes: &mut watch::Receiver<u64>,
@@ -67,7 +67,7 @@ fn lists(found: &[Hint], n: u8) -> bool {
     found.iter().any(|hint| hint.node == Some(node(n)))
 }
 
-/// Waits for something that no change announces.
+/// Polls a condition that sends no change notification.
 async fn poll(mut is: impl FnMut() -> bool, what: impl Fn() -> String) {
     let held = tokio::time::timeout(PATIENCE, async {
         while !is() {
@@ -202,11 +202,11 @@ async fn static_peers_are_listed_without_mdns() {
     assert_eq!(discovery.endpoints(&node(5)), [first]);
 }
 
-/// Somebody on the same network who says whatever they like.
+/// A device on the same network that sends forged announcements.
 struct Stranger {
     socket: UdpSocket,
     group: SocketAddr,
-    /// How long its records count, in seconds.
+    /// Time to live of its records, in seconds.
     ttl: u32,
 }
 
@@ -240,7 +240,7 @@ impl Stranger {
     }
 
     fn send(&self, packet: &[u8]) {
-        // A full socket is not what is tested here.
+        // A full socket does not matter here.
         let _ = self.socket.send_to(packet, self.group);
     }
 }
@@ -307,7 +307,7 @@ async fn hostile_announcements_are_refused_each_for_its_fault() {
         let missing = wanted.iter().filter(|fault| !refused.contains_key(fault));
         missing.copied().collect()
     };
-    // Multicast is lost now and then: said again until it was heard.
+    // Multicast packets may get lost: repeat until all are received.
     let mut round = 0;
     poll(
         || {
@@ -337,7 +337,7 @@ async fn hostile_announcements_are_refused_each_for_its_fault() {
                     7005,
                     &txt_of(&world),
                 );
-                // Not DNS at all, and DNS that ends too early.
+                // A packet that is not DNS, and truncated DNS.
                 stranger.send(&[0xFF; 900]);
                 stranger.send(&[
                     0, 0, 0x84, 0, 0xFF, 0xFF, 0xFF, 0xFF, 0, 0, 0, 0, 0xC0, 0x0C,
@@ -356,7 +356,7 @@ async fn hostile_announcements_are_refused_each_for_its_fault() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_went_without_a_goodbye_goes_stale() {
+async fn a_node_without_a_goodbye_expires() {
     let port = mdns_port();
     let (a, mut changes) = Discovery::start(settings(1, port), None).unwrap();
     let mut stranger = Stranger::new(port);
@@ -389,7 +389,7 @@ async fn a_flood_stays_bounded_leaves_members_alone_and_passes() {
 
     let stranger = Stranger::new(port);
     let mut sent = 0_u32;
-    // At least 6,000 announcements, each of another node, and until the guard steps in.
+    // At least 6,000 announcements of different nodes, until the guard acts.
     poll(
         || {
             for _ in 0..500 {
@@ -403,7 +403,7 @@ async fn a_flood_stays_bounded_leaves_members_alone_and_passes() {
                 sent += 1;
                 assert!(a.found().len() <= MAX_STRANGERS + 1);
             }
-            // Time for the listener: what the socket drops is no test of it.
+            // `poll` waits between rounds: packets that the socket drops test nothing.
             sent >= 6000 && a.counts().floods > 0
         },
         || format!("the guard did not step in: {:?}", a.counts()),
@@ -415,7 +415,7 @@ async fn a_flood_stays_bounded_leaves_members_alone_and_passes() {
     );
     assert!(before.iter().all(|at| a.endpoints(&node(2)).contains(at)));
 
-    // Once it is over, a member that was never heard before is found.
+    // After the flood, a new member is found.
     let (c, _) = Discovery::start(settings(3, port), Some(announcement(3, 7003))).unwrap();
     until(&a, &mut changes, |found| lists(found, 3)).await;
     assert_eq!(a.health(), MdnsHealth::Running);

@@ -1,4 +1,4 @@
-//! What can have happened.
+//! Events of the flight record.
 
 use crate::NodeId;
 use hearthnet_transport::Code;
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{Name, PipelineId, SessionId};
 
-/// Something that happened to a pipeline, a stream, a session or a node. Codes, ids and
-/// numbers, and nothing that a user wrote or read.
+/// An event of a pipeline, a stream, a session or a node. It holds codes, ids and numbers, and no
+/// text of a user.
 ///
-/// Written in JSON as an object with the field `kind`; of another node's events, those of a
-/// kind that this version does not know become [`Event::Unknown`].
+/// In JSON it is an object with the field `kind`. An unknown kind from another node becomes
+/// [`Event::Unknown`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -18,300 +18,246 @@ pub enum Event {
     // The caller's side.
     /// A route was found and all of its streams are open.
     PipelineBuilt {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Hosts in a row; 0 when this machine runs all layers.
+        /// Number of hosts in the route; 0 if this machine runs all layers.
         hosts: u32,
-        /// From looking for hosts to the last stream, in milliseconds.
+        /// Time from the search for hosts to the last open stream, in milliseconds.
         ms: u64,
     },
-    /// A host was asked to run layers: what ties the host's stream to the pipeline.
+    /// A host was asked to open a stream. Ties the host's stream to the pipeline.
     StreamAsked {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Node id of the host.
         host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        /// In which session.
         session: SessionId,
-        /// The stream's number there.
         stream: u32,
-        /// Its epoch.
         epoch: u32,
     },
-    /// The host said that the stream is open.
+    /// The host has opened the stream.
     StreamReady {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Node id of the host.
         host: NodeId,
-        /// In which session.
         session: SessionId,
-        /// The stream's number there.
         stream: u32,
-        /// Its epoch.
         epoch: u32,
     },
-    /// A host's part of an answer did not come, or came wrong, or was refused.
+    /// A host's step result was missing, wrong or refused.
     HostFailed {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Node id of the host.
         host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        /// What went wrong, `pipeline_stalled` and `degraded` among them.
+        /// Cause, for example `pipeline_stalled` or `degraded`.
         code: Code,
     },
-    /// A host gave this pipeline's stream up for want of memory; it is opened again later.
+    /// A host preempted this pipeline's stream for lack of memory. It is opened again later.
     HostPreempted {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Node id of the host.
         host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
-    /// The layers of a host run elsewhere, and the answer has gone on.
+    /// The layers of a host run elsewhere, and the answer has continued.
     FailedOver {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Who ran them before; absent when they were taken over by this machine.
+        /// Former host; absent if this machine had taken the layers over.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         host: Option<NodeId>,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        /// What was the reason: of a failure, or `leaving`.
+        /// Code of the failure, or `leaving`.
         code: Code,
-        /// Hosts that took over; 0 when this machine did.
+        /// Number of replacing hosts; 0 if this machine takes over.
         replacements: u32,
-        /// Positions that were computed again.
+        /// Positions that were recomputed.
         replayed: u32,
-        /// From noticing to the next row, in milliseconds.
+        /// Time from the detection to the next row, in milliseconds.
         ms: u64,
     },
-    /// An answer to a step of an earlier epoch came, and was dropped.
+    /// A result of an earlier epoch arrived and was dropped.
     StaleAnswer {
-        /// Id of the pipeline.
         pipeline: PipelineId,
-        /// Node id of the host.
         host: NodeId,
     },
-    /// A host said that it will end its sessions.
+    /// A host announced that it will end its sessions.
     HostLeaving {
-        /// Node id of the host.
         host: NodeId,
-        /// How long streams go on there at most, in milliseconds.
+        /// Longest time that streams may continue there, in milliseconds.
         within_ms: u64,
     },
     /// An answer is complete.
     Answered {
-        /// By which.
         pipeline: PipelineId,
         /// Tokens of the prompt.
         prompt_tokens: u32,
-        /// Those of them that were not run again.
+        /// Prompt tokens that were not recomputed.
         cached_tokens: u32,
         /// Tokens of the answer.
         completion_tokens: u32,
-        /// From the request to the end, in milliseconds.
+        /// Time from the request to the end, in milliseconds.
         ms: u64,
     },
-    /// An answer ended unfinished.
+    /// An answer ended early.
     Aborted {
-        /// Id of the pipeline.
         pipeline: PipelineId,
         /// The cause, as a code of the protocol.
         code: Code,
     },
-    /// Whoever had asked gave up.
+    /// The client cancelled the request.
     Cancelled {
-        /// On which.
         pipeline: PipelineId,
     },
-    /// Its streams were closed.
+    /// The pipeline's streams were closed.
     PipelineEnded {
-        /// Id of the pipeline.
         pipeline: PipelineId,
     },
 
     // The host's side.
-    /// The host takes callers.
+    /// The host accepts callers.
     ShardServing {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
-    /// The host was told to stop, and takes nothing new.
+    /// The host was told to stop, and accepts no new streams.
     ShardLeaving {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        /// Streams that are open.
         streams: u32,
-        /// How long they may go on, in milliseconds.
+        /// Longest time that streams may continue, in milliseconds.
         within_ms: u64,
     },
     /// The host has stopped.
     ShardStopped {
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        /// Streams that were cut off.
+        /// Streams that were aborted.
         cut: u32,
     },
     /// The layers' weights are in memory.
     WeightsLoaded {
-        /// What they take.
         bytes: u64,
     },
-    /// The weights were put away for want of use.
+    /// Idle weights were unloaded.
     WeightsEvicted {},
-    /// A caller's session began.
     SessionBegan {
-        /// Id of the session.
         session: SessionId,
-        /// Node id of the peer.
         peer: NodeId,
-        /// `pipeline`, or what else sessions are for.
+        /// `pipeline`, or another purpose of sessions.
         purpose: Name,
     },
-    /// It ended.
     SessionEnded {
-        /// Id of the session.
         session: SessionId,
-        /// Node id of the peer.
         peer: NodeId,
-        /// Why, as closing codes spell it.
+        /// Close code.
         code: Code,
-        /// Whether this side ended it.
+        /// True if this side ended it.
         by_us: bool,
     },
     /// A stream was opened for a caller.
     StreamOpened {
-        /// In which session.
         session: SessionId,
-        /// Node id of the peer.
         peer: NodeId,
-        /// The caller's number of it.
         stream: u32,
-        /// Its epoch.
         epoch: u32,
-        /// First and last layer that it runs through.
+        /// First and last layer of the stream.
         layers: (u32, u32),
     },
-    /// A stream, or a step of one that is over, was refused.
+    /// A stream, or a step of a closed stream, was refused.
     StreamRefused {
-        /// In which session.
         session: SessionId,
-        /// Node id of the peer.
         peer: NodeId,
-        /// The caller's number of it.
         stream: u32,
-        /// Its epoch.
         epoch: u32,
         /// The cause, as a code of the protocol.
         code: Code,
     },
     /// A stream ended.
     StreamEnded {
-        /// In which session.
         session: SessionId,
-        /// Node id of the peer.
         peer: NodeId,
-        /// The caller's number of it.
         stream: u32,
-        /// Its epoch.
         epoch: u32,
         /// `closed` by the caller, `session_ended` with its session, or the host's reason.
         code: Code,
-        /// Steps that were answered.
+        /// Answered steps.
         steps: u64,
-        /// Rows that came for it.
+        /// Received rows.
         rows: u64,
     },
 
     // The node's side.
-    /// The program runs as a node of its community.
+    /// The program started as a node of its community.
     NodeStarted {},
-    /// Another node is connected.
     PeerConnected {
-        /// Node id of the peer.
         peer: NodeId,
     },
-    /// Another node is not connected any more.
     PeerLost {
-        /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Code,
     },
-    /// Another node could not be reached, or did not let this one in.
+    /// A dialled node could not be reached, or refused this one.
     PeerUnreachable {
-        /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Code,
     },
-    /// A node showed its key and was not let in.
+    /// A node proved or claimed a key that was refused.
     PeerRefused {
-        /// Node id of the peer.
         peer: NodeId,
         /// The cause, as a code of the protocol.
         code: Code,
     },
-    /// A member offers layers.
+    /// A member advertises layers.
     AdvertSeen {
-        /// Node id of the peer.
         peer: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
     },
-    /// It does not any more.
+    /// A member's advertisement ended.
     AdvertGone {
-        /// Node id of the peer.
         peer: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
         /// `withdrawn`, `expired` or `revoked`.
         code: Code,
     },
-    /// The community sent a member away.
+    /// A member was revoked.
     Revoked {
-        /// Node id of the peer.
         peer: NodeId,
     },
-    /// Somebody connected and did not become anybody's session: what is no TLS, and the like.
+    /// A connection ended before a session, for example because it was not TLS.
     ConnectionRefused {
         /// The cause, as a code of the protocol.
         code: Code,
     },
 
-    /// Of a kind that this version does not know.
+    /// A kind that this version does not know.
     #[serde(other)]
     Unknown,
 }
 
-/// Events that share a part of the ring. Each part is bounded by itself, so that no flood of
-/// one kind washes another away: least of all what strangers can cause.
+/// Part of the ring in which an event is kept. Each part has its own bounds, so that a flood of one
+/// class, above all of strangers, does not displace another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // The ring has a part for each.
 pub enum Class {
-    /// What callers on this machine asked for.
+    /// Events of pipelines of this machine.
     Pipelines,
-    /// What callers of this host did.
+    /// Events of callers of this host.
     Host,
-    /// Members, who is there and what they offer; starts and stops.
+    /// Members and their advertisements; starts and stops.
     Node,
-    /// What those can cause who are not admitted.
+    /// Events that peers without admission can cause.
     Strangers,
 }
 
 impl Class {
-    /// All of them.
     pub(super) const ALL: [Self; 4] = [Self::Pipelines, Self::Host, Self::Node, Self::Strangers];
 }
 
 impl Event {
-    /// Which part of the ring it belongs to.
     pub fn class(&self) -> Class {
         match self {
             Self::PipelineBuilt { .. }
@@ -348,8 +294,8 @@ impl Event {
         }
     }
 
-    /// Whether a caller of a host may hear of it from that host: what that caller did there and
-    /// what was done to it, and what befell the host as a whole. Not who else was there.
+    /// True if `caller` may read the event in a host's record: the caller's own sessions and
+    /// streams, and events of the host as a whole. Events of other callers are excluded.
     pub fn concerns(&self, caller: &NodeId) -> bool {
         match self {
             Self::SessionBegan { peer, .. }
@@ -363,13 +309,13 @@ impl Event {
             | Self::ShardStopped { .. }
             | Self::WeightsLoaded { .. }
             | Self::WeightsEvicted {} => true,
-            // What the host asks of others, whom it knows, and whatever is added here.
+            // Events of the host's own calls, and every kind added later.
             _ => false,
         }
     }
 
-    /// The pipeline that it names, if it does. Host events name none: they are joined by
-    /// session, stream and epoch, see [`Event::StreamAsked`].
+    /// The pipeline that the event names. Host events name none: they are joined by session, stream
+    /// and epoch, see [`Event::StreamAsked`].
     pub fn pipeline(&self) -> Option<PipelineId> {
         match self {
             Self::PipelineBuilt { pipeline, .. }
@@ -387,7 +333,7 @@ impl Event {
         }
     }
 
-    /// Bytes of names that it holds beside its own size.
+    /// Heap bytes of the event's names.
     pub(super) fn name_bytes(&self) -> usize {
         match self {
             Self::StreamAsked { shard, .. }

@@ -1,4 +1,4 @@
-//! Ids and names as events hold them: short, and harmless wherever they are printed.
+//! Ids and names in events: short, and safe to print.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,13 @@ use crate::now_ms;
 /// Longest [`Name`], in bytes. Shard ids of the catalogue have about 40.
 pub const MAX_NAME_BYTES: usize = 80;
 
-/// A shard id, a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters, none
-/// of them a space. What does not fit is replaced by `?` or cut off; so no name can move a
-/// cursor, colour a terminal or pass for two.
+/// Name of a shard or a purpose: at most [`MAX_NAME_BYTES`] printable ASCII characters without
+/// spaces. Other characters become `?`, and the rest is cut off, so that a name cannot control a
+/// terminal or look like two names.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(Box<str>);
 
 impl Name {
-    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -51,28 +50,28 @@ impl Serialize for Name {
 }
 
 impl<'de> Deserialize<'de> for Name {
-    /// What another node calls a name is made into one.
+    /// Sanitises a name from another node.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Self::from(String::deserialize(deserializer)?.as_str()))
     }
 }
 
-/// One sequence on a chain of hosts, as its caller calls it: 48 bits of time in milliseconds
-/// and 80 random ones, printed as a ULID of 26 characters. Hosts never hear it.
+/// Id of one sequence on a chain of hosts, chosen by its caller: 48 bits of time in milliseconds
+/// and 80 random bits, printed as a ULID of 26 characters. It is not sent to hosts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PipelineId(Ulid);
 
 impl PipelineId {
-    /// A new one.
+    /// A new id.
     pub fn draw() -> Self {
         let mut random = [0; 16];
-        // Without randomness the time has to do: an id decides nothing.
+        // Without randomness the time alone must do; ids have no security function.
         let _ = getrandom::fill(&mut random);
         Self::from_parts(now_ms(), u128::from_le_bytes(random))
     }
 
-    /// The id of these parts; of `random`, the low 80 bits count.
+    /// The id of these parts, with the low 80 bits of `random`.
     pub(crate) fn from_parts(unix_ms: u64, random: u128) -> Self {
         Self(Ulid::from_parts(unix_ms, random))
     }
@@ -90,7 +89,6 @@ impl fmt::Debug for PipelineId {
     }
 }
 
-/// The text is not a pipeline id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a pipeline id has 26 letters and digits; copy it from the output of `diagnose`")]
 pub struct PipelineIdError;
@@ -105,15 +103,15 @@ impl FromStr for PipelineId {
     }
 }
 
-/// A tensor session, by a name that both of its sides know without telling each other: the
-/// first 8 bytes of the SHA-256 of the session token in HELLO, which is good for one session.
-/// Printed as 16 hex digits. It opens nothing: a token that was used is worth nothing.
+/// Id of a tensor session, which both sides derive without exchanging it: the first 8 bytes of the
+/// SHA-256 of the session token in HELLO, which is valid for one session. Printed as 16 hex digits.
+/// It grants nothing, since a used token is no longer valid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(#[serde(with = "hex")] [u8; 8]);
 
 impl SessionId {
-    /// The session that this token opens.
+    /// Id of the session that `token` opens.
     pub fn of_token(token: &[u8]) -> Self {
         let digest: [u8; 32] = Sha256::digest(token).into();
         let [a, b, c, d, e, f, g, h, ..] = digest;

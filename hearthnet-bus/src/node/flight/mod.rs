@@ -1,4 +1,4 @@
-//! The flight recorder: what happened on this node of late, kept in memory.
+//! The flight recorder: recent events of this process, in memory.
 //!
 //! ```
 //! use hearthnet_bus::flight::{self, Event, PipelineId};
@@ -7,21 +7,21 @@
 //! flight::record(Event::Aborted { pipeline, code: "shard_unavailable".into() });
 //! ```
 //!
-//! One ring for the whole process, bounded in events and bytes; the oldest go first. What it
-//! holds are codes, ids and numbers, which the types see to: an [`Event`] has no field that
-//! could hold a text of a user, a token or a row. `specs/flight-record.md` is the normative
-//! text, and says who may read it: it tells who worked with whom, and when.
+//! There is one ring per process, bounded in events and bytes; the oldest are dropped first. The
+//! types make sure that it holds only codes, ids and numbers: no field of an [`Event`] can hold a
+//! user's text, a token or a row. `specs/flight-record.md` is the normative text. It limits the
+//! readers, because the record shows which nodes worked together, and when.
 //!
 //! | concept | where |
 //! |---|---|
-//! | what can have happened | [`Event`], `event.rs` |
-//! | ids and names in it | `ids.rs` |
-//! | what is kept of it | `ring.rs` (pure) |
-//! | how other nodes get it | `share.rs` |
-//! | several nodes' records as one | `timeline.rs` (pure) |
+//! | events | [`Event`], `event.rs` |
+//! | ids and names in events | `ids.rs` |
+//! | the ring | `ring.rs` (pure) |
+//! | reading another node's record | `share.rs` |
+//! | merging several nodes' records | `timeline.rs` (pure) |
 //!
-//! Recording takes the lock of the ring for as long as it takes to move the event; events are
-//! as frequent as streams and sessions are, never as steps.
+//! Recording locks the ring while the event is moved in. Events are as frequent as streams and
+//! sessions, not as steps.
 
 mod event;
 mod ids;
@@ -48,20 +48,19 @@ pub use timeline::{Clock, Entry, merge, of_pipeline};
 
 static RING: LazyLock<Mutex<Ring>> = LazyLock::new(|| {
     let mut run = [0; 8];
-    // Without randomness two runs look like one; the clock still tells them apart.
+    // Without randomness two runs have the same number; the clock still distinguishes them.
     let _ = getrandom::fill(&mut run);
     Mutex::new(Ring::new(u64::from_le_bytes(run), now()))
 });
 
-/// Takes note of an event, as of now.
+/// Records an event with the current time.
 pub fn record(event: Event) {
     let mut ring = RING.lock();
-    // Under the lock, so that what has the later number is not dated earlier.
+    // Read under the lock, so that times are in the order of the numbers.
     ring.push(now(), event);
 }
 
-/// Takes note of a key that was shown and not let in. Whether it is its owner who showed it may
-/// not be known yet.
+/// Records a key that was refused. The peer may not have proved that it owns the key.
 pub fn peer_refused(key: NodeId, code: CloseCode) {
     record(Event::PeerRefused {
         peer: key,
@@ -69,8 +68,7 @@ pub fn peer_refused(key: NodeId, code: CloseCode) {
     });
 }
 
-/// Takes note of a connection that nothing came of, unless it belongs to a key that was
-/// [refused](peer_refused).
+/// Records a connection that ended before a session, except those of a [refused key](peer_refused).
 pub fn connection_refused(why: &RefusedConnection) {
     let told = match why {
         RefusedConnection::Path { code, .. } => *code == CloseCode::ConnectionLimit,
@@ -83,14 +81,14 @@ pub fn connection_refused(why: &RefusedConnection) {
     }
 }
 
-/// What is kept from the record `from` on that happened at or after `since_unix_ms`, as much
-/// of it as fits into one page; for a caller, what [concerns](Event::concerns) it.
+/// A page of the records from number `from` on that happened at or after `since_unix_ms`. With
+/// `caller`, only events that [concern](Event::concerns) it.
 pub fn page(from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
     let at = now();
     RING.lock().page(at, from, since_unix_ms, caller)
 }
 
-/// The clocks of this machine.
+/// The current time, by both clocks.
 pub fn now() -> Stamp {
     Stamp {
         unix_ms: now_ms(),
@@ -98,7 +96,7 @@ pub fn now() -> Stamp {
     }
 }
 
-/// Counts on while the machine sleeps, so that what was before stays as long ago as it is.
+/// Includes time in suspend, so that ages of earlier events stay right.
 #[cfg(target_os = "linux")]
 fn monotonic() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

@@ -1,4 +1,4 @@
-//! What is kept: the last events of each class, in one order.
+//! Ring of the last events of each class, with one numbering.
 
 use std::collections::VecDeque;
 
@@ -7,36 +7,34 @@ use serde::{Deserialize, Serialize};
 use super::event::{Class, Event};
 use crate::NodeId;
 
-/// Most records of one page.
+/// Upper bound of records per page.
 pub const MAX_PAGE_RECORDS: usize = 256;
 
-/// Most bytes of records that one page holds, as the ring counts them. JSON makes up to five
-/// times as much of a record; a message of the bus carries 256 KiB.
+/// Upper bound of record bytes per page, as the ring counts them. JSON takes up to five times as
+/// many; a message of the bus has at most 256 KiB.
 pub const MAX_PAGE_BYTES: usize = 40 * 1024;
 
-/// A moment, by both clocks of a machine.
+/// A point in time, by both clocks of a machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(clippy::exhaustive_structs)] // Two clocks, and no third.
+#[allow(clippy::exhaustive_structs)] // Complete by design.
 pub struct Stamp {
-    /// Unix time in milliseconds, as far as the machine is set right.
+    /// Unix time in milliseconds, by the machine's adjustable clock.
     pub unix_ms: u64,
-    /// Microseconds of a clock that nobody sets and that goes on in sleep, from an arbitrary
-    /// beginning.
+    /// Microseconds of a monotonic clock that runs during suspend, from an arbitrary start.
     pub mono_us: u64,
 }
 
-/// An event as it is kept.
+/// A recorded event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(clippy::exhaustive_structs)] // What is kept of an event, whatever it is.
+#[allow(clippy::exhaustive_structs)] // Part of the wire format.
 pub struct Record {
-    /// Its number in this run of the program, from 1.
+    /// Number within this run of the program, from 1.
     pub seq: u64,
-    /// When it happened, or happened first.
+    /// Time of the first occurrence.
     pub at: Stamp,
-    /// How often in a row, if more than once.
+    /// Number of consecutive occurrences.
     #[serde(default = "once", skip_serializing_if = "is_once")]
     pub times: u32,
-    /// What happened.
     pub event: Event,
 }
 
@@ -44,34 +42,33 @@ fn once() -> u32 {
     1
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // As serde asks for it.
+#[allow(clippy::trivially_copy_pass_by_ref)] // Signature required by serde.
 fn is_once(times: &u32) -> bool {
     *times == 1
 }
 
-/// A piece of a node's record, as one answer carries it.
+/// A page of a node's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(clippy::exhaustive_structs)] // Read field by field by whoever collects.
+#[allow(clippy::exhaustive_structs)] // Collectors read every field.
 pub struct Page {
-    /// Drawn when the program began: records of two runs are not one's.
+    /// Random number of the program's run: numbers of different runs are not comparable.
     pub run: u64,
-    /// When the program began.
+    /// Start of the program.
     pub began: Stamp,
-    /// When this page was made.
+    /// Time at which the page was made.
     pub now: Stamp,
-    /// Events that were recorded and are not kept any more, whomever they concerned.
+    /// Recorded events that are no longer kept, of all callers.
     pub forgotten: u64,
-    /// Whether only what [concerns](Event::concerns) the asker is in it.
+    /// True if the page holds only events that [concern](Event::concerns) the caller.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
-    /// The number to ask from for the next page; absent if there is no more.
+    /// First number of the next page; absent on the last page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<u64>,
-    /// In the order in which they happened.
+    /// In order of their numbers.
     pub records: Vec<Record>,
 }
 
-/// The last events of each class.
 #[derive(Debug)]
 pub struct Ring {
     run: u64,
@@ -88,8 +85,8 @@ struct Part {
 }
 
 impl Class {
-    /// Most records that are kept, and most bytes. A chat over three hosts makes some ten
-    /// events with its caller and four on each host, so these are the last hundreds of chats.
+    /// Upper bounds of records and bytes. A chat over three hosts makes about ten events at its
+    /// caller and four on each host, so these hold some hundreds of chats.
     fn most(self) -> (usize, usize) {
         match self {
             Self::Pipelines | Self::Host => (4096, 1 << 20),
@@ -104,7 +101,7 @@ fn weight(event: &Event) -> usize {
 }
 
 impl Ring {
-    /// An empty one, of a program that began at `began` and goes by the number `run`.
+    /// An empty ring of the run `run`, started at `began`.
     pub fn new(run: u64, began: Stamp) -> Self {
         Self {
             run,
@@ -115,8 +112,7 @@ impl Ring {
         }
     }
 
-    /// Keeps an event. The same event again, with nothing else of its class in between, is
-    /// counted and not kept twice.
+    /// Records an event. If the last event of its class is equal, only its count is increased.
     pub fn push(&mut self, at: Stamp, event: Event) {
         let class = event.class();
         let [pipelines, host, node, strangers] = &mut self.parts;
@@ -151,22 +147,22 @@ impl Ring {
         }
     }
 
-    /// The first records from number `from` on that happened at or after `since_unix_ms`: all of
-    /// them, or those that [concern](Event::concerns) one caller.
+    /// First page of the records from number `from` on that happened at or after `since_unix_ms`:
+    /// all, or those that [concern](Event::concerns) one caller.
     pub fn page(&self, now: Stamp, from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
         let mut parts = self.parts.each_ref().map(|part| {
             let first = part.records.partition_point(|record| record.seq < from);
             part.records.range(first..).peekable()
         });
         let (mut records, mut bytes, mut next) = (Vec::new(), 0, None);
-        // The parts are in order each; the earliest of their heads is next.
+        // Each part is sorted: take the record with the lowest number of all heads.
         while let Some(record) = parts
             .iter_mut()
             .filter_map(|part| Some((part.peek()?.seq, part)))
             .min_by_key(|(seq, _)| *seq)
             .and_then(|(_, part)| part.next())
         {
-            // The clock may have been set since: a record is left out for its age alone.
+            // The clock may have been set since: filter by the record's age.
             let age_ms = now.mono_us.saturating_sub(record.at.mono_us) / 1000;
             if now.unix_ms.saturating_sub(age_ms) < since_unix_ms
                 || caller.is_some_and(|caller| !record.event.concerns(caller))

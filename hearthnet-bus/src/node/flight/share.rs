@@ -1,4 +1,4 @@
-//! The record as a capability: pages out, pages in.
+//! Serving this process's record to others, and collecting theirs.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use crate::{Capability, NodeId};
 /// Name of the event that carries a [`Page`].
 const PAGE: &str = "page";
 
-/// How far back can be asked, in milliseconds: longer than any program runs.
+/// Greatest age that can be asked for, in milliseconds: longer than any run.
 const MAX_AGE_MS: i64 = 10 * 366 * 86_400_000;
 
-/// Most pages that are taken from one node: four times what a full ring makes.
+/// Upper bound of pages collected from one node: about four times those of a full ring.
 const MAX_PAGES: usize = 256;
-/// Most records that are taken from one node: what a full ring holds.
+/// Upper bound of records collected from one node. A full ring has at most 10,496.
 const MAX_RECORDS: usize = 12_000;
 
-/// Who may read this process's record, and how much of it; answers the calls.
+/// Readers of this process's record; the handler of their calls.
 #[derive(Debug, Clone)]
-#[allow(clippy::exhaustive_enums)] // Chosen by whoever serves the record.
+#[allow(clippy::exhaustive_enums)] // The server of the record chooses one.
 pub enum Readers {
-    /// Other nodes of the community. The record tells who talks with whom and when: that is for
-    /// those whom the community lets hold its layers, not for everyone whom it lets chat.
+    /// Trusted members of the community. The record shows which nodes talk, and when, so plain
+    /// members may not read it.
     Nodes,
-    /// Callers of a host outside of any community, where there are no levels: who holds the
-    /// host's own key, which this is, reads all of it, anyone else what
-    /// [concerns](super::Event::concerns) him.
+    /// Callers of a host outside of any community, where there are no levels. A caller with the
+    /// host's own key (the node here) reads everything, others only what
+    /// [concerns](super::Event::concerns) them.
     Callers(NodeId),
     /// Programs on the node's own machine, whatever its level, under this name.
     Local(Capability),
 }
 
 impl Readers {
-    /// Serves the record to them.
+    /// Registers the capability for these readers.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -46,22 +46,22 @@ impl Readers {
         registry.register(self.descriptor(), Arc::new(self))
     }
 
-    /// What is offered to them: [`Capability::diagnose`], or the local name.
+    /// Descriptor for these readers: [`Capability::diagnose`], or the local name.
     pub fn descriptor(&self) -> CapabilityDescriptor {
         let (name, summary, trust) = match self {
             Self::Nodes => (
                 Capability::diagnose(),
-                "Tells what happened here of late: codes, ids and numbers, no texts.",
+                "Returns this node's recent events: codes, ids and numbers, no texts.",
                 Trust::Trusted,
             ),
             Self::Callers(_) => (
                 Capability::diagnose(),
-                "Tells the host's owner what happened here of late, and callers what concerns them.",
+                "Returns all recent events to the host's owner, and to callers their own.",
                 Trust::Member,
             ),
             Self::Local(name) => (
                 name.clone(),
-                "Tells programs on the node's own machine what happened here of late.",
+                "Returns recent events to programs on the node's own machine.",
                 Trust::Member,
             ),
         };
@@ -106,47 +106,47 @@ impl Handler for Readers {
     }
 }
 
-/// What to ask for: everything that is at most so old.
+/// Parameters of a call: records at most `age_ms` old.
 pub fn params(age_ms: Option<u64>) -> Value {
     match age_ms {
-        // The other side refuses what is beyond its range.
+        // The server refuses a value beyond its range.
         Some(age) => json!({"age_ms": age.min(MAX_AGE_MS as u64)}),
         None => json!({}),
     }
 }
 
-/// One node's record, as far as it came.
+/// Collected record of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // Read field by field by whoever lays records side by side.
+#[allow(clippy::exhaustive_structs)] // The merge reads every field.
 pub struct Answer {
-    /// This machine's clocks when the question went out.
+    /// This machine's clocks when the call was sent.
     pub asked: Stamp,
     /// The other machine's clocks when it made the first page.
     pub answered: Stamp,
-    /// This machine's clocks when that page came.
+    /// This machine's clocks when that page arrived.
     pub heard: Stamp,
-    /// When the other program began, by its clocks.
+    /// Start of the other program, by its clocks.
     pub began: Stamp,
-    /// Drawn by the other program when it began: the same in all that one run of it answers.
+    /// Random number of the other program's run.
     pub run: u64,
-    /// Events that the other side does not keep any more.
+    /// Events that the other node no longer keeps.
     pub forgotten: u64,
-    /// Whether the other side told only what concerns this one.
+    /// True if the other node sent only what concerns this one.
     pub partial: bool,
-    /// Records that came and could not be read.
+    /// Number of records that could not be decoded.
     pub unreadable: u64,
-    /// Whether there was more than is taken from one node.
+    /// True if the record was longer than the bounds of one node.
     pub cut: bool,
-    /// In the order in which the other side numbered them.
+    /// In order of their numbers.
     pub records: Vec<Record>,
 }
 
 impl Answer {
-    /// Takes pages as they come, so many of them and so many records at most. Whatever the other
-    /// side sends, what is returned is of bounded size, and its records are in ascending order.
+    /// Collects pages up to the bounds above. Whatever the other node sends, the result has a
+    /// bounded size and its records are in ascending order.
     ///
     /// # Errors
-    /// What the call failed with; `bad_request` if what came is no record.
+    /// The error of the call; `bad_request` if a page is not valid.
     pub async fn collect(asked: Stamp, mut stream: CallStream) -> Result<Self, CallError> {
         let mut all: Option<Self> = None;
         let mut pages = 0;
@@ -157,7 +157,7 @@ impl Answer {
                 continue;
             }
             let (page, unreadable) = read(event.data)
-                .ok_or_else(|| CallError::bad_request("page", "it is no flight record"))?;
+                .ok_or_else(|| CallError::bad_request("page", "is not a flight record"))?;
             let answer = all.get_or_insert_with(|| Self {
                 asked,
                 answered: page.now,
@@ -172,14 +172,14 @@ impl Answer {
             });
             answer.unreadable = answer.unreadable.saturating_add(unreadable);
             let last = answer.records.last().map_or(0, |record| record.seq);
-            // One connection is one run of one program; and a number comes once.
+            // One connection is one run of one program, and each number comes once.
             let fits = answer.run == page.run
                 && page.records.first().is_none_or(|first| first.seq > last)
                 && page.records.is_sorted_by(|a, b| a.seq < b.seq);
             if !fits {
                 return Err(CallError::bad_request(
                     "page",
-                    "its records are in disorder",
+                    "its records are out of order",
                 ));
             }
             answer.records.extend(page.records);
@@ -189,11 +189,11 @@ impl Answer {
                 break;
             }
         }
-        all.ok_or_else(|| CallError::bad_request("page", "there was none"))
+        all.ok_or_else(|| CallError::bad_request("page", "is missing"))
     }
 }
 
-/// A page, and how many of its records could not be read: each stands for itself.
+/// Decodes a page and counts records that cannot be decoded, each by itself.
 fn read(mut page: Value) -> Option<(Page, u64)> {
     let records = page.get_mut("records")?.take();
     *page.get_mut("records")? = json!([]);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_page_is_refused() {
+    fn an_invalid_page_is_refused() {
         for wrong in [json!(null), json!([]), json!({}), json!({"records": 3})] {
             assert!(read(wrong.clone()).is_none(), "{wrong}");
         }

@@ -27,7 +27,7 @@ fn at(ms: u64) -> Stamp {
     }
 }
 
-/// Everything from `from` on, page by page.
+/// All records from the first on, page by page.
 fn whole(ring: &Ring, now: Stamp) -> Vec<Record> {
     let (mut all, mut from) = (Vec::new(), 0);
     loop {
@@ -97,7 +97,7 @@ fn the_same_event_again_is_counted() {
 }
 
 #[test]
-fn what_is_older_than_was_asked_for_is_left_out_even_if_the_clock_was_set() {
+fn older_records_are_left_out_even_if_the_clock_was_set() {
     let mut ring = Ring::new(1, at(0));
     ring.push(at(0), aborted(1));
     // The clock is set forward by an hour between the two.
@@ -148,7 +148,7 @@ fn a_caller_reads_what_concerns_it_and_of_no_other_caller() {
         },
         Event::WeightsEvicted {},
     ];
-    // What the node itself asks of others is nobody's who asks it.
+    // Callers do not see the node's own calls to others.
     let own = [
         Event::HostLeaving {
             host: mine,

@@ -1,29 +1,29 @@
-//! Several nodes' records as one time line: pure.
+//! Merges several nodes' records into one timeline. Pure.
 //!
 //! # Clocks
 //!
-//! A node's record is dated by its own clocks, which are not believed to be set. When it
-//! answered is known from this side, to within half of the round trip (as NTP has it):
+//! A node dates its record by its own clocks, which may be wrong. The time of its answer is known
+//! on this side to within half of the round trip (as in NTP):
 //!
 //! ```text
 //!            asked      answered        heard
-//!   here  ────┼────────────┊──────────────┼────▶   between the two, taken as the middle
-//!   there ────────●────────┼──────────────────▶    ● so long before it answered
+//!   here  ────┼────────────┊──────────────┼────▶   taken as the middle of the round trip
+//!   there ────────●────────┼──────────────────▶    ● event, by its age at the answer
 //! ```
 //!
-//! How long before its answer something happened, a node tells by a clock that nobody sets. So
-//! a time here is `middle - (answered - at)`, give or take half a round trip, and a little for
-//! two clocks that do not run equally fast. Wall clocks of other nodes are shown and not used.
+//! The age of an event at the answer comes from a monotonic clock. Its time here is
+//! `middle - (answered - at)`, with an uncertainty of half a round trip plus the drift between the
+//! clocks. Wall clocks of other nodes are shown but not used.
 //!
-//! Where the records themselves prove an order (a host opens a stream after it was asked to, and
-//! before its caller hears of it), nodes are moved against each other until it is kept, each
-//! within that uncertainty and no further; which also makes the uncertainty smaller.
+//! Where records prove an order, nodes are shifted against each other until it holds, each at most
+//! by its uncertainty. This also reduces the uncertainty. For example, a host opens a stream after
+//! it was asked to, and before its caller receives the answer.
 //!
-//! # Belief
+//! # Trust
 //!
-//! What a node says of itself may be a lie. It cannot lie about others: what a host says about
-//! a stream is joined with a pipeline only if the caller that it names says the same of this
-//! host. Times that cannot be are brought to the nearest that can, and marked.
+//! A node's record may be false, but only about that node. A host's event is joined with a pipeline
+//! only if the caller that it names recorded the same stream on this host. Impossible times are
+//! clamped to the nearest possible ones, and marked.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,34 +33,33 @@ use super::ring::Record;
 use super::share::Answer;
 use crate::NodeId;
 
-/// How far two clocks drift apart, in millionths: more than quartzes do.
+/// Assumed drift between two clocks, in parts per million: more than that of quartz clocks.
 const DRIFT_PPM: u64 = 100;
 
-/// An event among those of all nodes.
+/// An event of the merged timeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // Read field by field by whoever prints it.
+#[allow(clippy::exhaustive_structs)] // Printers read every field.
 pub struct Entry {
-    /// When, in microseconds of Unix time by this machine's clock.
+    /// Time in microseconds of Unix time, by this machine's clock.
     pub at_us: u64,
-    /// How far off that may be, in microseconds.
+    /// Uncertainty of `at_us`, in microseconds.
     pub give_or_take_us: u64,
-    /// Whether its node dated it after its answer or before its program began.
+    /// True if its node dated it after the answer, or before its program's start.
     pub doubtful: bool,
-    /// Whose record it is from.
+    /// Node whose record holds the event.
     pub node: NodeId,
-    /// Which pipeline it belongs to, as far as that is known.
+    /// Pipeline of the event, if known.
     pub pipeline: Option<PipelineId>,
-    /// The record.
     pub record: Record,
 }
 
-/// How a node's wall clock stands to this machine's.
+/// Offset of a node's wall clock from this machine's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // Two numbers.
 pub struct Clock {
-    /// How far it is ahead, in milliseconds.
+    /// Offset in milliseconds; positive if the node's clock is ahead.
     pub ahead_ms: i64,
-    /// How far off that may be, in microseconds.
+    /// Uncertainty of the offset, in microseconds.
     pub give_or_take_us: u64,
 }
 
@@ -69,13 +68,13 @@ impl Answer {
         self.heard.mono_us.saturating_sub(self.asked.mono_us) / 2
     }
 
-    /// When the other side answered, in microseconds of this machine's Unix time.
+    /// Time of the other node's answer, in microseconds of this machine's Unix time.
     fn answered_us(&self) -> u64 {
         let heard_us = self.heard.unix_ms.saturating_mul(1000);
         heard_us.saturating_sub(self.half_trip_us())
     }
 
-    /// The other side's wall clock.
+    /// Offset of the other node's wall clock.
     pub fn clock(&self) -> Clock {
         let here = i64::try_from(self.answered_us() / 1000).unwrap_or(i64::MAX);
         let there = i64::try_from(self.answered.unix_ms).unwrap_or(i64::MAX);
@@ -85,7 +84,7 @@ impl Answer {
         }
     }
 
-    /// This machine's Unix time when its monotonic clock stood at 0, in microseconds.
+    /// This machine's Unix time at 0 of its monotonic clock, in microseconds.
     fn epoch_us(&self) -> i128 {
         i128::from(self.heard.unix_ms) * 1000 - i128::from(self.heard.mono_us)
     }
@@ -110,7 +109,7 @@ impl Answer {
     }
 }
 
-/// A life of a stream, as both of its ends name it.
+/// Identity of one epoch of a stream, as both ends record it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct StreamTrace {
     caller: NodeId,
@@ -121,7 +120,7 @@ struct StreamTrace {
 }
 
 impl StreamTrace {
-    /// The life that a record of `node` is about.
+    /// The stream epoch of an event in the record of `node`.
     fn of(node: NodeId, event: &Event) -> Option<Self> {
         let (session, stream, epoch, caller, host) = match event {
             Event::StreamAsked {
@@ -171,23 +170,23 @@ impl StreamTrace {
     }
 }
 
-/// A moment on one node's line.
+/// A point in one node's record.
 #[derive(Debug, Clone, Copy)]
 struct Moment {
     line: usize,
     at_us: u64,
 }
 
-/// What is known to have come before what, of different nodes.
+/// Known order of events of different nodes.
 #[derive(Debug, Default)]
 struct Order {
-    /// By how many microseconds the second line has to move towards later, against the first.
+    /// Microseconds by which the second node must be shifted to later, relative to the first.
     gaps: BTreeMap<(usize, usize), i64>,
 }
 
 impl Order {
     fn first_then(&mut self, first: Moment, then: Moment) {
-        // A line keeps its own order.
+        // A node's own events are ordered already.
         if first.line == then.line {
             return;
         }
@@ -199,18 +198,18 @@ impl Order {
         *most = gap.max(*most);
     }
 
-    /// By how much to move each line, at most as far as its bound, and how far off it may be then.
+    /// Shift of each node, within its bound, and the remaining uncertainty.
     ///
-    /// What is known of the order leaves each line a range of moves. The two ends of all ranges
-    /// keep that order, and so does the middle between them. Where somebody's record contradicts
-    /// another's, nothing does; then lines stay near the middle of their bounds.
+    /// The known order leaves each node a range of shifts. All lower ends together keep the order,
+    /// all upper ends do, and so do all midpoints. If records contradict each other, no shifts do;
+    /// then nodes stay near the middle of their bounds.
     fn settle(&self, bounds_us: &[u64]) -> Vec<(i64, u64)> {
-        // An hour of uncertainty is as good as any more.
+        // Cap at one hour: a larger uncertainty makes no difference.
         let bound = |us: &u64| i64::try_from(*us).unwrap_or(i64::MAX).min(3_600_000_000);
         let bounds: Vec<i64> = bounds_us.iter().map(bound).collect();
         let (mut latest, mut earliest) = (bounds.clone(), bounds.clone());
         earliest.iter_mut().for_each(|end| *end = -*end);
-        // One line's range may narrow the next one's, along a chain of all at most.
+        // A node's range may narrow the next one's, along a chain of at most all nodes.
         for _ in 0..=bounds.len() {
             for (&(first, then), gap) in &self.gaps {
                 let before = latest.get(then).map(|end| end.saturating_sub(*gap));
@@ -236,9 +235,9 @@ impl Order {
     }
 }
 
-/// All records in one order: by time, and each node's own in its own order.
+/// Merges all records by time; each node's own records keep their order.
 pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
-    // One for all: a wall clock that is read to the millisecond must not put lines apart.
+    // A common epoch: wall clocks are read to the millisecond, which must not separate nodes.
     let epoch_us = answers.first().map_or(0, |(_, answer)| answer.epoch_us());
     let mut lines: Vec<Vec<Entry>> = answers
         .iter()
@@ -247,7 +246,7 @@ pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
             let mut line: Vec<Entry> = placed
                 .map(|record| answer.place(*node, record, epoch_us))
                 .collect();
-            // A node's own order is its numbers': its clock may stand still, not go back.
+            // The numbers give a node's own order: its clock may stand still, but not go back.
             let mut least = 0;
             for entry in &mut line {
                 entry.at_us = entry.at_us.max(least);
@@ -309,13 +308,13 @@ pub fn merge(answers: &[(NodeId, Answer)]) -> Vec<Entry> {
         }
     }
     let mut all: Vec<Entry> = lines.into_iter().flatten().collect();
-    // Stable: at the same time, the node that was asked first comes first.
+    // Stable: at equal times, the node that was asked first comes first.
     all.sort_by_key(|entry| entry.at_us);
     all
 }
 
-/// Of a time line, what one pipeline went through: its own events on all nodes, the sessions
-/// that it used, and what else happened to its nodes meanwhile that is no other pipeline's.
+/// Events of one pipeline: its own events on all nodes, the sessions that it used, and other events
+/// of its nodes meanwhile that belong to no pipeline.
 pub fn of_pipeline(all: &[Entry], pipeline: PipelineId) -> Vec<Entry> {
     let own = || all.iter().filter(|entry| entry.pipeline == Some(pipeline));
     let (Some(first), Some(last)) = (own().next(), own().next_back()) else {
@@ -390,9 +389,9 @@ mod tests {
         }
     }
 
-    /// A node whose monotonic clock began `mono_ms` before noon and whose wall clock is
-    /// `ahead_ms` wrong; events by true time since noon. It is asked at 10 000 ms and answers
-    /// `there_ms` later, which is heard `back_ms` after that.
+    /// Record of a node whose monotonic clock started `mono_ms` before noon and whose wall clock is
+    /// `ahead_ms` ahead. Events are given by true time since noon. The node is asked at 10 000 ms
+    /// and answers `there_ms` later, which arrives `back_ms` after that.
     fn answer(mono_ms: u64, ahead_ms: i64, trip: (u64, u64), events: &[(u64, Event)]) -> Answer {
         let stamp = |ms: u64| Stamp {
             unix_ms: (NOON + ms).saturating_add_signed(ahead_ms),
@@ -442,9 +441,9 @@ mod tests {
     }
 
     #[test]
-    fn what_one_node_proves_about_anothers_clock_is_used() {
+    fn a_proven_order_corrects_a_clock_estimate() {
         let (caller, host) = (who(1), who(2));
-        // All of the round trip was the way there, so the middle is 20 ms too early.
+        // The whole round trip was the way there, so the middle is 20 ms too early.
         let answers = [
             (caller, answer(0, 0, (0, 0), &[(100, asked(1, host, 3))])),
             (host, answer(0, 0, (40, 0), &[(105, opened(caller, 3))])),
@@ -465,7 +464,7 @@ mod tests {
             epoch: 0,
         };
         let own = [(100, asked(1, host, 3)), (102, ready)];
-        // All of the round trip was the way back, so the middle is 20 ms too late.
+        // The whole round trip was the way back, so the middle is 20 ms too late.
         let answers = [
             (caller, answer(0, 0, (0, 0), &own)),
             (host, answer(0, 0, (0, 40), &[(101, opened(caller, 3))])),
@@ -475,13 +474,13 @@ mod tests {
     }
 
     #[test]
-    fn a_host_cannot_put_its_events_into_somebodys_pipeline() {
+    fn a_host_cannot_claim_events_of_another_hosts_pipeline() {
         let (caller, host, liar) = (who(1), who(2), who(3));
         let answers = [
             (caller, answer(0, 0, (0, 0), &[(100, asked(1, host, 3))])),
-            // It was not asked, and says that it was.
+            // Claims a stream that this caller did not ask for.
             (liar, answer(0, 0, (0, 0), &[(101, opened(caller, 3))])),
-            // It says that it asked, for a stream that is not its own.
+            // Claims to have asked for a stream that is not its own.
             (who(4), answer(0, 0, (0, 0), &[(1, asked(9, host, 3))])),
             (host, answer(0, 0, (0, 0), &[(102, opened(caller, 3))])),
         ];
@@ -493,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_cannot_be_are_marked_and_harm_no_other() {
+    fn impossible_times_are_marked_and_affect_no_other_node() {
         let (caller, host) = (who(1), who(2));
         let mut hostile = answer(
             0,
@@ -516,10 +515,10 @@ mod tests {
     }
 
     proptest! {
-        /// However wrong all clocks are and however lopsided the trips: what proves its own order
-        /// is shown in it.
+        /// For any clock errors and asymmetric round trips, events with a proven order are shown in
+        /// it.
         #[test]
-        fn what_followed_from_what_is_shown_in_that_order(
+        fn proven_orders_are_shown(
             trips in proptest::collection::vec((0u64..80, 0u64..80), 4),
             ahead in proptest::collection::vec(-10_000_000i64..10_000_000, 4),
         ) {
@@ -549,7 +548,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_nodes_answer_there_is_a_time_line(
+        fn any_answers_make_a_timeline(
             stamps in proptest::collection::vec(any::<[u64; 8]>(), 1..4),
             records in proptest::collection::vec((any::<[u64; 2]>(), 0u8..3), 0..40),
         ) {

@@ -1,8 +1,7 @@
-//! `community.join`: how a stranger with an invite code becomes a member.
+//! `community.join`: admission of a stranger with an invite code.
 //!
-//! The joiner calls any trusted member with its [`JoinRequest`]. That member appends the
-//! admission, if the invite allows it, and sends the log along, so that the joiner leaves
-//! as somebody who knows the community:
+//! The joiner calls any trusted member with its [`JoinRequest`]. If the invite allows it, the
+//! member appends the admission and sends the joiner the community's log:
 //!
 //! ```text
 //!  joiner                               a trusted member
@@ -13,8 +12,8 @@
 //!    community's key, which the code carried
 //! ```
 //!
-//! The member that answers need not be trusted by the joiner: what it sends either verifies
-//! or is refused, and the request admits nobody else. What it may have kept back, others are asked for
+//! The joiner need not trust the member that answers: every event is verified, and the request
+//! admits only the joiner. To detect events that the member keeps back, the joiner asks others
 //! (`second_opinion.rs`).
 
 mod second_opinion;
@@ -37,26 +36,24 @@ use crate::{Capability, NodeId, NodeKey};
 
 pub use second_opinion::{SecondOpinion, second_opinion};
 
-/// The event that carries a part of the log.
+/// Name of the event that carries a part of the log.
 const EVENTS: &str = "events";
-/// Bytes of signed events in one message: base64 makes four of three, and the rest is room.
+/// Bytes of signed events in one message. Base64 makes four bytes of three; the rest is reserve.
 const MAX_BATCH_BYTES: usize = MAX_EVENT_BYTES / 2;
-/// Events in one message.
 const MAX_BATCH_EVENTS: usize = 1000;
-/// Most messages of log that are sent along; what is left comes by gossip.
+/// Upper bound of messages with events; gossip delivers the rest.
 const MAX_BATCHES: usize = 256;
-/// How many may join in [`JOINS_MS`] with one code, through whichever node: a family with all its
-/// machines, and not the crowd that somebody makes up while nobody looks. Who comes after them
-/// waits.
+/// Upper bound of joins in [`JOINS_MS`] with one code, at all nodes together: enough for a family
+/// with all its machines, too few for a flood of made-up members.
 pub const JOINS_PER_CODE: usize = 12;
-/// How many may join in that time with all codes together.
+/// Upper bound of joins in [`JOINS_MS`] with all codes together.
 pub const JOINS: usize = 48;
-/// The time that is looked back, in milliseconds.
+/// Window of the two limits above, in milliseconds.
 pub const JOINS_MS: u64 = 10 * 60 * 1000;
-/// Longest text of a key, an id or a signature in a request: 64 bytes in base64, and room.
+/// Longest text of a key, an id or a signature: 64 bytes in base64, with reserve.
 const MAX_ID_TEXT: usize = 96;
 
-/// What `Capability::community_join` is.
+/// Descriptor of [`Capability::community_join`].
 pub fn descriptor() -> CapabilityDescriptor {
     let id = || Kind::text(MAX_ID_TEXT);
     CapabilityDescriptor {
@@ -74,13 +71,13 @@ pub fn descriptor() -> CapabilityDescriptor {
         },
         ..CapabilityDescriptor::new(
             Capability::community_join(),
-            "Admits whoever holds an invite to the community, and sends its log.",
+            "Admits the holder of an invite to the community, and sends its log.",
             Trust::Anyone,
         )
     }
 }
 
-/// Admits joiners.
+/// Handler of `community.join`.
 pub struct JoinHandler {
     log: EventLog,
     key: Arc<NodeKey>,
@@ -88,7 +85,7 @@ pub struct JoinHandler {
 }
 
 impl JoinHandler {
-    /// Admits to the community of `log`, in the name of `key`. `now_ms` tells the Unix time.
+    /// Admits to the community of `log`, signing with `key`. `now_ms` returns the Unix time.
     pub fn new(log: EventLog, key: Arc<NodeKey>, now_ms: fn() -> u64) -> Self {
         Self { log, key, now_ms }
     }
@@ -124,7 +121,11 @@ impl Handler for JoinHandler {
         })
     }
 
-    fn vouches(&self, caller: &NodeId, params: &Value) -> Result<Option<NodeId>, CallError> {
+    fn authorize_stranger(
+        &self,
+        caller: &NodeId,
+        params: &Value,
+    ) -> Result<Option<NodeId>, CallError> {
         let request =
             JoinRequest::deserialize(params).map_err(|e| CallError::bad_request("params", e))?;
         check_proof(&self.log, *caller, &request)?;
@@ -134,7 +135,7 @@ impl Handler for JoinHandler {
     }
 }
 
-/// Runs what waits for the disk beside the tasks that must not.
+/// Runs blocking disk work on tokio's blocking pool.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CallError> + Send + 'static,
 ) -> Result<T, CallError> {
@@ -143,14 +144,14 @@ async fn blocking<T: Send + 'static>(
         .map_err(CallError::internal)?
 }
 
-/// Checks a request that `caller` brings, and appends the admission. A member that asks
-/// again, because the answer was lost, gets the same answer.
+/// Verifies the request of `caller` and appends the admission. A caller that is a member already,
+/// because an earlier answer was lost, gets its level.
 ///
 /// # Errors
-/// `wrong_community`, `unauthorized` if the request is not the caller's own, `bad_request` for
-/// an impossible name, `invalid_signature`, `unknown_invite`, `busy` while more join than
-/// [`JOINS_PER_CODE`] and [`JOINS`], or the code that the log refuses with: `bad_invite` for one that
-/// expired or is used up.
+/// `wrong_community`, `unauthorized` if the request is not the caller's own, `bad_request` for an
+/// invalid name, `invalid_signature`, `unknown_invite`, `busy` above [`JOINS_PER_CODE`] or
+/// [`JOINS`], or the code of the log's refusal: `bad_invite` if the invite has expired or is used
+/// up.
 pub fn admit(
     log: &EventLog,
     key: &NodeKey,
@@ -165,13 +166,13 @@ pub fn admit(
     }
     let invite = named(&state, request)?;
     let level = invite.level;
-    // By the log, and so also what other nodes admitted, and this one before it was started.
+    // Counted in the log, so that admissions by other nodes and before a restart count too.
     let since_ms = now_ms.saturating_sub(JOINS_MS);
     let (all, with_code) = state.joined_since(since_ms, &request.invite);
     if all >= JOINS || with_code >= JOINS_PER_CODE {
         let message = format!(
-            "{with_code} joined with this code in the last 10 min, {all} with all codes: more than \
-             {JOINS_PER_CODE} and {JOINS} at a time are not let in"
+            "{with_code} joined with this code in the last 10 min, {all} with all codes; at most \
+             {JOINS_PER_CODE} and {JOINS} are admitted in that time"
         );
         let busy = CallError::new(Code::BUSY, message);
         return Err(busy.with_hint("try again in 10 minutes"));
@@ -184,7 +185,7 @@ pub fn admit(
     Ok(level)
 }
 
-/// Whether a request is for this community, and the caller's own.
+/// Checks that a request is for this community, and the caller's own.
 fn check_proof(log: &EventLog, caller: NodeId, request: &JoinRequest) -> Result<(), CallError> {
     if request.community != log.community() {
         let message = "the invite is for another community than this node's";
@@ -194,7 +195,7 @@ fn check_proof(log: &EventLog, caller: NodeId, request: &JoinRequest) -> Result<
         let message = "the request to join names another node than the one that brings it";
         return Err(CallError::new(Code::UNAUTHORIZED, message));
     }
-    // A log takes more names than a node lets in.
+    // The log accepts more names than a node admits.
     let proof = request
         .verify()
         .and_then(|()| match is_name(&request.name) {
@@ -215,28 +216,26 @@ fn named<'a>(state: &'a Community, request: &JoinRequest) -> Result<&'a OpenInvi
     })
 }
 
-/// A refusal of the log as the caller hears it.
+/// Converts a refusal of the log for the caller.
 fn log_error(error: &LogError) -> CallError {
     CallError::new(error.code(), error.to_string())
 }
 
-/// Why joining through a node did not work.
+/// Why joining through a node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinFailure {
-    /// The node refused, or the call failed.
     #[error("{0}")]
     Refused(CallError),
-    /// What the node sent cannot be stored here.
+    /// The received events cannot be stored.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The node sent no log that makes this node a member.
+    /// The received log does not make this node a member.
     #[error("the node that answered sent no log in which this node is a member")]
     NotAdmitted,
 }
 
 impl JoinFailure {
-    /// The stable code.
     pub fn code(&self) -> Code {
         match self {
             Self::Refused(error) => error.code().clone(),
@@ -245,8 +244,8 @@ impl JoinFailure {
         }
     }
 
-    /// Whether an honest node of the community would not refuse in this way and another one
-    /// or the same one later admit: an invite that expired or was used up is so everywhere.
+    /// True if a retry, at this or another member, cannot help: for example, an expired invite is
+    /// expired everywhere.
     pub fn is_final(&self) -> bool {
         match self {
             Self::Refused(error) => [
@@ -262,9 +261,9 @@ impl JoinFailure {
     }
 }
 
-/// Asks the node behind `client`, which is `from`, to admit this one, and takes the log that
-/// it sends into `log`, whose community is that of the code. `received` hears how many
-/// events have come.
+/// Asks the node `from` behind `client` to admit this node, and stores the received events in
+/// `log`, which must belong to the community of the invite code. `received` is called with the
+/// number of events so far.
 ///
 /// # Errors
 /// [`JoinFailure`].

@@ -1,5 +1,5 @@
-//! What others know than the member that let a joiner in, which may have kept something back: that an
-//! accomplice of it was put out, say.
+//! Checks a joiner's log with other members. The member that admitted it may have kept events back,
+//! for example the revocation of an accomplice.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,33 +10,33 @@ use crate::NodeId;
 use crate::community::log::{Community, EventLog};
 use crate::node::Node;
 
-/// How long others are waited for, if it is known where one may be.
+/// Time limit for other members' logs, if the address of one may be known.
 const OTHER_LOGS: Duration = Duration::from_secs(3);
-/// How long they are looked for: who is there answers over mDNS within 120 ms (RFC 6762 section 6), and a
-/// packet or its answer may be lost once.
+/// Time limit for finding other members. A present node answers over mDNS within 120 ms (RFC 6762
+/// section 6), and a packet or its answer may be lost once.
 const FINDING: Duration = Duration::from_millis(400);
 
-/// What a joiner was told by others than the member that let it in.
+/// Result of the check with members other than the one that admitted the joiner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SecondOpinion {
-    /// Whose logs this one is even with; nobody if none could be asked.
+    /// Members whose logs are in sync with the joiner's; empty if no member could be asked.
     pub from: Vec<NodeId>,
-    /// Who was put out, and the member that let it in did not say so.
-    pub put_out: Vec<NodeId>,
-    /// To whom it is no member: they have not heard yet that it was let in, or whoever let it in has been
-    /// put out.
-    pub strange_to: Vec<NodeId>,
+    /// Revoked nodes that the admitting member had not named.
+    pub revoked: Vec<NodeId>,
+    /// Members that take the joiner for a stranger: they lack its admission, or the admitting
+    /// member was revoked.
+    pub unknown_to: Vec<NodeId>,
 }
 
-/// Makes the log of `own`, which `first` has let in and given it, even with those of other members, but for
-/// those that count together with `first`. `start` starts a node with that log, if there are any.
+/// Synchronises the log of `own`, admitted by `first`, with other members, except those that share
+/// a quota key with `first`. `start` starts a node with that log if there are any such members.
 ///
-/// It ends when all of them have been heard; after 0.4 s when all that were found have been, or nobody was;
-/// and after 3 s.
+/// Ends when all of them are in sync; after 0.4 s if all that were found are in sync, or none was
+/// found; and after 3 s in any case.
 ///
 /// # Errors
-/// What `start` fails with.
+/// The error of `start`.
 pub async fn second_opinion<E>(
     log: &EventLog,
     (own, first): (NodeId, NodeId),
@@ -49,7 +49,7 @@ pub async fn second_opinion<E>(
         return Ok(SecondOpinion::default());
     }
     let node = start().await?;
-    // Whom `first` does not want to be asked it need not name as being anywhere.
+    // `first` may leave out the addresses of members that it does not want to be asked.
     let named = given
         .nodes(now_ms())
         .any(|seen| others.contains(&seen.node));
@@ -59,7 +59,7 @@ pub async fn second_opinion<E>(
     };
     let (begin, mut changes) = (Instant::now(), node.changes());
     let heard = loop {
-        let (heard, waited) = (Heard::now(&node, &others), begin.elapsed());
+        let (heard, waited) = (Snapshot::now(&node, &others), begin.elapsed());
         let until = match waited < FINDING || !found() {
             true => FINDING,
             false => OTHER_LOGS,
@@ -67,20 +67,20 @@ pub async fn second_opinion<E>(
         if heard.is_enough(&others, waited >= FINDING) || waited >= until {
             break heard;
         }
-        // That the time is up is seen above.
+        // The loop checks the time again.
         let _ = timeout(until.saturating_sub(waited), changes.changed()).await;
     };
     node.shutdown().await;
     let now = log.state();
-    let put_out = now.revoked().map(|(node, _)| *node);
+    let revoked = now.revoked().map(|(node, _)| *node);
     Ok(SecondOpinion {
         from: heard.even.into_iter().collect(),
-        strange_to: heard.strange_to,
-        put_out: put_out.filter(|node| !given.is_revoked(node)).collect(),
+        unknown_to: heard.unknown_to,
+        revoked: revoked.filter(|node| !given.is_revoked(node)).collect(),
     })
 }
 
-/// The other members that may know better than `first`. Those that count together with it say what it says.
+/// The other members to ask: those that do not share a quota key with `first`.
 fn others(given: &Community, own: NodeId, first: NodeId) -> BTreeSet<NodeId> {
     let of_first = given.answers_for(&first);
     let members = given.members().map(|(node, _)| *node);
@@ -89,36 +89,37 @@ fn others(given: &Community, own: NodeId, first: NodeId) -> BTreeSet<NodeId> {
     others.collect()
 }
 
-/// How the others stand at one moment.
-struct Heard {
-    /// Whose logs are even with this one.
+/// Snapshot of the other members' state.
+struct Snapshot {
+    /// Members whose logs are in sync with this one.
     even: BTreeSet<NodeId>,
-    /// How many are linked whose are not yet.
+    /// Number of linked members that are not in sync yet.
     uneven: usize,
-    /// Who takes this node for a stranger, and is a member by all that was heard.
-    strange_to: Vec<NodeId>,
+    /// Members that take this node for a stranger.
+    unknown_to: Vec<NodeId>,
 }
 
-impl Heard {
+impl Snapshot {
     fn now(node: &Node, others: &BTreeSet<NodeId>) -> Self {
         let peers = node.peers().into_iter();
         let linked = peers.filter(|peer| others.contains(&peer.node));
         let links = linked.filter_map(|peer| Some((peer.node, peer.link?.progress.in_sync)));
         let (even, uneven): (Vec<_>, Vec<_>) = links.partition(|(_, in_sync)| *in_sync);
-        let (state, mut strange_to) = (node.log().state(), node.strange_to());
-        strange_to.retain(|node| others.contains(node) && state.level(node).is_some());
+        let (state, mut unknown_to) = (node.log().state(), node.unknown_to());
+        unknown_to.retain(|node| others.contains(node) && state.level(node).is_some());
         Self {
             even: even.into_iter().map(|(node, _)| node).collect(),
             uneven: uneven.len(),
-            strange_to,
+            unknown_to,
         }
     }
 
-    /// Whether nobody has to be waited for; `searched`: who was not found by now is not there.
+    /// True if no member is left to wait for. `searched`: a member not found by now counts as
+    /// absent.
     fn is_enough(&self, others: &BTreeSet<NodeId>, searched: bool) -> bool {
         let all = self.even.len() == others.len();
         let some = searched && !self.even.is_empty();
-        self.uneven == 0 && self.strange_to.is_empty() && (all || some)
+        self.uneven == 0 && self.unknown_to.is_empty() && (all || some)
     }
 }
 
@@ -134,7 +135,7 @@ mod tests {
     use crate::now_ms;
     use crate::testing::{Home, hear, id, key};
 
-    /// 1 has founded, and let in 2, 4 and 6; 2 has let in 3 and, last of all, 5.
+    /// Node 1 has founded the community and admitted 2, 4 and 6; 2 has admitted 3 and, last, 5.
     fn community() -> (Home, Home) {
         let founder = Home::founded(key(1), true);
         founder.append(Body::PolicyChanged(Policy {
@@ -151,7 +152,7 @@ mod tests {
         (founder, second)
     }
 
-    /// A home that knows what another one knows now.
+    /// A home with the same log as `like`.
     fn home(seed: u8, like: &Home) -> Home {
         let home = Home::joining(key(seed));
         hear(&home.log, &like.log);
@@ -173,7 +174,7 @@ mod tests {
         (node, peer)
     }
 
-    /// What 5, whom 2 has let in and told what `given` knows, hears where these are.
+    /// Second opinion of node 5, which node 2 has admitted with the log of `given`.
     async fn asks(given: &Home, peers: Vec<StaticPeer>) -> SecondOpinion {
         let joiner = home(5, given);
         let node = async || start(&joiner, false, peers).await;
@@ -184,57 +185,57 @@ mod tests {
     }
 
     #[test]
-    fn whom_a_member_has_let_in_is_not_asked_about_it() {
+    fn members_with_the_same_quota_key_are_not_asked() {
         let (founder, _) = community();
         let state = founder.log.state();
         let others = |own, first| others(&state, id(own), id(first));
         let ids = |seeds: &[u8]| seeds.iter().map(|seed| id(*seed)).collect();
         assert_eq!(others(5, 2), ids(&[1, 4, 6]));
         assert_eq!(others(5, 3), ids(&[1, 4, 6]));
-        // An anchor may have let in the whole village.
+        // An anchor does not answer for the members that it invited.
         assert_eq!(others(5, 1), ids(&[2, 3, 4, 6]));
     }
 
     #[test]
-    fn all_are_enough_and_later_all_who_were_found() {
+    fn all_members_are_awaited_and_later_only_those_found() {
         let others: BTreeSet<NodeId> = (1..=3).map(id).collect();
-        let heard = |even: &[u8], uneven, strange: &[u8]| Heard {
+        let heard = |even: &[u8], uneven, strange: &[u8]| Snapshot {
             even: even.iter().map(|seed| id(*seed)).collect(),
             uneven,
-            strange_to: strange.iter().map(|seed| id(*seed)).collect(),
+            unknown_to: strange.iter().map(|seed| id(*seed)).collect(),
         };
-        let when = |heard: Heard| [false, true].map(|late| heard.is_enough(&others, late));
+        let when = |heard: Snapshot| [false, true].map(|late| heard.is_enough(&others, late));
         assert_eq!(when(heard(&[], 0, &[])), [false, false]);
         assert_eq!(when(heard(&[1], 0, &[])), [false, true]);
         assert_eq!(when(heard(&[1, 2, 3], 0, &[])), [true, true]);
-        // Somebody has more to say, or does not know it.
+        // A member is not in sync yet, or does not know the joiner.
         assert_eq!(when(heard(&[1, 2], 1, &[])), [false, false]);
         assert_eq!(when(heard(&[1, 2], 0, &[3])), [false, false]);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn accomplices_who_are_there_at_once_do_not_keep_a_joiner_from_who_knows_better() {
+    async fn accomplices_do_not_hide_a_revocation_from_a_joiner() {
         let (founder, second) = community();
         let (accomplice, honest) = (home(3, &second), home(4, &founder));
         let before = home(2, &founder);
         founder.revoke(id(6));
         hear(&honest.log, &founder.log);
         let (lies, to_accomplice) = at(&accomplice).await;
-        // Whoever was let in by the member that is asked about says nothing that counts.
+        // Members that the admitting member invited are not asked.
         let opinion = asks(&before, vec![to_accomplice.clone()]).await;
         assert_eq!(opinion, SecondOpinion::default());
         let (tells, to_honest) = at(&honest).await;
         let opinion = asks(&before, vec![to_accomplice, to_honest]).await;
-        assert_eq!((opinion.from, opinion.put_out), (vec![id(4)], vec![id(6)]));
+        assert_eq!((opinion.from, opinion.revoked), (vec![id(4)], vec![id(6)]));
         lies.shutdown().await;
         tells.shutdown().await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn who_takes_a_joiner_for_a_stranger_is_told_of_beside_others_who_know_it() {
+    async fn members_that_refuse_a_joiner_are_reported() {
         let (founder, _) = community();
         let knows = home(4, &founder);
-        // It has put out who let the joiner in.
+        // This member has revoked the one that admitted the joiner.
         let other = home(6, &founder);
         let elsewhere = home(1, &founder);
         elsewhere.revoke(id(2));
@@ -243,7 +244,7 @@ mod tests {
         let (refuses, to_other) = at(&other).await;
         let opinion = asks(&founder, vec![to_it, to_other]).await;
         assert_eq!(opinion.from, [id(4)]);
-        assert_eq!(opinion.strange_to, [id(6)]);
+        assert_eq!(opinion.unknown_to, [id(6)]);
         node.shutdown().await;
         refuses.shutdown().await;
     }

@@ -16,7 +16,7 @@ fn key(seed: u8) -> Arc<NodeKey> {
     Arc::new(NodeKey::from_secret(&[seed; 32]))
 }
 
-/// A community that node 1 founded; its root is 9.
+/// A community founded by node 1, with root key 9.
 fn found(dir: &Path) -> EventLog {
     EventLog::create(
         dir,
@@ -41,10 +41,10 @@ fn invite(log: &EventLog, uses: u32) -> Invite {
     invite
 }
 
-/// Nobody is known: what counts here is what strangers may do.
-struct Nobody;
+/// Every caller is a stranger.
+struct OnlyStrangers;
 
-impl Authority for Nobody {
+impl Authority for OnlyStrangers {
     fn trust(&self, _: &NodeId) -> Trust {
         Trust::Anyone
     }
@@ -58,7 +58,7 @@ impl Authority for Nobody {
 fn connect(handler: Arc<dyn Handler>, joiner: &Arc<NodeKey>, host: NodeId) -> Client {
     let registry = Arc::new(Registry::new());
     registry.register(descriptor(), handler).unwrap();
-    let server = CallServer::new(host, registry, Arc::new(Nobody));
+    let server = CallServer::new(host, registry, Arc::new(OnlyStrangers));
     let (ours, theirs) = Wire::pair();
     let from = Origin::Peer(joiner.id());
     tokio::spawn(async move { server.serve_wire(theirs, from).await });
@@ -80,8 +80,7 @@ async fn join(
     Ok(level)
 }
 
-/// Envelopes are checked against the machine's clock, so what runs through a server has to
-/// use it as well.
+/// The server checks envelopes against the machine's clock, so its tests use that clock.
 fn real_now() -> u64 {
     crate::now_ms()
 }
@@ -113,7 +112,7 @@ fn today(dir: &Path, uses: u32) -> (EventLog, Invite) {
 async fn a_stranger_with_an_invite_leaves_as_a_member_who_has_the_log() {
     let dir = tempfile::tempdir().unwrap();
     let (log, invite) = today(&dir.path().join("host"), 1);
-    // Enough history for several messages.
+    // Enough events for several messages.
     let mut policy = log.state().policy;
     for _ in 0..400 {
         policy.research = !policy.research;
@@ -128,7 +127,7 @@ async fn a_stranger_with_an_invite_leaves_as_a_member_who_has_the_log() {
 }
 
 #[tokio::test]
-async fn who_was_admitted_but_lost_the_answer_gets_it_again() {
+async fn a_member_that_lost_the_answer_gets_it_again() {
     let dir = tempfile::tempdir().unwrap();
     let (log, invite) = today(&dir.path().join("host"), 1);
     let request = invite.request(key(2).id(), "kitchen").unwrap();
@@ -140,7 +139,7 @@ async fn who_was_admitted_but_lost_the_answer_gets_it_again() {
 }
 
 #[tokio::test]
-async fn an_invite_that_is_used_up_admits_nobody_else_and_no_other_node_is_worth_asking() {
+async fn a_used_up_invite_is_a_final_failure() {
     let dir = tempfile::tempdir().unwrap();
     let (log, invite) = today(&dir.path().join("host"), 1);
     let request = |n: u8| invite.request(key(n).id(), "x").unwrap();
@@ -155,7 +154,7 @@ async fn an_invite_that_is_used_up_admits_nobody_else_and_no_other_node_is_worth
 }
 
 #[test]
-fn a_crowd_with_one_code_waits_whoever_admits_it_and_a_code_of_somebody_else_goes_on() {
+fn joins_per_code_are_limited_at_all_nodes_and_other_codes_still_work() {
     let dir = tempfile::tempdir().unwrap();
     let (log, invite) = today(dir.path(), 100);
     let (_, other) = {
@@ -181,12 +180,12 @@ fn a_crowd_with_one_code_waits_whoever_admits_it_and_a_code_of_somebody_else_goe
     assert_eq!(let_in(&invite, 10..59, now), JOINS_PER_CODE);
     assert_eq!(join(&invite, 60, now), Err("busy".to_owned()));
     assert!(join(&other, 61, now).is_ok());
-    // After ten minutes the next ones come.
+    // After ten minutes further joins are admitted.
     assert_eq!(let_in(&invite, 62..90, now + JOINS_MS + 1), JOINS_PER_CODE);
     let request = invite.request(key(60).id(), "kim").unwrap();
     let refused = admit(&log, &key(1), key(60).id(), &request, now).unwrap_err();
     assert!(!JoinFailure::Refused(refused).is_final());
-    // They are told apart where only their names are shown.
+    // Names that are shown alone are made unique.
     let state = log.state();
     let shown: std::collections::BTreeSet<String> = state
         .members()
@@ -225,14 +224,14 @@ fn a_request_counts_for_the_node_that_brings_it_and_for_this_community_only() {
 }
 
 #[test]
-fn an_expired_invite_and_a_member_without_the_right_admit_nobody() {
+fn an_expired_invite_or_an_unauthorized_admitter_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let log = found(dir.path());
     let invite = invite(&log, 5);
     let request = invite.request(key(2).id(), "x").unwrap();
     let late = admit(&log, &key(1), key(2).id(), &request, NOW + DAY + 1).unwrap_err();
     assert_eq!(late.code().as_str(), "bad_invite");
-    // A stranger that plays the admitter.
+    // A stranger that signs the admission.
     let stranger = admit(&log, &key(5), key(2).id(), &request, NOW).unwrap_err();
     assert_eq!(stranger.code().as_str(), "unauthorized");
     assert!(!JoinFailure::Refused(stranger).is_final());
@@ -252,13 +251,13 @@ fn a_revoked_node_stays_out_whatever_code_it_has() {
     log.append(&key(1), revoked, NOW).unwrap();
     let refusal = admit(&log, &key(1), key(2).id(), &request, NOW).unwrap_err();
     assert_eq!(refusal.code().as_str(), "revoked");
-    // Nor does it with another key.
+    // The withdrawn invite does not work with another key either.
     let request = invite.request(key(3).id(), "x").unwrap();
     let refusal = admit(&log, &key(1), key(3).id(), &request, NOW).unwrap_err();
     assert_eq!(refusal.code().as_str(), "bad_invite");
 }
 
-/// Says that everything is fine, and sends a log of its own.
+/// Claims success, and sends another community's log.
 struct Impostor(EventLog);
 
 impl Handler for Impostor {
@@ -279,7 +278,7 @@ impl Handler for Impostor {
 }
 
 #[tokio::test]
-async fn a_node_that_only_pretends_makes_nobody_a_member() {
+async fn a_forged_log_makes_no_member() {
     let dir = tempfile::tempdir().unwrap();
     let (_, invite) = today(&dir.path().join("real"), 1);
     let false_root = NodeKey::from_secret(&[66; 32]);

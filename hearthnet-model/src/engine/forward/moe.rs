@@ -1,7 +1,7 @@
-//! The feed-forward layer of a mixture of experts.
+//! Feed-forward layer of a mixture of experts (MoE).
 //!
-//! Rows of a pass that want the same expert go through its weights together, whichever tile and
-//! sequence they belong to; experts that no row wants are not touched:
+//! All rows of a pass that are routed to the same expert go through its weights together, across
+//! tiles and sequences. Experts without rows are not read:
 //!
 //! ```text
 //! each tile:    router -> scores -> the experts of each row, best first, and their weights
@@ -11,36 +11,36 @@
 //! each tile:    outputs of a row times their weights, added up, best first
 //! ```
 //!
-//! Chunks are split by panels where there are fewer than the team has use for. An output is
-//! computed by the same kernels in the same order whatever shares its chunk.
+//! If there are fewer chunks than the threads need, chunks are split by panels. An output does not
+//! depend on the other pairs of its chunk: kernels and order are the same.
 //!
-//! A member of the team that wakes late goes by phases that are over, when the plan may already be
-//! that of a later layer. So the number of a phase's units is a bound that depends on the pass
-//! only, and the plan is read by nobody who has no unit.
+//! A thread that wakes late still goes through phases that are over, while the plan may already be
+//! that of a later layer. So the number of units of a phase is a bound that depends on the pass
+//! only, and a thread reads the plan only while it holds a unit.
 
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::steps::{Buffers, Pass, Rows, Widths, columns};
-use super::tiling::{TALL_TILE, UNITS, share};
+use super::layer_steps::{Buffers, LayerRun, Rows, Widths, columns};
+use super::tiling::{PREFILL_TILE, UNITS, share};
 use crate::BoundaryDtype;
 use crate::engine::weights::{Expert, Ffn, Router};
 use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16, grow};
 
-/// Most rows of a pass: enough that even many experts get some rows each, few enough that
-/// outputs of all pairs, a row for each, do not fill the memory.
-pub(super) const PASS_ROWS: usize = 8 * TALL_TILE;
+/// Maximum rows of a pass: enough that each of many experts gets some rows, but so few that the
+/// outputs of all pairs (a row each) stay small.
+pub(super) const PASS_ROWS: usize = 8 * PREFILL_TILE;
 
-/// An expert that a row goes through.
+/// Expert that a row is routed to, and the weight of its output.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 struct Route {
     expert: u32,
     weight: f32,
 }
 
-/// Memory for the pairs of a pass, reused.
+/// Reusable buffers for the pairs of a pass.
 #[derive(Default)]
-pub(super) struct Mixture {
+pub(super) struct MoeBuffers {
     normed: Vec<f32>,
     routes: Vec<Route>,
     h: Vec<f32>,
@@ -48,12 +48,12 @@ pub(super) struct Mixture {
     plan: Plan,
 }
 
-/// The same, shared by the team. A pair is number `row * used + rank`.
+/// [`MoeBuffers`], shared between threads. The index of a pair is `row * used + rank`.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
-    /// `[row][width]`: what experts read.
+    /// `[row][width]`: input of the experts.
     normed: SharedMut<'a, f32>,
-    /// By pair.
+    /// `[pair]`
     routes: SharedMut<'a, Route>,
     /// `[place][ffn]`
     h: SharedMut<'a, f32>,
@@ -63,35 +63,33 @@ pub(super) struct Pairs<'a> {
     units: Units,
 }
 
-/// The pairs in the order of their experts.
+/// Pairs sorted by expert. The *place* of a pair is its index in that order.
 #[derive(Default)]
 pub(super) struct Plan {
-    /// By place.
     pairs: Vec<usize>,
-    /// By pair.
     places: Vec<usize>,
     chunks: Vec<Chunk>,
 }
 
-/// Places that have the same expert.
+/// Consecutive places with the same expert, at most [`PREFILL_TILE`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Chunk {
     expert: usize,
     places: Range<usize>,
 }
 
-/// How many units a phase of experts has: for each chunk, some parts of the panels.
+/// Units of a phase of experts: `parts` ranges of panels for each chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Units {
-    /// No plan has more.
+    /// Upper bound of the chunks of any plan.
     chunks: usize,
     parts: usize,
 }
 
 impl Units {
     fn of(pairs: usize, experts: usize, threads: usize) -> Self {
-        // Each expert has one chunk that is not full.
-        let chunks = pairs.min(pairs / TALL_TILE + experts);
+        // Each expert has at most one chunk that is not full.
+        let chunks = pairs.min(pairs / PREFILL_TILE + experts);
         let wanted = if threads == 1 { 1 } else { threads * UNITS };
         Self {
             chunks,
@@ -100,7 +98,6 @@ impl Units {
     }
 }
 
-/// What a member needs to itself.
 #[derive(Default)]
 pub(super) struct ExpertScratch {
     gathered: Vec<f32>,
@@ -108,12 +105,11 @@ pub(super) struct ExpertScratch {
     up: Vec<f32>,
 }
 
-impl Mixture {
-    /// Room for a pass of some rows.
-    pub(super) fn pairs(&mut self, pass: &Pass<'_>, rows: usize) -> Pairs<'_> {
+impl MoeBuffers {
+    pub(super) fn pairs(&mut self, pass: &LayerRun<'_>, rows: usize) -> Pairs<'_> {
         let widths = &pass.widths;
         let pairs = rows * widths.used;
-        // Without experts there are no pairs, and no rows to keep.
+        // Without experts there are no pairs, and `normed` is unused.
         let rows = if widths.used > 0 { rows } else { 0 };
         grow(&mut self.normed, rows * widths.x);
         grow(&mut self.routes, pairs);
@@ -125,13 +121,13 @@ impl Mixture {
             h: SharedMut::new(&mut self.h),
             out: SharedMut::new(&mut self.out),
             plan: SharedMut::new(std::slice::from_mut(&mut self.plan)),
-            units: Units::of(pairs, widths.experts, pass.parts.thread_pool.threads()),
+            units: Units::of(pairs, widths.experts, pass.context.thread_pool.threads()),
         }
     }
 }
 
 impl Plan {
-    /// Sorts the pairs of `routes` by expert; within an expert they keep their order.
+    /// Sorts the pairs of `routes` by expert (stable) and splits them into chunks.
     fn fill(&mut self, routes: &[Route], experts: usize) {
         let mut starts = vec![0usize; experts + 1];
         for route in routes {
@@ -154,23 +150,23 @@ impl Plan {
         for (expert, range) in starts.windows(2).enumerate() {
             let (start, end) = (range[0], range[1]);
             self.chunks
-                .extend((start..end).step_by(TALL_TILE).map(|start| Chunk {
+                .extend((start..end).step_by(PREFILL_TILE).map(|start| Chunk {
                     expert,
-                    places: start..end.min(start + TALL_TILE),
+                    places: start..end.min(start + PREFILL_TILE),
                 }));
         }
     }
 }
 
 impl Pairs<'_> {
-    /// Units of each of the two phases of experts.
+    /// Number of units of each of the two phases of experts.
     pub(super) fn units(&self) -> usize {
         self.units.chunks * self.units.parts
     }
 }
 
-/// Whether score `a` of expert `i` goes before score `b` of expert `j`: a larger one before a
-/// smaller one, a lower number before a higher one, NaN last.
+/// Returns true if score `a` of expert `i` ranks before score `b` of expert `j`: larger scores
+/// first, lower indices first among equal scores, NaN last.
 fn before((a, i): (f32, usize), (b, j): (f32, usize)) -> bool {
     let key = |score: f32| (!score.is_nan()).then_some(score);
     match key(a).partial_cmp(&key(b)) {
@@ -180,7 +176,7 @@ fn before((a, i): (f32, usize), (b, j): (f32, usize)) -> bool {
     }
 }
 
-/// The number of the score that comes next after `last`, in the order of [`before`].
+/// The best score that ranks after `last`, and its index, in the order of [`before`].
 fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)> {
     let mut best = None;
     for (index, &score) in scores.iter().enumerate() {
@@ -193,8 +189,8 @@ fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)>
     best
 }
 
-/// Chooses the experts of a row, as many as there is room for, by their scores, which are lost.
-/// Weights add up to 1 if `normalise`; else they are parts of the softmax over all scores.
+/// Fills `routes` with the best experts of a row. Overwrites `scores`. If `normalise`, weights are
+/// a softmax over the chosen experts and add up to 1; otherwise a softmax over all experts.
 fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [Route]) {
     let mut last = None;
     let mut top = 0.0;
@@ -218,10 +214,10 @@ fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [R
     }
 }
 
-/// The steps of a mixture. All of them are unsafe as those of a tile are.
+/// Steps of a mixture of experts, with the safety contract of the steps of a tile.
 #[allow(unsafe_code)]
-impl Pass<'_> {
-    /// Reads `act`, chooses the experts of each row of a tile.
+impl LayerRun<'_> {
+    /// Reads `act`; writes the routes and the experts' input of each row of a tile.
     pub(super) unsafe fn route(
         &self,
         router: &Router,
@@ -229,14 +225,14 @@ impl Pass<'_> {
         buffers: Buffers<'_>,
         pairs: Pairs<'_>,
     ) {
-        let (kernels, widths) = (self.parts.kernels, &self.widths);
+        let (kernels, widths) = (self.context.kernels, &self.widths);
         let normalise = self
-            .parts
+            .context
             .spec
             .experts
             .is_some_and(|experts| experts.normalise);
         let (count, experts, used) = (rows.rows, widths.experts, widths.used);
-        // SAFETY: no unit writes `act`; the tile's rows and their routes are the unit's.
+        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
         unsafe {
             let act = buffers.read_act();
             let normed = rows.first * widths.x..(rows.first + count) * widths.x;
@@ -257,7 +253,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Reads the routes of all rows of the pass, plans the work of the experts.
+    /// Reads the routes of all rows of the pass; writes the plan.
     pub(super) unsafe fn group(&self, rows: usize, pairs: Pairs<'_>) {
         let Widths { experts, used, .. } = self.widths;
         // SAFETY: all routes are written, and one unit plans; there is one plan.
@@ -270,7 +266,7 @@ impl Pass<'_> {
         plan.fill(routes, experts);
     }
 
-    /// Gate and up of a unit: reads the normalised rows, writes its part of `h`.
+    /// Gate and up of a unit: reads `normed`, writes the unit's part of `h`.
     pub(super) unsafe fn expert_gate_up(
         &self,
         experts: &[Expert],
@@ -304,7 +300,7 @@ impl Pass<'_> {
             to.copy_from_slice(unsafe { pairs.normed.slice(row * x..(row + 1) * x) });
         }
         let act = &mut scratch.act;
-        self.parts.kernels.prepare(gathered, x, gates.form(), act);
+        self.context.kernels.prepare(gathered, x, gates.form(), act);
         let columns = gates.columns(&panels);
         let up = match gates {
             Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
@@ -314,12 +310,12 @@ impl Pass<'_> {
             }
         };
         let h = pairs.h.part(places.start * ffn..places.end * ffn);
-        // SAFETY: units have separate places or panels, and so parts of `h`.
+        // SAFETY: units have separate places or panels, and so separate parts of `h`.
         let h = unsafe { h.tile_mut(count, ffn, columns) };
         self.gate_up(gates, bias.as_ref(), panels, act, h, up);
     }
 
-    /// Down of a unit: reads `h`, writes its part of the outputs.
+    /// Down of a unit: reads `h`, writes the unit's part of `out`.
     pub(super) unsafe fn expert_down(
         &self,
         experts: &[Expert],
@@ -339,13 +335,13 @@ impl Pass<'_> {
         if panels.is_empty() {
             return;
         }
-        let (kernels, act) = (self.parts.kernels, &mut scratch.act);
+        let (kernels, act) = (self.context.kernels, &mut scratch.act);
         // SAFETY: no unit of the phase writes `h`.
         let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
         kernels.prepare(h, ffn, ActForm::of([down]), act);
         let out = pairs.out.part(places.start * x..places.end * x);
         let columns = columns(down, &panels, 0);
-        // SAFETY: units have separate places or panels, and so parts of `out`.
+        // SAFETY: units have separate places or panels, and so separate parts of `out`.
         let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
         kernels.matmul(down, panels, act, Output::Store, out.reborrow());
         if let Some(bias) = bias {
@@ -356,10 +352,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds up the outputs of each row of a tile, in `branch`.
+    /// Adds up the weighted outputs of each row of a tile, in `branch`.
     pub(super) unsafe fn combine(&self, rows: &Rows<'_>, buffers: Buffers<'_>, pairs: Pairs<'_>) {
         let Widths { x, used, .. } = self.widths;
-        // SAFETY: no unit writes the plan; the tile's rows of `branch` are the unit's.
+        // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.
         let (plan, sums) = unsafe {
             (
                 &pairs.plan.slice(0..1)[0],
@@ -378,7 +374,7 @@ impl Pass<'_> {
                         pairs.out.slice(place * x..(place + 1) * x),
                     )
                 };
-                self.parts.kernels.add_scaled(sum, out, route.weight);
+                self.context.kernels.add_scaled(sum, out, route.weight);
             }
         }
     }
@@ -399,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_taken_best_first_the_lower_number_where_they_tie_and_nan_last() {
+    fn experts_are_ranked_by_score_then_index_with_nan_last() {
         assert_eq!(best(&[1.0, 3.0, 2.0], 3), [1, 2, 0]);
         assert_eq!(best(&[2.0, 5.0, 2.0, 5.0], 4), [1, 3, 0, 2]);
         assert_eq!(best(&[-0.0, 0.0, -1.0], 2), [0, 1]);
@@ -408,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_those_that_the_specification_quotes() {
+    fn expert_weights_equal_the_specification() {
         let spec = std::fs::read_to_string(concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../specs/canonical-arithmetic.md"

@@ -1,57 +1,57 @@
-//! How a batch is cut into tiles, and work into units.
+//! Split of a batch into tiles, and of work into units.
 
 use std::ops::Range;
 
 use crate::engine::sequence::Span;
 
-/// Rows of a tile when panels are split: what the kernels take at once.
-pub(super) const WIDE_TILE: usize = 8;
-/// Rows per member up to which panels are split.
-pub(super) const WIDE_ROWS: usize = 16;
-/// Most rows of a tile in prefill: their activations stay in the second-level cache, and weights
+/// Rows of a tile in a decode pass.
+pub(super) const DECODE_TILE: usize = 8;
+/// Maximum rows per thread of a decode pass.
+pub(super) const DECODE_ROWS: usize = 16;
+/// Maximum rows of a tile in a prefill pass. Their activations stay in the L2 cache, and weights
 /// are read once for all of them.
-pub(super) const TALL_TILE: usize = 64;
-/// Tiles per member that one pass over the layers takes at most; more rows go in several passes,
-/// so that scratch memory is bounded.
+pub(super) const PREFILL_TILE: usize = 64;
+/// Maximum tiles per thread and pass over the layers. More rows take several passes, which bounds
+/// scratch memory.
 pub(super) const PASS_TILES: usize = 8;
-/// Units per member into which a matrix is split: some slack, so that a member that is held up
-/// does not hold up the others.
+/// Units per thread into which a matrix is split. More than one, so that a delayed thread does not
+/// delay the others.
 pub(super) const UNITS: usize = 2;
 
 /// Rows of a tile that belong to one sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Piece {
+pub(super) struct Segment {
     pub(super) span: usize,
-    /// Counted from the tile's first.
+    /// First row, counted from the tile's first row.
     pub(super) row: usize,
     pub(super) rows: usize,
-    /// Of the first row.
+    /// Position of the first row in its sequence.
     pub(super) position: usize,
 }
 
-/// Most rows for which panels are split. One thread has nothing to split.
-pub(super) fn wide_rows(threads: usize) -> usize {
+/// Maximum rows of a decode pass. A single thread gains nothing from splitting panels.
+pub(super) fn decode_rows(threads: usize) -> usize {
     if threads == 1 {
-        WIDE_TILE
+        DECODE_TILE
     } else {
-        WIDE_ROWS * threads
+        DECODE_ROWS * threads
     }
 }
 
-/// Rows `rows` of the batch as tiles of `size` rows, each as the pieces it consists of.
-pub(super) fn cut(spans: &[Span], rows: &Range<usize>, size: usize) -> Vec<Vec<Piece>> {
+/// Splits `rows` of the batch into tiles of `size` rows, and each tile into segments.
+pub(super) fn cut(spans: &[Span], rows: &Range<usize>, size: usize) -> Vec<Vec<Segment>> {
     let mut tiles = vec![Vec::new(); rows.len().div_ceil(size.max(1))];
     let mut end = 0;
     for (index, span) in spans.iter().enumerate() {
         let begin = end;
         end = begin + span.rows as usize;
-        // Rows of the batch that are in the span and not yet in a tile.
+        // First row of the span, counted over the batch, that is not yet in a tile.
         let mut next = begin.max(rows.start);
         while next < end.min(rows.end) {
             let tile = (next - rows.start) / size;
             let first = rows.start + tile * size;
             let stop = end.min(rows.end).min(first + size);
-            tiles[tile].push(Piece {
+            tiles[tile].push(Segment {
                 span: index,
                 row: next - first,
                 rows: stop - next,
@@ -63,12 +63,12 @@ pub(super) fn cut(spans: &[Span], rows: &Range<usize>, size: usize) -> Vec<Vec<P
     tiles
 }
 
-/// Unit `unit` of `units` nearly equal parts of `count` things.
+/// Range of unit `unit` when `count` items are split into `units` nearly equal parts.
 pub(super) fn share(count: usize, units: usize, unit: usize) -> Range<usize> {
     count * unit / units..count * (unit + 1) / units
 }
 
-/// Into how many units `panels` panels are split.
+/// Number of units into which `panels` panels are split.
 pub(super) fn units(panels: usize, threads: usize) -> usize {
     if threads == 1 {
         1
@@ -77,12 +77,12 @@ pub(super) fn units(panels: usize, threads: usize) -> usize {
     }
 }
 
-/// Rows of a tile: as many as allowed, but the same number of tiles for every member.
-pub(super) fn tall_tile(rows: usize, threads: usize) -> usize {
-    let tiles = rows.div_ceil(TALL_TILE).next_multiple_of(threads);
+/// Rows of a tile in a prefill pass: as many as allowed, with equally many tiles per thread.
+pub(super) fn prefill_tile(rows: usize, threads: usize) -> usize {
+    let tiles = rows.div_ceil(PREFILL_TILE).next_multiple_of(threads);
     rows.div_ceil(tiles)
-        .next_multiple_of(WIDE_TILE)
-        .min(TALL_TILE)
+        .next_multiple_of(DECODE_TILE)
+        .min(PREFILL_TILE)
 }
 
 #[cfg(test)]
@@ -121,9 +121,13 @@ mod tests {
                 let mut rows = Vec::new();
                 for (index, tile) in tiles.iter().enumerate() {
                     assert!(!tile.is_empty() && tile.iter().map(|p| p.rows).sum::<usize>() <= size);
-                    for piece in tile {
-                        rows.extend((0..piece.rows).map(|i| {
-                            (index * size + piece.row + i, piece.span, piece.position + i)
+                    for segment in tile {
+                        rows.extend((0..segment.rows).map(|i| {
+                            (
+                                index * size + segment.row + i,
+                                segment.span,
+                                segment.position + i,
+                            )
                         }));
                     }
                 }
@@ -156,12 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn tall_tiles_are_as_many_for_every_member() {
-        assert_eq!(tall_tile(512, 1), 64);
-        assert_eq!(tall_tile(512, 2), 64);
-        assert_eq!(tall_tile(512, 3), 64);
-        assert_eq!(tall_tile(100, 2), 56);
-        assert_eq!(tall_tile(65, 1), 40);
-        assert_eq!(tall_tile(33, 2), 24);
+    fn prefill_tiles_are_as_many_for_every_thread() {
+        assert_eq!(prefill_tile(512, 1), 64);
+        assert_eq!(prefill_tile(512, 2), 64);
+        assert_eq!(prefill_tile(512, 3), 64);
+        assert_eq!(prefill_tile(100, 2), 56);
+        assert_eq!(prefill_tile(65, 1), 40);
+        assert_eq!(prefill_tile(33, 2), 24);
     }
 }

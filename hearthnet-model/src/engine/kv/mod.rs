@@ -1,12 +1,11 @@
-//! Keys and values of all sequences, in pages.
+//! Paged KV cache of all sequences of an engine.
 //!
-//! A page holds 32 positions of one sequence for every layer of the engine. A sequence is a
-//! table of pages and a length. Forking copies the table only; a page that more than one table
-//! names is copied when one of its owners appends to it. Cells at or beyond a sequence's length
-//! are never read, whatever they hold.
+//! A page holds 32 positions of one sequence for every layer of the engine. A sequence is a page
+//! table and a length. Forking copies only the table; a page of several tables is copied when one
+//! of its owners appends to it. Cells at or beyond a sequence's length are never read.
 //!
-//! Freed pages are overwritten with zeros before they are used again, and when the cache is
-//! dropped: what one caller's text left behind must not outlive its sequence.
+//! Pages are overwritten with zeros when they are freed and when the cache is dropped, so that data
+//! of a caller's text does not outlive its sequence.
 //!
 //! ```text
 //! sequence A, length 70     sequence B = fork of A at 70, then 3 appended
@@ -14,12 +13,9 @@
 //! ```
 
 mod page;
-mod snapshot;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-
-pub use snapshot::KvSnapshot;
 
 use super::error::EngineError;
 use super::sequence::{SeqId, Span};
@@ -27,18 +23,14 @@ use crate::kernels::{PAGE, SharedMut};
 pub(crate) use page::Geometry;
 use page::Pages;
 
-/// Limits of a cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// For pages, in bytes.
+    /// Bytes of all pages.
     pub(crate) bytes: u64,
-    /// Positions of a sequence.
     pub(crate) context: u32,
-    /// Open sequences.
     pub(crate) sequences: usize,
 }
 
-/// All sequences of an engine.
 pub(crate) struct KvCache {
     limits: Limits,
     pages: Pages,
@@ -49,15 +41,13 @@ pub(crate) struct KvCache {
 #[derive(Clone, Debug)]
 struct Sequence {
     len: u32,
-    /// Layers that have run; keys and values of others are not there. Of no account while `len`
-    /// is 0.
+    /// Layers whose keys and values are stored. Ignored while `len` is 0.
     layers: Range<u32>,
-    /// Enough for `len` positions, and no more between two operations.
+    /// Page table. Between operations it has exactly the pages for `len` positions.
     pages: Vec<usize>,
 }
 
 impl Sequence {
-    /// The error for a position that does not fit.
     fn gap(&self, seq: SeqId, position: u32) -> EngineError {
         EngineError::PositionGap {
             seq,
@@ -67,11 +57,10 @@ impl Sequence {
     }
 }
 
-/// What an append needs in pages.
 #[derive(Clone, Copy, Default)]
 struct Need {
     fresh: usize,
-    /// The last page has other owners.
+    /// Whether the last page is partly filled and shared, and has to be copied.
     copy: bool,
 }
 
@@ -131,12 +120,11 @@ impl KvCache {
         Ok(self.get(seq)?.len)
     }
 
-    /// Number of open sequences.
     pub(crate) fn sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// Whether there was such a sequence.
+    /// Returns false for an unknown id.
     pub(crate) fn close(&mut self, seq: SeqId) -> bool {
         let Some(sequence) = self.sequences.remove(&seq) else {
             return false;
@@ -166,9 +154,9 @@ impl KvCache {
         self.insert(fork)
     }
 
-    /// Gives every span's sequence the pages that its rows will need, all its own from the
-    /// span's position on, for a run of `layers`. All or nothing; to be followed by
-    /// [`Self::commit`] or [`Self::roll_back`].
+    /// Allocates the pages for the rows of all spans, and copies shared pages that they append to.
+    /// Checks all spans before it changes anything. The caller then calls [`Self::commit`] or
+    /// [`Self::roll_back`].
     pub(crate) fn reserve(
         &mut self,
         layers: &Range<u32>,
@@ -186,8 +174,8 @@ impl KvCache {
                 .saturating_add(usize::from(need.copy));
             needs.push(need);
         }
-        // Two forks that both append to the page they share need one copy between them, not two;
-        // asking for two may refuse a batch that just fits, but never the other way round.
+        // Two forks that append to the same shared page need one copy, but this counts two. It may
+        // refuse a batch that just fits; it never accepts one that does not.
         self.check_budget(fresh)?;
         self.pages.prepare(fresh)?;
         for (span, need) in spans.iter().zip(needs) {
@@ -254,7 +242,7 @@ impl KvCache {
         })
     }
 
-    /// The rows of the spans are in place.
+    /// Extends the sequences by the rows of the spans, once these are written.
     pub(crate) fn commit(&mut self, layers: &Range<u32>, spans: &[Span]) {
         for span in spans {
             if let Some(sequence) = self.sequences.get_mut(&span.seq) {
@@ -264,15 +252,15 @@ impl KvCache {
         }
     }
 
-    /// The rows of the spans did not come to be.
+    /// Releases the pages reserved for the spans, after a failure.
     pub(crate) fn roll_back(&mut self, spans: &[Span]) {
         for span in spans {
-            // As long as before, so this only gives back the pages at the end.
+            // The length is unchanged, so this only releases the pages at the end.
             let _ = self.truncate(span.seq, span.position);
         }
     }
 
-    /// The pages of each span's sequence, in order, for the threads of one batch.
+    /// Page table of each span's sequence, shared between the threads of a batch.
     pub(crate) fn views(&mut self, spans: &[Span]) -> Vec<Vec<SharedMut<'_, u16>>> {
         let pages = self.pages.views();
         let table = |span: &Span| self.sequences.get(&span.seq).map_or(&[][..], |s| &s.pages);
@@ -283,7 +271,6 @@ impl KvCache {
     }
 }
 
-/// Pages that `len` positions take.
 fn pages_for(len: u32) -> usize {
     (len as usize).div_ceil(PAGE)
 }

@@ -1,21 +1,19 @@
-//! Pages: allocation, owners, and where a position's cells lie in a page.
+//! KV pages: allocation, reference counts, and layout.
 
 use std::ops::Range;
 
 use zeroize::Zeroize;
 
 use super::super::error::EngineError;
-use crate::kernels::{Arena, Halves, SharedMut, page_len};
+use crate::kernels::{Arena, F16Buffer, SharedMut, page_len};
 
-/// Least memory that the pool takes from the system at a time, in bytes: a few huge pages. An
-/// answer's keys and values are read once per token, and with small pages most of that time would
-/// go into looking addresses up.
+/// Minimum allocation of the pool in bytes: a few huge pages. Each token reads all keys and values
+/// of its sequence; with small pages, TLB misses would take most of that time.
 const STEP: u64 = 4 << 20;
 
-/// What a position's keys and values are.
+/// Shape of the keys and values of a position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Geometry {
-    /// First layer of the engine.
     pub(crate) first_layer: u32,
     pub(crate) layers: usize,
     pub(crate) kv_heads: usize,
@@ -23,60 +21,57 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// A page is a row of strips, one for each head of each layer.
-    pub(crate) fn strips(&self) -> usize {
+    /// Head slabs of a page: one for each KV head of each layer.
+    pub(crate) fn head_slabs(&self) -> usize {
         self.layers * self.kv_heads
     }
 
-    /// Number of the strip of a head; `layer` counts from the engine's first.
-    pub(crate) fn strip_of(&self, layer: usize, head: usize) -> usize {
+    /// Index of the slab of a KV head; `layer` counts from the engine's first layer.
+    pub(crate) fn slab_index(&self, layer: usize, head: usize) -> usize {
         layer * self.kv_heads + head
     }
 
-    /// Where in a page a strip lies. What is in it is the kernels' to decide
-    /// (`kernels::key_cell` and `value_cell`).
-    pub(crate) fn strip(&self, strip: usize) -> Range<usize> {
+    /// Range of a slab in a page. `kernels::key_cell` and `value_cell` define its layout.
+    pub(crate) fn slab_range(&self, slab: usize) -> Range<usize> {
         let len = page_len(self.head_dim);
-        strip * len..(strip + 1) * len
+        slab * len..(slab + 1) * len
     }
 
-    /// The engine's layers.
     pub(crate) fn layer_range(&self) -> Range<u32> {
-        // There are as many as a range of u32 says.
+        // `layers` is the length of a range of u32.
         self.first_layer..self.first_layer.saturating_add(self.layers as u32)
     }
 
-    /// Values of a page.
     pub(crate) fn page_values(&self) -> usize {
-        self.strips() * page_len(self.head_dim)
+        self.head_slabs() * page_len(self.head_dim)
     }
 
-    /// Bytes of a page; every value is an f16.
+    /// Bytes of a page; values are binary16.
     pub(crate) fn page_bytes(&self) -> u64 {
         2 * self.page_values() as u64
     }
 
-    /// Bytes of one position in one layer.
+    /// Bytes of one position in one layer, keys and values together.
     pub(crate) fn position_bytes(&self) -> u64 {
         2 * 2 * (self.kv_heads * self.head_dim) as u64
     }
 }
 
-/// A pool of pages, grown one by one up to a limit.
+/// Pool of reference-counted pages, grown on demand up to `limit` pages.
 pub(super) struct Pages {
     geometry: Geometry,
     limit: usize,
     arena: Arena,
-    memory: Vec<Halves>,
-    /// Tables that name each page; 0 for those in `spare`.
+    memory: Vec<F16Buffer>,
+    /// Reference count of each page: number of page tables that contain it.
     owners: Vec<u32>,
-    /// Pages without owners. All their cells are zero.
+    /// Pages without owners, filled with zeros.
     spare: Vec<usize>,
 }
 
 impl Pages {
     pub(super) fn new(geometry: Geometry, limit: usize) -> Self {
-        // No more than it may come to hold.
+        // A pool with a small limit does not allocate more than that.
         let most = (limit as u64).saturating_mul(geometry.page_bytes());
         let step = usize::try_from(STEP.min(most)).unwrap_or(usize::MAX);
         Self {
@@ -97,7 +92,7 @@ impl Pages {
         self.memory.len() - self.spare.len()
     }
 
-    /// Pages that may still be taken.
+    /// Number of pages that can still be taken.
     pub(super) fn free(&self) -> usize {
         self.limit.saturating_sub(self.in_use())
     }
@@ -106,12 +101,12 @@ impl Pages {
         self.owners[page] > 1
     }
 
-    /// Sees to it that `count` pages can be taken.
+    /// Allocates memory so that the next `count` calls of [`Self::take`] succeed.
     pub(super) fn prepare(&mut self, count: usize) -> Result<(), EngineError> {
         let values = self.geometry.page_values();
         while self.spare.len() < count {
             let bytes = self.geometry.page_bytes();
-            let memory = self.arena.halves(values);
+            let memory = self.arena.f16_buffer(values);
             let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;
             self.spare.push(self.memory.len());
             self.memory.push(memory);
@@ -120,7 +115,7 @@ impl Pages {
         Ok(())
     }
 
-    /// A page of zeros with one owner.
+    /// Takes a page of zeros, with one owner.
     pub(super) fn take(&mut self) -> Result<usize, EngineError> {
         self.prepare(1)?;
         let bytes = self.geometry.page_bytes();
@@ -129,7 +124,7 @@ impl Pages {
         Ok(page)
     }
 
-    /// `page` itself if it has one owner only, else a copy of it.
+    /// Returns `page` if it has a single owner, otherwise a copy with one owner.
     pub(super) fn make_own(&mut self, page: usize) -> Result<usize, EngineError> {
         if !self.is_shared(page) {
             return Ok(page);
@@ -142,14 +137,13 @@ impl Pages {
         Ok(copy)
     }
 
-    /// One more owner for each of `pages`.
     pub(super) fn share(&mut self, pages: &[usize]) {
         for &page in pages {
             self.owners[page] += 1;
         }
     }
 
-    /// One owner less for each of `pages`.
+    /// Decrements the reference count of each of `pages`. Zeroes and frees pages without owners.
     pub(super) fn release(&mut self, pages: impl IntoIterator<Item = usize>) {
         for page in pages {
             self.owners[page] -= 1;
@@ -160,12 +154,9 @@ impl Pages {
         }
     }
 
-    pub(super) fn strip(&self, page: usize, strip: usize) -> &[u16] {
-        &self.memory[page][self.geometry.strip(strip)]
-    }
-
-    pub(super) fn strip_mut(&mut self, page: usize, strip: usize) -> &mut [u16] {
-        &mut self.memory[page][self.geometry.strip(strip)]
+    #[cfg(test)]
+    pub(super) fn slab(&self, page: usize, slab: usize) -> &[u16] {
+        &self.memory[page][self.geometry.slab_range(slab)]
     }
 
     pub(super) fn views(&mut self) -> Vec<SharedMut<'_, u16>> {

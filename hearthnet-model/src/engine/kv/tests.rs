@@ -1,9 +1,8 @@
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
-use super::super::error::ImportError;
 use super::*;
-use crate::kernels::write_kv;
+use crate::kernels::{key_cell, value_cell, write_kv};
 
 const GEOMETRY: Geometry = Geometry {
     first_layer: 5,
@@ -11,7 +10,6 @@ const GEOMETRY: Geometry = Geometry {
     kv_heads: 3,
     head_dim: 4,
 };
-const WEIGHTS: [u8; 32] = [7; 32];
 const ALL: Range<u32> = 5..7;
 
 fn cache(pages: u64, context: u32) -> KvCache {
@@ -23,13 +21,13 @@ fn cache(pages: u64, context: u32) -> KvCache {
     KvCache::new(GEOMETRY, limits)
 }
 
-/// A finite binary16 that names the token and the cell.
+/// A finite binary16 that depends on the token and the cell.
 fn cell(token: u16, position: usize, run: usize, i: usize) -> u16 {
     let mixed = (usize::from(token) * 31 + position) * 101 + run * 7 + i;
     (((mixed * 40_503) >> 3) as u16) & 0xbbff
 }
 
-/// What the engine does: reserve, write, commit.
+/// Appends tokens as the engine does: reserve, write, commit.
 fn append(cache: &mut KvCache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineError> {
     let spans: Vec<Span> = batch
         .iter()
@@ -46,14 +44,14 @@ fn append(cache: &mut KvCache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineEr
     let tables = cache.views(&spans);
     for ((span, (_, tokens)), table) in spans.iter().zip(batch).zip(tables) {
         for (position, token) in (span.position as usize..).zip(*tokens) {
-            for strip in 0..GEOMETRY.strips() {
-                let range = GEOMETRY.strip(strip);
-                // SAFETY: one thread, and nothing is kept.
+            for slab in 0..GEOMETRY.head_slabs() {
+                let range = GEOMETRY.slab_range(slab);
+                // SAFETY: there is one thread, and the slice is dropped before the next one.
                 #[allow(unsafe_code)]
                 let cells = unsafe { table[position / PAGE].slice_mut(range) };
                 let [keys, values] = [0, 1].map(|run| {
                     (0..GEOMETRY.head_dim)
-                        .map(|i| cell(*token, position, 2 * strip + run, i))
+                        .map(|i| cell(*token, position, 2 * slab + run, i))
                         .collect::<Vec<u16>>()
                 });
                 write_kv(cells, position % PAGE, &keys, &values);
@@ -64,22 +62,33 @@ fn append(cache: &mut KvCache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineEr
     Ok(())
 }
 
-/// The data of a snapshot of these tokens.
-fn expected(tokens: &[u16]) -> Vec<u8> {
+/// Cells of these tokens: per head slab, all keys, then all values.
+fn expected(tokens: &[u16]) -> Vec<u16> {
     let mut out = Vec::new();
-    for run in 0..2 * GEOMETRY.strips() {
+    for run in 0..2 * GEOMETRY.head_slabs() {
         for (position, token) in tokens.iter().enumerate() {
             for i in 0..GEOMETRY.head_dim {
-                out.extend_from_slice(&cell(*token, position, run, i).to_le_bytes());
+                out.push(cell(*token, position, run, i));
             }
         }
     }
     out
 }
 
-fn content(cache: &KvCache, seq: SeqId) -> Vec<u8> {
-    let len = cache.len(seq).unwrap();
-    cache.export(&WEIGHTS, seq, len).unwrap().as_bytes()[64..].to_vec()
+/// Cells that a sequence holds, in the order of [`expected`].
+fn content(cache: &KvCache, seq: SeqId) -> Vec<u16> {
+    let (sequence, dim) = (cache.get(seq).unwrap(), GEOMETRY.head_dim);
+    let cells: [fn(usize, usize, usize) -> usize; 2] = [key_cell, value_cell];
+    let mut out = Vec::new();
+    for slab in 0..GEOMETRY.head_slabs() {
+        for cell_of in cells {
+            for position in 0..sequence.len as usize {
+                let page = cache.pages.slab(sequence.pages[position / PAGE], slab);
+                out.extend((0..dim).map(|i| page[cell_of(dim, position % PAGE, i)]));
+            }
+        }
+    }
+    out
 }
 
 fn tokens(count: usize, salt: u16) -> Vec<u16> {
@@ -120,7 +129,7 @@ fn a_fork_takes_no_pages_until_one_side_appends() {
 }
 
 #[test]
-fn forks_that_append_in_one_batch_part() {
+fn forks_that_append_in_one_batch_diverge() {
     let mut cache = cache(4, 1000);
     let a = cache.open().unwrap();
     append(&mut cache, &[(a, &[1, 2])]).unwrap();
@@ -149,7 +158,7 @@ fn a_full_budget_is_refused_and_changes_nothing() {
     assert_eq!((cache.len(a), cache.len(b)), (Ok(PAGE as u32 + 1), Ok(0)));
     assert_eq!(cache.bytes_in_use(), 2 * page);
     assert_eq!(content(&cache, a), expected(&tokens(PAGE + 1, 3)));
-    // The room that is left can be used, and the room of a closed sequence again.
+    // The remaining budget is usable, and closing a sequence frees its budget.
     append(&mut cache, &[(b, &tokens(PAGE, 5))]).unwrap();
     cache.close(a);
     append(&mut cache, &[(b, &tokens(2 * PAGE, 6))]).unwrap();
@@ -211,7 +220,6 @@ fn spans_that_do_not_fit_are_refused() {
         Err(EngineError::DuplicateSequence(seq))
     );
     assert_eq!(cache.truncate(seq, 41), Err(gap(41)));
-    assert_eq!(cache.export(&WEIGHTS, seq, 41), Err(gap(41)));
     append(&mut cache, &[(seq, &tokens(10, 0))]).unwrap();
 }
 
@@ -236,14 +244,12 @@ fn a_closed_sequence_is_unknown_and_its_id_is_not_used_again() {
 fn sequences_are_limited() {
     let mut cache = cache(4, 100);
     let first = cache.open().unwrap();
-    let snapshot = cache.export(&WEIGHTS, first, 0).unwrap();
     for _ in 1..12 {
         cache.open().unwrap();
     }
     let full = EngineError::TooManySequences(12);
     assert_eq!(cache.open(), Err(full.clone()));
-    assert_eq!(cache.fork(first), Err(full.clone()));
-    assert_eq!(cache.import(&WEIGHTS, &snapshot), Err(full.into()));
+    assert_eq!(cache.fork(first), Err(full));
 }
 
 #[test]
@@ -260,7 +266,7 @@ fn freed_pages_come_back_as_zeros() {
     }];
     cache.reserve(&ALL, &spans).unwrap();
     cache.commit(&ALL, &spans);
-    assert!(content(&cache, b).iter().all(|byte| *byte == 0));
+    assert!(content(&cache, b).iter().all(|cell| *cell == 0));
 }
 
 #[test]
@@ -279,102 +285,6 @@ fn a_batch_that_failed_leaves_lengths_and_pages_as_they_were() {
     cache.roll_back(&spans);
     assert_eq!((cache.bytes_in_use(), cache.len(a)), (before, Ok(5)));
     assert_eq!(content(&cache, a), expected(&tokens(5, 2)));
-}
-
-fn snapshot(count: usize) -> Vec<u8> {
-    let mut cache = cache(10, 1000);
-    let a = cache.open().unwrap();
-    if count > 0 {
-        append(&mut cache, &[(a, &tokens(count, 5))]).unwrap();
-    }
-    cache
-        .export(&WEIGHTS, a, count as u32)
-        .unwrap()
-        .into_bytes()
-}
-
-fn import(bytes: Vec<u8>) -> Result<(), ImportError> {
-    let mut cache = cache(10, 100);
-    let result = cache.import(&WEIGHTS, &KvSnapshot::from_bytes(bytes));
-    if result.is_err() {
-        assert_eq!((cache.bytes_in_use(), cache.sequences()), (0, 0));
-    }
-    result.map(|_| ())
-}
-
-#[test]
-fn a_snapshot_of_something_else_is_refused_by_name() {
-    let with = |offset: usize, bytes: &[u8]| {
-        let mut snapshot = snapshot(3);
-        snapshot[offset..offset + bytes.len()].copy_from_slice(bytes);
-        import(snapshot)
-    };
-    assert_eq!(with(0, b"HNKV"), Ok(()));
-    assert!(matches!(with(0, b"HNKW"), Err(ImportError::Malformed(_))));
-    assert_eq!(
-        with(4, &[2]),
-        Err(ImportError::Version {
-            found: 2,
-            expected: 1
-        })
-    );
-    assert!(matches!(with(6, &[2]), Err(ImportError::Malformed(_))));
-    assert!(matches!(with(7, &[1]), Err(ImportError::Malformed(_))));
-    assert_eq!(with(39, &[8]), Err(ImportError::Weights));
-    let geometry = |field, found, expected| {
-        Err(ImportError::Geometry {
-            field,
-            found,
-            expected,
-        })
-    };
-    let layers = |found| Err(ImportError::Layers { found, engine: ALL });
-    assert_eq!(with(40, &[6]), layers(6..8));
-    assert_eq!(with(40, &[4]), layers(4..6));
-    assert_eq!(with(44, &[0]), layers(5..5));
-    assert_eq!(with(44, &[255; 4]), layers(5..u32::MAX));
-    assert!(matches!(with(44, &[1]), Err(ImportError::Length { .. })));
-    assert_eq!(with(48, &[6]), geometry("KV heads", 6, 3));
-    assert_eq!(with(52, &[2]), geometry("values per head", 2, 4));
-    assert!(matches!(with(56, &[4]), Err(ImportError::Length { .. })));
-    assert!(matches!(
-        with(56, &[255; 4]),
-        Err(ImportError::Length { .. })
-    ));
-    assert!(matches!(with(60, &[1]), Err(ImportError::Malformed(_))));
-    assert_eq!(with(64, &[0, 0x7c]), Err(ImportError::NotFinite(64)));
-    assert_eq!(with(70, &[1, 0xfe]), Err(ImportError::NotFinite(70)));
-    assert_eq!(with(70, &[0xff, 0xfb]), Ok(()));
-}
-
-#[test]
-fn a_snapshot_that_is_cut_or_too_long_is_refused() {
-    let whole = snapshot(2);
-    for len in 0..whole.len() {
-        assert!(
-            import(whole[..len].to_vec()).is_err(),
-            "{len} bytes of {}",
-            whole.len()
-        );
-    }
-    let longer = [&whole[..], &[0]].concat();
-    assert!(matches!(import(longer), Err(ImportError::Length { .. })));
-}
-
-#[test]
-fn a_snapshot_beyond_the_context_or_the_budget_is_refused() {
-    let context = ImportError::Engine(EngineError::ContextFull {
-        wanted: 101,
-        limit: 100,
-    });
-    assert_eq!(import(snapshot(101)), Err(context));
-    let mut small = cache(1, 1000);
-    let result = small.import(&WEIGHTS, &KvSnapshot::from_bytes(snapshot(PAGE + 1)));
-    assert!(matches!(
-        result,
-        Err(ImportError::Engine(EngineError::KvFull { .. }))
-    ));
-    assert_eq!((small.bytes_in_use(), small.sequences()), (0, 0));
 }
 
 #[test]
@@ -396,20 +306,8 @@ fn a_sequence_stays_with_the_layers_that_it_ran_through() {
         asked: ALL,
     };
     assert_eq!(cache.reserve(&ALL, &span(2)), Err(error));
-    let snapshot = cache.export(&WEIGHTS, seq, 2).unwrap();
-    assert_eq!(
-        snapshot.as_bytes().len() as u64,
-        64 + 2 * GEOMETRY.position_bytes()
-    );
-    let copy = cache.import(&WEIGHTS, &snapshot).unwrap();
-    let copied = [Span {
-        seq: copy,
-        position: 2,
-        rows: 1,
-    }];
-    assert!(cache.reserve(&(5..6), &copied).is_err());
-    cache.reserve(&(6..7), &copied).unwrap();
-    cache.roll_back(&copied);
+    cache.reserve(&(6..7), &span(2)).unwrap();
+    cache.roll_back(&span(2));
     cache.truncate(seq, 0).unwrap();
     cache.reserve(&ALL, &span(0)).unwrap();
 }
@@ -421,7 +319,6 @@ enum Op {
     Truncate(usize, usize),
     Fork(usize),
     Close(usize),
-    Carry(usize, usize),
     Fail(usize, usize),
 }
 
@@ -433,12 +330,11 @@ fn op() -> impl Strategy<Value = Op> {
         (which.clone(), 0..100usize).prop_map(|(seq, len)| Op::Truncate(seq, len)),
         which.clone().prop_map(Op::Fork),
         which.clone().prop_map(Op::Close),
-        (which.clone(), 0..100usize).prop_map(|(seq, len)| Op::Carry(seq, len)),
         (which, 1..80usize).prop_map(|(seq, rows)| Op::Fail(seq, rows)),
     ]
 }
 
-/// Distinct pages that the sequences could need at most, and the least that they need.
+/// Checks that no page leaks, and that pages in use do not exceed those of unshared sequences.
 fn check_pages(cache: &KvCache, model: &[(SeqId, Vec<u16>)]) -> TestCaseResult {
     let tables: std::collections::BTreeSet<usize> = cache
         .sequences
@@ -466,7 +362,6 @@ proptest! {
         ops in prop::collection::vec(op(), 1..60),
     ) {
         let mut cache = cache(14, 150);
-        let mut other = super::tests::cache(14, 150);
         let mut model: Vec<(SeqId, Vec<u16>)> = Vec::new();
         let mut salt = 0u16;
         for op in ops {
@@ -517,23 +412,6 @@ proptest! {
                     let (seq, _) = model.swap_remove(pick(index));
                     prop_assert!(cache.close(seq));
                 }
-                Op::Carry(index, len) => {
-                    let (seq, tokens) = model[pick(index)].clone();
-                    let len = len.min(tokens.len());
-                    let snapshot = cache.export(&WEIGHTS, seq, len as u32).unwrap();
-                    // Into another cache, whose content must be the same, and back into this one.
-                    let there = other.import(&WEIGHTS, &snapshot).unwrap();
-                    let back = other.export(&WEIGHTS, there, len as u32).unwrap();
-                    other.close(there);
-                    prop_assert_eq!(&back, &snapshot);
-                    match cache.import(&WEIGHTS, &back) {
-                        Ok(seq) => model.push((seq, tokens[..len].to_vec())),
-                        Err(ImportError::Engine(
-                            EngineError::KvFull { .. } | EngineError::TooManySequences { .. }
-                        )) => {}
-                        Err(error) => prop_assert!(false, "{error}"),
-                    }
-                }
                 Op::Fail(index, rows) => {
                     let (seq, tokens) = &model[pick(index)];
                     let spans = [Span {
@@ -556,25 +434,5 @@ proptest! {
             cache.close(seq);
         }
         prop_assert_eq!(cache.bytes_in_use(), 0);
-    }
-
-    #[test]
-    fn no_bytes_panic_the_importer(
-        mut bytes in Just(snapshot(3)),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
-        len in any::<prop::sample::Index>(),
-        cut in any::<bool>(),
-    ) {
-        for (index, value) in changes {
-            let index = index.index(bytes.len());
-            bytes[index] = value;
-        }
-        if cut {
-            bytes.truncate(len.index(bytes.len() + 1));
-        }
-        let mut cache = cache(10, 100);
-        if let Ok(seq) = cache.import(&WEIGHTS, &KvSnapshot::from_bytes(bytes.clone())) {
-            prop_assert_eq!(cache.export(&WEIGHTS, seq, 3).unwrap().into_bytes(), bytes);
-        }
     }
 }

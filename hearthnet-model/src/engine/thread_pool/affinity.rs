@@ -1,62 +1,64 @@
-//! Where workers run: anywhere but on the core of the thread that they help.
+//! CPU affinity of workers: any core except that of the thread that calls
+//! [`run`](super::ThreadPool::run).
 //!
-//! Who is woken is often put on its waker's core, where the caches know what it needs; kernels for
-//! virtual machines may do so rather than fetch back a core that the machine below has given away.
-//! But whoever wakes a worker goes on computing: the worker would get there when the work is done.
+//! The scheduler often puts a woken thread on its waker's core, whose caches are warm. Guest
+//! kernels may also do so instead of reclaiming a core that the hypervisor has descheduled. But the
+//! caller goes on computing after it wakes a worker, so the worker would only run when the work is
+//! done.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// No core has this number.
+/// Value of `avoided` that matches no core.
 const NONE: usize = usize::MAX;
 
-/// The workers of a team, and the core that is kept clear of them.
+/// Workers of a pool, and the core that is kept clear of them.
 #[derive(Debug)]
-pub(super) struct Places {
-    /// What the thread that made the team may use; `None`: the system does not say.
+pub(super) struct WorkerAffinity {
+    /// Cores allowed to the thread that created the pool; `None` if the system does not tell.
     allowed: Option<CpuSet>,
     workers: Mutex<Vec<Pid>>,
-    clear: AtomicUsize,
+    /// Core that the workers avoid, or [`NONE`].
+    avoided: AtomicUsize,
 }
 
-impl Default for Places {
+impl Default for WorkerAffinity {
     fn default() -> Self {
         Self {
             allowed: sched_getaffinity(None).ok(),
             workers: Mutex::default(),
-            clear: AtomicUsize::new(NONE),
+            avoided: AtomicUsize::new(NONE),
         }
     }
 }
 
-impl Places {
-    /// The calling thread is a worker.
-    pub(super) fn enter(&self) {
+impl WorkerAffinity {
+    pub(super) fn register(&self) {
         let mut workers = self.workers.lock();
         workers.push(gettid());
-        self.clear.store(NONE, Ordering::Relaxed);
+        self.avoided.store(NONE, Ordering::Relaxed);
     }
 
-    /// Keeps workers off the calling thread's core, if there are others. Two system calls per
-    /// worker at most, and none as long as the caller stays where it is.
-    pub(super) fn clear(&self) {
+    /// Excludes the calling thread's core from the affinity of all workers, if other cores are
+    /// allowed. One system call per worker, and only if the caller has moved to another core.
+    pub(super) fn avoid_current_core(&self) {
         let here = sched_getcpu();
-        if self.clear.load(Ordering::Relaxed) == here {
+        if self.avoided.load(Ordering::Relaxed) == here {
             return;
         }
         let workers = self.workers.lock();
-        self.clear.store(here, Ordering::Relaxed);
+        self.avoided.store(here, Ordering::Relaxed);
         if let Some(others) = self.others(here) {
             for worker in &*workers {
-                // A team whose workers run where they like is slower at worst.
+                // A failure only costs speed.
                 let _ = sched_setaffinity(Some(*worker), &others);
             }
         }
     }
 
-    /// The cores besides one.
+    /// The allowed cores without `here`, or `None` if no core is left.
     fn others(&self, here: usize) -> Option<CpuSet> {
         let mut others = self.allowed?;
         others.unset(here);
@@ -69,23 +71,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_may_use_every_core_but_the_one_that_is_kept_clear() {
-        let places = std::sync::Arc::new(Places::default());
+    fn workers_avoid_the_core_of_the_caller() {
+        let affinity = std::sync::Arc::new(WorkerAffinity::default());
         let (known, leave) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         std::thread::scope(|scope| {
             let worker = scope.spawn(|| {
-                places.enter();
+                affinity.register();
                 known.wait();
                 leave.wait();
                 sched_getaffinity(None).unwrap()
             });
             known.wait();
-            places.clear();
-            let here = places.clear.load(Ordering::Relaxed);
+            affinity.avoid_current_core();
+            let here = affinity.avoided.load(Ordering::Relaxed);
             leave.wait();
             let allowed = sched_getaffinity(None).unwrap();
             let expected = match allowed.count() {
-                // Where there is one core, it is shared.
+                // A single core is shared.
                 1 => allowed,
                 _ => {
                     let mut others = allowed;

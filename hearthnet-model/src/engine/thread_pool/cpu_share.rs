@@ -1,22 +1,21 @@
-//! How much of a core the thread gets that runs a team's jobs.
+//! Share of a core that the thread which runs a pool's jobs gets.
 //!
-//! Members wait for each other at every phase. Where other work takes nearly all of the cores, each
-//! of these waits lasts until the system lets another thread of the process run again, and what
-//! little the process gets is lost in waiting: then one thread alone is faster than a team.
+//! Threads wait for each other at every phase. If other processes take nearly all of the cores,
+//! each wait lasts until the system schedules the next thread of this process, and its little CPU
+//! time is lost in waiting. Then a single thread is faster than the pool.
 
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How long jobs are looked at before anything follows from them: many slices of the system's
-/// scheduler, and a few steps of a chat.
+/// Job time per decision: many time slices of the scheduler, and a few decode steps.
 const WINDOW: Duration = Duration::from_millis(100);
-/// A thread that is on a core for less than one part in so many of its jobs is starved. Three
-/// processes of two threads each that never rest leave each thread a third on two cores; a group
-/// with 6% of the machine has one part in sixteen.
+/// A thread is starved if it runs on a core for less than `1 / PARTS` of its job time. For
+/// comparison: three busy processes with two threads each leave a thread 1/3 on two cores; a cgroup
+/// with 6% of the machine leaves 1/16.
 const PARTS: u32 = 6;
 
-/// What a team's jobs of late took, and what the thread that ran them got of a core.
+/// Wall time and CPU time of a pool's recent jobs.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     wall: Duration,
@@ -25,12 +24,12 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Whether a team would cost more than it brings.
+    /// Whether one thread is faster than the pool, by the last complete window.
     pub(super) fn starved(&self) -> bool {
         self.starved
     }
 
-    /// Counts a job that took `wall` of time, for `on_core` of which its thread ran.
+    /// Records a job that took `wall` time, of which its thread ran for `on_core`.
     fn note(&mut self, wall: Duration, on_core: Duration) {
         self.wall += wall;
         self.on_core += on_core;
@@ -44,7 +43,7 @@ impl Share {
     }
 }
 
-/// The job that the calling thread is about to do.
+/// Stopwatch for a job of the calling thread.
 pub(super) struct Watch {
     wall: Instant,
     on_core: Duration,
@@ -58,14 +57,13 @@ impl Watch {
         }
     }
 
-    /// To be called by the thread that started it.
+    /// Must be called on the thread that called [`Self::start`].
     pub(super) fn stop(self, share: &mut Share) {
         let wall = self.wall.elapsed();
         share.note(wall, on_core().saturating_sub(self.on_core));
     }
 }
 
-/// How long the calling thread has been on a core.
 fn on_core() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // A thread's time is never negative.
@@ -81,15 +79,15 @@ mod tests {
         let ms = Duration::from_millis;
         let mut share = Share::default();
         for (wall, on_core, starved) in [
-            // Not long enough to tell.
+            // Below the window.
             (ms(90), ms(1), false),
             (ms(20), ms(1), true),
             (ms(50), ms(3), true),
             (ms(60), ms(4), true),
-            // A busy machine is shared, and no reason to leave anybody out.
+            // A third of a core is not starved.
             (ms(120), ms(40), false),
             (ms(99), ms(99), false),
-            // Stopped for an hour, once.
+            // Stopped for an hour once.
             (ms(3_600_000), ms(5), true),
             (ms(100), ms(95), false),
         ] {

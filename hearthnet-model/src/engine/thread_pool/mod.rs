@@ -1,26 +1,26 @@
-//! The engine's threads: one team per engine, parked when idle.
+//! Thread pool of an engine; its threads are parked when idle.
 //!
-//! A *job* is one closure that every member of the team runs. Inside, it calls
-//! [`Member::phase`] again and again: a phase is a number of *units* of work, any member may take
-//! any unit, and nobody goes on to the next phase before every unit of this one is finished.
+//! A *job* is a closure that every thread of the pool runs. It calls [`PoolThread::phase`]
+//! repeatedly. A phase has a number of *units* of work. Any thread may take any unit, and no thread
+//! starts the next phase before all units of this phase are finished.
 //!
-//! Phases are counted in units, not in threads: a member that the operating system has not woken
-//! yet, or has put aside, is never waited for unless it holds a unit. That is what keeps a step
-//! quick when more threads want to run than there are cores (three HearthNet processes on two
-//! cores, say). Who takes which unit is chance, so units must write to separate places and
-//! compute each value in one way only; then the result does not depend on it.
+//! A phase waits for units, not for threads: a thread that the operating system has not woken yet,
+//! or has preempted, delays a phase only if it holds a unit. This keeps a step fast when there are
+//! more runnable threads than cores (for example three HearthNet processes on two cores). Units are
+//! assigned in arbitrary order, so they must write to separate places and compute each value in one
+//! way only; then the result does not depend on the assignment.
 //!
 //! ```text
 //! phase 0      1        2
-//! |0 1 2 3 c|0 1 2 c|0 1 ..     next: first number that nobody has taken
-//!             ^   ^             done: how many are finished
-//!          done   next          c: what concludes a phase; it is over when done is beyond c
+//! |0 1 2 3 c|0 1 2 c|0 1 ..     next: first number not yet taken
+//!             ^   ^             done: count of finished numbers
+//!          done   next          c: conclusion of a phase, which ends when done is beyond c
 //! ```
 //!
-//! Both counters only grow, from job to job as well, so that nothing has to be reset and a late
-//! member finds out by comparing two numbers that a phase is over.
+//! Both counters only grow, across jobs too: they need no reset, and a late thread compares two
+//! numbers to see that a phase is over.
 //!
-//! Waiting means watching a counter for some microseconds ([`SPIN`]) and then sleeping.
+//! A waiting thread polls a counter for some microseconds ([`SPIN`]) and then sleeps.
 
 mod affinity;
 mod cpu_share;
@@ -32,50 +32,49 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use affinity::Places;
+use affinity::WorkerAffinity;
 use cpu_share::{Share, Watch};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// How long a member watches a counter before it sleeps. Phases of a decode step take 2 to 50 µs,
-/// waking a sleeper costs about 5 µs of its waker's time and more of its own.
+/// Polling time before a waiting thread sleeps. Phases of a decode step take 2 to 50 µs; waking a
+/// sleeping thread costs its waker about 5 µs, and itself more.
 const SPIN: Duration = Duration::from_micros(25);
-/// Looks at the counter between two looks at the clock.
-const LOOKS: u32 = 32;
+/// Polls of the counter between two reads of the clock.
+const POLLS: u32 = 32;
 
-/// A fixed number of threads that work on one job at a time.
+/// Fixed number of threads that run one job at a time.
 pub(crate) struct ThreadPool {
     common: Arc<Common>,
     workers: Vec<JoinHandle<()>>,
-    /// One job at a time.
+    /// Locked during a job, so that jobs of several callers run one after another.
     turn: Mutex<Share>,
 }
 
-/// One thread's part in a job.
-pub(crate) struct Member<'job> {
+/// Handle of a thread that takes part in a job.
+pub(crate) struct PoolThread<'job> {
     common: Option<&'job Common>,
     index: usize,
-    /// Number of the first unit of the phase to come.
+    /// Number of the first unit of the next phase.
     base: u64,
 }
 
-/// The closure of a job, its lifetime erased.
-type Job = &'static (dyn Fn(&mut Member<'_>) + Sync);
+/// Closure of a job, with its lifetime erased.
+type Job = &'static (dyn Fn(&mut PoolThread<'_>) + Sync);
 
 #[derive(Default)]
 struct Common {
     next: Padded<AtomicU64>,
     done: Padded<AtomicU64>,
-    /// Counts jobs, so that idle workers need not lock to look for one.
+    /// Number of jobs, so that idle workers detect a new job without locking.
     jobs: Padded<AtomicU64>,
-    /// Workers inside a job.
+    /// Number of workers inside the job.
     active: Padded<AtomicUsize>,
-    /// Somebody panicked: everyone leaves the job.
+    /// Set when a thread panicked: all threads leave the job.
     broken: AtomicBool,
     slot: Mutex<JobSlot>,
-    places: Places,
-    /// Signals a new job.
+    affinity: WorkerAffinity,
     start: Signal,
-    /// Signals the end of a phase, or that nobody is active any more.
+    /// Signals the end of a phase, or that no worker is active any more.
     progress: Signal,
 }
 
@@ -87,18 +86,18 @@ struct JobSlot {
     panic: Option<Box<dyn Any + Send>>,
 }
 
-/// Keeps counters that different threads write out of each other's cache line (two lines, since
-/// processors fetch them in pairs).
+/// Padding that puts counters of different writers into different cache lines. It takes two lines,
+/// because processors fetch them in pairs.
 #[derive(Default)]
 #[repr(align(128))]
 struct Padded<T>(T);
 
 impl ThreadPool {
-    /// A team of `threads` members (at least one). The calling thread is one of them, so one less
-    /// is started.
+    /// A pool of `threads` threads (at least 1), including the calling thread: it starts
+    /// `threads - 1` workers.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// When the operating system refuses a thread.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let common = Arc::new(Common::default());
         let mut thread_pool = Self {
@@ -116,18 +115,18 @@ impl ThreadPool {
         Ok(thread_pool)
     }
 
-    /// Number of members.
+    /// Number of threads, including the calling thread.
     pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs `job` on the calling thread and on every worker that is awake in time; on the calling
-    /// thread alone while it hardly gets a core ([`Share`]). Jobs of several callers follow one
-    /// another.
+    /// Runs `job` on the calling thread and on every worker that wakes in time. If the calling
+    /// thread is starved ([`Share`]), runs it on that thread alone. Jobs of several callers run one
+    /// after another.
     ///
     /// # Panics
-    /// With the job's own panic, once every member has left the job.
-    pub(crate) fn run(&self, job: &(dyn Fn(&mut Member<'_>) + Sync)) {
+    /// With the job's own panic, after every thread has left the job.
+    pub(crate) fn run(&self, job: &(dyn Fn(&mut PoolThread<'_>) + Sync)) {
         if self.workers.is_empty() {
             return alone(job);
         }
@@ -141,17 +140,17 @@ impl ThreadPool {
         watch.stop(&mut share);
     }
 
-    /// Runs `job` on the calling thread and on every worker that is awake in time.
-    fn together(&self, job: &(dyn Fn(&mut Member<'_>) + Sync)) {
+    /// Runs `job` on the calling thread and on every worker that wakes in time.
+    fn together(&self, job: &(dyn Fn(&mut PoolThread<'_>) + Sync)) {
         let common = &*self.common;
-        common.places.clear();
-        // SAFETY: the lifetime is erased for as long as the job lies on the slot and somebody is
-        // active in it. `Recall` takes it from the slot and waits until nobody is active before
-        // this function returns or unwinds, and a worker becomes active only under the slot's
-        // lock and while the job lies there. So nobody can run or hold the closure after `job`
-        // ends.
+        common.affinity.avoid_current_core();
+        // SAFETY: workers use the closure only while they are active. A worker becomes active only
+        // under the slot's lock and while the slot holds the job. Before this function returns or
+        // unwinds, `Recall` takes the job from the slot and waits until no worker is active. So no
+        // worker holds the closure after the lifetime of `job` ends.
         #[allow(unsafe_code)]
-        let erased = unsafe { std::mem::transmute::<&(dyn Fn(&mut Member<'_>) + Sync), Job>(job) };
+        let erased =
+            unsafe { std::mem::transmute::<&(dyn Fn(&mut PoolThread<'_>) + Sync), Job>(job) };
         let base = common.next.0.load(Ordering::Relaxed);
         common.done.0.store(base, Ordering::Relaxed);
         common.broken.store(false, Ordering::Relaxed);
@@ -165,7 +164,7 @@ impl ThreadPool {
         common.start.notify();
 
         let recall = Recall(common);
-        job(&mut Member {
+        job(&mut PoolThread {
             common: Some(common),
             index: 0,
             base,
@@ -178,9 +177,8 @@ impl ThreadPool {
     }
 }
 
-/// Runs `job` on the calling thread.
-fn alone(job: &(dyn Fn(&mut Member<'_>) + Sync)) {
-    job(&mut Member {
+fn alone(job: &(dyn Fn(&mut PoolThread<'_>) + Sync)) {
+    job(&mut PoolThread {
         common: None,
         index: 0,
         base: 0,
@@ -193,28 +191,28 @@ impl Drop for ThreadPool {
         self.common.jobs.0.fetch_add(1, Ordering::SeqCst);
         self.common.start.notify();
         for worker in self.workers.drain(..) {
-            // A worker catches what its job throws, so there is nothing to pass on.
+            // Workers catch panics of jobs, so `join` returns no panic to propagate.
             let _ = worker.join();
         }
     }
 }
 
-impl Member<'_> {
-    /// Number of this member: 0 is the thread that called [`ThreadPool::run`].
+impl PoolThread<'_> {
+    /// Index of this thread in the pool; 0 is the thread that called [`ThreadPool::run`].
     pub(crate) fn index(&self) -> usize {
         self.index
     }
 
-    /// Does `units` units of work together with the other members, and returns when all are done:
-    /// what any member wrote in this phase is then visible to this one.
+    /// Executes `units` units of work together with the other threads, and returns when all are
+    /// finished. Everything written in this phase is then visible to this thread.
     ///
-    /// Every member must come by the same phases, with the same number of units, in the same order.
+    /// Every thread must call the same phases, with the same number of units, in the same order.
     pub(crate) fn phase(&mut self, units: usize, work: impl FnMut(usize)) {
         self.phase_then(units, work, || ());
     }
 
-    /// As [`Self::phase`]; the member that finishes the last unit then runs `conclude`, before
-    /// anybody goes on: cheaper than a phase of one unit. At least one unit.
+    /// As [`Self::phase`], but the thread that finishes the last unit runs `conclude` before the
+    /// phase ends. This is cheaper than a phase of one unit. `units` must be at least 1.
     pub(crate) fn phase_then(
         &mut self,
         units: usize,
@@ -229,14 +227,14 @@ impl Member<'_> {
             return;
         }
         let base = self.base;
-        // The last number of a phase is the conclusion's; nobody takes it as a unit.
+        // The last number of a phase stands for its conclusion and is never taken as a unit.
         let last = base + units as u64;
         let end = last + 1;
         self.base = end;
         let mut conclude = Some(conclude);
         let mut next = common.next.0.load(Ordering::Relaxed);
         while next < last && !common.broken.load(Ordering::Relaxed) {
-            // `next` is at least `base`: a member gets here only when the phase before is over.
+            // `next` is at least `base`, because the previous phase is over.
             match common.next.0.compare_exchange_weak(
                 next,
                 next + 1,
@@ -269,9 +267,8 @@ impl Common {
         self.slot.lock()
     }
 
-    /// A worker's life.
     fn work(&self, index: usize) {
-        self.places.enter();
+        self.affinity.register();
         let mut seen = 0;
         loop {
             self.start
@@ -281,18 +278,18 @@ impl Common {
                 if slot.stop {
                     return;
                 }
-                // Under the lock, so that this is the number of the job on the slot.
+                // Read under the lock, so that it belongs to the job on the slot.
                 seen = self.jobs.0.load(Ordering::SeqCst);
                 let Some(job) = slot.job else { continue };
                 self.active.0.fetch_add(1, Ordering::Relaxed);
                 (job, slot.base)
             };
-            let mut member = Member {
+            let mut thread = PoolThread {
                 common: Some(self),
                 index,
                 base,
             };
-            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&mut member))) {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&mut thread))) {
                 self.slot().panic.get_or_insert(payload);
                 self.give_up();
             }
@@ -308,7 +305,7 @@ impl Common {
     }
 }
 
-/// Ends a job on every way out of [`ThreadPool::run`].
+/// Ends a job on every exit path of [`ThreadPool::together`], including panics.
 struct Recall<'a>(&'a Common);
 
 impl Drop for Recall<'_> {
@@ -321,30 +318,29 @@ impl Drop for Recall<'_> {
             .progress
             .wait(|| self.0.active.0.load(Ordering::Acquire) == 0);
         if self.0.broken.load(Ordering::Relaxed) {
-            // Units that were taken and never finished must not be counted in the next job.
+            // Units that were taken but not finished must not count in the next job.
             let next = self.0.next.0.load(Ordering::Relaxed);
             self.0.done.0.store(next, Ordering::Relaxed);
         }
     }
 }
 
-/// Where members wait for a condition that another member brings about.
+/// Condition variable whose waiters spin before they sleep.
 #[derive(Default)]
 struct Signal {
     sleepers: Padded<AtomicUsize>,
     lock: Mutex<()>,
-    bell: Condvar,
+    condvar: Condvar,
 }
 
 impl Signal {
-    /// Returns once `ready()` holds.
     fn wait(&self, ready: impl Fn() -> bool) {
         if ready() {
             return;
         }
         let begin = Instant::now();
         loop {
-            for _ in 0..LOOKS {
+            for _ in 0..POLLS {
                 std::hint::spin_loop();
                 if ready() {
                     return;
@@ -358,20 +354,20 @@ impl Signal {
         self.sleepers.0.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         while !ready() {
-            self.bell.wait(&mut guard);
+            self.condvar.wait(&mut guard);
         }
         self.sleepers.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Wakes those that wait; to be called after the change that they wait for. Either this sees
-    /// the sleeper, or the sleeper, which looks once more after it has made itself known, sees
-    /// the change: the two fences order it so.
+    /// Wakes waiting threads; call it after the change that they wait for. The two fences ensure
+    /// that either this call sees the sleeper, or the sleeper, which checks the condition again
+    /// after it has registered, sees the change.
     fn notify(&self) {
         fence(Ordering::SeqCst);
         if self.sleepers.0.load(Ordering::SeqCst) > 0 {
-            // Not before a sleeper that has looked in vain is really waiting.
+            // Waits until a sleeper that has just checked the condition is on the condvar.
             drop(self.lock.lock());
-            self.bell.notify_all();
+            self.condvar.notify_all();
         }
     }
 }
@@ -380,7 +376,7 @@ impl Signal {
 mod tests {
     use super::*;
 
-    fn teams() -> impl Iterator<Item = ThreadPool> {
+    fn pools() -> impl Iterator<Item = ThreadPool> {
         [1, 2, 3, 7]
             .into_iter()
             .map(|threads| ThreadPool::new(threads).unwrap())
@@ -388,16 +384,16 @@ mod tests {
 
     #[test]
     fn every_unit_of_every_phase_is_done_once() {
-        for thread_pool in teams() {
+        for thread_pool in pools() {
             for phases in [0, 1, 5, 200] {
                 let counts: Vec<Vec<AtomicUsize>> = (0..phases)
                     .map(|phase| (0..1 + phase % 9).map(|_| AtomicUsize::new(0)).collect())
                     .collect();
                 let conclusions = AtomicUsize::new(0);
-                thread_pool.run(&|member| {
+                thread_pool.run(&|thread| {
                     for phase in &counts {
                         let concluded = AtomicUsize::new(0);
-                        member.phase_then(
+                        thread.phase_then(
                             phase.len(),
                             |unit| {
                                 phase[unit].fetch_add(1, Ordering::Relaxed);
@@ -424,20 +420,20 @@ mod tests {
 
     #[test]
     fn a_phase_sees_all_of_the_phase_before() {
-        for thread_pool in teams() {
+        for thread_pool in pools() {
             let cells: Vec<AtomicU64> = (0..16).map(|_| AtomicU64::new(1)).collect();
             let sums: Vec<AtomicU64> = (0..16).map(|_| AtomicU64::new(0)).collect();
-            thread_pool.run(&|member| {
+            thread_pool.run(&|thread| {
                 for _ in 0..40 {
-                    // Relaxed on purpose: it is the phases that must order these.
-                    member.phase(sums.len(), |unit| {
+                    // Relaxed on purpose: the phases must order these accesses.
+                    thread.phase(sums.len(), |unit| {
                         let sum = cells.iter().fold(unit as u64, |sum, cell| {
                             sum.wrapping_mul(31)
                                 .wrapping_add(cell.load(Ordering::Relaxed))
                         });
                         sums[unit].store(sum, Ordering::Relaxed);
                     });
-                    member.phase(cells.len(), |unit| {
+                    thread.phase(cells.len(), |unit| {
                         let sum = sums[unit].load(Ordering::Relaxed);
                         cells[unit].store(sum, Ordering::Relaxed);
                     });
@@ -463,12 +459,12 @@ mod tests {
 
     #[test]
     fn a_job_may_borrow_from_its_caller_and_jobs_follow_each_other() {
-        for thread_pool in teams() {
+        for thread_pool in pools() {
             let mut total = 0;
             for round in 0..300usize {
                 let sum = AtomicUsize::new(0);
-                thread_pool.run(&|member| {
-                    member.phase(3, |unit| {
+                thread_pool.run(&|thread| {
+                    thread.phase(3, |unit| {
                         sum.fetch_add(unit + round, Ordering::Relaxed);
                     });
                 });
@@ -479,13 +475,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_a_unit_reaches_the_caller_and_leaves_the_team_usable() {
-        for thread_pool in teams() {
+    fn a_panic_in_a_unit_reaches_the_caller_and_leaves_the_pool_usable() {
+        for thread_pool in pools() {
             for bad in 0..5 {
                 let caught = catch_unwind(AssertUnwindSafe(|| {
-                    thread_pool.run(&|member| {
-                        member.phase(5, |unit| assert!(unit != bad, "unit {bad}"));
-                        member.phase(5, |_| ());
+                    thread_pool.run(&|thread| {
+                        thread.phase(5, |unit| assert!(unit != bad, "unit {bad}"));
+                        thread.phase(5, |_| ());
                     });
                 }));
                 let payload = caught.expect_err("the panic must come through");
@@ -494,8 +490,8 @@ mod tests {
                     &format!("unit {bad}")
                 );
                 let sum = AtomicUsize::new(0);
-                thread_pool.run(&|member| {
-                    member.phase(4, |unit| {
+                thread_pool.run(&|thread| {
+                    thread.phase(4, |unit| {
                         sum.fetch_add(unit, Ordering::Relaxed);
                     });
                 });
@@ -505,13 +501,13 @@ mod tests {
     }
 
     #[test]
-    fn members_are_numbered_from_the_caller_on() {
-        for thread_pool in teams() {
+    fn pool_threads_are_numbered_from_the_caller_on() {
+        for thread_pool in pools() {
             let threads = thread_pool.threads();
             let here = std::thread::current().id();
-            thread_pool.run(&|member| {
-                assert!(member.index() < threads);
-                assert_eq!(member.index() == 0, std::thread::current().id() == here);
+            thread_pool.run(&|thread| {
+                assert!(thread.index() < threads);
+                assert_eq!(thread.index() == 0, std::thread::current().id() == here);
             });
         }
     }

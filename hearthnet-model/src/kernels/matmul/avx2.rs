@@ -3,23 +3,23 @@
 //! `vpmaddubsw` multiplies unsigned weights with signed activations (at most 127 in magnitude)
 //! and adds pairs of products in 16-bit lanes, which hold at most 32767:
 //!
-//! | weights | a pair, at most | groups that a lane holds before it is widened |
+//! | weights | largest pair sum | groups added in a lane before widening |
 //! |---|---|---|
 //! | 2 to 4 bits | 3810 | 8: 30480 |
 //! | 5 bits | 7874 | 4: 31496 |
 //! | 6 bits | 16002 | 2: 32004 |
 //! | 8 bits and tables of 8 bits, by magnitude | 32512 | 1 |
 //!
-//! *By magnitude*: the magnitude of the weight times the activation with the weight's sign.
-//! `vpmaddwd` then widens to 32 bits; where 16 weights have a factor of their own, it multiplies
-//! with it on the way.
+//! *By magnitude*: the product of the weight's magnitude and the activation with the weight's
+//! sign. `vpmaddwd` then widens to 32 bits; if the scale factors apply to 16 weights, it also
+//! multiplies with the factor.
 //!
-//! AVX-VNNI's `vpdpbusd` does all of this in one instruction, for weights of 8 bits too.
+//! AVX-VNNI's `vpdpbusd` does all of this in one instruction, also for 8-bit weights.
 
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
-use super::super::block::{BLOCK, Bits, Code, Layout, Step, WeightType};
+use super::super::block::{BLOCK, Bits, Code, Layout, SubScale, WeightType};
 use super::super::lanes_x86;
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
@@ -28,7 +28,7 @@ const GROUPS: usize = BLOCK / 4;
 
 /// Defines the kernels of one instruction set.
 macro_rules! panel_dot {
-    ($(#[$doc:meta])* $name:ident, $halves:ident, $rows:literal, $vnni:literal, $features:literal) => {
+    ($(#[$doc:meta])* $name:ident, $half_panels:ident, $rows:literal, $vnni:literal, $features:literal) => {
         $(#[$doc])*
         pub(in super::super) struct $name<const TYPE: usize>;
 
@@ -45,18 +45,18 @@ macro_rules! panel_dot {
                 ahead: usize,
                 sums: *mut f32,
             ) {
-                // SAFETY: what `dot` asks its callers for; the halves share the records of the panel and have
-                // eight sums of every sixteen each.
+                // SAFETY: by the contract of `dot`; both halves read the records of the panel, and
+                // each writes eight of every sixteen sums.
                 unsafe {
                     for p in 0..NP {
                         let sums = sums.add(p * NT * LANES);
                         if const { WeightType::ALL[TYPE].quantised() } {
                             if const { one_pass::<TYPE>(NT, $vnni) } {
-                                $halves::<TYPE, NT, 2>(panels[p], 0, records, &rows, ahead, sums);
+                                $half_panels::<TYPE, NT, 2>(panels[p], 0, records, &rows, ahead, sums);
                             } else {
                                 let ahead = ahead_of::<TYPE>(records, ahead);
-                                $halves::<TYPE, NT, 1>(panels[p], 0, records, &rows, ahead, sums);
-                                $halves::<TYPE, NT, 1>(panels[p], 1, records, &rows, ahead, sums.add(8));
+                                $half_panels::<TYPE, NT, 1>(panels[p], 0, records, &rows, ahead, sums);
+                                $half_panels::<TYPE, NT, 1>(panels[p], 1, records, &rows, ahead, sums.add(8));
                             }
                         } else {
                             plain::<TYPE, NT>(panels[p], records, rows, ahead, sums);
@@ -66,10 +66,10 @@ macro_rules! panel_dot {
             }
         }
 
-        /// Not inlined: in the driver's context the accumulators would be spilled.
+        /// Not inlined: within the driver, the compiler would spill the accumulators.
         #[inline(never)]
         #[target_feature(enable = $features)]
-        unsafe fn $halves<const TYPE: usize, const NT: usize, const H: usize>(
+        unsafe fn $half_panels<const TYPE: usize, const NT: usize, const H: usize>(
             panel: *const u8,
             first: usize,
             records: usize,
@@ -77,24 +77,24 @@ macro_rules! panel_dot {
             ahead: usize,
             sums: *mut f32,
         ) {
-            // SAFETY: `dot` is the caller, and passes on what it is promised.
-            unsafe { halves::<TYPE, NT, H, $vnni>(panel, first, records, rows, ahead, sums) }
+            // SAFETY: the only caller is `dot`, which has the same contract.
+            unsafe { half_panels::<TYPE, NT, H, $vnni>(panel, first, records, rows, ahead, sums) }
         }
     };
 }
 
 panel_dot!(
-    /// Weights of the type numbered as in [`WeightType::ALL`].
-    Avx2, halves_avx2, 4, false, "avx2,fma,f16c"
+    /// Kernel for the weight type `WeightType::ALL[TYPE]`.
+    Avx2, half_panels_avx2, 4, false, "avx2,fma,f16c"
 );
 panel_dot!(
-    /// The same with the dot products of AVX-VNNI.
-    AvxVnni, halves_vnni, 4, true, "avx2,fma,f16c,avxvnni"
+    /// As [`Avx2`], with the dot products of AVX-VNNI.
+    AvxVnni, half_panels_vnni, 4, true, "avx2,fma,f16c,avxvnni"
 );
 
-/// Distance of the prefetch where a panel is read in two passes: the next panel. Each pass fetches
-/// every other line of it, so that memory stays busy during the second pass, which works from the
-/// cache.
+/// Prefetch distance for panels read in two passes: one panel. Each pass prefetches every other
+/// cache line of the next panel, so that memory stays busy during the second pass, which reads its
+/// panel from the cache.
 const fn ahead_of<const TYPE: usize>(records: usize, ahead: usize) -> usize {
     if ahead > 0 {
         records * const { WeightType::ALL[TYPE] }.record()
@@ -112,28 +112,28 @@ unsafe fn plain<const TYPE: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    // SAFETY: `dot` is the caller, and passes on what it is promised; the type is a float.
+    // SAFETY: the only caller is `dot`, which has the same contract; the type is a float.
     unsafe { float::dot::<lanes_x86::Avx2, TYPE, 1, NT>([panel], records, rows, ahead, sums) }
 }
 
-/// Whether both halves of a panel are multiplied in one pass over its records, instead of in two
-/// passes that each read every other cache line.
+/// Whether one pass over the records multiplies both halves of a panel, instead of two passes that
+/// each read every other cache line.
 ///
-/// With one or two rows the kernel is bound by memory, and one pass reads it in order. Measured on
-/// Zen 3. With more rows the accumulators of both halves exceed the sixteen registers. Only for
-/// plain 8-bit weights one pass pays there: their kernel takes the most instructions, and both
+/// With one or two rows, the kernel is memory-bound, and one pass reads memory in order (measured
+/// on Zen 3). With more rows, the accumulators of both halves exceed the sixteen registers. One
+/// pass then pays only for plain 8-bit weights: their kernel takes the most instructions, and both
 /// halves share the broadcast activations.
 const fn one_pass<const TYPE: usize>(rows: usize, vnni: bool) -> bool {
     let layout = Layout::of(WeightType::ALL[TYPE]);
-    rows <= 2 || (!vnni && !layout.step.halves() && matches!(layout.bits, Bits::Eight))
+    rows <= 2 || (!vnni && !layout.sub_scale.per_16() && matches!(layout.bits, Bits::Eight))
 }
 
-/// `H` halves of a panel from `first` on, of eight rows each.
+/// Multiplies `H` halves (eight rows each) of a panel, starting with half `first`.
 ///
 /// # Safety
-/// As [`PanelDot::dot`], with room for eight sums of every sixteen for each half.
+/// As [`PanelDot::dot`]; each half needs room for eight of every sixteen sums.
 #[inline(always)]
-unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI: bool>(
+unsafe fn half_panels<const TYPE: usize, const NT: usize, const H: usize, const VNNI: bool>(
     panel: *const u8,
     first: usize,
     records: usize,
@@ -142,9 +142,9 @@ unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI:
     sums: *mut f32,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: record `r` exists for `r < records`, and as many blocks of activations as it has;
-    // a record has its parts where `pack` puts them: of eight rows 16 bytes of each field, 8 of
-    // each byte of a step, 32 of each run of quants; room for all sums.
+    // SAFETY: record `r` and its blocks of activations exist for `r < records`. A record has its
+    // parts where `pack` puts them; eight rows take 16 bytes of each field, 8 bytes per byte of a
+    // sub-scale, and 32 bytes of each run of quants. There is room for all sums.
     unsafe {
         let mut acc = [[_mm256_setzero_ps(); NT]; H];
         for r in 0..records {
@@ -167,12 +167,12 @@ unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI:
                         fetch_weights::<NT>(start.wrapping_add(ahead + line));
                     }
                 }
-                let quants = block.add(LANES * layout.step.bytes() + 32 * first);
+                let quants = block.add(LANES * layout.sub_scale.bytes() + 32 * first);
                 let b = r * layout.blocks + s;
                 let mut factors = [Factors::of(d[0], m[0]); H];
                 for h in 0..H {
-                    let steps = block.add(8 * layout.step.bytes() * (first + h));
-                    factors[h] = Factors::of(d[h], m[h]).by(layout.step, steps);
+                    let sub_scales = block.add(8 * layout.sub_scale.bytes() * (first + h));
+                    factors[h] = Factors::of(d[h], m[h]).by(layout.sub_scale, sub_scales);
                 }
                 let dots = if VNNI {
                     let mut dots = [[_mm256_setzero_si256(); NT]; H];
@@ -188,14 +188,14 @@ unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI:
                     let ds = _mm256_set1_ps(meta.ds);
                     for h in 0..H {
                         let (factors, acc) = (&factors[h], &mut acc[h][t]);
-                        match layout.step {
-                            Step::None if layout.fields == 2 => {
+                        match layout.sub_scale {
+                            SubScale::None if layout.fields == 2 => {
                                 *acc = _mm256_fmadd_ps(factors.min, ds, *acc);
                             }
-                            Step::ScaleMin => *acc = _mm256_fnmadd_ps(factors.min, ds, *acc),
-                            Step::HalvesMin => {
-                                let halves = _mm256_set1_epi32(meta.halves);
-                                let sum = _mm256_madd_epi16(factors.min_pair, halves);
+                            SubScale::ScaleMin => *acc = _mm256_fnmadd_ps(factors.min, ds, *acc),
+                            SubScale::ScaleMin16 => {
+                                let half_sums = _mm256_set1_epi32(meta.half_sums);
+                                let sum = _mm256_madd_epi16(factors.min_pair, half_sums);
                                 let sum = _mm256_cvtepi32_ps(sum);
                                 let ds = _mm256_mul_ps(_mm256_set1_ps(meta.d), sum);
                                 *acc = _mm256_fnmadd_ps(factors.min, ds, *acc);
@@ -216,19 +216,19 @@ unsafe fn halves<const TYPE: usize, const NT: usize, const H: usize, const VNNI:
     }
 }
 
-/// What turns the quants of a block of eight rows into weights.
+/// Factors that turn the quants of a block into weights, for eight rows.
 #[derive(Clone, Copy)]
 struct Factors {
     scale: __m256,
     min: __m256,
-    /// In each row's 32 bits, the factors of the first and the second 16 inputs.
+    /// Per row (32 bits): scale factors of the first (low) and the second 16 inputs.
     pair: __m256i,
-    /// The same of the minimum.
+    /// As `pair`, for the minimum.
     min_pair: __m256i,
 }
 
 impl Factors {
-    /// Those of a record whose blocks have none of their own.
+    /// Factors of a record whose blocks have no sub-scales.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn of(scale: __m256, min: __m256) -> Self {
@@ -240,31 +240,31 @@ impl Factors {
         }
     }
 
-    /// The same for a block, whose `steps` for eight rows are given.
+    /// Applies the sub-scales of a block; `sub_scales` points to those of eight rows.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn by(self, step: Step, steps: *const u8) -> Self {
+    unsafe fn by(self, sub_scale: SubScale, sub_scales: *const u8) -> Self {
         let mut of = self;
-        // SAFETY: the caller vouches for the steps of eight rows.
+        // SAFETY: the caller ensures that `sub_scales` has the sub-scales of eight rows.
         unsafe {
-            match step {
-                Step::None => {}
-                Step::Scale => {
-                    let sc = _mm256_cvtepi8_epi32(_mm_loadl_epi64(steps.cast()));
+            match sub_scale {
+                SubScale::None => {}
+                SubScale::Scale => {
+                    let sc = _mm256_cvtepi8_epi32(_mm_loadl_epi64(sub_scales.cast()));
                     of.scale = _mm256_mul_ps(of.scale, _mm256_cvtepi32_ps(sc));
                 }
-                Step::ScaleMin => {
-                    let both = _mm256_cvtepu16_epi32(_mm_loadu_si128(steps.cast()));
+                SubScale::ScaleMin => {
+                    let both = _mm256_cvtepu16_epi32(_mm_loadu_si128(sub_scales.cast()));
                     let sc = _mm256_and_si256(both, _mm256_set1_epi32(255));
                     let mc = _mm256_srli_epi32::<8>(both);
                     of.scale = _mm256_mul_ps(of.scale, _mm256_cvtepi32_ps(sc));
                     of.min = _mm256_mul_ps(of.min, _mm256_cvtepi32_ps(mc));
                 }
-                Step::Halves => {
-                    of.pair = _mm256_cvtepi8_epi16(_mm_loadu_si128(steps.cast()));
+                SubScale::Scale16 => {
+                    of.pair = _mm256_cvtepi8_epi16(_mm_loadu_si128(sub_scales.cast()));
                 }
-                Step::HalvesMin => {
-                    let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(steps.cast()));
+                SubScale::ScaleMin16 => {
+                    let both = _mm256_cvtepu8_epi16(_mm_loadu_si128(sub_scales.cast()));
                     of.pair = _mm256_and_si256(both, _mm256_set1_epi16(15));
                     of.min_pair = _mm256_srli_epi16::<4>(both);
                 }
@@ -274,7 +274,7 @@ impl Factors {
     }
 }
 
-/// Integer dot products of a block's weights with `NT` rows, factors of halves included.
+/// Integer dot products of a block's weights with `NT` rows, including factors per 16 weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
@@ -284,7 +284,7 @@ unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
     factors: &[Factors; H],
 ) -> [[__m256i; NT]; H] {
     // The conditions are constants: only one branch of each is compiled.
-    // SAFETY: the caller vouches for the quants of all halves and block `block`.
+    // SAFETY: the caller ensures the quants of all halves, and block `block` of the rows.
     unsafe {
         if const { together(Layout::of(WeightType::ALL[TYPE])) } {
             return if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
@@ -296,8 +296,8 @@ unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
         let mut dots = [[_mm256_setzero_si256(); NT]; H];
         for h in 0..H {
             let quants = quants.add(32 * h);
-            if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
-                dots[h] = dots_of_halves::<TYPE, NT>(quants, rows, block, factors[h].pair);
+            if const { Layout::of(WeightType::ALL[TYPE]).sub_scale.per_16() } {
+                dots[h] = dots_per_16::<TYPE, NT>(quants, rows, block, factors[h].pair);
             } else if const { signed_bytes(Layout::of(WeightType::ALL[TYPE])) } {
                 [dots[h]] = dots_by_magnitude::<TYPE, NT, 1>(quants, rows, block);
             } else {
@@ -308,19 +308,19 @@ unsafe fn dots<const TYPE: usize, const NT: usize, const H: usize>(
     }
 }
 
-/// Whether both halves of a panel share each group of activations that is brought into a register.
-/// Where a quant takes several instructions to unpack, there are too few registers for that, and
-/// one half of a block follows the other.
+/// Whether both halves of a panel share each activation group that is loaded into a register. If
+/// unpacking a quant takes several instructions, there are too few registers for that, and the
+/// halves are processed one after the other.
 const fn together(layout: Layout) -> bool {
-    !layout.step.halves()
+    !layout.sub_scale.per_16()
         && matches!(
             (layout.bits, layout.code),
             (Bits::Eight, _) | (Bits::Four, Code::Offset(_))
         )
 }
 
-/// The same with `vpdpbusd`, which adds four products to 32 bits at once: unsigned weights, whose
-/// offset is taken out at the start.
+/// [`dots`] with `vpdpbusd`, which adds four products to 32 bits at once. Weights are unsigned; the
+/// accumulators start with the correction for their offset.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
@@ -330,18 +330,18 @@ unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
     factors: &Factors,
 ) -> [__m256i; NT] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    // SAFETY: the caller ensures the quants of eight rows, and block `block` of the rows.
     unsafe {
         let mut dots = [_mm256_setzero_si256(); NT];
         let mut second = dots;
         for t in 0..NT {
             let meta: &BlockMeta = &*rows[t].meta.add(block);
             dots[t] = _mm256_set1_epi32(match layout.code {
-                _ if layout.step.halves() => 0,
+                _ if layout.sub_scale.per_16() => 0,
                 Code::Offset(0) => 0,
                 Code::Offset(8) => meta.neg8s,
                 Code::Offset(16) => meta.neg8s.wrapping_mul(2),
-                // Tables hold their values plus 128, too.
+                // Table values are offset by 128, too.
                 _ => meta.neg128s,
             });
         }
@@ -356,14 +356,14 @@ unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
             };
             for t in 0..NT {
                 let a = four(&rows[t], block, g);
-                if layout.step.halves() && g >= GROUPS / 2 {
+                if layout.sub_scale.per_16() && g >= GROUPS / 2 {
                     second[t] = _mm256_dpbusd_avx_epi32(second[t], weights, a);
                 } else {
                     dots[t] = _mm256_dpbusd_avx_epi32(dots[t], weights, a);
                 }
             }
         }
-        if layout.step.halves() {
+        if layout.sub_scale.per_16() {
             let first = _mm256_srai_epi32::<16>(_mm256_slli_epi32::<16>(factors.pair));
             let factor = _mm256_srai_epi32::<16>(factors.pair);
             for t in 0..NT {
@@ -371,7 +371,7 @@ unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
                 let low = _mm256_mullo_epi32(dots[t], first);
                 let high = _mm256_mullo_epi32(second[t], factor);
                 let dot = _mm256_add_epi32(low, high);
-                let sums = || _mm256_madd_epi16(factors.pair, _mm256_set1_epi32(meta.halves));
+                let sums = || _mm256_madd_epi16(factors.pair, _mm256_set1_epi32(meta.half_sums));
                 dots[t] = match layout.code {
                     Code::Offset(4) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<2>(sums())),
                     Code::Offset(32) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<5>(sums())),
@@ -383,12 +383,12 @@ unsafe fn dots_vnni<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// Whether weights take a signed byte each.
+/// Whether weights need the range of a signed byte.
 const fn signed_bytes(layout: Layout) -> bool {
     matches!(layout.bits, Bits::Eight) || matches!(layout.code, Code::Table(_))
 }
 
-/// Weights of 4 or 5 bits, as unsigned; the offset is taken out at the end.
+/// Dot products of unsigned 4-bit or 5-bit weights; the offset is subtracted at the end.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
@@ -398,10 +398,11 @@ unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
 ) -> [[__m256i; NT]; H] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
     let five = matches!(layout.bits, Bits::Five);
-    // SAFETY: the caller vouches for the quants of all halves and block `block`.
+    // SAFETY: the caller ensures the quants of all halves, and block `block` of the rows.
     unsafe {
         let ones = _mm256_set1_epi16(1);
-        // What 16 bits hold: all groups of 4-bit weights, half of them of 5-bit ones.
+        // 16-bit lanes can hold the sum of all groups of 4-bit weights, but only of half the groups
+        // of 5-bit weights.
         let mut words = [[[_mm256_setzero_si256(); 2]; NT]; H];
         for g in 0..GROUPS {
             let mut weights = [ones; H];
@@ -438,20 +439,20 @@ unsafe fn dots_unsigned<const TYPE: usize, const NT: usize, const H: usize>(
     }
 }
 
-/// Weights of 2, 3 or 6 bits, whose halves have factors.
+/// Dot products of 2-bit, 3-bit or 6-bit weights, which have factors per 16 weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dots_of_halves<const TYPE: usize, const NT: usize>(
+unsafe fn dots_per_16<const TYPE: usize, const NT: usize>(
     quants: *const u8,
     rows: &[ActRow; NT],
     block: usize,
     pair: __m256i,
 ) -> [__m256i; NT] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of eight rows and block `block`.
+    // SAFETY: the caller ensures the quants of eight rows, and block `block` of the rows.
     unsafe {
         let weights = unsigned::<TYPE>(quants);
-        // A row's factor in both halves of its 32 bits.
+        // A row's factor in both 16-bit halves of its 32 bits.
         let first = _mm256_blend_epi16::<0b1010_1010>(pair, _mm256_slli_epi32::<16>(pair));
         let second = _mm256_blend_epi16::<0b0101_0101>(pair, _mm256_srli_epi32::<16>(pair));
         let mut dots = [pair; NT];
@@ -471,7 +472,7 @@ unsafe fn dots_of_halves<const TYPE: usize, const NT: usize>(
                 }
             }
             let meta: &BlockMeta = &*rows[t].meta.add(block);
-            let sums = || _mm256_madd_epi16(pair, _mm256_set1_epi32(meta.halves));
+            let sums = || _mm256_madd_epi16(pair, _mm256_set1_epi32(meta.half_sums));
             dots[t] = match layout.code {
                 Code::Offset(4) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<2>(sums())),
                 Code::Offset(32) => _mm256_sub_epi32(dot, _mm256_slli_epi32::<5>(sums())),
@@ -482,7 +483,7 @@ unsafe fn dots_of_halves<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// Weights of 8 bits, and those that stand in a table.
+/// Dot products of 8-bit weights and of table weights.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
@@ -491,7 +492,7 @@ unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
     block: usize,
 ) -> [[__m256i; NT]; H] {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of all halves and block `block`.
+    // SAFETY: the caller ensures the quants of all halves, and block `block` of the rows.
     unsafe {
         let ones = _mm256_set1_epi16(1);
         let mut dots = [[_mm256_setzero_si256(); NT]; H];
@@ -526,11 +527,11 @@ unsafe fn dots_by_magnitude<const TYPE: usize, const NT: usize, const H: usize>(
     }
 }
 
-/// All groups of a block, as unsigned bytes.
+/// Quants of all groups of a block, as unsigned bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unsigned<const TYPE: usize>(quants: *const u8) -> [__m256i; GROUPS] {
-    // SAFETY: the caller vouches for the quants of eight rows.
+    // SAFETY: the caller ensures the quants of eight rows.
     unsafe {
         let mut weights = [_mm256_setzero_si256(); GROUPS];
         for g in 0..GROUPS {
@@ -540,11 +541,11 @@ unsafe fn unsigned<const TYPE: usize>(quants: *const u8) -> [__m256i; GROUPS] {
     }
 }
 
-/// Group `g` of a block, as unsigned bytes.
+/// Quants of group `g` of a block, as unsigned bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn unsigned_group<const TYPE: usize>(quants: *const u8, g: usize) -> __m256i {
-    // SAFETY: the caller vouches for the quants of eight rows.
+    // SAFETY: the caller ensures the quants of eight rows.
     unsafe {
         match const { Layout::of(WeightType::ALL[TYPE]).bits } {
             Bits::Two => twos::<0>(quants, g),
@@ -557,11 +558,11 @@ unsafe fn unsigned_group<const TYPE: usize>(quants: *const u8, g: usize) -> __m2
     }
 }
 
-/// The nibbles of group `g`.
+/// Low four bits of group `g`, from four runs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn fours(runs: *const u8, g: usize) -> __m256i {
-    // SAFETY: the caller vouches for four runs.
+    // SAFETY: the caller ensures four runs.
     let bytes = unsafe { _mm256_loadu_si256(runs.add(64 * (g % 4)).cast()) };
     let nibbles = if g < 4 {
         bytes
@@ -571,30 +572,30 @@ unsafe fn fours(runs: *const u8, g: usize) -> __m256i {
     _mm256_and_si256(nibbles, _mm256_set1_epi8(15))
 }
 
-/// The two bits of group `g` that stand in two runs, at bit `AT` of each byte.
+/// Two bits of group `g`, from two runs, placed at bit `AT` of each byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn twos<const AT: i32>(runs: *const u8, g: usize) -> __m256i {
-    // SAFETY: the caller vouches for two runs.
+    // SAFETY: the caller ensures two runs.
     let bytes = unsafe { _mm256_loadu_si256(runs.add(64 * (g / 4)).cast()) };
     moved(bytes, 2 * (g % 4) as i32 - AT, 3 << AT)
 }
 
-/// The bit of group `g` that stands in one run, at bit `AT` of each byte.
+/// One bit of group `g`, from one run, placed at bit `AT` of each byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn ones<const AT: i32>(run: *const u8, g: usize) -> __m256i {
-    // SAFETY: the caller vouches for the run.
+    // SAFETY: the caller ensures the run.
     let bytes = unsafe { _mm256_loadu_si256(run.cast()) };
     moved(bytes, g as i32 - AT, 1 << AT)
 }
 
-/// Every byte shifted to the right by `by`, or to the left where that is negative, and cut to
-/// `mask`. What crosses from byte to byte lies outside of it.
+/// Shifts every byte right by `by` (left if negative) and masks it with `mask`, which also clears
+/// the bits shifted in from the neighbouring byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn moved(bytes: __m256i, by: i32, mask: i8) -> __m256i {
-    // Constant wherever this is inlined: one shift by an immediate.
+    // `by` is a constant after inlining, so this compiles to one shift by an immediate.
     let shifted = if by >= 0 {
         _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(by))
     } else {
@@ -603,24 +604,24 @@ fn moved(bytes: __m256i, by: i32, mask: i8) -> __m256i {
     _mm256_and_si256(shifted, _mm256_set1_epi8(mask))
 }
 
-/// Group `group` of a block of activations, in every 32-bit lane.
+/// Broadcasts group `group` (four activations) of a block to every 32-bit lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn four(row: &ActRow, block: usize, group: usize) -> __m256i {
-    // SAFETY: the caller vouches for the block.
+    // SAFETY: the caller ensures the block.
     unsafe {
         let p = row.quants.add(block * BLOCK + 4 * group);
         _mm256_set1_epi32(p.cast::<i32>().read_unaligned())
     }
 }
 
-/// Eight values of a field, widened.
+/// Eight values of a field, as `f32`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn field<const TYPE: usize>(p: *const u8) -> __m256 {
-    // SAFETY: the caller vouches for 16 bytes.
+    // SAFETY: the caller ensures 16 bytes.
     let bits = unsafe { _mm_loadu_si128(p.cast()) };
-    if const { Layout::of(WeightType::ALL[TYPE]).wide_fields } {
+    if const { Layout::of(WeightType::ALL[TYPE]).bf16_fields } {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
     } else {
         _mm256_cvtph_ps(bits)

@@ -1,14 +1,14 @@
-//! AVX-512 inner kernels: a panel is one register, VNNI's `vpdpbusd` multiplies
-//! four unsigned weights of 16 rows with four signed activations.
+//! AVX-512 inner kernels. A register holds a panel of 16 rows; VNNI's `vpdpbusd` multiplies
+//! four unsigned weights of each row with four signed activations.
 
 use std::arch::x86_64::*;
 
 use super::super::act::BlockMeta;
-use super::super::block::{BLOCK, Bits, Code, Layout, Step, WeightType};
+use super::super::block::{BLOCK, Bits, Code, Layout, SubScale, WeightType};
 use super::super::lanes_x86;
 use super::{ActRow, LANES, PanelDot, fetch_weights, float};
 
-/// Weights of the type numbered as in [`WeightType::ALL`].
+/// Kernel for the weight type `WeightType::ALL[TYPE]`.
 pub(in super::super) struct Avx512<const TYPE: usize>;
 
 impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
@@ -24,15 +24,15 @@ impl<const TYPE: usize> PanelDot for Avx512<TYPE> {
         ahead: usize,
         sums: *mut f32,
     ) {
-        // Constants: what they leave out is not even compiled.
-        // SAFETY: what this asks its callers for is all that each of these asks for.
+        // The conditions are constants: only one branch is compiled.
+        // SAFETY: the callees have the contract of `dot`.
         unsafe {
             if const { !WeightType::ALL[TYPE].quantised() } {
                 plain::<TYPE, NP, NT>(panels, records, rows, ahead, sums);
-            } else if const { Layout::of(WeightType::ALL[TYPE]).step.halves() } {
+            } else if const { Layout::of(WeightType::ALL[TYPE]).sub_scale.per_16() } {
                 for p in 0..NP {
                     let sums = sums.add(p * NT * LANES);
-                    halves::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
+                    quantised_per_16::<TYPE, NT>(panels[p], records, &rows, ahead, sums);
                 }
             } else {
                 quantised::<TYPE, NP, NT>(panels, records, &rows, ahead, sums);
@@ -50,15 +50,14 @@ unsafe fn plain<const TYPE: usize, const NP: usize, const NT: usize>(
     ahead: usize,
     sums: *mut f32,
 ) {
-    // SAFETY: `dot` is the caller, and passes on what it is promised; the type is a float.
+    // SAFETY: the only caller is `dot`, which has the same contract; the type is a float.
     unsafe { float::dot::<lanes_x86::Avx512, TYPE, NP, NT>(panels, records, rows, ahead, sums) }
 }
 
-/// Works through a block four inputs at a time, for all panels and rows: there are
-/// `NP * NT` chains of `vpdpbusd` side by side, which hides its latency, and only `NP`
-/// registers hold weights.
+/// Multiplies a block four inputs at a time, for all panels and rows. `NP * NT` independent
+/// chains of `vpdpbusd` hide its latency, and only `NP` registers hold weights.
 ///
-/// Not inlined: in the driver's context the accumulators would be spilled.
+/// Not inlined: within the driver, the compiler would spill the accumulators.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
@@ -69,9 +68,8 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
     sums: *mut f32,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: record `r` exists for `r < records`, and as many blocks of activations as it has;
-    // a record has its parts where `pack` puts them; room for all sums. A prefetch may point
-    // anywhere.
+    // SAFETY: record `r` and its blocks of activations exist for `r < records`. A record has its
+    // parts where `pack` puts them. There is room for all sums. A prefetch may point anywhere.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); NT]; NP];
         for r in 0..records {
@@ -85,7 +83,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                 let mut quants = records;
                 for p in 0..NP {
                     blocks[p] = records[p].add(layout.head() + s * layout.block_bytes());
-                    quants[p] = blocks[p].add(LANES * layout.step.bytes());
+                    quants[p] = blocks[p].add(LANES * layout.sub_scale.bytes());
                 }
                 let mut dots = [[_mm512_setzero_si512(); NT]; NP];
                 for t in 0..NT {
@@ -94,7 +92,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                         Code::Offset(0) => 0,
                         Code::Offset(8) => meta.neg8s,
                         Code::Offset(16) => meta.neg8s.wrapping_mul(2),
-                        // Tables hold their values plus 128, too.
+                        // Table values are offset by 128, too.
                         _ => meta.neg128s,
                     });
                     for p in 0..NP {
@@ -106,7 +104,7 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                         fetch::<TYPE, NT>(records[p], blocks[p], s, ahead);
                     }
                 }
-                // Groups that share bytes follow each other, so that no register keeps the bytes.
+                // Groups that share bytes follow each other, so that no register has to keep them.
                 multiply::<TYPE, 0, NP, NT>(&mut dots, quants, rows, b);
                 multiply::<TYPE, 4, NP, NT>(&mut dots, quants, rows, b);
                 multiply::<TYPE, 1, NP, NT>(&mut dots, quants, rows, b);
@@ -120,9 +118,11 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
                     for t in 0..NT {
                         let meta: &BlockMeta = &*rows[t].meta.add(b);
                         let ds = _mm512_set1_ps(meta.ds);
-                        acc[p][t] = match layout.step {
-                            Step::None if layout.fields == 2 => _mm512_fmadd_ps(min, ds, acc[p][t]),
-                            Step::ScaleMin => _mm512_fnmadd_ps(min, ds, acc[p][t]),
+                        acc[p][t] = match layout.sub_scale {
+                            SubScale::None if layout.fields == 2 => {
+                                _mm512_fmadd_ps(min, ds, acc[p][t])
+                            }
+                            SubScale::ScaleMin => _mm512_fnmadd_ps(min, ds, acc[p][t]),
                             _ => acc[p][t],
                         };
                         let scale = _mm512_mul_ps(scale, _mm512_set1_ps(meta.d));
@@ -140,11 +140,11 @@ unsafe fn quantised<const TYPE: usize, const NP: usize, const NT: usize>(
     }
 }
 
-/// One panel of a type whose halves of 16 weights have factors of their own: each half's
-/// dot product is multiplied with its factor before they are added.
+/// Multiplies one panel of a type with factors per 16 weights: the dot product of each 16
+/// weights is multiplied with its factor before the two are added.
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn halves<const TYPE: usize, const NT: usize>(
+unsafe fn quantised_per_16<const TYPE: usize, const NT: usize>(
     panel: *const u8,
     records: usize,
     rows: &[ActRow; NT],
@@ -152,8 +152,8 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
     sums: *mut f32,
 ) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: record `r` exists for `r < records`, with its parts where `pack` puts them, and as
-    // many blocks of activations; room for all sums.
+    // SAFETY: record `r` and its blocks of activations exist for `r < records`. A record has its
+    // parts where `pack` puts them. There is room for all sums.
     unsafe {
         let mut acc = [_mm512_setzero_ps(); NT];
         for r in 0..records {
@@ -164,16 +164,16 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
                 if ahead > 0 {
                     fetch::<TYPE, NT>(record, block, s, ahead);
                 }
-                let steps = _mm256_loadu_si256(block.cast());
-                let (pair, min_pair) = match layout.step {
-                    Step::HalvesMin => {
-                        let both = _mm512_cvtepu8_epi16(steps);
+                let sub_scales = _mm256_loadu_si256(block.cast());
+                let (pair, min_pair) = match layout.sub_scale {
+                    SubScale::ScaleMin16 => {
+                        let both = _mm512_cvtepu8_epi16(sub_scales);
                         let pair = _mm512_and_si512(both, _mm512_set1_epi16(15));
                         (pair, _mm512_srli_epi16::<4>(both))
                     }
-                    _ => (_mm512_cvtepi8_epi16(steps), _mm512_setzero_si512()),
+                    _ => (_mm512_cvtepi8_epi16(sub_scales), _mm512_setzero_si512()),
                 };
-                let quants = [block.add(LANES * layout.step.bytes())];
+                let quants = [block.add(LANES * layout.sub_scale.bytes())];
                 let mut low = [[_mm512_setzero_si512(); NT]; 1];
                 let mut high = low;
                 multiply::<TYPE, 0, 1, NT>(&mut low, quants, rows, b);
@@ -192,17 +192,17 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
                     let row = _mm512_set1_ps(meta.d);
                     let low = _mm512_mullo_epi32(low[0][t], first);
                     let high = _mm512_mullo_epi32(high[0][t], second);
-                    // Less the offset of all quants, times their factors.
-                    let sums = || _mm512_madd_epi16(pair, _mm512_set1_epi32(meta.halves));
+                    // Subtracts the offset of all quants, times their factors.
+                    let sums = || _mm512_madd_epi16(pair, _mm512_set1_epi32(meta.half_sums));
                     let total = _mm512_add_epi32(low, high);
                     let total = match layout.code {
                         Code::Offset(4) => _mm512_sub_epi32(total, _mm512_slli_epi32::<2>(sums())),
                         Code::Offset(32) => _mm512_sub_epi32(total, _mm512_slli_epi32::<5>(sums())),
                         _ => total,
                     };
-                    if matches!(layout.step, Step::HalvesMin) {
+                    if matches!(layout.sub_scale, SubScale::ScaleMin16) {
                         let m = field::<TYPE>(record.add(2 * LANES));
-                        let sum = _mm512_madd_epi16(min_pair, _mm512_set1_epi32(meta.halves));
+                        let sum = _mm512_madd_epi16(min_pair, _mm512_set1_epi32(meta.half_sums));
                         let ds = _mm512_mul_ps(row, _mm512_cvtepi32_ps(sum));
                         acc[t] = _mm512_fnmadd_ps(m, ds, acc[t]);
                     }
@@ -217,25 +217,25 @@ unsafe fn halves<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// Scale and minimum of a block of 32 inputs. The fields are read for each block: dot products
-/// and accumulators leave no registers to keep them.
+/// Scale and minimum of a block of 32 inputs. Fields are loaded again for each block, because dot
+/// products and accumulators leave no registers to keep them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn factors<const TYPE: usize>(record: *const u8, block: *const u8) -> (__m512, __m512) {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the record and the block.
+    // SAFETY: the caller ensures the record and the block.
     unsafe {
         let d = field::<TYPE>(record);
         let m = match layout.fields {
             2 => field::<TYPE>(record.add(2 * LANES)),
             _ => _mm512_setzero_ps(),
         };
-        match layout.step {
-            Step::Scale => {
+        match layout.sub_scale {
+            SubScale::Scale => {
                 let sc = _mm512_cvtepi8_epi32(_mm_loadu_si128(block.cast()));
                 (_mm512_mul_ps(d, _mm512_cvtepi32_ps(sc)), m)
             }
-            Step::ScaleMin => {
+            SubScale::ScaleMin => {
                 let both = _mm512_cvtepu16_epi32(_mm256_loadu_si256(block.cast()));
                 let sc = _mm512_and_si512(both, _mm512_set1_epi32(255));
                 let mc = _mm512_srli_epi32::<8>(both);
@@ -249,7 +249,7 @@ unsafe fn factors<const TYPE: usize>(record: *const u8, block: *const u8) -> (__
     }
 }
 
-/// Asks for what lies `ahead` bytes behind block `s` of a record, and behind its head.
+/// Prefetches the data `ahead` bytes after block `s` of a record (block 0: including the head).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn fetch<const TYPE: usize, const NT: usize>(
@@ -268,12 +268,12 @@ fn fetch<const TYPE: usize, const NT: usize>(
     }
 }
 
-/// The weights of group `G`, as unsigned bytes: quants, or for a table its values plus 128.
+/// Weights of group `G`, as unsigned bytes: quants, or table values plus 128.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn group<const TYPE: usize, const G: usize>(quants: *const u8) -> __m512i {
     let layout = const { Layout::of(WeightType::ALL[TYPE]) };
-    // SAFETY: the caller vouches for the quants of 16 rows.
+    // SAFETY: the caller ensures the quants of 16 rows.
     unsafe {
         let run = |r: usize| _mm512_loadu_si512(quants.add(64 * r).cast());
         let four = || {
@@ -307,12 +307,12 @@ unsafe fn group<const TYPE: usize, const G: usize>(quants: *const u8) -> __m512i
     }
 }
 
-/// Every byte shifted to the right by `by`, or to the left where that is negative, and cut to
-/// `mask`. What crosses from byte to byte lies outside of it.
+/// Shifts every byte right by `by` (left if negative) and masks it with `mask`, which also clears
+/// the bits shifted in from the neighbouring byte.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn moved(bytes: __m512i, by: i32, mask: i8) -> __m512i {
-    // Constant wherever this is inlined: one shift by an immediate.
+    // `by` is a constant after inlining, so this compiles to one shift by an immediate.
     let shifted = if by >= 0 {
         _mm512_srl_epi16(bytes, _mm_cvtsi32_si128(by))
     } else {
@@ -321,11 +321,11 @@ fn moved(bytes: __m512i, by: i32, mask: i8) -> __m512i {
     _mm512_and_si512(shifted, _mm512_set1_epi8(mask))
 }
 
-/// Adds the products of the weights of group `G` with four activations of each row, in block
-/// `block`. The group is a constant so that shifts by it are.
+/// Adds to `dots` the products of the weights of group `G` with the four activations of each row
+/// in block `block`. The group is a constant, so that shift counts are constants.
 ///
 /// # Safety
-/// The rows have the block, and `quants` points to those of 16 rows each.
+/// The rows have the block, and each of `quants` points to the quants of 16 rows.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT: usize>(
@@ -336,7 +336,7 @@ unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT:
 ) {
     let mut weights = [_mm512_setzero_si512(); NP];
     for p in 0..NP {
-        // SAFETY: `quants` points to those of 16 rows, by the contract.
+        // SAFETY: each of `quants` points to the quants of 16 rows, by the contract.
         weights[p] = unsafe { group::<TYPE, G>(quants[p]) };
     }
     let at = block * BLOCK + 4 * G;
@@ -350,13 +350,13 @@ unsafe fn multiply<const TYPE: usize, const G: usize, const NP: usize, const NT:
     }
 }
 
-/// Sixteen values of a field, widened.
+/// Sixteen values of a field, as `f32`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn field<const TYPE: usize>(p: *const u8) -> __m512 {
-    // SAFETY: the caller vouches for 32 bytes.
+    // SAFETY: the caller ensures 32 bytes.
     let bits = unsafe { _mm256_loadu_si256(p.cast()) };
-    if const { Layout::of(WeightType::ALL[TYPE]).wide_fields } {
+    if const { Layout::of(WeightType::ALL[TYPE]).bf16_fields } {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
     } else {
         _mm512_cvtph_ps(bits)

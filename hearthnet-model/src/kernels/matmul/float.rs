@@ -7,7 +7,7 @@ use super::{ActRow, fetch_weights};
 /// Products of `NP` panels with `NT` rows of plain activations.
 ///
 /// # Safety
-/// As [`super::PanelDot::dot`]; `TYPE` is the place of one of these types in [`WeightType::ALL`].
+/// As [`super::PanelDot::dot`]; `TYPE` is the index of a float type in [`WeightType::ALL`].
 #[inline(always)]
 pub(in super::super) unsafe fn dot<
     V: Lanes,
@@ -22,8 +22,8 @@ pub(in super::super) unsafe fn dot<
     sums: *mut f32,
 ) {
     let ty = const { WeightType::ALL[TYPE] };
-    // SAFETY: record `k` of each panel and value `k` of each row exist for
-    // `k < records`, and there is room for all sums; panels are aligned to 32 bytes.
+    // SAFETY: record `k` of each panel and value `k` of each row exist for `k < records`; there is
+    // room for all sums; panels are aligned to 32 bytes.
     unsafe {
         let mut acc = [[V::splat(0.0); NT]; NP];
         for k in 0..records {

@@ -1,10 +1,10 @@
 //! Matrix times a tile of activation rows.
 //!
-//! The driver here walks panels and tokens; what a panel and a few tokens give is
-//! computed by a [`PanelDot`], one per weight type and instruction set, behind pointers
-//! ([`PanelDots`]): the driver exists once per instruction set. Every
-//! output is one accumulator that takes the blocks of its row in ascending order,
-//! so neither the tiling nor the split between threads can change a bit of it.
+//! The driver walks panels and rows. A [`PanelDot`] (one per weight type and instruction set)
+//! multiplies a panel with a few rows; the driver calls it through pointers ([`PanelDots`]), so
+//! that the driver is compiled once per instruction set. Every output is one accumulator that
+//! takes the blocks of its row in ascending order, so neither the tiling nor the split between
+//! threads can change a bit of it.
 
 use std::ops::Range;
 
@@ -23,22 +23,22 @@ pub(super) mod avx512;
 pub(super) mod float;
 pub(super) mod portable;
 
-/// What becomes of a matrix product.
+/// Destination of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// It replaces what was there.
+    /// Overwrites the output.
     Store,
-    /// It is added to what was there, and the sum is rounded (the residual stream).
+    /// Adds the product to the output and rounds the sum (residual stream).
     Add(BoundaryDtype),
 }
 
-/// How far ahead of its use a single stream of weights is fetched, in bytes, for one row:
-/// what memory delivers in about 100 ns.
+/// Prefetch distance for one row, in bytes of a single stream of weights: what memory delivers
+/// in about 100 ns.
 const STREAM_AHEAD: usize = 4096;
-/// The same for several rows, whose weights are fetched into a larger cache.
+/// Prefetch distance for several rows, whose weights go to a larger cache.
 const SHARED_STREAM_AHEAD: usize = 2 * STREAM_AHEAD;
 
-/// One row of activations, as a [`PanelDot`] reads it.
+/// Pointers to the forms of an activation row.
 #[derive(Clone, Copy)]
 pub(super) struct ActRow {
     pub(super) plain: *const f32,
@@ -46,32 +46,32 @@ pub(super) struct ActRow {
     pub(super) meta: *const BlockMeta,
 }
 
-/// Most panels and rows that a [`PanelDot`] takes at once.
+/// Upper limits of [`PanelDot::PANELS`] and [`PanelDot::ROWS`].
 pub(super) const MAX_PANELS: usize = 2;
 pub(super) const MAX_ROWS: usize = 6;
 
-/// Results of a [`PanelDot`]: `[panel][row][lane]`, tightly for the numbers used.
+/// Results of a [`PanelDot`]: `[panel][row][lane]`, without gaps.
 #[repr(align(64))]
 pub(super) struct Sums(pub(super) [f32; MAX_PANELS * MAX_ROWS * LANES]);
 
-/// The inner kernel of one weight type on one instruction set.
+/// Inner kernel of one weight type on one instruction set.
 pub(super) trait PanelDot {
-    /// Panels taken together once there are enough rows; 1 or 2.
+    /// Panels multiplied together from [`Self::TOGETHER_FROM`] rows on; 1 or 2.
     const PANELS: usize;
-    /// Rows taken together; at most [`MAX_ROWS`].
+    /// Rows multiplied together; at most [`MAX_ROWS`].
     const ROWS: usize;
-    /// From this many rows on, panels are taken together. Below it one panel after
-    /// the other is read, in the order of memory.
+    /// Minimum number of rows for multiplying panels together. With fewer rows, panels are read
+    /// one after the other, in memory order.
     const TOGETHER_FROM: usize;
 
-    /// Products of `NP` panels of `records` records with `NT` rows, to
-    /// `sums[panel][row][lane]`. While it reads, it may fetch what lies `ahead` bytes
-    /// further on, unless that is 0.
+    /// Writes the products of `NP` panels of `records` records with `NT` rows to
+    /// `sums[panel][row][lane]`. It may prefetch the data `ahead` bytes further on; 0 disables
+    /// that.
     ///
     /// # Safety
-    /// The CPU has the instruction set; `panels` point to whole panels; `rows` to
-    /// rows of the form that the weight type wants, `records` records long; room
-    /// for `NP * NT * 16` sums.
+    /// The CPU has the instruction set; `panels` point to whole panels; `rows` point to rows of
+    /// the form that the weight type reads, `records` records long; `sums` has room for
+    /// `NP * NT * 16` values.
     unsafe fn dot<const NP: usize, const NT: usize>(
         panels: [*const u8; NP],
         records: usize,
@@ -81,11 +81,11 @@ pub(super) trait PanelDot {
     );
 }
 
-/// A [`PanelDot`] for `panels` that lie `stride` bytes apart and `rows`, as many of each as its
-/// place in [`PanelDots`] says: panels, stride, records, rows, ahead, sums.
+/// [`PanelDot::dot`] as a function pointer. Arguments: first panel, distance of panels in bytes,
+/// records, rows, ahead, sums. The position in [`PanelDots`] gives the number of panels and rows.
 type Dot = unsafe fn(*const u8, usize, usize, *const ActRow, usize, *mut f32);
 
-/// A [`PanelDot`] for every number of panels and rows, as pointers.
+/// Function pointers of a [`PanelDot`], `dots[panels - 1][rows - 1]`.
 pub(super) struct PanelDots {
     together_from: usize,
     rows: usize,
@@ -93,7 +93,7 @@ pub(super) struct PanelDots {
 }
 
 impl PanelDots {
-    /// Those of `K`. Places beyond what it takes hold what nobody calls.
+    /// Dispatch table for `K`. Entries beyond `K::PANELS` and `K::ROWS` are never called.
     pub(super) const fn of<K: PanelDot>() -> Self {
         const { assert!(K::PANELS <= MAX_PANELS && K::ROWS <= MAX_ROWS) };
         let one = if K::ROWS > 4 {
@@ -146,7 +146,7 @@ const fn few_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
 /// [`PanelDot::dot`] as a [`Dot`].
 ///
 /// # Safety
-/// As that; `rows` points to `NT` of them.
+/// As [`PanelDot::dot`]; `rows` points to `NT` rows.
 unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
     panels: *const u8,
     stride: usize,
@@ -159,11 +159,11 @@ unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
     for p in 1..NP {
         each[p] = panels.wrapping_add(p * stride);
     }
-    // SAFETY: the caller ensures what `dot` asks for, and that there are `NT` rows.
+    // SAFETY: the caller ensures the contract of `dot`, and that there are `NT` rows.
     unsafe { K::dot::<NP, NT>(each, records, *rows.cast(), ahead, sums) };
 }
 
-/// A checked call: [`super::Kernels::matmul`] makes it.
+/// Arguments of a matrix product, checked by [`super::Kernels::matmul`].
 pub(super) struct Job<'a> {
     pub(super) packed: &'a Packed,
     pub(super) panels: Range<usize>,
@@ -175,8 +175,8 @@ pub(super) struct Job<'a> {
 /// Runs a job with one kernel.
 ///
 /// # Safety
-/// The CPU has the instruction set of `V` and `kernel`; the job is checked: the panels
-/// exist, `act` has the matrix's columns and the form that `kernel` reads, `out` has
+/// The CPU has the instruction set of `V` and `kernel`. The caller has checked the job: the
+/// panels exist, `act` has the matrix's columns and the form that `kernel` reads, `out` has
 /// `act.rows()` rows and a column for every output of the panels.
 #[inline(always)]
 pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
@@ -186,7 +186,7 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
     let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
     let mut panel = job.panels.start;
     while panel < job.panels.end {
-        // Panels of output read in this round, and panels of weights behind them.
+        // Output panels of this round, and the weight panels that they need.
         let outputs = if !gated && together && panel + 1 < job.panels.end {
             2
         } else {
@@ -196,19 +196,19 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
         let first = panel * job.packed.streams();
         for row in (0..rows).step_by(kernel.rows) {
             let count = kernel.rows.min(rows - row);
-            // The first rows bring the panels into the cache, and fetch what will be
-            // wanted after them.
+            // The first rows load the panels into the cache and prefetch the next ones.
             let ahead = match (row, weights == 2 && together) {
                 (0, true) => 2 * job.packed.panel_bytes(),
                 (0, false) if rows == 1 => STREAM_AHEAD,
                 (0, false) => SHARED_STREAM_AHEAD,
                 _ => 0,
             };
-            // The residual stream of a large tile is no longer in the first-level cache.
+            // The residual stream of a large tile does not stay in the L1 cache.
             if together && matches!(job.output, Output::Add(_)) {
                 fetch_output(job, panel, outputs, row, count);
             }
-            // SAFETY: the caller has checked the job; `row + count` rows and `first + weights` panels exist.
+            // SAFETY: the caller has checked the job; `row + count` rows and `first + weights`
+            // panels exist.
             unsafe {
                 if weights == 2 && together {
                     dot_rows(
@@ -240,7 +240,7 @@ pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
     }
 }
 
-/// Calls the kernel for one or two panels and `count` rows from `row` on.
+/// Calls the kernel for one or two panels and `count` rows starting at `row`.
 ///
 /// # Safety
 /// As [`run`].
@@ -275,8 +275,8 @@ unsafe fn dot_rows(
     }
 }
 
-/// Pointers to `count` rows of activations from `first` on; the last one again where there are
-/// fewer than [`MAX_ROWS`].
+/// Pointers to `count` rows of activations starting at `first`. Unused entries repeat the last
+/// row.
 #[inline(always)]
 fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
     assert!(0 < count && first + count <= act.rows);
@@ -294,7 +294,7 @@ fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
     })
 }
 
-/// Asks for the cache line at `p`; any address will do.
+/// Prefetches the cache line at `p` into L1. `p` may be invalid.
 #[inline(always)]
 pub(super) fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -306,11 +306,10 @@ pub(super) fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Asks for a cache line of weights that `ROWS` rows will be multiplied with.
+/// Prefetches a cache line of weights that `ROWS` rows will be multiplied with.
 ///
-/// One row uses them up as fast as memory brings them: the nearest cache is the place for
-/// them. Several rows have more to compute, and their activations fill that cache; weights go
-/// to the second level, which also waits for more lines from memory at a time.
+/// A single row consumes weights as fast as memory delivers them, so they go to L1. With several
+/// rows, activations fill L1, so weights go to L2, which also has more outstanding misses.
 #[inline(always)]
 pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
     if ROWS == 1 {
@@ -330,7 +329,7 @@ fn columns(job: &Job<'_>, panel: usize) -> Range<usize> {
     start..start + LANES.min(job.packed.rows() - panel * LANES)
 }
 
-/// Brings one panel's sums for `count` rows to the output.
+/// Stores or adds one panel's sums for `count` rows to the output.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
@@ -346,8 +345,8 @@ unsafe fn finish<V: Lanes>(
     let columns = columns(job, panel);
     let (out, stride) = job.out.cells(row, count, &columns);
     let sums = sums.as_ptr();
-    // SAFETY: `out` has `columns` of `count` rows, sixteen of them in the first two cases;
-    // there are sixteen sums for each row. The ISA is the caller's.
+    // SAFETY: `out` has `columns` of `count` rows, sixteen of them in the first three cases;
+    // there are sixteen sums for each row. The caller ensures the instruction set.
     unsafe {
         match job.output {
             Output::Store if columns.len() == LANES => {
@@ -384,7 +383,7 @@ unsafe fn finish<V: Lanes>(
     }
 }
 
-/// `silu(gate) * up` of a gated pair's sums for `count` rows, to the output.
+/// Writes `silu(gate) * up` of a gated pair's sums for `count` rows to the output.
 ///
 /// # Safety
 /// The CPU has the instruction set of `V`.
@@ -397,7 +396,7 @@ unsafe fn gate<V: Lanes>(job: &mut Job<'_>, panel: usize, row: usize, count: usi
     let (gates, ups) = (gates.as_ptr(), ups.as_ptr());
     for i in 0..count {
         // SAFETY: there are sixteen gates and ups for each row, and `out` has `columns` of
-        // `count` rows; the ISA is the caller's.
+        // `count` rows. The caller ensures the instruction set.
         unsafe {
             let h = silu(V::load(gates.add(i * LANES))).mul(V::load(ups.add(i * LANES)));
             let out = out.add(i * stride);
@@ -410,7 +409,7 @@ unsafe fn gate<V: Lanes>(job: &mut Job<'_>, panel: usize, row: usize, count: usi
     }
 }
 
-/// Asks for the cells of `outputs` panels and `count` rows, which are read soon.
+/// Prefetches the output cells of `outputs` panels and `count` rows.
 #[inline(always)]
 fn fetch_output(job: &mut Job<'_>, panel: usize, outputs: usize, row: usize, count: usize) {
     let first = (panel - job.panels.start) * LANES;
@@ -421,7 +420,7 @@ fn fetch_output(job: &mut Job<'_>, panel: usize, outputs: usize, row: usize, cou
         for line in (0..columns.len()).step_by(LANES) {
             prefetch(row.wrapping_add(line).cast());
         }
-        // Rows need not begin where a line of the cache does.
+        // Rows need not be aligned to cache lines.
         prefetch(row.wrapping_add(columns.len() - 1).cast());
     }
 }

@@ -1,12 +1,12 @@
-//! The portable inner kernels, and the reference for the others.
+//! Portable inner kernels, the reference for the other instruction sets.
 
 use super::super::act::BlockMeta;
-use super::super::block::{BLOCK, Code, Layout, Step, WeightType};
+use super::super::block::{BLOCK, Code, Layout, SubScale, WeightType};
 use super::super::lanes::{Array, LANES};
 use super::super::pack::quant;
 use super::{ActRow, PanelDot, float};
 
-/// Weights of the type numbered as in [`WeightType::ALL`].
+/// Kernel for the weight type `WeightType::ALL[TYPE]`.
 pub(in super::super) struct Portable<const TYPE: usize>;
 
 impl<const TYPE: usize> PanelDot for Portable<TYPE> {
@@ -22,7 +22,7 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
         _ahead: usize,
         sums: *mut f32,
     ) {
-        // SAFETY: what this asks its callers for is all that each of these asks for.
+        // SAFETY: the callees have the contract of `dot`.
         unsafe {
             if const { WeightType::ALL[TYPE].quantised() } {
                 for p in 0..NP {
@@ -35,7 +35,7 @@ impl<const TYPE: usize> PanelDot for Portable<TYPE> {
     }
 }
 
-/// One panel of quantised weights.
+/// Products of one panel of quantised weights with `NT` rows.
 #[inline(never)]
 unsafe fn quantised<const TYPE: usize, const NT: usize>(
     panel: *const u8,
@@ -60,15 +60,15 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
         let minima = if layout.fields == 2 { field(1) } else { scales };
         for s in 0..layout.blocks {
             let block = &blocks[s * layout.block_bytes()..][..layout.block_bytes()];
-            let (steps, runs) = block.split_at(LANES * layout.step.bytes());
+            let (sub_scales, runs) = block.split_at(LANES * layout.sub_scale.bytes());
             let b = r * layout.blocks + s;
             // SAFETY: a row has as many blocks as its panel.
             let acts: [(&[i8; BLOCK], &BlockMeta); NT] =
                 unsafe { rows.map(|row| (&*row.quants.add(b * BLOCK).cast(), &*row.meta.add(b))) };
-            // Of the first and the second 16 inputs, where they have factors of their own.
+            // Index 1 is used by types with factors per 16 inputs only.
             let mut dots = [[[0i32; LANES]; 2]; NT];
             for g in 0..BLOCK / 4 {
-                let half = if layout.step.halves() { g / 4 } else { 0 };
+                let half = if layout.sub_scale.per_16() { g / 4 } else { 0 };
                 let group = group(&layout, runs, g);
                 for (dots, (a, _)) in dots.iter_mut().zip(&acts) {
                     let a = [a[4 * g], a[4 * g + 1], a[4 * g + 2], a[4 * g + 3]].map(i32::from);
@@ -82,30 +82,33 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
             }
             for ((acc, [first, second]), (_, meta)) in acc.iter_mut().zip(&dots).zip(&acts) {
                 for lane in 0..LANES {
-                    let bytes = layout.step.bytes();
-                    let step = |i: usize| steps[lane * bytes + i];
-                    let signed = |i: usize| i32::from(step(i) as i8);
+                    let bytes = layout.sub_scale.bytes();
+                    let sub_scale = |i: usize| sub_scales[lane * bytes + i];
+                    let signed = |i: usize| i32::from(sub_scale(i) as i8);
                     let (d, m) = (scales[lane], minima[lane]);
                     let acc = &mut acc[lane];
-                    let (dot, scale) = match layout.step {
-                        Step::None => {
+                    let (dot, scale) = match layout.sub_scale {
+                        SubScale::None => {
                             if layout.fields == 2 {
                                 *acc = m.mul_add(meta.ds, *acc);
                             }
                             (first[lane], d)
                         }
-                        Step::Scale => (first[lane], d * signed(0) as f32),
-                        Step::ScaleMin => {
-                            *acc = (-(m * f32::from(step(1)))).mul_add(meta.ds, *acc);
-                            (first[lane], d * f32::from(step(0)))
+                        SubScale::Scale => (first[lane], d * signed(0) as f32),
+                        SubScale::ScaleMin => {
+                            *acc = (-(m * f32::from(sub_scale(1)))).mul_add(meta.ds, *acc);
+                            (first[lane], d * f32::from(sub_scale(0)))
                         }
-                        Step::Halves => (first[lane] * signed(0) + second[lane] * signed(1), d),
-                        Step::HalvesMin => {
-                            let [low, high] = [meta.halves as i16, (meta.halves >> 16) as i16];
-                            let sum = i32::from(step(0) >> 4) * i32::from(low)
-                                + i32::from(step(1) >> 4) * i32::from(high);
+                        SubScale::Scale16 => {
+                            (first[lane] * signed(0) + second[lane] * signed(1), d)
+                        }
+                        SubScale::ScaleMin16 => {
+                            let [low, high] =
+                                [meta.half_sums as i16, (meta.half_sums >> 16) as i16];
+                            let sum = i32::from(sub_scale(0) >> 4) * i32::from(low)
+                                + i32::from(sub_scale(1) >> 4) * i32::from(high);
                             *acc = (-m).mul_add(meta.d * sum as f32, *acc);
-                            let factor = |i: usize| i32::from(step(i) & 15);
+                            let factor = |i: usize| i32::from(sub_scale(i) & 15);
                             (first[lane] * factor(0) + second[lane] * factor(1), d)
                         }
                     };
@@ -118,7 +121,7 @@ unsafe fn quantised<const TYPE: usize, const NT: usize>(
     unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr().cast(), sums, NT * LANES) };
 }
 
-/// The 64 weights of group `g` of 32 inputs, as signed integers.
+/// The 64 weights (16 rows by 4 inputs) of group `g`, as signed integers.
 #[inline(always)]
 fn group(layout: &Layout, runs: &[u8], g: usize) -> [i8; 4 * LANES] {
     std::array::from_fn(|at| {

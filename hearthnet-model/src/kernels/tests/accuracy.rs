@@ -1,4 +1,4 @@
-//! How far the kernels are from the exact result, computed in `f64`.
+//! Accuracy of the kernels against exact results computed in `f64`.
 
 use super::super::*;
 use super::values::{Kind, Values, matrix};
@@ -92,7 +92,7 @@ fn quantised_matrices_err_by_the_quantisation_of_activations_only() {
             let mut exact = 0.0;
             let mut bound = 0.0;
             for (block, x) in weights.chunks(32).zip(x.chunks(32)) {
-                // Half a step of the quantiser per activation, and a little for rounding.
+                // Half a quantisation step per activation, plus rounding.
                 let step = f64::from(x.iter().fold(0.0f32, |m, v| m.max(v.abs()))) / 127.0;
                 for (w, x) in block.iter().zip(x) {
                     exact += f64::from(*w) * f64::from(*x);
@@ -247,7 +247,7 @@ fn matrices_that_cannot_be_packed_are_refused() {
 }
 
 #[test]
-fn stacked_matrices_are_the_matrices_one_after_the_other() {
+fn stacking_equals_packing_the_concatenation() {
     let ty = WeightType::Q4_1;
     let mut values = Values(9);
     let (a, b) = (

@@ -1,5 +1,4 @@
-//! Every kernel, on every instruction set of this machine, gives the bits of the
-//! plain implementation in `reference`.
+//! Every kernel gives the bits of `reference` on every instruction set of this machine.
 
 use proptest::prelude::*;
 
@@ -37,7 +36,7 @@ proptest! {
     #[test]
     fn a_matrix_is_finite_exactly_when_all_its_weights_are(ty in weight_type(), seed: u64) {
         let mut values = Values(seed);
-        // Blocks of random bits, few enough that many of them are finite.
+        // Blocks of random bits: so few that many of the matrices are finite.
         let cols = 2 * ty.inputs();
         let bytes: Vec<u8> = (0..2 * ty.file_block()).map(|_| values.bits() as u8).collect();
         let matrix = Matrix { weight_type: ty, rows: 1, cols, bytes: &bytes };
@@ -47,7 +46,7 @@ proptest! {
         let finite = weights.iter().all(|weight| weight.is_finite());
         match packed.not_finite() {
             None => prop_assert!(finite, "{ty:?}"),
-            // A scale with which only the largest of its values would be infinite is refused.
+            // A scale is refused if only the largest value of the table would overflow.
             Some(0) if ty == WeightType::MXFP4 => {}
             Some(part) => prop_assert!(part == 0 && !finite, "{ty:?}"),
         }
@@ -55,11 +54,11 @@ proptest! {
 }
 
 #[test]
-fn of_matrices_that_are_packed_together_the_one_that_is_not_finite_is_named() {
+fn not_finite_returns_the_index_of_the_matrix() {
     let ty = WeightType::Q8_0;
     let whole = vec![0; 16 * ty.file_block()];
     let mut broken = whole.clone();
-    // The scale of the last row: an infinity.
+    // The scale of the last row is an infinity.
     let last = 15 * ty.file_block();
     broken[last..last + 2].copy_from_slice(&0x7c00_u16.to_le_bytes());
     let matrix = |bytes| Matrix {
@@ -82,7 +81,7 @@ fn of_matrices_that_are_packed_together_the_one_that_is_not_finite_is_named() {
 }
 
 #[test]
-fn weight_types_are_those_that_files_call_so() {
+fn weight_types_have_the_names_of_the_file_format() {
     for (place, ty) in WeightType::ALL.into_iter().enumerate() {
         assert_eq!(ty as usize, place);
         assert_eq!(format!("{ty:?}"), ty.tensor_type().name());
@@ -111,7 +110,7 @@ proptest! {
             kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
             assert_same(&what, &out, &wanted);
 
-            // In two parts, added to what was there and rounded.
+            // In two parts, added to the output and rounded.
             for dtype in BoundaryDtype::ALL {
                 let cut = values.below(packed.panels() + 1);
                 let mut sum = before.clone();
@@ -155,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_does_not_depend_on_its_companions(
+    fn a_row_does_not_depend_on_the_rest_of_the_tile(
         ty in weight_type(), blocks in 1usize..=4, tokens in 2usize..=70, seed: u64,
     ) {
         let mut values = Values(seed);
@@ -202,7 +201,7 @@ proptest! {
             prop_assert_eq!(&act.quants, &first.quants);
             for (a, b) in act.meta.iter().zip(&first.meta) {
                 prop_assert!(same(a.d, b.d) && same(a.ds, b.ds));
-                prop_assert_eq!((a.neg8s, a.neg128s, a.halves), (b.neg8s, b.neg128s, b.halves));
+                prop_assert_eq!((a.neg8s, a.neg128s, a.half_sums), (b.neg8s, b.neg128s, b.half_sums));
             }
         }
     }
@@ -212,7 +211,7 @@ proptest! {
         let mut values = Values(seed);
         let (x, y) = (values.many(n, kind), values.many(n, Kind::Ordinary));
         let gelu: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::gelu(*x) * y).collect();
-        // Of a size at which some are cut.
+        // Scaled so that some values are clamped.
         let (gates, ups): (Vec<f32>, Vec<f32>) = (x.iter().map(|x| 8.0 * x).collect(), y.iter().map(|y| 8.0 * y).collect());
         let clamped: Vec<f32> = gates.iter().zip(&ups).map(|(g, u)| reference::clamped(*g, *u)).collect();
         let capped: Vec<f32> = x.iter().map(|x| reference::tanh(x / 30.0) * 30.0).collect();
@@ -254,7 +253,7 @@ proptest! {
             values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
         };
         let (keys, vals) = (cells(&mut values, kind), cells(&mut values, Kind::Ordinary));
-        // Pages full of NaN, of which only the positions in use are overwritten.
+        // Pages start as NaN; only the positions in use are written.
         let mut pages = vec![vec![0x7fffu16; page_len(d)]; n.div_ceil(PAGE) + 1];
         for p in 0..n {
             let cells = p * d..(p + 1) * d;
@@ -279,7 +278,7 @@ proptest! {
             let width = heads * d;
             kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, TileMut::whole(&mut out, width));
             assert_same(kernels.isa().name(), &out, &wanted);
-            // The last row, one head of it, on its own.
+            // The last head of the last row alone.
             let at = q.len() - d;
             let sinks = sinks.map(|sinks| &sinks[heads - 1..]);
             let one = Attention { heads: 1, position: n - 1, sinks, ..a };
@@ -335,7 +334,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_of_weights_is_dequantised_as_the_format_says(
+    fn dequantised_rows_agree_with_the_format(
         ty in weight_type(), rows in 1usize..=40, blocks in 1usize..=3, seed: u64,
     ) {
         let mut values = Values(seed);
@@ -367,7 +366,7 @@ proptest! {
 }
 
 #[test]
-fn keys_and_values_are_stored_as_the_rounding_says_and_nothing_else_is_touched() {
+fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
     const UNTOUCHED: u16 = 0x5a5a;
     let mut values = Values(11);
     for d in [8, 16, 24, 40, 64, 128] {
@@ -376,7 +375,7 @@ fn keys_and_values_are_stored_as_the_rounding_says_and_nothing_else_is_touched()
             let slot = values.below(PAGE);
             for kernels in all() {
                 let mut page = vec![UNTOUCHED; page_len(d)];
-                // SAFETY: nobody else has the page.
+                // SAFETY: there is no other reference to the page.
                 unsafe { kernels.store_kv(SharedMut::new(&mut page), slot, &key, &value) };
                 for i in 0..d {
                     for (cell, x) in [
@@ -396,7 +395,7 @@ fn keys_and_values_are_stored_as_the_rounding_says_and_nothing_else_is_touched()
 
 #[test]
 fn the_exponential_agrees_over_its_whole_range() {
-    // A stride that is prime to the number of floats visits all exponents and signs.
+    // A stride coprime to 2^32 visits all exponents and signs.
     let x: Vec<f32> = (0..4_000_000u32)
         .map(|i| f32::from_bits(i.wrapping_mul(1_073_741_827)))
         .collect();
@@ -415,8 +414,7 @@ fn the_exponential_agrees_over_its_whole_range() {
 fn the_largest_sums_of_every_type_are_exact() {
     let cols = 512;
     for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
-        // Rows of equal bytes: all quants and factors at their largest or smallest, or all of
-        // them where a table is.
+        // Rows of equal bytes: all quants and factors at their maximum or minimum.
         let fill = [0x00, 0xff, 0x80, 0x7f, 0x88, 0x77, 0x0f, 0xf0];
         let mut bytes = Vec::new();
         for byte in fill {
@@ -429,8 +427,8 @@ fn the_largest_sums_of_every_type_are_exact() {
             }
         }
         let packed = pack(&matrix(ty, fill.len(), cols, &bytes));
-        // Activations of one magnitude, so that all quants are 127 or -127, in patterns that add
-        // up within pairs, within groups of four, within halves, or nowhere.
+        // Activations of one magnitude, so that all quants are 127 or -127. The sign patterns add
+        // up within pairs, within groups of four, within 16 inputs, or nowhere.
         let mut x = Vec::new();
         for pattern in [0usize, 1, 2, 4, 8, 16, 32] {
             let sign = |i: usize| if i & pattern == 0 { 1.0 } else { -1.0 };

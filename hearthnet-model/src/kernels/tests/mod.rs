@@ -1,4 +1,4 @@
-//! Tests of the kernels: bits against a second, plain implementation of
+//! Tests of the kernels: bit equality with a second implementation of
 //! specs/canonical-arithmetic.md, and accuracy against `f64`.
 
 mod accuracy;

@@ -1,12 +1,12 @@
-//! A second implementation of specs/canonical-arithmetic.md: one value at a time,
-//! from the file's own layout, sharing nothing with the kernels.
+//! Second implementation of specs/canonical-arithmetic.md, for one value at a time and from the
+//! layout of the file. It shares no code with the kernels.
 
 use half::f16;
 
 use super::super::WeightType;
 
-/// How a product and a sum are taken together; the other way shows that the bit
-/// tests can fail.
+/// Rounding of a product and a sum. `Separate` is wrong on purpose: it proves that the bit tests
+/// can fail.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fma {
     Fused,
@@ -48,7 +48,7 @@ pub(super) fn exp(x: f32) -> f32 {
     ] {
         p = fma(p, r, f32::from_bits(c));
     }
-    // A NaN has no power of two, and is the result.
+    // The power of two of a NaN is undefined; the result is the NaN.
     if x.is_nan() {
         x
     } else {
@@ -84,7 +84,7 @@ fn quantise(x: &[f32]) -> ([i32; 32], f32, i32) {
     (q, m / 127.0, q.iter().sum())
 }
 
-/// The integer weight at place `i` of a block, as section 6.3 has it for each type.
+/// The integer weight at index `i` of a block, as section 6.3 defines it for each type.
 fn weight(ty: WeightType, block: &[u8], i: usize) -> i32 {
     use WeightType as T;
     const NON_LINEAR: [i32; 16] = [
@@ -126,7 +126,7 @@ fn weight(ty: WeightType, block: &[u8], i: usize) -> i32 {
     }
 }
 
-/// The integer factors of scale and minimum at place `i` of a block.
+/// The integer factors of scale and minimum at index `i` of a block.
 fn factors(ty: WeightType, block: &[u8], i: usize) -> (i32, i32) {
     use WeightType as T;
     let byte = |at: usize| i32::from(block[at]);
@@ -171,7 +171,7 @@ fn fields(ty: WeightType, block: &[u8]) -> (f32, f32) {
     }
 }
 
-/// The weights of a row of the file, of any quantised type.
+/// Weights of a row of the file, for a quantised type.
 pub(super) fn weights(ty: WeightType, row: &[u8]) -> Vec<f32> {
     let blocks = row.chunks_exact(ty.file_block());
     let values = blocks.flat_map(|block| {
@@ -192,7 +192,7 @@ pub(super) fn weights(ty: WeightType, row: &[u8]) -> Vec<f32> {
     values.collect()
 }
 
-/// One row of weights, from the file's bytes, times one row of activations.
+/// Dot product of a row of weights (bytes of the file) and a row of activations.
 pub(super) fn dot(ty: WeightType, row: &[u8], x: &[f32], how: Fma) -> f32 {
     use WeightType as T;
     let mut acc = 0.0f32;
@@ -219,7 +219,7 @@ pub(super) fn dot(ty: WeightType, row: &[u8], x: &[f32], how: Fma) -> f32 {
             let places = || (0..32).map(|j| (j, 32 * sub + j));
             let product = |(j, i): (usize, usize)| weight(ty, block, i) * q[j];
             let (first, first_min) = factors(ty, block, 32 * sub);
-            // What is one number for all 32 weights stays outside of the integer sum.
+            // Factors common to all 32 weights stay outside of the integer sum.
             match ty {
                 T::Q4_1 | T::Q5_1 => acc = fma(min, d * s as f32, acc),
                 T::Q4_K | T::Q5_K => acc = fma(min * first_min as f32, d * s as f32, acc),
@@ -274,7 +274,7 @@ pub(super) fn gelu(g: f32) -> f32 {
     g / (1.0 + exp(-inner))
 }
 
-/// One query over some of the keys and values, each `[position][d]`, binary16.
+/// Attention of one query over `positions`; `keys` and `values` are binary16, `[position][d]`.
 pub(super) fn attention(
     q: &[f32],
     keys: &[u16],

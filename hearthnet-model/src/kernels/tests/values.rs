@@ -2,18 +2,18 @@
 
 use super::super::{Matrix, WeightType, f32_to_f16};
 
-/// A small generator (SplitMix64): a seed gives the same data everywhere.
+/// SplitMix64 generator: a seed gives the same data everywhere.
 pub(super) struct Values(pub(super) u64);
 
-/// What kind of numbers to draw.
+/// Distribution of the drawn numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// About -1 to 1.
     Ordinary,
-    /// Zeros of both signs, subnormals, the smallest and the largest magnitudes that
-    /// a computation can take without overflow, borders of rounding, ties.
+    /// Zeros of both signs, subnormals, the smallest and largest magnitudes that do not overflow a
+    /// computation, rounding borders, ties.
     Extreme,
-    /// Any bit pattern: infinities and NaN among them.
+    /// Ordinary values and, for one in ten, any bit pattern, including infinities and NaN.
     Anything,
     /// Only negative.
     Negative,
@@ -51,7 +51,7 @@ impl Values {
         match kind {
             Kind::Ordinary => x,
             Kind::Negative => -x.abs() - 0.01,
-            // Every tenth value, or else nearly every sum would be NaN.
+            // Every tenth value only; otherwise nearly every sum would be NaN.
             Kind::Anything if self.below(10) == 0 => f32::from_bits(self.bits() as u32),
             Kind::Anything => x,
             Kind::Extreme => match self.below(12) {
@@ -74,7 +74,7 @@ impl Values {
         (0..n).map(|_| self.one(kind)).collect()
     }
 
-    /// The bits of a scale or a minimum.
+    /// Bits of a scale or a minimum.
     fn field(&mut self, kind: Kind) -> u16 {
         // Both zeros, the subnormals next to zero and to the normals, the largest magnitudes.
         const EXTREMES: [u16; 8] = [
@@ -87,7 +87,7 @@ impl Values {
         }
     }
 
-    /// The file's bytes of a matrix, with scales as `kind` has them and any quants.
+    /// Bytes of a matrix in a file: scales drawn as `kind`, quants arbitrary.
     pub(super) fn weights(
         &mut self,
         ty: WeightType,
@@ -104,7 +104,7 @@ impl Values {
                     bytes.extend(half::bf16::from_f32(self.one(kind)).to_le_bytes());
                 }
                 _ => {
-                    // Runs of the largest and smallest quants find a sum that overflows.
+                    // Blocks of the largest and smallest quants reveal sums that overflow.
                     let run = self.below(4);
                     let start = bytes.len();
                     bytes.extend((0..ty.file_block()).map(|_| match run {
@@ -127,7 +127,7 @@ impl Values {
     }
 }
 
-/// Where the 16-bit floats of a block of the file stand.
+/// Offsets of the 16-bit floats in a block of the file.
 pub(super) fn fields(ty: WeightType) -> &'static [usize] {
     hearthnet_testkit::block_factors(ty.tensor_type().name())
 }
@@ -142,12 +142,12 @@ pub(super) fn matrix(ty: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> 
     }
 }
 
-/// Whether two results count as the same bits.
+/// Returns true if the bits are equal or both values are NaN.
 pub(super) fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// Fails at the first place where two results differ.
+/// Panics at the first index at which two results differ.
 #[track_caller]
 pub(super) fn assert_same(what: &str, got: &[f32], wanted: &[f32]) {
     assert_eq!(got.len(), wanted.len(), "{what}: lengths");

@@ -1,4 +1,5 @@
-//! The test values of specs/canonical-arithmetic.md, section 9, hold, and stand there.
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, section 9,
+//! and that the specification states them.
 
 use sha2::{Digest, Sha256};
 
@@ -11,7 +12,7 @@ const SPEC: &str = include_str!(concat!(
     "/../specs/canonical-arithmetic.md"
 ));
 
-fn stands_in_the_spec(line: &str) {
+fn assert_in_spec(line: &str) {
     assert!(
         SPEC.lines().any(|l| l.contains(line)),
         "the specification lacks {line:?}"
@@ -34,7 +35,7 @@ fn the_exponentials_of_the_specification_hold() {
             let mut y = [x];
             kernels.exp(&mut y);
             assert_eq!(y[0].to_bits(), bits, "exp({x}) on {}", kernels.isa());
-            stands_in_the_spec(&format!("| `{:08x}` | `{bits:08x}` |", x.to_bits()));
+            assert_in_spec(&format!("| `{:08x}` | `{bits:08x}` |", x.to_bits()));
         }
     }
 }
@@ -51,12 +52,12 @@ fn the_rotation_table_has_the_digest_of_the_specification() {
             hash.update(s.to_le_bytes());
             if [(1, 0), (1, 1), (100, 5), (8191, 31)].contains(&(position, i)) {
                 let (c, s) = (c.to_bits(), s.to_bits());
-                stands_in_the_spec(&format!("| {position} | {i} | `{c:08x}` | `{s:08x}` |"));
+                assert_in_spec(&format!("| {position} | {i} | `{c:08x}` | `{s:08x}` |"));
             }
         }
     }
     let digest: String = hex::encode(hash.finalize());
-    stands_in_the_spec(&format!("`{digest}`"));
+    assert_in_spec(&format!("`{digest}`"));
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn the_clamped_gates_of_the_specification_hold() {
         ] {
             let mut out = [g];
             kernels.gate(crate::spec::Activation::Clamped, &mut out, &[u]);
-            stands_in_the_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
+            assert_in_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
         }
     }
 }
@@ -79,7 +80,7 @@ fn the_clamped_gates_of_the_specification_hold() {
 #[test]
 fn the_stretched_rotations_of_the_specification_hold() {
     let amplitude = YarnSpec::usual_amplitude(32.0, 0.0);
-    stands_in_the_spec(&format!("amplitude {amplitude}"));
+    assert_in_spec(&format!("amplitude {amplitude}"));
     for (whole, pairs) in [(false, &[5, 9, 12, 31][..]), (true, &[9, 12])] {
         let yarn = YarnSpec {
             factor: 32.0,
@@ -96,7 +97,7 @@ fn the_stretched_rotations_of_the_specification_hold() {
         let row = table.row(1000);
         for &pair in pairs {
             let (c, s) = (row.cos[pair].to_bits(), row.sin[pair].to_bits());
-            stands_in_the_spec(&format!("| {whole} | {pair} | `{c:08x}` | `{s:08x}` |"));
+            assert_in_spec(&format!("| {whole} | {pair} | `{c:08x}` | `{s:08x}` |"));
         }
     }
 }
@@ -126,11 +127,11 @@ fn the_quantised_block_of_the_specification_holds() {
         let (q, meta) = (&act.quants, act.meta[0]);
         let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
         let integer: i32 = (0..32).map(|j| i32::from(u(j)) * i32::from(q[j])).sum();
-        stands_in_the_spec(&format!("| d | `{:08x}` |", meta.d.to_bits()));
-        stands_in_the_spec(&format!("| S | {sum} |"));
-        stands_in_the_spec(&format!("| {}, {}, {}, {} |", q[0], q[1], q[2], q[3]));
-        stands_in_the_spec(&format!("| I | {integer} |"));
-        stands_in_the_spec(&format!("| acc | `{:08x}` |", out[0].to_bits()));
+        assert_in_spec(&format!("| d | `{:08x}` |", meta.d.to_bits()));
+        assert_in_spec(&format!("| S | {sum} |"));
+        assert_in_spec(&format!("| {}, {}, {}, {} |", q[0], q[1], q[2], q[3]));
+        assert_in_spec(&format!("| I | {integer} |"));
+        assert_in_spec(&format!("| acc | `{:08x}` |", out[0].to_bits()));
     }
 }
 
@@ -151,7 +152,7 @@ fn the_blocks_of_every_type_in_the_specification_hold() {
             }
             block
         } else {
-            // Weights that all three types have.
+            // Weights that all three types represent exactly.
             let weights = (0..cols).map(|j| ((11 * j % 32) as f32 - 16.0) / 16.0);
             let bytes = |w: f32| match ty {
                 WeightType::F32 => w.to_le_bytes().to_vec(),
@@ -170,7 +171,7 @@ fn the_blocks_of_every_type_in_the_specification_hold() {
             let to = TileMut::whole(&mut out, 1);
             kernels.matmul(&packed, 0..1, &act, Output::Store, to);
             let [first, last, acc] = [weights[0], weights[cols - 1], out[0]].map(f32::to_bits);
-            stands_in_the_spec(&format!(
+            assert_in_spec(&format!(
                 "| {ty:?} | `{first:08x}` | `{last:08x}` | `{acc:08x}` |"
             ));
         }

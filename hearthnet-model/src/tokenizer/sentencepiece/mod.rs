@@ -1,24 +1,24 @@
 //! SentencePiece vocabularies (Llama 2, Mistral, Mixtral, Phi-3, Gemma): `tokenizer.ggml.model`
 //! is `llama`.
 //!
-//! Spaces are written `▁` (U+2581), and most vocabularies put one before a text that has none.
-//! Then neighbours merge, character by character: of all pairs whose text together is a token, the
-//! one with the highest score, the leftmost of equals, until there is none. A character that is
-//! no token is written as the tokens of its bytes, `<0xF0>` and so on.
+//! Spaces are written `▁` (U+2581), and most vocabularies put one before a text that has none. Then
+//! adjacent symbols merge, starting from characters: of all pairs whose joint text is a token, the
+//! pair with the highest score, the leftmost of equals, until no pair is left. A character without
+//! a token is written as the tokens of its bytes, `<0xF0>` and so on.
 //!
-//! These are llama.cpp's rules (`llm_tokenizer_spm` in `llama-vocab.cpp`), which reads nothing
-//! else from the file. The `tokenizers` crate has no model that gives the same ids: its BPE merges
-//! by the rank of a list, which a file does not have, and which breaks ties by rank where scores
-//! break them by place; it cannot begin with a character that is no token by itself; and its Unigram
-//! looks for the best whole, not the best next step.
+//! These are llama.cpp's rules (`llm_tokenizer_spm` in `llama-vocab.cpp`), which reads no other
+//! metadata. No model of the `tokenizers` crate gives the same ids. Its BPE merges by the rank of a
+//! list, which a file does not have, and breaks ties by rank instead of position. It cannot begin
+//! with a character without a token. Its Unigram searches the best whole segmentation, not the best
+//! next step.
 //!
-//! # What differs from llama.cpp
+//! # Differences from llama.cpp
 //!
-//! - There, text can merge into a control token, where its parts are tokens. Here it cannot.
-//! - There, the typed text `<0x0A>` could merge into the token of a line feed. Here a token of a byte
-//!   stands for a byte only, as in SentencePiece itself.
+//! - In llama.cpp, text can merge into a control token if its parts are tokens. Here it cannot.
+//! - In llama.cpp, the typed text `<0x0A>` could merge into the token of a line feed. Here a byte
+//!   token stands only for a byte, as in SentencePiece itself.
 //!
-//! No vocabulary that was looked at has the tokens in between that either takes.
+//! No vocabulary that was examined has the intermediate tokens for either merge.
 
 use super::error::TokenizerError;
 use super::parts::{SCORES, TokenizerParts};
@@ -28,19 +28,19 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::ops::Range;
 
-/// How a space is written.
+/// Written form of a space.
 pub(super) const SPACE: char = '\u{2581}';
 
 pub(super) struct SentencePiece {
-    /// The tokens that text may become.
+    /// Tokens that text may become.
     tokens: HashMap<Box<str>, Token>,
-    /// The length of the longest of them, in bytes.
+    /// Length of the longest of these tokens, in bytes.
     longest: usize,
-    /// The token of each byte.
+    /// Token of each byte.
     bytes: [u32; 256],
-    /// Whether a text begins with a space that nobody wrote.
+    /// Whether a space is put before each text.
     space_prefix: bool,
-    /// No token goes on behind the end of a word, so words merge apart, which is faster.
+    /// No token continues beyond the end of a word, so words merge separately, which is faster.
     words_apart: bool,
 }
 
@@ -50,12 +50,12 @@ struct Token {
     score: Score,
 }
 
-/// A score in an order that has an answer for any two.
+/// Score with a total order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Score(i32);
 
 impl Score {
-    /// `None` for what is not a number. The two zeros are one.
+    /// `None` for NaN. The two zeros are equal.
     fn new(score: f32) -> Option<Self> {
         if score.is_nan() {
             return None;
@@ -67,7 +67,7 @@ impl Score {
 }
 
 impl SentencePiece {
-    /// Marks in `kinds` the tokens of bytes, where the file does not.
+    /// Marks byte tokens in `kinds` if the file does not.
     pub(super) fn new(
         parts: &TokenizerParts<'_>,
         ids: &HashMap<&str, u32>,
@@ -98,12 +98,12 @@ impl SentencePiece {
         })
     }
 
-    /// Whether a text begins with a space that nobody wrote.
+    /// Whether a space is put before each text.
     pub(super) fn adds_space_prefix(&self) -> bool {
         self.space_prefix
     }
 
-    /// Appends the ids of a text that stands at the beginning or behind a special token.
+    /// Appends the ids of a text at the beginning or behind a special token.
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) {
         let mut written = String::with_capacity(text.len() + SPACE.len_utf8());
         if self.space_prefix {
@@ -121,7 +121,7 @@ impl SentencePiece {
         }
     }
 
-    /// Appends the ids of a text in which spaces are written.
+    /// Appends the ids of a text whose spaces are written as `▁`.
     fn encode_written(&self, text: &str, ids: &mut Vec<u32>) {
         let mut merging = Merging::new(self, text);
         merging.run();
@@ -148,7 +148,7 @@ impl SentencePiece {
     }
 }
 
-/// A text up to the spaces before its second word, and the rest.
+/// Splits a text before the spaces of its second word.
 fn first_word(text: &str) -> (&str, &str) {
     let mut in_word = false;
     for (at, c) in text.char_indices() {
@@ -160,11 +160,11 @@ fn first_word(text: &str) -> (&str, &str) {
     (text, "")
 }
 
-/// Appends the bytes that a token stands for.
+/// Appends the bytes of a token.
 ///
-/// llama.cpp shows user-defined tokens as they stand in the file; as spaces may merge into them
-/// as well, they are read like all others here.
-pub(super) fn spell(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
+/// llama.cpp shows user-defined tokens verbatim. Spaces may merge into them too, so they are
+/// decoded like all others here.
+pub(super) fn append_token_bytes(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
     match byte_of(text).filter(|_| kind == TokenKind::Byte) {
         Some(byte) => bytes.push(byte),
         None if kind.is_structure() => bytes.extend_from_slice(text.as_bytes()),
@@ -172,14 +172,14 @@ pub(super) fn spell(text: &str, kind: TokenKind, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The byte that a text such as `<0x0A>` names.
+/// Byte of a text such as `<0x0A>`.
 fn byte_of(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_byte = digits.len() == 2 && digits.bytes().all(|c| c.is_ascii_hexdigit());
     is_byte.then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
-/// The token of each byte, by byte.
+/// Token of each byte.
 fn byte_tokens(
     parts: &TokenizerParts<'_>,
     ids: &HashMap<&str, u32>,
@@ -193,7 +193,7 @@ fn byte_tokens(
         };
         let kind = usize::try_from(id).ok().and_then(|id| kinds.get_mut(id));
         match kind {
-            // A file without types calls all tokens normal.
+            // A file without types marks all tokens as normal.
             Some(kind @ (TokenKind::Byte | TokenKind::Normal)) => *kind = TokenKind::Byte,
             _ => return Err(missing(&token)),
         }
@@ -209,7 +209,7 @@ fn byte_tokens(
     Ok(found)
 }
 
-/// The score of each token, by id.
+/// Score of each token, by id.
 fn scores(parts: &TokenizerParts<'_>) -> Result<Vec<Score>, TokenizerError> {
     let (scores, tokens) = (parts.scores.len(), parts.tokens.len());
     if scores == 0 {
@@ -229,26 +229,26 @@ fn scores(parts: &TokenizerParts<'_>) -> Result<Vec<Score>, TokenizerError> {
         .collect()
 }
 
-/// A vocabulary lacks a token for a byte or for the space, without which some texts would have no
-/// ids, or be lost.
+/// Error for a vocabulary without a token for a byte or for the space: some texts would have no
+/// ids.
 fn missing(token: &str) -> TokenizerError {
     TokenizerError::Malformed(format!(
         "the model file has no token {token:?} that text may use"
     ))
 }
 
-/// A text while its characters merge.
+/// Text while its symbols merge.
 struct Merging<'t> {
     vocabulary: &'t SentencePiece,
     text: &'t str,
-    /// At first one for each character. What merged into its left neighbour is empty.
+    /// Initially one per character. A symbol that merged into its left neighbour is empty.
     symbols: Vec<Symbol>,
     /// The best pair is on top.
     queue: BinaryHeap<Pair>,
 }
 
-/// A piece of the text, and its neighbours that are not empty: positions in
-/// [`Merging::symbols`], or [`NOBODY`].
+/// Piece of the text with its non-empty neighbours: positions in [`Merging::symbols`], or
+/// [`NO_SYMBOL`].
 #[derive(Debug, Clone, Copy)]
 struct Symbol {
     start: u32,
@@ -257,7 +257,7 @@ struct Symbol {
     after: u32,
 }
 
-const NOBODY: u32 = u32::MAX;
+const NO_SYMBOL: u32 = u32::MAX;
 
 impl Symbol {
     fn range(self) -> Range<usize> {
@@ -270,31 +270,31 @@ impl Symbol {
     }
 }
 
-/// Two neighbours whose text together is a token. Ordered by who merges first.
+/// Two neighbours whose joint text is a token. Ordered by merge priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     score: Score,
     left: Reverse<u32>,
     right: u32,
-    /// Where the right one ended when the two were found.
+    /// End of the right symbol when the pair was queued.
     end: u32,
 }
 
 impl<'t> Merging<'t> {
     fn new(vocabulary: &'t SentencePiece, text: &'t str) -> Self {
         let mut symbols = Vec::with_capacity(text.len());
-        // Texts end at MAX_TEXT_BYTES, and writing spaces triples them at most.
+        // Texts end at MAX_TEXT_BYTES, and writing spaces at most triples them.
         for (start, c) in text.char_indices() {
             let (at, start) = (symbols.len() as u32, start as u32);
             symbols.push(Symbol {
                 start,
                 end: start + c.len_utf8() as u32,
-                before: at.checked_sub(1).unwrap_or(NOBODY),
+                before: at.checked_sub(1).unwrap_or(NO_SYMBOL),
                 after: at + 1,
             });
         }
         if let Some(last) = symbols.last_mut() {
-            last.after = NOBODY;
+            last.after = NO_SYMBOL;
         }
         Self {
             vocabulary,
@@ -323,7 +323,7 @@ impl<'t> Merging<'t> {
         }
     }
 
-    /// Queues two neighbours, if they are and their text together is a token.
+    /// Queues two neighbours if both exist and their joint text is a token.
     fn consider(&mut self, left: u32, right: u32) {
         let (Some(l), Some(r)) = (self.symbol(left), self.symbol(right)) else {
             return;
@@ -339,7 +339,7 @@ impl<'t> Merging<'t> {
         }
     }
 
-    /// Merges a pair, unless one of the two has merged with somebody else since.
+    /// Merges a pair, unless one of its symbols has merged otherwise in the meantime.
     fn merge(&mut self, pair: Pair) {
         let left = pair.left.0;
         let (Some(l), Some(r)) = (self.symbol(left), self.symbol(pair.right)) else {

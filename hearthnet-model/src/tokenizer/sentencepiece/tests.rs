@@ -6,7 +6,7 @@ use crate::detokenize::Detokenizer;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
-/// A small file: structure, a user-defined token, all bytes, the space, and some merges.
+/// Small file: structure, a user-defined token, all bytes, the space, and some merges.
 struct File {
     tokens: Vec<String>,
     types: Vec<i128>,
@@ -102,7 +102,7 @@ fn plain(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn a_text_begins_with_a_space_that_nobody_wrote_and_loses_it_again() {
+fn the_space_prefix_is_added_by_encoding_and_removed_by_decoding() {
     let file = File::new();
     assert_eq!(plain(&SMALL, "hello"), file.ids(&["▁hello"]));
     assert_eq!(plain(&SMALL, " hello"), file.ids(&["▁", "▁hello"]));
@@ -134,7 +134,7 @@ fn characters_that_are_no_tokens_may_merge_into_one() {
 }
 
 #[test]
-fn what_is_no_token_is_written_as_bytes() {
+fn characters_without_a_token_become_bytes() {
     let file = File::new();
     let ids = plain(&WITHOUT_PREFIX, "é😀\n");
     assert_eq!(
@@ -184,7 +184,7 @@ fn text_behind_a_special_token_begins_anew() {
 }
 
 #[test]
-fn what_continues_a_text_keeps_its_space() {
+fn a_continuation_keeps_its_space() {
     let hello = File::new().id("▁hello");
     assert_eq!(Detokenizer::new(&SMALL).push(hello), "hello");
     assert_eq!(Detokenizer::continuing(&SMALL).push(hello), " hello");
@@ -251,7 +251,7 @@ fn files_without_types_are_read() {
     );
 }
 
-/// What a broken file gives.
+/// Error of a file after a change.
 fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
     let mut file = File::new();
     change(&mut file);
@@ -302,7 +302,7 @@ fn broken_files_are_refused_with_the_reason() {
     );
 }
 
-/// A vocabulary in which a run of one letter merges as long as it can.
+/// Vocabulary in which a run of one letter merges as far as possible.
 fn greedy() -> Tokenizer {
     let mut file = File::new();
     for length in 1..=64 {
@@ -319,7 +319,7 @@ fn one_word_as_long_as_a_text_may_be_is_merged() {
     assert!(plain(&greedy(), &" ".repeat(MAX_TEXT_BYTES)).len() > MAX_TEXT_BYTES / 4);
 }
 
-/// Text with the characters that matter more often than chance.
+/// Text with a high share of characters that matter here.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         prop::sample::select(vec![
@@ -333,7 +333,7 @@ fn text() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn decoding_gives_back_what_was_encoded(text in text()) {
+    fn decoding_restores_encoded_text(text in text()) {
         for tokenizer in [&*SMALL, &*WITHOUT_PREFIX] {
             let ids = plain(tokenizer, &text);
             let structure = |id: &u32| tokenizer.token_kind(*id).unwrap().is_structure();

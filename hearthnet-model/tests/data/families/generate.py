@@ -1,4 +1,4 @@
-"""Makes the tiny models of this directory and what they should compute. See README.md.
+"""Makes the tiny models of this directory and their expected results. See README.md.
 
 Usage: generate.py LLAMA_CPP_DIRECTORY [family ...]
 """
@@ -35,7 +35,7 @@ HEADS = dict(SIZES, head_dim=16)
 EXPERTS = dict(HEADS, intermediate_size=32, num_experts_per_tok=2)
 
 
-# Added to the seed where another draw keeps greedy choices further apart.
+# Added to the seed if another draw keeps greedy choices further apart.
 SEEDS = {"mistralyarn": 3, "qwen3yarn": 3, "phi3long": 3, "qwen3": 3, "qwen3moe": 2}
 
 
@@ -47,11 +47,11 @@ def yarn(theta=10000.0, **more):
     return rope(theta, rope_type="yarn", factor=4.0, original_max_position_embeddings=64, **more)
 
 
-# Factors of the weights of some.
+# Factors of the weights of some models.
 SIZES_OF = {
-    # Gates and ups of the experts reach the values where they are cut.
+    # Gates and ups of the experts reach the values where they are clamped.
     "gptoss": {"experts.gate_up_proj": 4, "experts.down_proj": 0.25},
-    # As the embedding of a token is multiplied with 12, it would drown everything else.
+    # The embedding of a token is multiplied by 12, and would dominate everything else.
     "minicpm3": {"embed_tokens.weight": 0.125},
 }
 
@@ -128,7 +128,7 @@ FAMILIES = {
             rope_parameters=yarn(150000.0, beta_fast=8.0, beta_slow=1.0, truncate=False),
         ),
     ),
-    # The scales are those of the published one, as files do not say them.
+    # The scales are those of the published model, because files omit them.
     "minicpm3": (
         "MiniCPM3",
         dict(
@@ -256,7 +256,7 @@ def build(name):
     config = config_class(**sizes, attn_implementation="eager")
     torch.manual_seed(sum(map(ord, name)) + SEEDS.get(name, 0))
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
-    # Weights of the size that makes every feature matter, and that half precision holds exactly.
+    # Weights large enough for every feature to matter, and exact in half precision.
     around_zero = family.startswith("Gemma")
     with torch.no_grad():
         for key, p in model.named_parameters():
@@ -290,7 +290,7 @@ def reference(name, model):
     (HERE / f"{name}.logits").write_bytes(plain.tobytes() + cache.tobytes())
     more = [int(i) for i in rng.integers(0, VOCAB, COMPARED)]
     rows = torch.from_numpy(logits(model, ids + more, "eager"))
-    # Of probabilities that matter the logarithm is small, and half precision holds it well.
+    # Logarithms of relevant probabilities are small, and half precision holds them well.
     (HERE / f"{name}.logprobs").write_bytes(rows.double().log_softmax(-1).numpy().astype("<f2").tobytes())
     tokens, margins, all_ids = [], [], list(ids)
     for _ in range(GENERATED):
@@ -311,7 +311,7 @@ def reference(name, model):
 
 
 def convert(model, name, llama_cpp):
-    """llama.cpp's converter, as it is, but for a vocabulary: these models have none."""
+    """llama.cpp's converter without the vocabulary, which these models do not have."""
     sys.path[:0] = [str(llama_cpp), str(llama_cpp / "gguf-py")]
     import gguf
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
@@ -321,7 +321,7 @@ def convert(model, name, llama_cpp):
         model.save_pretrained(directory)
         hparams = ModelBase.load_hparams(directory, False)
         kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
-        # Gemma's converter counts the tokens, and nothing else, in this file.
+        # Gemma's converter only counts the tokens in this file.
         vocab = {"model": {"vocab": {str(i): i for i in range(VOCAB)}}, "added_tokens": []}
         (directory / "tokenizer.json").write_text(json.dumps(vocab))
 
@@ -334,13 +334,13 @@ def convert(model, name, llama_cpp):
             def set_gguf_parameters(self):
                 super().set_gguf_parameters()
                 if name == "mistral":
-                    # The converter leaves it out, as llama.cpp does without it.
+                    # The converter omits the window, because llama.cpp ignores it for this class.
                     self.gguf_writer.add_sliding_window(self.hparams["sliding_window"])
 
         out = HERE / f"{name}.gguf"
         converter = Converter(directory, gguf.LlamaFileType.MOSTLY_F16, out, eager=True, model_name=name)
         if name == "mistral3":
-            # It hands everything on to another one.
+            # It delegates to another converter.
             converter.impl.set_vocab = lambda: None
         converter.write()
 

@@ -1,9 +1,9 @@
-// Quantises a model with llama.cpp, and computes with that file, see README.md.
+// Quantises a model with llama.cpp, and runs the result, see README.md.
 //
 // usage: quantise MODEL.gguf ARCHITECTURE VOCABULARY FTYPE QUANTISED.gguf WINDOW ATTENTION_FACTOR < IDS > LOGITS
 //
-// FTYPE is a number of llama_ftype; the last two are 0 where the model needs no help. LOGITS are
-// those of every row, f32 as this machine has them.
+// FTYPE is a number of llama_ftype; the last two are 0 if the model needs no workaround. LOGITS are
+// those of every row, f32 in this machine's byte order.
 #include "llama.h"
 #include <cstdio>
 #include <cstdlib>
@@ -24,7 +24,7 @@ int main(int, char ** argv) {
     const std::string architecture = argv[2];
     const int window = atoi(argv[6]);
     const double factor = atof(argv[7]);
-    // These models have no vocabulary, which llama.cpp wants to be told.
+    // These models have no vocabulary, and llama.cpp requires a key that says so.
     llama_model_kv_override known[4] = {};
     known[0].tag = LLAMA_KV_OVERRIDE_TYPE_STR;
     strcpy(known[0].key, "tokenizer.ggml.model");
@@ -58,8 +58,8 @@ int main(int, char ** argv) {
     for (llama_token id; std::cin >> id;) ids.push_back(id);
     const int32_t count = int32_t(ids.size());
     const size_t vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
-    // All at once; but where it does without the model's window, one after the other, with what
-    // the window hides forgotten before each.
+    // All in one batch. If llama.cpp ignores the model's window, one token at a time, removing
+    // positions outside the window before each.
     auto batch = llama_batch_init(count, 0, 1);
     for (int32_t i = 0; i < count; i++) {
         const int32_t at = batch.n_tokens++;

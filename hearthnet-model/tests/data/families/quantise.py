@@ -1,4 +1,4 @@
-"""How far llama.cpp's quantised forms of the models of this directory are from them. See README.md.
+"""Divergences of llama.cpp's quantised forms of the models of this directory. See README.md.
 
 Usage: quantise.py PROGRAM   (quantise.cpp, compiled)
 """
@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 # Numbers of llama_ftype.
 TYPES = {"Q8_0": 7, "Q5_1": 9, "Q5_0": 8, "Q4_1": 3, "Q4_0": 2, "IQ4_NL": 25, "MXFP4": 38}
 F16 = 1
-# What llama.cpp leaves out of these, and how it is made to compute the same all the same: the
-# window, and the factor of attention beside the one that it derives itself.
+# Features that llama.cpp ignores in these models, and that this script emulates: the window, and
+# the attention factor beside the one that llama.cpp derives itself.
 WINDOWS = {"mistral": 7, "phi3long": 9}
 ATTENTION_FACTORS = {"mistralyarn": 1.25 / (1 + 0.1 * math.log(4))}
-# It rounds gpt-oss's limits of frequencies to whole numbers: compared with its own F16 form.
+# llama.cpp rounds gpt-oss's frequency limits to integers: compared with its own F16 form.
 OF_ITS_OWN = {"gptoss"}
-# It wants as many heads of keys as of queries: each head of keys is written as often as it is used.
+# llama.cpp requires as many key heads as query heads: each key head is written once per use.
 REPEATED = {"olmoe"}
 
 
@@ -65,7 +65,7 @@ def repeat_heads(model, architecture, out):
 
 
 def quantised_hash(file, dtype):
-    """Of what is stored as that type, in the order of the names."""
+    """Hash of the tensors stored as that type, in the order of their names."""
     tensors = sorted(gguf.GGUFReader(file).tensors, key=lambda t: t.name)
     content = b"".join(t.data.tobytes() for t in tensors if t.tensor_type.name == dtype)
     return hashlib.sha256(content).hexdigest()

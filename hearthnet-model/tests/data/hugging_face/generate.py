@@ -1,4 +1,4 @@
-"""Makes the directories of this directory and what llama.cpp's converter makes of them. See README.md.
+"""Makes the model directories here, and llama.cpp's conversions of them. See README.md.
 
 Usage: generate.py LLAMA_CPP_DIRECTORY
 """
@@ -66,7 +66,7 @@ def converter(llama_cpp, directory, file_type, out, changes=None, **more):
 
 
 def family_directories(llama_cpp):
-    """Directories that give the GGUF files of the families to the byte."""
+    """Directories whose conversions are byte-identical to the GGUF files of the families."""
     for name in families.FAMILIES:
         model = families.build(name)
         gemma = name.startswith("gemma")
@@ -98,7 +98,7 @@ def types(llama_cpp):
     model = transformers.Gemma2ForCausalLM(config).float()
     with torch.no_grad():
         for p in model.parameters():
-            # From far below half precision's least value to far above its least normal one.
+            # From far below half precision's smallest value to far above its smallest normal one.
             p.copy_(torch.randn(p.shape) * 10 ** (torch.rand(p.shape) * 10 - 8))
     for kind, dtype in kinds.items():
         directory = HERE / f"types-{kind}"
@@ -123,7 +123,7 @@ def digests(llama_cpp, directory, out):
 
 
 def mxfp4(directory):
-    """As gpt-oss is published: BF16, but for the experts, whose codes and scales lie apart."""
+    """As gpt-oss is published: BF16, except for the experts, whose codes and scales are separate."""
     from safetensors.torch import load_file, save_file
 
     torch.manual_seed(13)
@@ -209,7 +209,7 @@ def tokenizers(llama_cpp):
     import gguf
 
     def qwen2(d):
-        # As Qwen2.5: named in tokenizer_config.json, the template in a file of its own.
+        # As in Qwen2.5: named in tokenizer_config.json, with the template in a file of its own.
         tokenizer = byte_level(QWEN2, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], False, None)
         write_byte_level(d, tokenizer, {"bos_token": None, "eos_token": "<|im_end|>",
                                         "pad_token": "<|endoftext|>", "add_bos_token": False})

@@ -1,5 +1,5 @@
-"""Writes blocks.json: blocks of every quantised type that the engine computes with, and what the
-`gguf` package of the llama.cpp project makes of them.
+"""Writes blocks.json: blocks of every quantised type of the engine, and their values
+according to the `gguf` package of the llama.cpp project.
 
     python3 -m pip install gguf==0.19.0 numpy
     python3 blocks.py > blocks.json
@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as T
 from gguf.quants import GGML_QUANT_SIZES, dequantize
 
-# Where the 16-bit floats of a block stand: random bits would be infinities and NaN at times.
+# Offsets of the 16-bit floats in a block: random bits could be infinities or NaN.
 FIELDS = {
     T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
     T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
@@ -28,7 +28,7 @@ for dtype, fields in FIELDS.items():
         field = random.normal(0, 0.05, count).astype(np.float16)
         blocks[:, at : at + 2] = field.view(np.uint8).reshape(count, 2)
     if dtype == T.MXFP4:
-        # The extremes of the exponent among them; 255 is a NaN in the format's own terms.
+        # Includes the extremes of the exponent; 255 is NaN in this format.
         blocks[:, 0] = random.integers(100, 150, count)
         blocks[:3, 0] = [0, 1, 2]
     if dtype == T.BF16:

@@ -2,8 +2,8 @@
 """The Llama family in float64, and the reference data made with it.
 
 Needs the PyPI packages `gguf` and `numpy`, nothing else. Every weight is dequantised and every operation is
-done in float64, so this is slow and short: it is here to be read, and to be right. README.md beside this file
-names the commands that made the stored data.
+done in float64: the script is slow but short and readable. README.md beside this file has the commands that made
+the stored data.
 
     reference.py text       cut the text out of the Canterbury corpus
     reference.py layers     per-layer rows and logits of a short prompt             -> layers.json
@@ -36,8 +36,8 @@ class Roundings:
     """Where a flavour of the reference rounds to IEEE half precision; everything else stays float64.
 
     `residual`: the embedding row and the residual stream after every block.
-    `cache`: keys (after RoPE) and values, as the KV cache keeps them.
-    `weights`: every matrix, as a file converted to F16 holds them (norm weights stay as they are).
+    `cache`: keys (after RoPE) and values, as in the KV cache.
+    `weights`: every matrix, as in a file converted to F16 (norm weights are unchanged).
     """
 
     def __init__(self, residual=False, cache=False, weights=False):
@@ -63,13 +63,13 @@ class Llama:
         self.head_dim = self.width // self.heads
         self.rope_dims = key("llama.rope.dimension_count")
         self.theta = key("llama.rope.freq_base")
-        # The file says 1e-5 in binary32, and that is the number the engines read.
+        # The file has 1e-5 in binary32, and the engines use that number.
         self.eps = float(np.float32(key("llama.attention.layer_norm_rms_epsilon")))
         self.round = roundings
         self.tensors = {}
         for tensor in reader.tensors:
-            # d*q is exact in binary32 for these types, so d*q + m is rounded once: these are the very
-            # numbers that a conversion of the file to F32 holds.
+            # d*q is exact in binary32 for these types, so d*q + m is rounded once: the same numbers
+            # as after conversion of the file to F32.
             value = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
             if roundings.weights and value.ndim == 2:
                 value = half(value)
@@ -144,7 +144,7 @@ def log_softmax(logits):
 
 
 def splitmix64(state):
-    """The generator of the signs and samples below; three lines in any language."""
+    """Generator of the signs and samples below; three lines in any language."""
     mask = (1 << 64) - 1
     while True:
         state = (state + 0x9E3779B97F4A7C15) & mask
@@ -192,8 +192,8 @@ def layers(args):
         samples = [next(stream) % vocabulary for _ in range(SAMPLES)]
         boundaries = []
         for x in model.boundaries(ids):
-            # One row: its norm, then its projections. The projection of an error e has variance |e|^2,
-            # so a few of them measure |e| over all of the row without storing the row.
+            # Per row: its norm, then its projections. The projection of an error e has variance
+            # |e|^2, so a few of them measure |e| over the whole row without storing the row.
             boundaries.append(
                 [digits([np.linalg.norm(row), *(row @ project)], 7) for row in x]
             )
@@ -243,8 +243,8 @@ CONTEXT = 512
 def llama_perplexity(binary, model, base):
     """Runs llama.cpp over the text; returns the perplexity it prints.
 
-    Windows of CONTEXT tokens that do not overlap, what is left over is dropped, every window starts with an
-    empty cache (and with BOS in place of its first token, if the model wants one: SmolLM2 does not). The
+    Windows of CONTEXT tokens without overlap; the remainder is dropped. Every window starts with an empty
+    cache (and with BOS in place of its first token, if the model uses one: SmolLM2 does not). The
     first half of a window is context: row j predicts token j+1, for j from CONTEXT/2 to CONTEXT-2.
     """
     command = [binary, "-m", str(model), "-f", str(TEXT), "-c", str(CONTEXT), "-t", "1", "--no-warmup"]
@@ -301,12 +301,12 @@ def divergence(log_p, log_q):
 
 
 def kl(args):
-    """What llama.cpp's logits lose against this model, over the second halves of the text's windows.
+    """Divergence of llama.cpp's predictions from this model, over the second halves of the text's windows.
 
-    Stored are, for every `--every`-th position, the probabilities of the KL_TOP likeliest tokens and of the
-    rest as one: the divergence of such merged distributions is a lower bound of the full one, and both
-    engines are measured by it alike. llama.cpp runs through its Python binding, which has its logits
-    unrounded, once with flash attention and once without.
+    For every `--every`-th position, the probabilities of the KL_TOP likeliest tokens and of the rest as one
+    are stored. The divergence of such merged distributions is a lower bound of the full one, equally for
+    both engines. llama.cpp runs through its Python binding, which returns unrounded logits, once with flash
+    attention and once without.
     """
     import llama_cpp
 
@@ -360,7 +360,7 @@ def sha256(path):
 
 
 def write(path, value):
-    """JSON with a line for each small thing, so that a change of the data can be read as a diff."""
+    """JSON with a line per item, so that changes of the data give readable diffs."""
 
     def depth(value):
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
@@ -392,15 +392,15 @@ def main():
     sub.add_argument("sdist", help="brotli-1.2.1.tar.gz, from PyPI")
     sub = command(layers, "layers.json")
     sub.add_argument("--model", required=True)
-    sub.add_argument("--ids", required=True, help="token ids of the prompt, with commas between")
+    sub.add_argument("--ids", required=True, help="token ids of the prompt, separated by commas")
     sub = command(perplexity, "perplexity.json")
     sub.add_argument("--llama-perplexity", required=True, help="path of the program")
     sub.add_argument("--model", required=True, action="append")
-    sub.add_argument("--label", help="what to call the file in the data, if not by its name")
-    sub.add_argument("--add", action="store_true", help="keep the files that the data has already")
+    sub.add_argument("--label", help="name of the file in the data, if not its own")
+    sub.add_argument("--add", action="store_true", help="keep the files already in the data")
     sub = command(kl, "kl.json")
     sub.add_argument("--model", required=True)
-    sub.add_argument("--perplexity", type=Path, default=HERE / "perplexity.json", help="where the token ids are")
+    sub.add_argument("--perplexity", type=Path, default=HERE / "perplexity.json", help="file with the token ids")
     sub.add_argument("--every", type=int, default=5)
     args = parser.parse_args()
     args.run(args)

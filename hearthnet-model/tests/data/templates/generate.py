@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes expected.json: what Jinja2, set up as in transformers' apply_chat_template, makes of templates; see README.md.
+"""Writes expected.json: output of Jinja2, configured as in transformers' apply_chat_template; see README.md.
 
 usage: generate.py FOLDER > expected.json          FOLDER has llama.cpp's models/templates
        generate.py FOLDER TEMPLATE CONVERSATION    shows one text
@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 NOW = 1785196800  # 2026-07-28 00:00:00 UTC
 
-# Templates of families that run here: their texts are stored whole. Of the others the hashes are.
+# Templates of supported families: their texts are stored whole. For the others, hashes are stored.
 FAMILIES = [
     "HuggingFaceTB-SmolLM3-3B", "Qwen-QwQ-32B", "Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "Qwen3-Coder",
     "GLM-4.6", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
@@ -26,7 +26,7 @@ FAMILIES = [
     "mistralai-Mistral-Small-3.2-24B-Instruct-2506", "openai-gpt-oss-120b", "openbmb-MiniCPM5-1B",
 ]
 
-# Families without a template in that folder, written for this test in the shape of their own.
+# Families without a template in that folder; these templates follow the shape of their own.
 SHAPES = {
     "olmoe": """{{ bos_token }}{% for message in messages %}
 {% if message['role'] == 'system' %}
@@ -190,7 +190,7 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [call("get_weather", {
 RESULT = {"role": "tool", "content": '{"celsius": -3.5, "sky": "<clear> é"}', "name": "get_weather", "tool_call_id": "call12345"}
 THOUGHT = {"role": "assistant", "content": "4", "reasoning_content": "Two and two.\nEasy."}
 
-# Each is what a template is given besides `add_generation_prompt` (true unless it says otherwise) and the tokens.
+# Variables of each template besides the tokens and `add_generation_prompt` (true unless given).
 CONVERSATIONS = {
     "question": {"messages": [ASK]},
     "system": {"messages": [SYSTEM, *HI, ASK]},
@@ -225,7 +225,7 @@ CONVERSATIONS = {
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what the model wrote, and writes its body."""
+    """`{% generation %}` marks the model's text, and writes its body."""
 
     tags = {"generation"}
 
@@ -253,7 +253,7 @@ def environment():
 
 
 def given(message):
-    """A message as the templates get it: transformers gives what the model thought two names."""
+    """A message as templates get it: transformers defines the reasoning under two names."""
     message = dict(message)
     if "reasoning_content" in message:
         message["thinking"] = message["reasoning_content"]
@@ -261,7 +261,7 @@ def given(message):
 
 
 def render(template, conversation):
-    """The text; or {"refused": ...} if the template refuses, or {"failed": ...} if it cannot cope."""
+    """The text; or {"refused": ...} if the template refuses, or {"failed": ...} if it fails."""
     variables = {"add_generation_prompt": True, "bos_token": "<s>", "eos_token": "</s>", **conversation}
     variables["messages"] = [given(message) for message in conversation["messages"]]
     try:

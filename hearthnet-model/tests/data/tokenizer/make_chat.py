@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes chat.json: what Jinja2, set up as in transformers' apply_chat_template, renders; see README.md.
+"""Writes chat.json: output of Jinja2, configured as in transformers' apply_chat_template; see README.md.
 
 usage: make_chat.py > chat.json
 """

@@ -107,7 +107,7 @@ def main():
 
     rows = {"texts": texts, "smollm_parse": parse, "smollm_plain": plain}
     for pre in OTHER_PRES:
-        # Where it is the same as SmolLM's own the row is null.
+        # A row equal to SmolLM's own is null.
         rows[pre] = [None if row == plain[i] else row for i, row in enumerate(others[pre])]
     print("{\n" + ",\n".join(f'"{key}": {lines(value)}' for key, value in rows.items()) + "\n}")
 

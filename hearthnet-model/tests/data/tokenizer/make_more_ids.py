@@ -55,7 +55,7 @@ def main():
         changed(spm, path, "tokenizer.ggml.add_space_prefix", False)
         rows["no-prefix_plain"] = ids(path, "plain")
 
-    # Where it is the same as llama-spm_plain the row is null.
+    # A row equal to that of llama-spm_plain is null.
     for key in ["llama-spm_parse", "phi-3_parse", "no-prefix_plain"]:
         same = rows["llama-spm_plain"]
         rows[key] = [None if row == same[i] else row for i, row in enumerate(rows[key])]

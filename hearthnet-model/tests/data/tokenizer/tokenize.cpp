@@ -2,8 +2,8 @@
 //
 // usage: tokenize VOCABULARY.gguf plain|parse
 //
-// Reads texts, each behind its length in bytes on a line of its own, and writes a line of ids for
-// each. Only the vocabulary is loaded, once.
+// Input: texts, each after a line with its length in bytes. Output: a line of ids per text. Only
+// the vocabulary is loaded, once.
 #include "llama-arch.h"
 #include "llama-model-loader.h"
 #include "llama-vocab.h"

@@ -1,4 +1,4 @@
-//! Which arithmetics may make an answer, and which did.
+//! Arithmetics that a request allows, and those that an answer reports.
 
 use super::*;
 use crate::exact::Exact;
@@ -46,7 +46,7 @@ fn a_request_says_which_arithmetics_may_make_it() {
         cached.as_u64().unwrap() > 0
     };
     assert!(!cached(chat(json!({}))));
-    // What is kept of other rules is no part of the answer.
+    // A conversation cached under another rule is not reused.
     assert!(!cached(chat(json!({"exact": "require"}))));
     assert!(cached(chat(json!({"exact": "require"}))));
     assert!(cached(chat(json!({"exact": "prefer"}))));

@@ -1,4 +1,4 @@
-//! The caller over hosts that do as they are told: real sessions on loopback, plain arithmetic.
+//! Callers over scripted hosts: real sessions on loopback, plain arithmetic.
 
 mod together;
 
@@ -28,10 +28,10 @@ use crate::link::{HostAddr, HostLink};
 const LAYERS: u32 = 4;
 const WIDTH: usize = 4;
 const WEIGHTS: WeightsId = WeightsId([7; 32]);
-/// Long enough for a loaded machine; reaching it is a failure, never a wait.
+/// Long enough for a loaded machine; reaching it is a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What one layer makes of a row, which depends on every row before it.
+/// Output of one layer: depends on this row and every row before it.
 fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
     state.truncate(position as usize);
     assert_eq!(state.len(), position as usize, "a hole in the KV");
@@ -40,7 +40,7 @@ fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
         .wrapping_mul(0x9e37_79b1)
         .wrapping_add(layer);
     state.push(mixed);
-    // Small whole numbers are exact in any float.
+    // Small integers are exact in any float.
     mixed % 60_000 + 1
 }
 
@@ -48,51 +48,51 @@ fn row(value: u32) -> [f32; WIDTH] {
     [0, 1, 2, 3].map(|n| (value + n) as f32)
 }
 
-/// What a host does at a step, instead of or besides answering it.
+/// Scripted action of a host at a step, instead of its answer or beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Deed {
-    /// Says that it leaves, and answers.
+    /// Sends LEAVING, and answers.
     Leave,
-    /// Takes the stream's memory.
+    /// Preempts the stream.
     Preempt,
-    /// Ends the session.
+    /// Closes the session.
     Die,
     /// Never answers on this stream again.
     Mute,
 }
 
-/// The first layer of a stream, and the states of all.
+/// First layer of a stream, and the states of all its layers.
 type Layers = (u32, Vec<Vec<u32>>);
 
 #[derive(Default)]
 struct State {
-    /// By session and stream.
+    /// Keyed by session and stream.
     streams: BTreeMap<(usize, u32), Layers>,
-    /// What to do when a step for a position comes; each once.
+    /// Actions by position of the step; each is done once.
     deeds: Vec<(u32, Deed)>,
-    /// Codes that the next streams are refused with.
+    /// Codes with which the next streams are refused.
     refusals: Vec<&'static str>,
-    /// Streams on which nothing is answered any more.
+    /// Streams without answers.
     mute: BTreeSet<(usize, u32)>,
     leaving: bool,
     /// Answers leave two at a time.
     pairs: bool,
-    /// What is done to the rows of every answer.
+    /// Change to the rows of every answer.
     spoils: Option<fn(&mut StepResult)>,
-    /// What is done to every answer to STREAM_OPEN.
+    /// Change to every answer to STREAM_OPEN.
     misnames: Option<fn(&mut StreamOpened)>,
-    /// Steps heard.
+    /// Number of steps received.
     steps: u32,
-    /// Positions that streams were opened for, and grew to.
+    /// Positions requested when streams were opened or grown.
     asked: Vec<u32>,
-    /// Lengths at which streams were told to rest.
+    /// Lengths at which streams became idle.
     rests: Vec<u32>,
-    /// What was heard of streams after they had been closed.
+    /// Messages received for closed streams.
     late: u32,
     sessions: Vec<Sender>,
 }
 
-/// A host that does as it is told.
+/// Scripted host.
 struct Puppet {
     addr: HostAddr,
     lo: u32,
@@ -248,7 +248,7 @@ impl Puppet {
                 self.descriptor().to_cbor().unwrap().into(),
             )),
             Message::StreamOpen(open) => {
-                // Growth is no new stream.
+                // A second STREAM_OPEN of the same stream only grows it.
                 let grows = state.streams.contains_key(&(session, open.stream));
                 let refusal = match grows || state.refusals.is_empty() {
                     false => Some(state.refusals.remove(0)),
@@ -283,7 +283,7 @@ impl Puppet {
                     .streams
                     .get(&stream)
                     .map(|(_, layers)| layers[0].len());
-                // What is closed may be told to rest a moment later.
+                // A closed stream may receive a late TRUNCATE.
                 assert!(held.is_none_or(|held| held == truncate.position as usize));
                 state.rests.push(truncate.position);
                 None
@@ -328,7 +328,7 @@ impl Puppet {
     }
 }
 
-/// A step through the layers from `lo` on.
+/// Runs a step through the layers from `lo` on.
 fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
     let mut out = Vec::new();
     let rows = step.data.chunks_exact(4 * WIDTH);
@@ -339,7 +339,7 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
             .fold(first as u32, |value, (number, state)| {
                 layer(number, state, position, value)
             });
-        // What nobody reads on tells rows apart that agree in what is read by chance.
+        // Makes rows distinct that agree by chance in the values that are read.
         let last = layers.last().and_then(|state| state.last()).copied();
         let [first, second, third, _] = row(value);
         out.push([first, second, third, (last.unwrap_or_default() >> 8) as f32]);
@@ -366,7 +366,7 @@ fn run(lo: u32, layers: &mut [Vec<u32>], step: Step) -> StepResult {
     }
 }
 
-/// A fixed set of hosts with open sessions.
+/// Fixed set of hosts with open sessions.
 struct Connected {
     links: Vec<Arc<HostLink>>,
     choice: Choice,
@@ -382,7 +382,7 @@ impl HostSource for Connected {
     }
 }
 
-/// A caller and its hosts.
+/// Caller and its hosts.
 struct Stage {
     runtime: Runtime,
     hosts: Vec<Arc<Puppet>>,
@@ -392,21 +392,21 @@ struct Stage {
     exact: Exact,
 }
 
-/// What a sequence went through.
+/// Events of a sequence.
 #[derive(Default)]
 struct Heard {
     outputs: Vec<u32>,
     degraded: Vec<Code>,
-    /// Codes of hosts that were waited for.
+    /// Codes of hosts that the caller waited for.
     waits: Vec<Code>,
-    /// Codes, and who took over.
+    /// Codes of failovers, and the new hosts.
     moves: Vec<(Code, Vec<String>)>,
-    /// Arithmetics that changed with them.
+    /// Arithmetics before and after a failover.
     changes: Vec<(Arithmetics, Arithmetics)>,
 }
 
 impl Stage {
-    /// Hosts for layer ranges, all exact and connected.
+    /// Exact hosts for layer ranges, all connected.
     fn new(ranges: &[(u32, u32)]) -> Self {
         let ranges: Vec<_> = ranges.iter().map(|range| (*range, ARITHMETIC)).collect();
         Self::of(&ranges)
@@ -441,7 +441,7 @@ impl Stage {
         self.hosts.iter().find(|host| host.node() == node).unwrap()
     }
 
-    /// The host that runs a span now.
+    /// Host that currently runs a span.
     fn runs(&self, backend: &ShardedBackend, span: usize) -> &Puppet {
         self.host(&backend.route()[span].host.clone().unwrap())
     }
@@ -515,7 +515,7 @@ impl Stage {
         .unwrap()
     }
 
-    /// One call: a prompt, then `tokens` rows, each made of the output before it.
+    /// Runs one call: a prompt, then `tokens` rows, each made of the output before it.
     fn call(
         &self,
         backend: &mut ShardedBackend,
@@ -575,7 +575,7 @@ impl Stage {
 
 const PROMPT: [u32; 8] = [3, 1, 4, 1, 5, 9, 2, 6];
 
-/// What calls of one conversation say when nothing happens.
+/// Expected outputs of the calls of one conversation, without failures.
 fn undisturbed(calls: &[(&[u32], u32)]) -> Vec<u32> {
     let mut layers = vec![Vec::new(); LAYERS as usize];
     let (mut position, mut outputs) = (0, Vec::new());
@@ -600,7 +600,7 @@ fn undisturbed(calls: &[(&[u32], u32)]) -> Vec<u32> {
 
 const HALVES: [(u32, u32); 4] = [(0, 1), (0, 1), (2, 3), (2, 3)];
 
-/// One call with a deed of the first or second host at a position.
+/// Runs one call with an action of the first or second host at a position.
 fn with_deed(span: usize, position: u32, deed: Deed) -> (Stage, Heard, BTreeSet<String>) {
     let stage = Stage::new(&HALVES);
     let mut backend = stage.open();
@@ -619,7 +619,7 @@ fn with_deed(span: usize, position: u32, deed: Deed) -> (Stage, Heard, BTreeSet<
 
 #[test]
 fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
-    // In the first piece of the prompt, in its last, and in the answer.
+    // In the first chunk of the prompt, in its last, and in the answer.
     for span in [0, 1] {
         for position in [0, 7, 8, 15] {
             let (_, heard, now) = with_deed(span, position, Deed::Leave);
@@ -632,8 +632,8 @@ fn a_sequence_moves_off_a_host_that_leaves_and_nothing_has_failed() {
 }
 
 #[test]
-fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
-    // Rows in parts, layers 1 and 2 of 4 on hosts; what each position comes to.
+fn a_caller_with_private_layers_gets_every_row_once_despite_host_failures() {
+    // Rows in parts, layers 1 and 2 of 4 on hosts; output of each position.
     let prompt: Vec<u32> = (0..20).map(|n| n * 37 % 101).collect();
     let mut layers = [Vec::new(), Vec::new()];
     let through = |(position, value): (u32, &u32)| {
@@ -672,9 +672,9 @@ fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
                     values: &rows,
                     more: left as u32,
                 };
-                steps::block_on(backend.submit(part, run.cancel));
+                chat_loop::block_on(backend.submit(part, run.cancel));
             }
-            let out = steps::block_on(backend.output(&mut run)).unwrap();
+            let out = chat_loop::block_on(backend.output(&mut run)).unwrap();
             got.extend(out.chunks_exact(WIDTH).map(|row| row[0] as u32));
             at += length;
         }
@@ -683,7 +683,7 @@ fn a_caller_with_layers_of_its_own_gets_every_row_once_whatever_hosts_do() {
 }
 
 #[test]
-fn a_preempted_sequence_begins_again_and_nobody_hears_of_it() {
+fn a_preempted_sequence_restarts_without_a_failover_frame() {
     for span in [0, 1] {
         for position in [0, 7, 8, 15] {
             let (_, heard, _) = with_deed(span, position, Deed::Preempt);
@@ -692,8 +692,7 @@ fn a_preempted_sequence_begins_again_and_nobody_hears_of_it() {
     }
 }
 
-/// A stage with three hosts for the first half, of which the one that is preferred spoils
-/// every answer.
+/// Stage with three hosts for the first half; the preferred one spoils every answer.
 fn with_spoiler(spoil: fn(&mut StepResult)) -> (Stage, String) {
     let stage = Stage::new(&[(0, 1), (0, 1), (0, 1), (2, 3)]);
     let preferred = stage.runs(&stage.open(), 0).node();
@@ -723,7 +722,7 @@ fn a_host_that_always_returns_nan_spoils_one_of_five_chats() {
     assert!(told.quarantine_ms > 0);
     let worth = told.failures[&FailureKind::Corruption];
     assert!(worth > 0.9 && worth <= 1.0, "{worth}");
-    // Where nobody else has its layers it is asked all the same.
+    // If no other host has its layers, the quarantined host is used.
     let mut stage = stage;
     let second = stage.hosts[3].node();
     let is_left =
@@ -765,13 +764,13 @@ fn the_same_conversation_again_and_its_beginning_in_another_are_no_repeats() {
 
 #[test]
 fn a_slow_host_is_left_to_others_by_the_next_chat() {
-    // 20 ms a step, where others take a moment.
+    // 20 ms per step, where others take much less.
     let (stage, slow) = with_spoiler(|_| std::thread::sleep(Duration::from_millis(20)));
     let mut heard = Heard::default();
     stage
         .call(&mut stage.open(), &[5, 6, 7], 12, &mut heard)
         .unwrap();
-    // Its spares are not known yet, but the host of the other layers shows what to expect.
+    // The spares are unmeasured, but the host of the other layers is a reference.
     let mut asked = Vec::new();
     for _ in 0..4 {
         let mut backend = stage.open();
@@ -808,7 +807,7 @@ fn a_host_whose_models_numbers_overflow_is_not_banned() {
 }
 
 #[test]
-fn a_leaving_host_that_nobody_can_replace_works_to_the_end() {
+fn a_leaving_host_without_replacement_works_to_the_end() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
     stage.hosts[1].at(9, Deed::Leave);
@@ -816,7 +815,7 @@ fn a_leaving_host_that_nobody_can_replace_works_to_the_end() {
     stage.call(&mut backend, &PROMPT, 12, &mut heard).unwrap();
     assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 12)]));
     assert!(heard.degraded.is_empty() && heard.moves.is_empty());
-    // The call has ended: the stream does not hold the host back, nobody need ask.
+    // The call has ended: the idle stream does not delay the host's shutdown.
     stage.until("the leaving host is free", || {
         stage.hosts[1].open_streams() == 0
     });
@@ -835,7 +834,7 @@ fn a_conversation_that_rests_lets_a_leaving_host_go_and_goes_on_elsewhere() {
     stage.until("it goes", || first.open_streams() == 0);
     assert_eq!(second.open_streams(), 1, "only what leaves is let go");
     assert!(!backend.is_alive());
-    // Whoever asks it again all the same gets the same words.
+    // The next call gives the same output.
     stage.call(&mut backend, &[7, 7], 4, &mut heard).unwrap();
     assert_eq!(heard.outputs, undisturbed(&[(&PROMPT, 4), (&[7, 7], 4)]));
     assert!(heard.degraded.is_empty());
@@ -911,15 +910,15 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
     drop(told);
 }
 
-/// Another arithmetic than the exact one. (Here it comes to the same.)
+/// Arithmetic other than the exact one. Here it gives the same results.
 const OTHER: &str = "torch-cpu-fp32";
 
-/// Hosts of the two halves die in the middle of an answer, as others begin to serve theirs.
+/// Hosts of both halves fail in the middle of an answer, when spares become available.
 struct Spares {
-    /// Of the first half, of its spare, and of the second half.
+    /// Arithmetics of the first half, of its spare, and of the second half.
     arithmetics: [&'static str; 3],
     exact: Exact,
-    /// Where the first one dies: 8 is the first row behind the prompt.
+    /// Position at which the first host fails; 8 is the first row after the prompt.
     at: u32,
 }
 
@@ -941,8 +940,7 @@ impl Spares {
     }
 }
 
-/// The host of all layers takes the memory of a stream back in the middle of an answer of any arithmetic,
-/// beside a spare.
+/// The host of all layers preempts a stream in the middle of an answer, beside a spare.
 fn preempted(host: &'static str, spare: &'static str) -> (Result<(), ChatError>, Heard) {
     let mut stage = Stage::of(&[((0, 3), host), ((0, 3), spare)]);
     stage.exact = Exact::Any;
@@ -978,7 +976,7 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
             }
             .call()
         };
-        // In the middle of the answer: a spare of the same arithmetic, or none.
+        // In the middle of the answer, only a spare with the same arithmetic is accepted.
         let (result, heard) = call(host, Exact::Prefer, 9);
         assert_eq!((result, heard.moves.len()), (Ok(()), 1));
         assert_eq!(heard.changes, []);
@@ -988,11 +986,11 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
             "{result:?}"
         );
         assert_eq!(heard.moves, []);
-        // Of any, and it is said.
+        // `Exact::Any` accepts it, and reports the change.
         let (result, heard) = call(spare, Exact::Any, 9);
         assert_eq!((result, heard.moves.len()), (Ok(()), 1));
         assert_eq!(heard.changes, [(of(host), of(spare))]);
-        // Nor before the first row: the second half has made keys and values of its rows.
+        // Nor before the first row of the answer: the second half holds KV of its rows.
         let (result, _) = call(spare, Exact::Prefer, 5);
         assert!(
             matches!(result, Err(ChatError::ArithmeticMismatch(_))),
@@ -1001,7 +999,7 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
         let (result, heard) = call(spare, Exact::Any, 5);
         assert_eq!((result, heard.moves.len()), (Ok(()), 1));
         assert_eq!(heard.changes, [(of(host), of(spare))]);
-        // It only takes its memory back: that is said as well.
+        // A preemption reports the change as well.
         let (result, heard) = preempted(host, spare);
         assert_eq!(result, Ok(()));
         assert_eq!(heard.moves.len(), 1);
@@ -1013,7 +1011,7 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
 }
 
 #[test]
-fn who_requires_exactness_has_it_to_the_end() {
+fn required_exactness_holds_to_the_end() {
     let call = |arithmetics, at| {
         let exact = Exact::Require;
         Spares {
@@ -1036,7 +1034,7 @@ fn who_requires_exactness_has_it_to_the_end() {
     stage.exact = Exact::Require;
     let refused = stage.open_with(PumpSettings::default()).err();
     assert!(matches!(refused, Some(ChatError::ArithmeticMismatch(_))));
-    // Full is not missing: whoever waits may have it.
+    // A full host is not a missing one: the sequence waits for it.
     let mut stage = Stage::of(&[((0, 3), ARITHMETIC), ((0, 3), OTHER)]);
     stage.exact = Exact::Require;
     stage.hosts[0].state().refusals = vec!["kv_full"; 1000];
@@ -1048,7 +1046,7 @@ fn who_requires_exactness_has_it_to_the_end() {
 }
 
 #[test]
-fn this_machine_ends_what_was_begun_exactly_and_says_what_it_may_not() {
+fn a_fallback_completes_exact_answers_and_refuses_others() {
     for (arithmetic, exact, at, goes_on) in [
         (ARITHMETIC, Exact::Prefer, 9, true),
         (ARITHMETIC, Exact::Require, 9, true),
@@ -1089,13 +1087,13 @@ fn this_machine_ends_what_was_begun_exactly_and_says_what_it_may_not() {
                 "{case}: {result:?}"
             ),
         }
-        // All rows of an answer that has not begun are made here.
+        // All rows of an answer that has not begun are computed here.
         let changed = goes_on && arithmetic == OTHER && at > 8;
         assert_eq!(changes.len(), usize::from(changed), "{case}");
     }
 }
 
-/// This machine's layers, which take so many rows.
+/// This machine's layers, with the length of their sequence. Rows must be submitted without gaps.
 struct Here(u32);
 
 impl Backend for Here {
@@ -1149,7 +1147,7 @@ fn answering_one_row_and_taking_the_memory_back_for_the_next_ends() {
             ..PumpSettings::default()
         })
         .unwrap();
-    // The only host of its layers; each deed is done once, so that the row is answered after it.
+    // Only host of its layers; each action is done once, so the row is answered afterwards.
     for position in 8..500 {
         stage.hosts[1].at(position, Deed::Preempt);
     }
@@ -1197,7 +1195,7 @@ fn a_new_sequence_waits_for_room_and_holds_nothing_meanwhile() {
     stage.until("one stream on each", || {
         stage.hosts.iter().all(|host| host.open_streams() == 1)
     });
-    // At each attempt the host that had room was asked anew.
+    // Each attempt asks the host that had room again.
     assert!(stage.hosts[0].state().asked.len() >= 4);
     let mut heard = Heard::default();
     stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
@@ -1237,7 +1235,7 @@ fn a_host_that_could_never_hold_a_sequence_is_passed_over_and_not_waited_for() {
 }
 
 #[test]
-fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
+fn streams_are_opened_for_the_expected_length_and_grow() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
     backend.begin_call(PROMPT.len() as u32 + 3);
@@ -1246,7 +1244,7 @@ fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
     for host in &stage.hosts {
         assert_eq!(host.state().asked, [1, 11]);
     }
-    // The model reads 4096: nobody is asked for that.
+    // The model's context is 4096, but no host is asked for that.
     stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
     for host in &stage.hosts {
         assert!(matches!(host.state().asked[..], [1, 11, more] if (22..2048).contains(&more)));
@@ -1255,7 +1253,7 @@ fn hosts_are_asked_for_what_a_call_can_come_to_and_again_when_it_grows() {
 }
 
 #[test]
-fn a_sequence_whose_call_has_ended_says_that_it_rests() {
+fn a_sequence_reports_itself_idle_after_a_call() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
     let mut heard = Heard::default();
@@ -1278,8 +1276,8 @@ fn a_host_without_room_is_passed_over_at_the_start() {
     assert!(heard.degraded.is_empty());
 }
 
-/// A call that is given up while a host does not answer the step for a position, and has been sent
-/// as many as it may be: what it hears then is the end of the stream, and nobody hears more.
+/// Cancels a call while a host does not answer the step for a position, after `sent` steps. The
+/// host then receives the end of the stream, and no further message.
 fn given_up(span: usize, position: u32, prompt: &[u32], sent: u32) {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
@@ -1304,8 +1302,8 @@ fn given_up(span: usize, position: u32, prompt: &[u32], sent: u32) {
 }
 
 #[test]
-fn giving_up_in_mid_answer_wakes_whoever_waits_and_frees_every_host() {
-    // Three pieces of the prompt and two rows of the answer.
+fn cancelling_in_mid_answer_ends_the_wait_and_frees_every_host() {
+    // Three chunks of the prompt and two rows of the answer.
     for span in [0, 1] {
         given_up(span, 9, &PROMPT, 5);
     }
@@ -1316,7 +1314,7 @@ fn of_a_long_prompt_that_is_given_up_no_further_piece_is_sent() {
     let long: Vec<u32> = (0..300).map(|n| n % 11).collect();
     for span in [0, 1] {
         for pieces in [0, 50] {
-            // The piece that is not answered, and the one that waits behind it.
+            // The unanswered chunk, and the one that waits behind it.
             given_up(span, 3 * pieces, &long, pieces + 2);
         }
     }
@@ -1364,7 +1362,7 @@ fn a_chat_that_waits_for_a_host_does_not_hold_up_another_on_the_same_session() {
 
 #[test]
 fn a_host_that_is_there_and_does_nothing_is_left_for_a_spare() {
-    // Behind one that has shown what such a piece takes, and after a few steps of its own.
+    // With the reference of another host, and after a few steps of its own.
     for (span, position) in [(1, 0), (0, 9), (1, 9)] {
         let (_, heard, _) = with_deed(span, position, Deed::Mute);
         assert_eq!(heard.degraded, ["degraded"], "span {span} at {position}");
@@ -1392,10 +1390,10 @@ fn a_host_that_answers_about_another_stream_or_epoch_has_failed_and_is_not_waite
     }
 }
 
-/// Brings a host back each time that it has died, until `done`.
+/// Restarts a host each time that it has failed, until `done`.
 fn revive(host: &Puppet, done: &std::sync::atomic::AtomicBool) {
     while !done.load(std::sync::atomic::Ordering::Relaxed) {
-        // Not before the session has ended: it is to die in any case.
+        // Not before the session has ended, so that each failure happens.
         let ended = host
             .state()
             .sessions
@@ -1411,7 +1409,7 @@ fn revive(host: &Puppet, done: &std::sync::atomic::AtomicBool) {
 
 #[test]
 fn a_host_that_comes_back_is_asked_again_by_the_answer_that_lost_it() {
-    // Once, and as often as this very prompt stops it.
+    // A single failure, and repeated failures caused by the prompt.
     for (deaths, left) in [(1, 0), (10, 6)] {
         let stage = Stage::new(&[(0, 1), (2, 3)]);
         let mut backend = stage.open_pooled(PumpSettings::default()).unwrap();
@@ -1442,8 +1440,8 @@ fn a_host_that_comes_back_is_asked_again_by_the_answer_that_lost_it() {
 }
 
 #[test]
-fn a_question_whose_only_host_is_dark_does_not_wait_for_a_deadline_of_the_network() {
-    // It takes connections, as a stopped process does, and says nothing.
+fn a_new_chat_does_not_wait_for_an_offline_host_until_the_connect_timeout() {
+    // It accepts connections, as a suspended process does, and sends nothing.
     let dark = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let stage = Stage::new(&[]);
     let addr = HostAddr {
@@ -1462,7 +1460,7 @@ fn a_question_whose_only_host_is_dark_does_not_wait_for_a_deadline_of_the_networ
     assert!(why.ends_with("has not answered yet"), "{why}");
 }
 
-/// Hosts of which others are looked for in vain, for a while.
+/// Source whose searches for replacements fail for a while.
 struct Vain(Connected, Duration);
 
 impl HostSource for Vain {
@@ -1479,7 +1477,7 @@ impl HostSource for Vain {
 }
 
 #[test]
-fn what_a_takeover_by_this_machine_took_counts_the_wait_for_another_host() {
+fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
     let stage = Stage::new(&[(0, 3)]);
     stage.hosts[0].at(9, Deed::Die);
     let (runtime, cancel) = (stage.runtime.handle(), &stage.cancel);
@@ -1528,7 +1526,7 @@ fn rows_of_every_data_type_have_one_on_the_wire() {
 #[test]
 fn hosts_that_fail_before_the_first_row_do_not_end_the_call_beside_their_spares() {
     let stage = Stage::new(&[(0, 1), (2, 3), (0, 1), (2, 3), (0, 3)]);
-    // As with fallback: given up after the second failure, once rows have been sent.
+    // As with a fallback: gives up after the second failure, once rows have been sent.
     let settings = PumpSettings {
         give_up_after: Some(2),
         ..PumpSettings::default()
@@ -1554,10 +1552,10 @@ fn deed() -> impl Strategy<Value = Deed> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Hosts leave, die and take memory back at any step, during replays and openings as well;
-    /// for each half there is one that stays.
+    /// Hosts leave, fail and preempt at any step, also during replays and openings; each half has
+    /// one host that stays.
     #[test]
-    fn whoever_leaves_dies_or_preempts_whenever_the_same_rows_come_out(
+    fn random_host_failures_do_not_change_the_output(
         deeds in proptest::collection::vec((0usize..6, 0u32..30, deed()), 0..12),
         refusals in proptest::collection::vec((0usize..6, prop_oneof![Just("preempted"), Just("shutting_down")]), 0..4),
         history_bytes in prop_oneof![Just(usize::MAX), Just(100)],
@@ -1569,7 +1567,7 @@ proptest! {
             ..PumpSettings::default()
         }).unwrap();
         for (host, position, deed) in deeds {
-            // The last one may be busy, but it stays.
+            // The last host may be busy, but it stays.
             if host < 5 || deed == Deed::Preempt {
                 stage.hosts[host].at(position, deed);
             }

@@ -5,18 +5,18 @@ use futures_util::future::{join, join_all};
 use super::*;
 
 #[test]
-fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does_something_else() {
+fn chats_woken_together_send_together_without_waiting_for_busy_ones() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let [first, last] = [0, 1].map(|at| Arc::clone(&stage.hosts[at]));
     first.state().pairs = true;
     let [mut busy, mut keen] = [stage.open(), stage.open()];
     for backend in [&mut busy, &mut keen] {
-        // So that no stream has to grow on the way.
+        // So that no stream has to grow later.
         backend.begin_call(2);
         let rows = row(5);
-        steps::block_on(backend.submit(Rows::at(0, &rows), &stage.cancel));
+        chat_loop::block_on(backend.submit(Rows::at(0, &rows), &stage.cancel));
     }
-    // The answers to both come in one piece, and `busy` does not look.
+    // The answers to both arrive in one record, while `busy` is not polled.
     let cancel = &stage.cancel;
     let output = async |backend: &mut ShardedBackend| {
         let notify = &mut |_| panic!("no host has failed");
@@ -24,27 +24,27 @@ fn chats_whose_rows_came_together_send_together_and_none_waits_for_one_that_does
         Ok::<_, ChatError>(out[0] as u32)
     };
     let began = Instant::now();
-    let came = steps::block_on(output(&mut keen));
-    // A keep-alive would have carried off in the end what waited for `busy`.
+    let came = chat_loop::block_on(output(&mut keen));
+    // A keep-alive would eventually have flushed the messages of `busy`.
     assert!(began.elapsed() < Config::default().keep_alive / 2);
     let expected = undisturbed(&[(&[5], 0)])[0];
     assert_eq!((came, last.state().steps), (Ok(expected), 1));
 
-    // Two that send before the same boundary: what the first one sends waits for the second.
-    steps::block_on(output(&mut busy)).unwrap();
+    // Two chats that send before the same boundary: the first message waits for the second.
+    chat_loop::block_on(output(&mut busy)).unwrap();
     first.state().pairs = false;
     let frames = || stage.links[0].sender.stats().frames_sent;
     let before = frames();
-    steps::block_on(async {
+    chat_loop::block_on(async {
         busy.submit(Rows::at(1, &row(7)), cancel).await;
         assert_eq!((frames(), first.state().steps), (before, 2));
         keen.submit(Rows::at(1, &row(7)), cancel).await;
         assert_eq!((frames(), first.state().steps), (before, 2));
-        steps::boundary().await;
+        chat_loop::boundary().await;
         assert_eq!(frames(), before + 2);
     });
     stage.until("the rows were not sent", || first.state().steps == 4);
-    let (one, other) = steps::block_on(join(output(&mut busy), output(&mut keen)));
+    let (one, other) = chat_loop::block_on(join(output(&mut busy), output(&mut keen)));
     assert!(one.is_ok() && one == other);
     drop((busy, keen));
     stage.until_empty();
@@ -72,7 +72,7 @@ fn chats_on_one_loop_go_their_own_ways_through_failures() {
         Ok::<_, ChatError>(outputs)
     });
     let expected = undisturbed(&[(&[5], 9)]);
-    for outputs in steps::block_on(join_all(answers)) {
+    for outputs in chat_loop::block_on(join_all(answers)) {
         assert_eq!(outputs.as_ref(), Ok(&expected));
     }
     drop(chats);

@@ -1,7 +1,7 @@
 //! The pipeline's frames, 0x10 to 0x19.
 //!
-//! STEP and STEP_RESULT have fixed headers, so that a decode row costs no parsing and its size
-//! depends on the width alone. DESCRIBE has no body, DESCRIPTOR has the host's bytes as they are.
+//! STEP and STEP_RESULT have fixed headers, so that a decode row needs no parser and its size
+//! depends on the width alone. DESCRIBE has no body, DESCRIPTOR carries the host's bytes unchanged.
 //! The others are CBOR maps.
 //!
 //! STEP, then the rows when `place` is 0:
@@ -57,18 +57,18 @@ pub(crate) const RESULT_HEAD_BYTES: usize = 40;
 /// Offset of the tensor id in both.
 pub(crate) const TENSOR_ID_AT: usize = 24;
 
-/// The body of LEAVING.
+/// Body of LEAVING.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Leaving {
     within_ms: u32,
 }
 
-/// The frame of a message other than a tensor, which has no frame of its own. Rows are inline.
+/// Frame of a message. Rows are inline; a standalone tensor has no frame of its own.
 ///
 /// # Errors
-/// `frame_too_big` or `body_malformed` for a descriptor that no receiver would take,
-/// `protocol_state` for a tensor.
+/// `frame_too_big` or `body_malformed` for a descriptor of invalid size, `protocol_state` for a
+/// tensor.
 pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
     Ok(match message {
         Message::StreamOpen(m) => m.frame(),
@@ -95,8 +95,8 @@ pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
 /// Reads the body of a message without rows.
 ///
 /// # Errors
-/// `body_malformed`; `frame_too_big` for a descriptor beyond its limit; `protocol_state` for a
-/// frame that is no such message.
+/// `body_malformed`; `frame_too_big` for a descriptor beyond its limit; `protocol_state` for
+/// another kind of frame.
 pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<Message, Violation> {
     Ok(match kind {
         FrameType::StreamOpen => {
@@ -137,7 +137,7 @@ fn check_descriptor(bytes: &[u8]) -> Result<(), Violation> {
     }
 }
 
-/// A step or a result: they share their layout up to offset 28.
+/// Header of a step or a result. They share their layout up to offset 28.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowsHead {
     pub(crate) stream: u32,
@@ -149,14 +149,14 @@ pub(crate) struct RowsHead {
     pub(crate) kind: RowsKind,
 }
 
-/// What differs between the two.
+/// Fields in which a step and a result differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowsKind {
     Step { want: Want },
     Result { compute_us: u32, queue_us: u32 },
 }
 
-/// Where the rows are.
+/// Place of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place<'a> {
     Inline(&'a [u8]),
@@ -191,10 +191,10 @@ impl RowsHead {
         }
     }
 
-    /// Bytes of the rows.
+    /// Size of the rows in bytes.
     ///
     /// # Errors
-    /// `tensor_shape` when a step has no rows, a width is zero, or the product overflows.
+    /// `tensor_shape` if a step has no rows, a width is zero, or the product overflows.
     pub(crate) fn bytes(&self) -> Result<u64, Violation> {
         if self.rows == 0 && matches!(self.kind, RowsKind::Result { .. }) && self.width != 0 {
             return Ok(0);
@@ -206,7 +206,7 @@ impl RowsHead {
         Dims::new(&[self.rows, self.width])
     }
 
-    /// The whole frame. For [`Place::Tensor`] the id is patched in when it is assigned.
+    /// Frame with the rows. For [`Place::Tensor`] the id is filled in when it is assigned.
     pub(crate) fn frame(&self, place: Place<'_>) -> FrameBuf {
         let (at, tensor, data) = match place {
             Place::Inline(data) => (0u8, 0u16, data),
@@ -310,11 +310,11 @@ impl RowsHead {
                 reader.end()?;
                 Ok((head, Place::Tensor(tensor)))
             }
-            _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is unclear")),
+            _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is invalid")),
         }
     }
 
-    /// The message, with its rows.
+    /// Message with its rows.
     pub(crate) fn into_message(self, data: Bytes) -> Message {
         let RowsHead {
             stream,
@@ -355,7 +355,7 @@ impl RowsHead {
 }
 
 impl Message {
-    /// The type of the frame that carries it; of a tensor, that of its chunks.
+    /// Type of the message's frame; for a tensor, of its chunks.
     pub(crate) fn kind(&self) -> FrameType {
         match self {
             Message::StreamOpen(_) => FrameType::StreamOpen,
@@ -372,10 +372,10 @@ impl Message {
         }
     }
 
-    /// Whether it is work within one life of a stream, which is of no use once that is over.
-    pub(crate) fn is_work_of(&self, life: (u32, u32)) -> bool {
+    /// Returns whether the message is work of this stream epoch, and useless after its end.
+    pub(crate) fn is_work_of(&self, stream_key: (u32, u32)) -> bool {
         use FrameType::{Step, StepResult, Truncate};
-        matches!(self.kind(), Step | StepResult | Truncate) && self.life() == Some(life)
+        matches!(self.kind(), Step | StepResult | Truncate) && self.stream_key() == Some(stream_key)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The bodies of the pipeline's frames, byte by byte and there and back.
+//! Bodies of the pipeline's frames: layout and round trips.
 
 use super::*;
 use crate::wire::{HEADER_BYTES, Header};
@@ -23,7 +23,7 @@ fn result() -> RowsHead {
     RowsHead { kind, ..step() }
 }
 
-/// Asserts that a message is read as it was written.
+/// Asserts that a message survives a round trip.
 fn survives(kind: FrameType, message: Message) {
     let body = frame(&message)
         .unwrap()
@@ -56,7 +56,7 @@ fn a_hosts_leave_carries_how_long_it_goes_on() {
     for within_ms in [0, 10_000, u32::MAX] {
         survives(FrameType::Leaving, Message::Leaving { within_ms });
     }
-    // One more than the field holds, a negative one, none, one too many.
+    // Beyond the field's range, negative, absent, a duplicate key, an unknown key.
     let beyond = b"\xa1\x69within_ms\x1b\x00\x00\x00\x01\x00\x00\x00\x00";
     let negative = b"\xa1\x69within_ms\x20";
     let twice = b"\xa2\x69within_ms\x00\x69within_ms\x00";

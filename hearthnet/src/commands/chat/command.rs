@@ -1,31 +1,30 @@
-//! What a line of a chat means: a message, or a command. Pure.
+//! Parser for a line of a chat: a message, or a command. Pure.
 
 use std::path::PathBuf;
 
 use crate::args::SamplingArgs;
 
-/// What `/help` says.
+/// Text of `/help`.
 pub(super) const HELP: &str = "\
-/help               this
-/reset              begin anew: forget what was said
-/system [TEXT|off]  what the model is told before the conversation; alone: show it
+/help               show this list
+/reset              clear the conversation
+/system [TEXT|off]  set the system message; without TEXT: show it
 /save FILE          write the conversation to a file (JSON)
-/load FILE          go on with a conversation from a file
-/model [MODEL]      ask another model; without a name: show which one
-/seed [N|off]       same seed, same answers; off draws one for each
+/load FILE          continue a conversation from a file
+/model [MODEL]      switch to another model; without MODEL: show its name
+/seed [N|off]       same seed, same answers; off: a random one for each
 /set [KEY VALUE]    temperature, top_k, top_p, min_p, repetition_penalty,
                     presence_penalty, frequency_penalty, max_tokens, stop;
                     VALUE `default` is the model's own
-/explain [on|off]   where the time of the last answer went, its seed and its
-                    hosts; or of all answers
+/explain [on|off]   show times, seed and hosts of the last answer; on: of all
+                    answers
 /exit               leave, as Ctrl-D does
 
-Ctrl-C stops an answer. What was said of it stays part of the conversation.
-A message of several lines: put \"\"\" before and behind it. Most terminals
-paste it as one message without.
-A message that begins with a slash: write two.";
+Ctrl-C stops an answer. Its text so far stays part of the conversation.
+Put \"\"\" before and after a message of several lines. Most terminals paste
+several lines as one message without them.
+To send a message that begins with a slash, type two slashes.";
 
-/// A line, understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Line {
     Nothing,
@@ -40,16 +39,16 @@ pub(super) enum Line {
     Set(Option<(String, String)>),
     Explain(Option<bool>),
     Leave,
-    /// No command, and why not.
+    /// Invalid command, with the reason.
     Wrong(String),
 }
 
-/// The names of all commands, for completion.
+/// Command names, for completion.
 pub(super) const NAMES: [&str; 10] = [
     "/help", "/reset", "/system", "/save", "/load", "/model", "/seed", "/set", "/explain", "/exit",
 ];
 
-/// Whether a text that begins with `"""` goes on behind its last line.
+/// Whether a text that begins with `"""` is not closed yet.
 pub(super) fn goes_on(text: &str) -> bool {
     match text.trim_start().strip_prefix(QUOTES) {
         Some(rest) => !rest.contains(QUOTES),
@@ -59,7 +58,7 @@ pub(super) fn goes_on(text: &str) -> bool {
 
 const QUOTES: &str = "\"\"\"";
 
-/// What was typed or pasted.
+/// Parses typed or pasted text.
 pub(super) fn read(text: &str) -> Line {
     let text = text.trim();
     if let Some(quoted) = text.strip_prefix(QUOTES) {
@@ -109,23 +108,23 @@ pub(super) fn read(text: &str) -> Line {
         },
         ("exit" | "quit" | "bye", None) => Line::Leave,
         (name, _) if NAMES.contains(&format!("/{name}").as_str()) => {
-            Line::Wrong(format!("/{name} takes nothing"))
+            Line::Wrong(format!("/{name} takes no argument"))
         }
         _ => Line::Wrong(format!("there is no command /{name}")),
     }
 }
 
-/// `sampling` with one setting changed.
+/// Returns `sampling` with one setting changed.
 ///
 /// # Errors
-/// A sentence for people: no such setting, or a value that it cannot have.
+/// A sentence for the user: unknown setting, or invalid value.
 pub(super) fn set(sampling: &SamplingArgs, key: &str, value: &str) -> Result<SamplingArgs, String> {
     fn number<T: std::str::FromStr>(value: &str) -> Result<Option<T>, String> {
         match value {
             "default" => Ok(None),
             text => match text.parse() {
                 Ok(number) => Ok(Some(number)),
-                Err(_) => Err(format!("{text:?} is no number that it can have")),
+                Err(_) => Err(format!("{text:?} is not a valid number")),
             },
         }
     }

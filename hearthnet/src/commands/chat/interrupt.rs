@@ -1,4 +1,4 @@
-//! Ctrl-C: it stops the answer, and where none is being made it ends the program.
+//! Ctrl-C stops the current answer; without an answer it ends the program.
 
 use std::io::IsTerminal as _;
 use std::sync::Arc;
@@ -13,31 +13,31 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::screen::clear_line;
 use crate::failure::Failure;
-use crate::output::Look;
+use crate::output::TerminalStyle;
 
-/// Who hears SIGINT and SIGTERM.
+/// Handler of SIGINT and SIGTERM.
 pub(super) struct Interrupts(Arc<Mutex<State>>);
 
-/// So soon after a Ctrl-C that stopped an answer another one is the same wish.
+/// Time after a Ctrl-C that stopped an answer in which a second one is ignored.
 const SAME_WISH: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
-    /// What is being answered.
+    /// Answer in progress.
     answer: Option<Cancel>,
-    /// When Ctrl-C stopped an answer last.
+    /// Time at which Ctrl-C last stopped an answer.
     stopped: Option<Instant>,
-    /// The program was asked to end, and does when the answer has stopped.
+    /// SIGTERM arrived: the program ends when the answer has stopped.
     ending: bool,
 }
 
 impl Interrupts {
-    /// Listens from now on. While nothing is answered both signals end the program at once, with
-    /// the status of an interrupt: connecting to hosts, reading a model and waiting for input have
-    /// nothing to clean up that others would not notice by themselves.
-    pub(super) fn watch(runtime: &Runtime, look: Look, json: bool) -> Self {
+    /// Starts to listen. Without an answer in progress both signals end the program at once, with
+    /// the status of an interrupt. Connecting to hosts, reading a model and waiting for input need
+    /// no cleanup: the other side notices the disconnect.
+    pub(super) fn watch(runtime: &Runtime, style: TerminalStyle, json: bool) -> Self {
         let state: Arc<Mutex<State>> = Arc::default();
-        // As it was before anybody edited a line on it.
+        // Terminal mode before the line editor changes it.
         let terminal = tcgetattr(std::io::stdin()).ok();
         let heard = Arc::clone(&state);
         runtime.spawn(async move {
@@ -61,15 +61,15 @@ impl Interrupts {
                         state.stopped = Some(Instant::now());
                     }
                     _ if again && !ending => {}
-                    _ => end(terminal.as_ref(), &look, json),
+                    _ => end(terminal.as_ref(), &style, json),
                 }
             }
         });
         Self(state)
     }
 
-    /// From here on Ctrl-C stops this answer only; where it does not stop, a second one ends the
-    /// program all the same.
+    /// From now on Ctrl-C stops this answer only. If the answer does not stop, a second Ctrl-C ends
+    /// the program.
     pub(super) fn answering(&self) -> Answering<'_> {
         let cancel = Cancel::default();
         self.lock().answer = Some(cancel.clone());
@@ -80,7 +80,6 @@ impl Interrupts {
         }
     }
 
-    /// Whether the program was asked to end.
     pub(super) fn ending(&self) -> bool {
         self.lock().ending
     }
@@ -90,22 +89,22 @@ impl Interrupts {
     }
 }
 
-/// An answer is being made for as long as this lives.
+/// Guard of an answer in progress.
 pub(super) struct Answering<'a> {
     all: &'a Interrupts,
     pub(super) cancel: Cancel,
     _quiet: Option<Quiet>,
 }
 
-/// While this lives the terminal does not show what is typed: it would stand in the middle of the
-/// answer, and erasing it would erase words. It is read when the answer is over.
+/// Guard that turns the terminal's echo off. Otherwise typed text would appear inside the answer,
+/// and erasing it would erase the answer's words. The input is read after the answer.
 struct Quiet(Termios);
 
 impl Quiet {
     fn begin() -> Option<Self> {
         let (terminal, shown) = (std::io::stdin(), std::io::stdout());
         let before = tcgetattr(&terminal).ok().filter(|_| shown.is_terminal())?;
-        // A program in the background must not touch the terminal: it would be stopped.
+        // A background process that changes the terminal would be stopped (SIGTTOU).
         if tcgetpgrp(&terminal).ok() != Some(getpgrp()) {
             return None;
         }
@@ -128,11 +127,11 @@ impl Drop for Answering<'_> {
     }
 }
 
-fn end(terminal: Option<&Termios>, look: &Look, json: bool) -> ! {
+fn end(terminal: Option<&Termios>, style: &TerminalStyle, json: bool) -> ! {
     if let Some(mode) = terminal {
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, mode);
     }
-    clear_line(look);
+    clear_line(style);
     let failure = Failure::from(ChatError::Cancelled);
     crate::report(&failure, json);
     std::process::exit(i32::from(failure.kind.exit_code()))

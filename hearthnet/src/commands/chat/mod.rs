@@ -1,15 +1,15 @@
 //! `hearthnet chat`: one question, or a conversation.
 //!
-//! Here it is decided who answers, and made ready: the service on this machine, hosts, or this
+//! Chooses the source of the answer and prepares it: the service on this machine, hosts, or this
 //! machine alone. The rest is in `chat/`:
 //!
 //! | concept | file |
 //! |---|---|
 //! | the question of a command line: words, files, standard input | `question.rs` |
-//! | a conversation on a terminal, and one of a program | `session.rs` |
-//! | lines and commands that people type | `editor.rs`, `command.rs` (pure) |
-//! | one answer, from the service, from hosts or from here | `turns.rs` |
-//! | what an answer looks like | `screen.rs` |
+//! | a conversation on a terminal, or with a program | `session.rs` |
+//! | typed lines and commands | `editor/`, `command.rs` (pure) |
+//! | one answer, from the service, from hosts or from this process | `turns.rs` |
+//! | display of an answer | `screen.rs` |
 //! | Ctrl-C | `interrupt.rs` |
 //! | conversations in files | `saved.rs` |
 
@@ -39,7 +39,8 @@ use self::interrupt::Interrupts;
 use self::question::question;
 pub(crate) use self::turns::{Print, print_text, stream_answer};
 use crate::args::{ChatArgs, SamplingArgs};
-use crate::backends::pooled_hosts;
+use crate::chat_backends::pooled_hosts;
+use crate::chat_setup::{converse, hosted_model, local_model, pooled_model};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::context::Context;
@@ -48,21 +49,20 @@ use crate::local_api::{AskedService, Found, Process, find_service};
 use crate::models::find::resolve;
 use crate::models::{open_model, open_resolved};
 use crate::node::transient::TransientNode;
-use crate::output::{Busy, Look, note};
+use crate::output::{Spinner, TerminalStyle, note};
 use crate::runtime::runtime;
-use crate::service_setup::{converse, hosted_model, local_model, pooled_model};
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
     args.sampling.check()?;
     let runtime = runtime()?;
-    let look = Look::of_this_terminal();
+    let style = TerminalStyle::of_this_terminal();
     let mut chat = Chat {
         args: &args,
         cx,
         runtime: &runtime,
-        interrupts: Arc::new(Interrupts::watch(&runtime, look, args.json)),
-        look,
+        interrupts: Arc::new(Interrupts::watch(&runtime, style, args.json)),
+        style,
         model: args.model.clone(),
         sampling: args.sampling.clone(),
         explain: args.explain,
@@ -76,7 +76,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     };
     let outcome = chat.run(started);
     if let Some(own) = chat.own {
-        // Streams are closed by tasks: give them their moment before the runtime goes.
+        // Tasks close the streams; let them finish before the runtime shuts down.
         drop(own.conversation);
         runtime.block_on(own.transient.end());
     }
@@ -84,48 +84,46 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     outcome
 }
 
-/// A chat of one user, with whoever answers it.
 struct Chat<'a> {
     args: &'a ChatArgs,
     cx: &'a Context,
     runtime: &'a Runtime,
     interrupts: Arc<Interrupts>,
-    look: Look,
-    /// What is asked, if it was named; how; and whether the times of each answer are shown. A
-    /// conversation may change them.
+    style: TerminalStyle,
+    /// Model if it was named, sampling, and whether the times of each answer are shown. Commands in
+    /// a conversation may change them.
     model: Option<ModelRef>,
     sampling: SamplingArgs,
     explain: bool,
-    /// Whether a person talks to it.
+    /// Whether the input is typed on a terminal.
     interactive: bool,
-    /// Of the answer that is being made.
+    /// Cancels the answer in progress.
     cancel: Cancel,
-    /// The service on this machine that is asked.
+    /// Service on this machine that answers, if any.
     service: Option<AskedService>,
-    /// What is said of a service on this machine that was not asked because it is silent.
+    /// Note about a service on this machine that does not respond.
     left_out: Option<String>,
-    /// What the service answered with before it went away.
+    /// Model with which the service answered before it ended.
     begun: Option<Resolved>,
-    /// Whether it is begun on with what the service has said: then only the same answer will do.
+    /// True while this process continues an answer that the service started; requires exact hosts.
     goes_on: bool,
-    /// What this process answers with, once it does.
-    own: Option<Own>,
+    /// State for answers of this process, once it needs to answer.
+    own: Option<LocalBackend>,
 }
 
-/// What this process needs to answer by itself.
-struct Own {
+struct LocalBackend {
     model: ServedModel,
-    /// The hosts that were named.
+    /// Hosts named on the command line.
     named: Option<(PooledHosts, Patience)>,
-    /// The community whose hosts are asked.
+    /// Community whose hosts answer.
     home: Option<Home>,
     transient: TransientNode,
-    /// What has been run so far; `None` after an answer that came to no end.
+    /// Conversation so far; `None` after an answer that was not completed.
     conversation: Option<Conversation>,
 }
 
 impl Chat<'_> {
-    /// What people call hosts, looked up when one is to be named.
+    /// Returns a function that names a host. Reads the members at its first use.
     fn names(&self) -> impl Fn(&str) -> String + use<> {
         let home = self.own.as_ref().and_then(|own| own.home.clone());
         let (cx, known) = (self.cx.clone(), OnceCell::new());
@@ -137,17 +135,17 @@ impl Chat<'_> {
             let named = known.as_ref().zip(host.parse().ok());
             match named.filter(|(state, id)| state.member(id).is_some()) {
                 Some((state, id)) => state.label(&id, now_ms()),
-                // `ed25519:` and eight more tell nodes apart.
+                // `ed25519:` and nine more characters are enough to tell nodes apart.
                 None => format!("host {}", host.chars().take(16).collect::<String>()),
             }
         }
     }
 
-    /// The service that runs on this machine and would answer as this process would.
+    /// Service on this machine that would give the same answers as this process.
     fn running_service(&mut self) -> Option<AskedService> {
         self.left_out = None;
         let args = self.args;
-        // A service has its own hosts and settings, and does not give up as this chat wants it.
+        // A service has its own hosts and settings, which these arguments would override.
         let own_way = args.no_service
             || args.local
             || !args.shard.is_empty()
@@ -158,7 +156,7 @@ impl Chat<'_> {
             return None;
         }
         let dir = self.cx.global.dir().ok()?;
-        // Whoever names no model is content with the one that the service has.
+        // Without a named model, any model of the service will do.
         let wanted = match self.model.clone().or(self.cx.config.model.default()) {
             Some(named) => Some(resolve(&self.cx.global, &named).ok()?),
             None => None,
@@ -174,28 +172,28 @@ impl Chat<'_> {
                     "the service on this machine, {process}, does not answer{}",
                     hint.unwrap_or_default()
                 );
-                note(format!("warning: {said}: going on without it"));
+                note(format!("warning: {said}; continuing without it"));
                 self.left_out = Some(said);
                 return None;
             }
         };
         if service.file_replaced {
             let what = format!(
-                "the service that runs on this machine answers with an earlier file than the one that is now at {}",
+                "the service on this machine answers with an earlier file than the one now at {}",
                 service.model.path.display()
             );
             if wanted.is_some() {
                 note(format!(
-                    "{what}: answering without it. Restart it to have it answer with this file"
+                    "{what}; answering without it. Restart the service to use this file"
                 ));
                 return None;
             }
             note(format!(
-                "warning: {what}. Restart it to have it answer with this file"
+                "warning: {what}. Restart the service to use this file"
             ));
         }
         if !args.json {
-            note("asking the service that runs on this machine (--no-service does not)");
+            note("asking the service that runs on this machine (--no-service avoids it)");
         }
         Some(service)
     }
@@ -214,7 +212,7 @@ impl Chat<'_> {
         self.service = self.running_service();
         if self.service.is_none() {
             let own = self.open();
-            // What cannot be done here the service might have done.
+            // Mentions the silent service in the error, since it could perhaps have answered.
             self.own = Some(own.map_err(|failure| match &self.left_out {
                 Some(said) => failure.beside_hint(said),
                 None => failure,
@@ -241,7 +239,7 @@ impl Chat<'_> {
         system.map(ChatMessage::system).collect()
     }
 
-    /// What answers is called.
+    /// Name of the answering model.
     fn name(&self) -> &str {
         match (&self.service, &self.own) {
             (Some(service), _) => &service.model.id,
@@ -250,18 +248,18 @@ impl Chat<'_> {
         }
     }
 
-    /// Goes on with another model; with the same one if that cannot be had.
+    /// Switches to another model; keeps the old one if that fails.
     fn change_model(&mut self, name: &str) -> Result<(), Failure> {
         let new: ModelRef = name.parse().map_err(|e| {
             Failure::new(Kind::BadRequest, format!("{e}"))
-                .hint("`hearthnet model list` shows what there is")
+                .hint("`hearthnet model list` lists the models")
         })?;
         let before = (self.model.replace(new), self.begun.take());
         self.service = self.running_service();
         if self.service.is_some() {
             return Ok(());
         }
-        // Two models at once may be more than this machine holds.
+        // Frees the old model first: this machine may not have memory for two.
         if let Some(own) = self.own.take() {
             drop(own.conversation);
             self.runtime.block_on(own.transient.end());
@@ -280,8 +278,8 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Makes this process ready to answer by itself, on this machine or over hosts.
-    fn open(&self) -> Result<Own, Failure> {
+    /// Prepares this process to answer by itself, alone or over hosts.
+    fn open(&self) -> Result<LocalBackend, Failure> {
         let (args, cx, runtime) = (self.args, self.cx, self.runtime);
         let config = &cx.config;
         if !args.local && !config.policy.research.enable {
@@ -291,14 +289,14 @@ impl Chat<'_> {
             true => None,
             false => Some(community(cx)?),
         };
-        // Before anybody waits for anything: is the model here?
+        // Check that the model is here before anything that takes time.
         let named = self.model.clone().or(config.model.default());
         let resolved = match (&self.begun, named) {
             (Some(begun), _) => Some(begun.clone()),
             (None, Some(named)) => Some(resolve(&cx.global, &named)?),
             (None, None) => None,
         };
-        // Others are looked for while the model is read.
+        // Discovers members while the model is read.
         let transient = match &home {
             Some(home) => self.unless_cancelled(TransientNode::begin(home, config))??,
             None => TransientNode::default(),
@@ -307,13 +305,13 @@ impl Chat<'_> {
             Some(resolved) => open_resolved(cx, resolved)?,
             None => {
                 if home.is_some() {
-                    runtime.block_on(transient.settle());
+                    runtime.block_on(transient.wait_until_synced());
                 }
                 open_model(cx, None, home.as_ref())?
             }
         };
         if let Some(home) = &home {
-            self.unless_cancelled(transient.judge(home, || may_chat(home, config)))??;
+            self.unless_cancelled(transient.check_synced(home, || may_chat(home, config)))??;
         }
         let handle = runtime.handle();
         let (served, named) = if args.local {
@@ -324,7 +322,7 @@ impl Chat<'_> {
                 config.research.distributed_inference.fallback_to_local && !args.no_fallback;
             match &home {
                 Some(home) => {
-                    // A wrong setting is told now, and not as a failure of the answer.
+                    // Report a wrong setting now, instead of as a failure of the answer.
                     config.transport()?;
                     let source = transient.source(handle, home, config, fallback);
                     let served = hosted_model(&model, config, fallback, handle, source)?;
@@ -342,7 +340,7 @@ impl Chat<'_> {
                 }
             }
         };
-        let mut own = Own {
+        let mut own = LocalBackend {
             model: served,
             named,
             home,
@@ -356,16 +354,15 @@ impl Chat<'_> {
             }
             Err(failure) => {
                 runtime.block_on(own.transient.end());
-                // A node that was put out hears that first, and what to do.
-                let put_out = own.home.as_ref().and_then(|home| home.level().err());
-                Err(put_out.unwrap_or(failure))
+                // A revoked node reports the revocation first, with its remedy.
+                let revoked = own.home.as_ref().and_then(|home| home.level().err());
+                Err(revoked.unwrap_or(failure))
             }
         }
     }
 
-    /// One that has not begun.
-    fn conversation(&self, own: &Own) -> Result<Conversation, Failure> {
-        let connecting = (!self.args.local).then(|| Busy::new(&self.look, "connecting"));
+    fn conversation(&self, own: &LocalBackend) -> Result<Conversation, Failure> {
+        let connecting = (!self.args.local).then(|| Spinner::new(&self.style, "connecting"));
         let runtime = self.runtime.handle();
         let exact = match self.goes_on {
             true => Some(Exact::Require),
@@ -379,22 +376,22 @@ impl Chat<'_> {
         Ok(conversation)
     }
 
-    /// Waits for something that takes no notice of the user by itself.
+    /// Waits for a future that does not observe Ctrl-C.
     fn unless_cancelled<T>(&self, what: impl Future<Output = T>) -> Result<T, Failure> {
         let done = self.runtime.block_on(self.cancel.or(what));
         done.ok_or_else(|| ChatError::Cancelled.into())
     }
 }
 
-/// The community to ask, where no hosts are named.
+/// Finds the community of this node.
 fn community(cx: &Context) -> Result<Home, Failure> {
     Home::find(cx)?.ok_or_else(|| {
-        Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is in no community".into()))
+        Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is not in a community".into()))
             .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
     })
 }
 
-/// Whether this node may ask its community's hosts, as its log is now.
+/// Checks in the current log that this node may use its community's hosts.
 fn may_chat(home: &Home, config: &Config) -> Result<(), Failure> {
     home.require_research(config)?;
     home.level().map(|_| ())

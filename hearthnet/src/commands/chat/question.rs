@@ -10,21 +10,20 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::failure::{Failure, Kind};
 use crate::output::{bytes, note};
 
-/// Most bytes of a question with all that belongs to it: several times what the longest context
-/// of a model holds.
+/// Most bytes of a question with its files: several times the longest context of a model.
 const MAX_BYTES: u64 = 8 << 20;
 
-/// A text of the question, and where it is from.
+/// Part of the question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
-    /// The name of a file; `None` for words and for standard input.
+    /// Name of the file; `None` for words and for standard input.
     file: Option<String>,
     text: String,
 }
 
-/// The question; `None` where nothing was given and people are to be asked. An argument that is
-/// the path of a file stands for what is in it, anything else for itself; standard input, where it
-/// is no terminal, is one message, or belongs to the question.
+/// Returns the question, or `None` if none was given and standard input is a terminal. An argument
+/// that is the path of a file stands for the file's content, any other for itself. Standard input,
+/// unless it is a terminal, is appended.
 pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>, Failure> {
     let mut parts = Vec::new();
     let mut left = MAX_BYTES;
@@ -59,7 +58,7 @@ pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>
     if !terminal {
         if !quiet && is_silent(&stdin) {
             note(
-                "waiting for the end of standard input, which belongs to the question; `< /dev/null` goes without",
+                "waiting for the end of standard input, which belongs to the question; add `< /dev/null` to ask without it",
             );
         }
         let text = text_of(stdin.lock(), "standard input", &mut left)?;
@@ -73,11 +72,11 @@ pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>
     match terminal {
         true => Ok(None),
         false => Err(Failure::new(Kind::BadRequest, "there is no question: standard input is empty")
-            .hint("write it behind `hearthnet chat`, or into standard input; on a terminal, `hearthnet chat` is a conversation")),
+            .hint("write it after `hearthnet chat`, or to standard input; on a terminal, `hearthnet chat` starts a conversation")),
     }
 }
 
-/// Whether nothing has come for a second, not even the end.
+/// Whether standard input delivers nothing for a second, not even its end.
 fn is_silent(stdin: &std::io::Stdin) -> bool {
     let mut asked = [PollFd::new(stdin, PollFlags::IN)];
     let second = Timespec {
@@ -87,7 +86,7 @@ fn is_silent(stdin: &std::io::Stdin) -> bool {
     matches!(rustix::event::poll(&mut asked, Some(&second)), Ok(0))
 }
 
-/// One text of the parts, in order; files are named where there are several parts like them.
+/// Joins the parts in order. If there are several files, each is preceded by its name.
 fn together(parts: &[Part]) -> String {
     let files = parts.iter().filter(|part| part.file.is_some()).count();
     let mut text = String::new();
@@ -95,7 +94,7 @@ fn together(parts: &[Part]) -> String {
         let before = index.checked_sub(1).and_then(|before| parts.get(before));
         text.push_str(match (before, &part.file) {
             (None, _) => "",
-            // Words that a shell has taken apart.
+            // Words that the shell has split.
             (Some(Part { file: None, text }), None)
                 if !text.contains('\n') && !part.text.contains('\n') =>
             {
@@ -119,7 +118,7 @@ fn text_of(source: impl Read, name: &str, left: &mut u64) -> Result<String, Fail
     *left = left
         .checked_sub(bytes.len() as u64)
         .ok_or_else(|| unreadable(name, "it is longer than any model reads"))?;
-    String::from_utf8(bytes).map_err(|_| unreadable(name, "it is no UTF-8 text"))
+    String::from_utf8(bytes).map_err(|_| unreadable(name, "it is not UTF-8 text"))
 }
 
 fn unreadable(name: &str, why: &str) -> Failure {
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_or_too_long_is_refused() {
+    fn input_that_is_not_utf8_or_too_long_is_refused() {
         let mut left = 10;
         assert_eq!(text_of(&b"12345"[..], "f", &mut left).unwrap(), "12345");
         assert_eq!(left, 5);

@@ -1,4 +1,4 @@
-//! A conversation in a file: what `/save` writes and `/load` reads.
+//! Conversation files: written by `/save`, read by `/load`.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Kind};
 
-/// Most bytes of a file: many times what the longest context of a model holds.
+/// Most bytes of a file: many times the longest context of a model.
 const MAX_BYTES: u64 = 16 << 20;
-/// Most messages in it.
 const MAX_MESSAGES: usize = 4096;
 
-/// The file: what an OpenAI client would send, so that other programs can read and write it.
+/// Format of the file: the fields of an OpenAI request, so that other programs can use it.
 #[derive(Serialize, Deserialize)]
 struct Saved {
     #[serde(default)]
@@ -23,13 +22,13 @@ struct Saved {
     messages: Vec<ChatMessage>,
 }
 
-/// Writes a conversation; only its owner can read it. A file that is there already is replaced if
-/// it holds a conversation, and left alone if it holds anything else.
+/// Writes a conversation, readable only by its owner. Replaces an existing file only if it holds a
+/// conversation.
 pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result<(), Failure> {
     let path = &expand_home(path);
     let fail = |why: &str| Failure::file("write", path, why).hint("name another file");
     if path.exists() && load(path).is_err() {
-        return Err(fail("it holds something else than a conversation"));
+        return Err(fail("it does not hold a conversation"));
     }
     let saved = Saved {
         model: model.to_owned(),
@@ -40,7 +39,6 @@ pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result
     whole_file::replace(path, &text, 0o600).map_err(|e| fail(&e.to_string()))
 }
 
-/// Reads a conversation.
 pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
     let path = &expand_home(path);
     let fail = |why: String| {
@@ -65,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_saved_is_loaded_and_nobody_else_can_read_it() {
+    fn a_saved_conversation_loads_and_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("talk.json");
         let messages = [ChatMessage::system("s"), ChatMessage::user("ä\n\"b\"")];
@@ -79,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_something_else_stays_as_it_is() {
+    fn a_file_without_a_conversation_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("letter.txt");
         std::fs::write(&path, "Dear Ana").unwrap();
@@ -88,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_conversation_is_refused() {
+    fn a_file_without_a_conversation_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         for wrong in [

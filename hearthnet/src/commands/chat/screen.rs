@@ -1,5 +1,5 @@
-//! Where an answer goes: to a terminal, wrapped and harmless, or byte for byte to whatever else
-//! standard output is. What is said about it goes to standard error, never into a word.
+//! Output of an answer: sanitized and wrapped on a terminal, byte for byte elsewhere. Notices go to
+//! standard error, never inside a word.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -7,31 +7,30 @@ use std::os::fd::AsFd as _;
 use hearthnet_orchestrator::chat::Frame;
 use hearthnet_transport::Code;
 
-use crate::explain::waiting;
 use crate::failure::Failure;
-use crate::output::{Busy, Look, columns, note, print, print_bytes};
+use crate::output::{Spinner, TerminalStyle, columns, note, print, print_bytes};
+use crate::timing_report::waiting;
 use crate::wrap::Wrap;
 
-/// Where one answer goes.
 pub(super) struct Screen {
-    look: Look,
-    /// Standard output is a terminal.
+    style: TerminalStyle,
+    /// `None` unless standard output is a terminal.
     wrap: Option<Wrap>,
-    busy: Option<Busy>,
-    /// What is to be said when the word is over, where a terminal does not hold words back.
+    spinner: Option<Spinner>,
+    /// Notices to print at the end of the current word, if output is not wrapped.
     later: Vec<String>,
     in_word: bool,
-    /// Standard output and error end in the same place, so that one may land in a word of the other.
+    /// Standard output and error are the same file, so that a notice could split a word.
     mixed: bool,
     begun: bool,
 }
 
 impl Screen {
-    pub(super) fn new(look: Look) -> Self {
+    pub(super) fn new(style: TerminalStyle) -> Self {
         Self {
-            look,
+            style,
             wrap: std::io::stdout().is_terminal().then(Wrap::default),
-            busy: None,
+            spinner: None,
             later: Vec::new(),
             in_word: false,
             mixed: same_place(),
@@ -39,29 +38,28 @@ impl Screen {
         }
     }
 
-    /// Says what is happening, while there is nothing else to see.
+    /// Shows progress until the answer begins.
     pub(super) fn status(&mut self, what: &str) {
         if self.begun {
             return;
         }
-        match &self.busy {
-            Some(busy) => busy.say(what),
-            None => self.busy = Some(Busy::new(&self.look, what)),
+        match &self.spinner {
+            Some(spinner) => spinner.say(what),
+            None => self.spinner = Some(Spinner::new(&self.style, what)),
         }
     }
 
-    /// More of the answer.
     pub(super) fn text(&mut self, text: &str) -> Result<(), Failure> {
         if text.is_empty() {
             return Ok(());
         }
-        self.busy = None;
+        self.spinner = None;
         self.begun = true;
         if let Some(wrap) = &mut self.wrap {
             let shown = wrap.push(text, columns(std::io::stdout()));
             return print(shown);
         }
-        // The first end of a word is the first chance to say something.
+        // Print pending notices at the first end of a word.
         let end = text
             .find(char::is_whitespace)
             .filter(|_| !self.later.is_empty());
@@ -75,9 +73,9 @@ impl Screen {
         Ok(())
     }
 
-    /// One line for people, on a line of its own.
+    /// Prints one notice on its own line.
     pub(super) fn notice(&mut self, line: &str) -> Result<(), Failure> {
-        self.busy = None;
+        self.spinner = None;
         if let Some(wrap) = &mut self.wrap {
             if !wrap.at_start() {
                 print("\n")?;
@@ -87,13 +85,13 @@ impl Screen {
             self.later.push(line.to_owned());
             return Ok(());
         }
-        note(self.look.dim(line));
+        note(self.style.dim(line));
         Ok(())
     }
 
-    /// The answer is over, whole or not: the last word, and the end of its line.
+    /// Ends the answer, complete or not: prints the last word and ends its line.
     pub(super) fn end(&mut self) -> Result<(), Failure> {
-        self.busy = None;
+        self.spinner = None;
         if let Some(wrap) = &mut self.wrap {
             let rest = wrap.finish(columns(std::io::stdout()));
             print(rest)?;
@@ -106,7 +104,7 @@ impl Screen {
         Ok(())
     }
 
-    /// Shows what is for people in a frame; `name` tells what they call a host.
+    /// Prints the parts of a frame that concern the user; `name` returns the name of a host.
     pub(super) fn frame(
         &mut self,
         frame: &Frame,
@@ -140,7 +138,7 @@ impl Screen {
     }
 }
 
-/// One line about layers that went from one host to others.
+/// Notice that layers moved from one host to others.
 fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     let Frame::ShardFailover {
         host,
@@ -158,7 +156,7 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     };
     let Some(host) = host else {
         return Some(format!(
-            "no host can be had for this: this machine answers alone{changed}"
+            "no host is available: this machine answers alone{changed}"
         ));
     };
     let who = match *code == Code::LEAVING {
@@ -167,13 +165,13 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
     };
     let to: Vec<String> = replacements.iter().map(|host| name(host)).collect();
     Some(match to.as_slice() {
-        [] => format!("[{who}; this machine goes on{changed}]"),
-        [one] => format!("[{who}; {one} goes on{changed}]"),
-        several => format!("[{who}; {} go on{changed}]", several.join(" and ")),
+        [] => format!("[{who}; this machine takes over{changed}]"),
+        [one] => format!("[{who}; {one} takes over{changed}]"),
+        several => format!("[{who}; {} take over{changed}]", several.join(" and ")),
     })
 }
 
-/// Whether what goes to standard error is seen where standard output is.
+/// Whether standard error and standard output are the same file. True if unknown.
 fn same_place() -> bool {
     let of = |fd: rustix::fd::BorrowedFd<'_>| rustix::fs::fstat(fd).ok();
     let (out, error) = (of(std::io::stdout().as_fd()), of(std::io::stderr().as_fd()));
@@ -183,9 +181,9 @@ fn same_place() -> bool {
     }
 }
 
-/// A beep-free clean line: what a spinner may have left on the terminal's last line is gone.
-pub(super) fn clear_line(look: &Look) {
-    if look.moves() {
+/// Removes what a spinner has left on the terminal's last line.
+pub(super) fn clear_line(style: &TerminalStyle) {
+    if style.moves() {
         let _ = write!(std::io::stderr(), "\r\u{1b}[K");
     }
 }
@@ -214,15 +212,15 @@ mod tests {
         for (frame, line) in [
             (
                 failover(Some("ana"), "connection_lost", &["lee"]),
-                "[ANA dropped out; LEE goes on]",
+                "[ANA dropped out; LEE takes over]",
             ),
             (
                 failover(Some("ana"), "leaving", &["lee", "kim"]),
-                "[ANA is leaving; LEE and KIM go on]",
+                "[ANA is leaving; LEE and KIM take over]",
             ),
             (
                 failover(None, "pipeline_stalled", &[]),
-                "no host can be had for this: this machine answers alone",
+                "no host is available: this machine answers alone",
             ),
         ] {
             assert_eq!(moved(&frame, &name).as_deref(), Some(line));
@@ -234,7 +232,7 @@ mod tests {
         }
         assert_eq!(
             moved(&frame, &name).as_deref(),
-            Some("[ANA dropped out; LEE goes on, with torch-cpu-fp32 instead of canonical-1]")
+            Some("[ANA dropped out; LEE takes over, with torch-cpu-fp32 instead of canonical-1]")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! A conversation with a person: lines in, answers out, commands between them.
+//! A conversation: reads lines, prints answers, and runs commands.
 
 use std::io::BufRead as _;
 use std::path::Path;
@@ -12,17 +12,17 @@ use super::Chat;
 use super::command::{HELP, Line, read, set};
 use super::editor::{CUT, Input, Lines, unreadable, was_cut};
 use super::saved::{load, save};
-use crate::explain::explain;
 use crate::failure::{Failure, Kind};
 use crate::output::note;
+use crate::timing_report::explain;
 
 impl Chat<'_> {
     /// A conversation on a terminal, until Ctrl-D.
     pub(super) fn converse(&mut self) -> Result<(), Failure> {
         self.interactive = true;
-        let mut talk = Talk::new(self.system());
-        let mut lines = Lines::new(&self.look, self.history_file())?;
-        note(self.look.dim(&format!(
+        let mut transcript = Transcript::new(self.system());
+        let mut lines = Lines::new(&self.style, self.history_file())?;
+        note(self.style.dim(&format!(
             "{} answers. /help lists commands, \"\"\" begins and ends a message of several lines, \
              Ctrl-C stops an answer, Ctrl-D leaves.",
             self.name()
@@ -31,7 +31,7 @@ impl Chat<'_> {
             let line = match lines.next()? {
                 Input::Line(line) => line,
                 Input::Interrupted => {
-                    note(self.look.dim("Ctrl-D leaves"));
+                    note(self.style.dim("Ctrl-D leaves"));
                     continue;
                 }
                 Input::Refused(why) => {
@@ -42,9 +42,9 @@ impl Chat<'_> {
             };
             match read(&line) {
                 Line::Leave => return Ok(()),
-                Line::Message(message) => self.say(&mut talk, message)?,
+                Line::Message(message) => self.say(&mut transcript, message)?,
                 command => {
-                    if let Err(failure) = self.command(&mut talk, command) {
+                    if let Err(failure) = self.command(&mut transcript, command) {
                         self.complain(&failure);
                     }
                 }
@@ -55,7 +55,7 @@ impl Chat<'_> {
         }
     }
 
-    /// A conversation of a program: each line of standard input is a message.
+    /// Runs a conversation for a program: each line of standard input is a message.
     pub(super) fn lines(&mut self) -> Result<(), Failure> {
         let mut messages = self.system();
         let mut line = String::new();
@@ -79,33 +79,34 @@ impl Chat<'_> {
         }
     }
 
-    /// One turn. What goes wrong is told, and the conversation goes on as if it had not been
-    /// asked; where the answer was stopped, what was said of it stays said.
-    fn say(&mut self, talk: &mut Talk, message: String) -> Result<(), Failure> {
-        talk.messages.push(ChatMessage::user(message));
-        let prompt = Prompt::Messages(talk.messages.clone());
+    /// Runs one turn. On an error the message is removed and the conversation continues. If the
+    /// answer was stopped, its text so far is kept.
+    fn say(&mut self, transcript: &mut Transcript, message: String) -> Result<(), Failure> {
+        transcript.messages.push(ChatMessage::user(message));
+        let prompt = Prompt::Messages(transcript.messages.clone());
         let turn = self.turn(prompt, Instant::now());
         match turn.end {
             Ok(done) => {
-                talk.messages
+                transcript
+                    .messages
                     .push(ChatMessage::assistant(done.text.clone()));
-                talk.last = Some((done, turn.moves));
+                transcript.last = Some((done, turn.moves));
             }
             Err(failure) if failure.kind == Kind::OutputClosed => return Err(failure),
             Err(failure) if failure.kind == Kind::Interrupted => {
-                note(self.look.dim("[stopped]"));
-                talk.last = None;
+                note(self.style.dim("[stopped]"));
+                transcript.last = None;
                 match turn.said.is_empty() {
-                    true => drop(talk.messages.pop()),
-                    false => talk.messages.push(ChatMessage::assistant(turn.said)),
+                    true => drop(transcript.messages.pop()),
+                    false => transcript.messages.push(ChatMessage::assistant(turn.said)),
                 }
             }
             Err(failure) => {
-                talk.messages.pop();
+                transcript.messages.pop();
                 self.complain(&failure);
-                if failure.kind == Kind::BadRequest && !talk.messages.is_empty() {
-                    note(self.look.dim(
-                        "[the message was left out; a shorter one may fit, and /reset begins anew]",
+                if failure.kind == Kind::BadRequest && !transcript.messages.is_empty() {
+                    note(self.style.dim(
+                        "[the message was not sent; a shorter one may fit, and /reset clears the conversation]",
                     ));
                 }
             }
@@ -113,50 +114,54 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn command(&mut self, talk: &mut Talk, command: Line) -> Result<(), Failure> {
-        let say = |text: &str| note(self.look.dim(text));
+    fn command(&mut self, transcript: &mut Transcript, command: Line) -> Result<(), Failure> {
+        let say = |text: &str| note(self.style.dim(text));
         match command {
             Line::Nothing | Line::Message(_) | Line::Leave => {}
             Line::Help => note(HELP),
-            Line::Wrong(why) => say(&format!("{why}; /help lists what there is")),
+            Line::Wrong(why) => say(&format!("{why}; /help lists the commands")),
             Line::Reset => {
-                talk.messages.retain(|message| message.role == Role::System);
-                talk.last = None;
-                say("forgotten");
+                transcript
+                    .messages
+                    .retain(|message| message.role == Role::System);
+                transcript.last = None;
+                say("conversation cleared");
             }
-            Line::System(None) => match talk.system() {
+            Line::System(None) => match transcript.system() {
                 Some(text) => note(text),
-                None => say("nothing is said before the conversation"),
+                None => say("there is no system message"),
             },
             Line::System(Some(text)) => {
-                talk.messages.retain(|message| message.role != Role::System);
+                transcript
+                    .messages
+                    .retain(|message| message.role != Role::System);
                 if text == "off" {
-                    say("nothing is said before the conversation");
+                    say("there is no system message");
                 } else {
-                    talk.messages.insert(0, ChatMessage::system(text));
+                    transcript.messages.insert(0, ChatMessage::system(text));
                     say("set");
                 }
             }
             Line::Save(file) => {
-                save(&file, self.name(), &talk.messages)?;
+                save(&file, self.name(), &transcript.messages)?;
                 say(&format!(
                     "{} written to {}",
-                    count(&talk.messages),
+                    count(&transcript.messages),
                     file.display()
                 ));
             }
             Line::Load(file) => {
-                *talk = Talk::new(load(&file)?);
-                say(&format!("{} read", count(&talk.messages)));
+                *transcript = Transcript::new(load(&file)?);
+                say(&format!("{} read", count(&transcript.messages)));
             }
             Line::Model(None) => say(self.name()),
             Line::Model(Some(name)) => {
                 self.change_model(&name)?;
-                note(self.look.dim(&format!("{} answers", self.name())));
+                note(self.style.dim(&format!("{} answers", self.name())));
             }
             Line::Seed(None) => match self.sampling.seed {
                 Some(seed) => say(&format!("seed {seed}")),
-                None => say("a seed is drawn for each answer; /explain tells the last one"),
+                None => say("each answer uses a random seed; /explain shows the last one"),
             },
             Line::Seed(Some(text)) => match (text.as_str(), text.parse()) {
                 ("off", _) => self.sampling.seed = None,
@@ -172,17 +177,17 @@ impl Chat<'_> {
                 Err(why) => say(&why),
             },
             Line::Explain(Some(always)) => self.explain = always,
-            Line::Explain(None) => match &talk.last {
+            Line::Explain(None) => match &transcript.last {
                 Some((done, moves)) => note(explain(done, moves)),
-                None => say(
-                    "there is no whole answer to explain: of one that was stopped nothing is kept but its words",
-                ),
+                None => {
+                    say("there is no complete answer to explain: a stopped answer keeps no times");
+                }
             },
         }
         Ok(())
     }
 
-    /// The settings that are not the model's own.
+    /// Lists the sampling settings; unset ones are the model's own.
     fn settings(&self) -> String {
         let s = &self.sampling;
         let line = |name: &str, value: Option<String>| {
@@ -195,7 +200,7 @@ impl Chat<'_> {
             None => "as many as the model's context leaves".to_owned(),
         };
         let stop = match s.stop.as_slice() {
-            [] => "only where the model ends".to_owned(),
+            [] => "none".to_owned(),
             stops => format!("{stops:?}"),
         };
         [
@@ -213,13 +218,13 @@ impl Chat<'_> {
     }
 
     fn complain(&self, failure: &Failure) {
-        note(self.look.red(&format!("error: {failure}")));
+        note(self.style.red(&format!("error: {failure}")));
         if let Some(hint) = failure.hint_text() {
-            note(self.look.dim(&format!("hint: {hint}")));
+            note(self.style.dim(&format!("hint: {hint}")));
         }
     }
 
-    /// Where lines are remembered beyond this chat: nowhere, unless the owner wants it.
+    /// File of the input history; `None` unless the configuration enables it.
     fn history_file(&self) -> Option<std::path::PathBuf> {
         if !self.cx.config.chat.history {
             return None;
@@ -229,14 +234,13 @@ impl Chat<'_> {
     }
 }
 
-/// What has been said.
-struct Talk {
+struct Transcript {
     messages: Vec<ChatMessage>,
     /// The last answer, for `/explain`.
     last: Option<(Done, Vec<Frame>)>,
 }
 
-impl Talk {
+impl Transcript {
     fn new(messages: Vec<ChatMessage>) -> Self {
         Self {
             messages,

@@ -1,4 +1,4 @@
-//! One answer: asking for it, and showing it as it comes.
+//! A turn of a chat: requests the answer and prints it as it arrives.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -10,36 +10,35 @@ use hearthnet_orchestrator::chat::{
 use hearthnet_orchestrator::{Cancel, ChatError, bus};
 
 use super::screen::Screen;
-use super::{Chat, Own};
-use crate::explain::explain;
+use super::{Chat, LocalBackend};
 use crate::failure::Failure;
 use crate::local_api::Process;
 use crate::output::{note, print, print_bytes, print_json};
+use crate::timing_report::explain;
 
-/// What became of a turn.
+/// Result of a turn.
 pub(super) struct Turn {
-    /// What has been said, also where the answer was stopped.
+    /// Text of the answer, also if it was stopped.
     pub(super) said: String,
-    /// The end of the answer, or why it has none.
     pub(super) end: Result<Done, Failure>,
-    /// Layers that went from one host to others meanwhile.
+    /// Failover frames of this answer.
     pub(super) moves: Vec<Frame>,
 }
 
 impl Chat<'_> {
-    /// Answers one turn, and prints it in the form that was asked for. Ctrl-C stops it.
+    /// Answers one prompt and prints the answer in the requested form. Ctrl-C stops it.
     pub(super) fn turn(&mut self, prompt: Prompt, started: Instant) -> Turn {
         let mut turn = Turn {
             said: String::new(),
-            end: Err(Failure::internal("nobody was asked")),
+            end: Err(Failure::internal("no backend was asked")),
             moves: Vec::new(),
         };
         let interrupts = std::sync::Arc::clone(&self.interrupts);
         let answering = interrupts.answering();
         self.cancel = answering.cancel.clone();
-        let mut screen = Screen::new(self.look);
+        let mut screen = Screen::new(self.style);
         let end = self.show(prompt, started, &mut screen, &mut turn);
-        // Where an answer was stopped, what is there of it stays.
+        // A stopped answer keeps the text printed so far.
         let ended = match (self.args.json, self.args.frames) {
             (false, false) => screen.end(),
             _ => Ok(()),
@@ -62,7 +61,7 @@ impl Chat<'_> {
         let own = match (&self.service, &self.own) {
             (Some(service), _) => service.sampling,
             (None, Some(own)) => own.model.text.sampling,
-            // The last answer has taken the service with it.
+            // The service ended during the last answer.
             (None, None) => {
                 self.own = Some(self.open()?);
                 let own = self.own.as_ref();
@@ -78,7 +77,7 @@ impl Chat<'_> {
         };
         let names = self.names();
         let Turn { said, moves, .. } = turn;
-        let mut told: Tell<'_> = match (args.json, args.frames) {
+        let mut told: EventPrinter<'_> = match (args.json, args.frames) {
             (true, _) => Box::new(|event| {
                 if let Event::Silent(said) = event {
                     note(*said);
@@ -120,7 +119,7 @@ impl Chat<'_> {
         Ok(done)
     }
 
-    /// What is said about an answer behind it.
+    /// Prints notes after an answer: timings, or the reason for an early end.
     fn comment(&self, done: &Done, moves: &[Frame]) {
         if self.explain {
             note(explain(done, moves));
@@ -128,12 +127,12 @@ impl Chat<'_> {
         let cut = done.finish_reason == FinishReason::Length;
         if cut && !self.args.json && !self.args.frames {
             let more = match self.interactive {
-                true => ("`/set max_tokens N`", "`/reset` begins anew"),
+                true => ("`/set max_tokens N`", "`/reset` clears the conversation"),
                 false => ("`--max-tokens N`", "a shorter question leaves more"),
             };
-            note(self.look.dim(&match self.sampling.max_tokens {
+            note(self.style.dim(&match self.sampling.max_tokens {
                 Some(most) if done.usage.completion_tokens >= most => format!(
-                    "[stopped at the limit of {most} tokens; {} allows others]",
+                    "[stopped at the limit of {most} tokens; {} sets another limit]",
                     more.0
                 ),
                 _ => format!(
@@ -145,8 +144,8 @@ impl Chat<'_> {
         }
     }
 
-    /// Asks the service, if there is one, and answers in this process if there is none or it goes
-    /// away: what it has said is not said again.
+    /// Asks the service, if there is one. Answers in this process if there is none or if it ends;
+    /// the text that the service has printed is not repeated.
     fn answer(
         &mut self,
         request: &ChatRequest,
@@ -165,8 +164,7 @@ impl Chat<'_> {
                     bus::News::Silent => {
                         let process = Process::of(&asked.dir);
                         let said = format!(
-                            "the service on this machine, {process}, does not answer; it is waited \
-                             for, up to {} s",
+                            "the service on this machine, {process}, does not answer; waiting up to {} s",
                             stall.as_secs()
                         );
                         emit(Event::Silent(&said));
@@ -177,8 +175,8 @@ impl Chat<'_> {
             })?;
             match answer {
                 Ok(done) => return Ok(done),
-                // Others are about the call, or about a service that is about to stop: this process
-                // may do better.
+                // Other errors concern the call, or a service that is stopping: this process may
+                // succeed.
                 Err(bus::Unanswered {
                     heard,
                     arithmetic,
@@ -188,15 +186,14 @@ impl Chat<'_> {
                     Some(failure) => return Err(failure),
                     None if heard > 0 && !arithmetic.is_exact() => {
                         return Err(ChatError::ArithmeticMismatch(format!(
-                            "the service on this machine went away, and nobody can go on with an \
-                             answer that was begun with {arithmetic}"
+                            "the service on this machine ended, and an answer begun with {arithmetic} cannot be continued without it"
                         ))
                         .into());
                     }
                     None => said = heard,
                 },
             }
-            // What it has begun, only the same model can finish.
+            // Only the same model can finish the answer of the service.
             self.begun = self.service.take().map(|asked| asked.model);
             told(Event::Alone)?;
         }
@@ -221,14 +218,14 @@ impl Chat<'_> {
 
     fn answer_here(
         &self,
-        own: &mut Own,
+        own: &mut LocalBackend,
         request: &ChatRequest,
         started: Instant,
         print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
-        // What makes no sense costs nobody a conversation.
+        // Reject an invalid request before it costs a conversation.
         check(&own.model.text, request)?;
-        // One that has gone on without its hosts goes back to them with the next question.
+        // A conversation that fell back to this machine returns to hosts with the next question.
         let kept = own.conversation.take().filter(Conversation::is_alive);
         let mut conversation = match kept {
             Some(conversation) => conversation,
@@ -242,30 +239,28 @@ impl Chat<'_> {
             &self.cancel,
             print,
         )?;
-        // One that has failed, or was stopped, is of no use any more.
+        // A failed or stopped conversation is dropped instead.
         own.conversation = Some(conversation);
         Ok(done)
     }
 }
 
-/// Shows what a turn brings.
-type Tell<'a> = Box<dyn FnMut(&Event<'_>) -> Result<(), Failure> + 'a>;
+type EventPrinter<'a> = Box<dyn FnMut(&Event<'_>) -> Result<(), Failure> + 'a>;
 
-/// What is to be shown.
 enum Event<'a> {
     Frame(&'a Frame),
-    /// The service has given no sign of life for a while; in words.
+    /// The service has not responded for a while; holds the message.
     Silent(&'a str),
-    /// The service is gone, and this process goes on.
+    /// The service ended, and this process continues.
     Alone,
 }
 
-const ALONE: &str = "going on without the service on this machine";
+const ALONE: &str = "continuing without the service on this machine";
 
-/// How a frame reaches standard output.
+/// Prints a frame to standard output.
 pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
 
-/// Answers and prints frames as they come. A reader that goes away cancels the answer.
+/// Answers and prints frames as they arrive. If standard output is closed, the answer is cancelled.
 pub(crate) fn stream_answer(
     conversation: &mut Conversation,
     text: &TextModel,
@@ -285,7 +280,7 @@ pub(crate) fn stream_answer(
     Ok(answer?)
 }
 
-/// Runs something that emits events, which are printed. It is cancelled when that fails.
+/// Runs `run` and prints its events. If printing fails, cancels it.
 fn printing<T>(
     print: &mut dyn FnMut(Event<'_>) -> Result<(), Failure>,
     cancel: &Cancel,
@@ -306,7 +301,7 @@ fn printing<T>(
     }
 }
 
-/// Prints the text of `token_delta` frames: on a terminal what is fit for one, else as it is.
+/// Prints the text of `token_delta` frames: sanitized on a terminal, else unchanged.
 pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
     match frame {
         Frame::TokenDelta { text, .. } if text.is_empty() => Ok(()),

@@ -1,4 +1,5 @@
-//! What the commands that change a community have in common: who writes, and telling others.
+//! Shared by the commands that change a community: writing the event and sending it to other
+//! members.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,46 +11,48 @@ use hearthnet_bus::node::{LinkInfo, Node};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
-use crate::node::settle::until_even;
-use crate::node::transient::{self, among_others};
+use crate::key_status::KeyStatus;
+use crate::node::sync::wait_for_neighbours;
+use crate::node::transient::{self, with_synced_node};
 use crate::output::note;
 use crate::runtime::block_on;
-use crate::standing::Standing;
 
-/// Makes a change to the community: `work` judges by the log and writes. Where a daemon runs on this
-/// home, it writes, and tells the others. Else others are looked for first, for a few seconds: their
-/// news may decide, and after an old copy of the log was put back they know what this node has said.
-/// Then they are told.
+/// Makes a change to the community; `work` checks the log and writes. If a daemon runs on this
+/// home, the daemon writes and sends the event.
+///
+/// Otherwise the command first syncs with other members for a few seconds, since their events may
+/// decide, and since they know this node's events if an old copy of the log was restored. Then it
+/// sends the change to them.
 pub(super) fn change<T>(
     home: &Home,
     config: &Config,
     quiet: bool,
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let (done, told) = block_on(among_others(home, config, async |node| {
+    let (done, told) = block_on(with_synced_node(home, config, async |node| {
         if let Some(node) = node {
-            until_even(node).await;
+            wait_for_neighbours(node).await;
         }
         let before = node.map(sent);
-        // It waits for the disk, or for the daemon.
+        // `work` blocks on the disk or on the daemon.
         let done = tokio::task::block_in_place(work)?;
         Ok(match (node, before) {
             (Some(node), Some(before)) => (done, Some(told(node, &before, false).await)),
             _ => (done, None),
         })
     }))?;
-    let told = match Standing::of(home) {
-        Standing::Good => told,
-        // Nobody talks to this node's key: it was the root's that signed, and that one is heard.
+    let told = match KeyStatus::of(home) {
+        KeyStatus::Good => told,
+        // Other nodes refuse this node's key, but accept events signed by the root key.
         _ => Some(bring_as_root(home, config)?),
     };
     if let Some(told) = told.filter(|_| !quiet) {
         note(match told {
-            0 if Standing::of(home) != Standing::Good => {
-                "nobody else could be told yet; `hearthnet community renew` brings it to whoever is there then"
+            0 if KeyStatus::of(home) != KeyStatus::Good => {
+                "no other member could be told yet; repeat `hearthnet community renew` when one runs"
                     .to_owned()
             }
-            0 => "nobody else could be told yet; a node that runs here (`hearthnet serve`) will"
+            0 => "no other member could be told yet; a node that runs here (`hearthnet serve`) will tell them"
                 .to_owned(),
             1 => "told one other node".to_owned(),
             n => format!("told {n} other nodes"),
@@ -58,10 +61,10 @@ pub(super) fn change<T>(
     Ok(done)
 }
 
-/// How long others are looked for, and listen, when the root key has something to say.
-const BRINGING: Duration = Duration::from_secs(6);
+/// Time limit to find other members and send them events signed by the root key.
+const ROOT_DELIVERY_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// Brings what the root key has signed to whoever is found. How many others have it now.
+/// Sends events signed by the root key to every member that is found. Returns how many have them.
 pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failure> {
     let others = home
         .state()
@@ -73,13 +76,13 @@ pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failu
     let root = home.open_root_key()?;
     block_on(async {
         let node = transient::start(home, config).await?;
-        let told = node.bring_as_root(&root, BRINGING).await;
+        let told = node.push_root_events(&root, ROOT_DELIVERY_TIMEOUT).await;
         node.shutdown().await;
         Ok(told.map_err(Failure::internal)?.len())
     })
 }
 
-/// How many events each node that is linked was sent and has taken.
+/// Number of events that each linked node has taken.
 pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
     let peers = node.peers();
     let links = peers
@@ -90,14 +93,15 @@ pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
         .collect()
 }
 
-/// How long those who are linked may take to hear of a change.
-const TELLING: Duration = Duration::from_secs(4);
+/// Time limit for linked nodes to receive a change.
+const DELIVERY_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Waits until everybody who was linked has what was appended after `before` was taken, for a few
-/// seconds; how many have. Who hears that this node `leaves` closes the link.
+/// Waits a few seconds until every linked node has the events appended after `before`. Returns how
+/// many have them. If this node `leaves`, a closed link counts as received: a node that receives
+/// the event closes its link.
 pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bool) -> usize {
     let mut changes = node.changes();
-    let deadline = Instant::now() + TELLING;
+    let deadline = Instant::now() + DELIVERY_TIMEOUT;
     loop {
         let peers = node.peers();
         let linked: BTreeMap<NodeId, &LinkInfo> = peers
@@ -121,17 +125,17 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
         if told >= wait_for || left.is_zero() {
             return told;
         }
-        // Whether a link is even is told; how much went over it has to be looked at.
-        let _ = tokio::time::timeout(left.min(LOOK), changes.changed()).await;
+        // Watchers report whether a link is in sync, but not its progress, which is polled.
+        let _ = tokio::time::timeout(left.min(POLL_INTERVAL), changes.changed()).await;
     }
 }
 
-/// How often it is looked whether a change has gone over a link.
-const LOOK: Duration = Duration::from_millis(20);
+/// Poll interval for the progress of a link.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whether the root key of this home signs what the node itself `may` not: it may do all that anchors
-/// may, and what only it may, also where the node's own key counts no more. `rule` says who may, as in
-/// "only anchors may do this".
+/// Whether the root key of this home must sign, because the node itself `may` not. The root key may
+/// do everything that anchors may, also if the node's own key is no longer valid. `rule` states the
+/// requirement, as in "only anchors may do this".
 pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, Failure> {
     if may || home.root_key()?.is_some() {
         return Ok(!may);
@@ -140,18 +144,17 @@ pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, 
     Err(
         Failure::new(Kind::Community, format!("{rule}, and this node is {own}"))
             .code("unauthorized")
-            .hint("ask one of them; `hearthnet community members` shows who is what"),
+            .hint("ask one of them; `hearthnet community members` shows each member's level"),
     )
 }
 
-/// Whether this node is an anchor.
 pub(super) fn is_anchor(home: &Home) -> bool {
     home.state().level(&home.key.id()) == Some(Level::Anchor)
 }
 
-/// Refuses what would take the last anchor from a community: nobody could invite or revoke any
-/// more but whoever finds the root key. The log itself does not refuse it, for the root's word
-/// about a lost key must hold whatever else has happened.
+/// Refuses to remove the last anchor of a community: without one only the holder of the root key
+/// could invite or revoke members. The log itself accepts it, because an event signed by the root
+/// key about a lost key must always apply.
 pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> Result<(), Failure> {
     let anchor = |node: &NodeId| state.level(node) == Some(Level::Anchor);
     let others = state
@@ -163,7 +166,7 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
     Err(Failure::new(
         Kind::Community,
         format!(
-            "{} is the last anchor of {:?}, and cannot be {what}: nobody could invite or put out anybody any more",
+            "{} is the last anchor of {:?}, and cannot be {what}: no member could invite or revoke nodes any more",
             state.label(node, now_ms()),
             state.name
         ),
@@ -172,17 +175,17 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
     .hint("first make another member an anchor: `hearthnet community promote NODE anchor`, on the machine that has root.key"))
 }
 
-/// The refusal of a second community.
+/// Error for a node that is already in a community.
 pub(super) fn in_community(name: &str) -> Failure {
     Failure::new(
         Kind::Community,
         format!("this node is in {name:?} already"),
     )
     .code("in_community")
-    .hint("`hearthnet community leave` ends that; or --data-dir names another directory, for another node")
+    .hint("`hearthnet community leave` leaves it; or use --data-dir with another directory, for another node")
 }
 
-/// The end of a command whose question was answered with no.
+/// Result of a command whose confirmation was declined.
 pub(super) fn nothing_changed() -> Failure {
     Failure::new(Kind::Interrupted, "nothing was changed")
 }

@@ -1,27 +1,26 @@
-//! `hearthnet community invites` and `withdraw`: what was handed out, who used it, and taking it
-//! back.
+//! `hearthnet community invites` and `withdraw`: list invites and their uses, and withdraw them.
 
 use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Community, OpenInvite, Status};
-use hearthnet_text::tame_name;
+use hearthnet_text::sanitize_name;
 use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::change::{change, is_anchor, signs_as_root};
-use crate::changes::{self, Change};
 use crate::community::{Home, now_ms};
 use crate::config::Config;
 use crate::failure::{Failure, Kind};
+use crate::log_writer::{self, Change};
 use crate::output::{note, print, print_json, span, table, when};
 use crate::secret;
 
-/// Fewest characters of an id, after `ed25519:`, that name an invite.
+/// Fewest characters of an id, after `ed25519:`, that identify an invite.
 const LEAST: usize = 4;
 
-/// Somebody who joined with an invite.
+/// Node that joined with an invite.
 struct Joined {
     node: NodeId,
     name: String,
@@ -65,7 +64,7 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
     if shown.is_empty() {
         note(match all {
             true => "no invite was ever made",
-            false => "no invite is open; --all shows those that were",
+            false => "no invite is open; --all also shows former invites",
         });
         return Ok(());
     }
@@ -76,7 +75,7 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
             .iter()
             .map(|it| match state.member(&it.node) {
                 Some(_) => state.shown_name(&it.node, now),
-                None if state.is_revoked(&it.node) => format!("{} (put out)", it.name),
+                None if state.is_revoked(&it.node) => format!("{} (revoked)", it.name),
                 None => format!("{} ({}, left)", it.name, it.node.short()),
             })
             .collect();
@@ -96,7 +95,7 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
     print(table(&header, rows))
 }
 
-/// For how long an invite lets somebody in, in ms; or why it does not any more.
+/// Remaining validity of an invite in ms, or the reason why it is void.
 fn left(state: &Community, invite: &OpenInvite, now: u64) -> Result<u64, String> {
     if invite.withdrawn {
         return Err("withdrawn".to_owned());
@@ -109,7 +108,7 @@ fn left(state: &Community, invite: &OpenInvite, now: u64) -> Result<u64, String>
     }
     let root = invite.author == state.id.root();
     if !root && !state.may_invite(&invite.author, invite.level) {
-        return Err("void: who made it may not invite any more".to_owned());
+        return Err("void: its maker may no longer invite".to_owned());
     }
     Ok(invite.expires_ms.saturating_sub(now))
 }
@@ -121,7 +120,7 @@ fn by(state: &Community, invite: &OpenInvite) -> String {
     }
 }
 
-/// Who joined with each invite, also those who are gone.
+/// Nodes that joined with each invite, including former members.
 fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
     let mut all: BTreeMap<NodeId, Vec<Joined>> = BTreeMap::new();
     home.log.records(|record| {
@@ -130,7 +129,7 @@ fn joined(home: &Home) -> Result<BTreeMap<NodeId, Vec<Joined>>, Failure> {
         {
             all.entry(request.invite).or_default().push(Joined {
                 node: request.node,
-                name: tame_name(&request.name).into_owned(),
+                name: sanitize_name(&request.name).into_owned(),
                 at_ms: record.event.time_ms,
             });
         }
@@ -154,7 +153,7 @@ pub(super) fn withdraw(
         return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
     }
     print(format!(
-        "{} was withdrawn: nobody joins with it any more\n",
+        "{} was withdrawn: it no longer admits anyone\n",
         invite.short()
     ))
 }
@@ -164,13 +163,13 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
     let id = find(text, &state)?;
     let author = state.invite(&id).map(|invite| invite.author);
     let may = author == Some(home.key.id()) || is_anchor(home);
-    let rule = "only who made an invite, or an anchor, may withdraw it";
+    let rule = "only the maker of an invite, or an anchor, may withdraw it";
     let by_root = signs_as_root(home, may, rule)?;
-    changes::write(home, by_root, Change::Withdraw { invite: id })?;
+    log_writer::write(home, by_root, Change::Withdraw { invite: id })?;
     Ok(id)
 }
 
-/// The invite that a person means: its code, its id, or enough of the id's beginning.
+/// Finds an invite by its code, its id, or a unique prefix of the id.
 fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let text = text.trim();
     let unknown = || {

@@ -1,7 +1,7 @@
-//! `hearthnet community join`: from a pasted code to a member with the community's log.
+//! `hearthnet community join`: from an invite code to a member with the community's log.
 //!
-//! Where to ask comes from the code's hints and from what mDNS says about the community;
-//! one after the other is asked until one admits. All of it ends by a deadline.
+//! Candidate addresses come from the code's hints and from mDNS. They are asked one at a time until
+//! one node admits this one, or until a deadline.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -30,24 +30,24 @@ use crate::config::{Config, Loaded, default_path};
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
 use crate::membership::Membership;
-use crate::node::transient::{self, among_others};
+use crate::node::transient::{self, with_synced_node};
 use crate::output::{Styled, note, print, print_json};
 use crate::runtime::block_on;
 use crate::secret;
 
-/// How long an address is left alone after it did not work.
+/// Delay before an address is tried again after a failure.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
-/// How long others may still admit after one node said that the invite is no good: whoever
-/// said so may not be of the community at all.
+/// Time in which other nodes may still admit after one node called the invite invalid: that node
+/// may not belong to the community at all.
 const SECOND_OPINION: Duration = Duration::from_secs(3);
-/// The same after a node let this one not even ask: it knows of no open invite, or not yet.
-const SHUT_OUT: Duration = Duration::from_secs(10);
-/// How long one node may take to admit, while others wait for their turn: far longer than an honest
-/// one needs for the log of a large community.
-const ONE_NODE: Duration = Duration::from_secs(10);
-/// Most addresses tried at the same time; more than a LAN has nodes of one community.
+/// The same after a node refused the connection: it knows of no open invite, or not yet.
+const AFTER_REFUSAL: Duration = Duration::from_secs(10);
+/// Time in which one node must admit before the next is asked: far longer than an honest node needs
+/// for the log of a large community.
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most addresses tried at the same time: more than one community has nodes on a LAN.
 const AT_ONCE: usize = 16;
-/// How often a person hears that the search goes on.
+/// Interval of the progress message.
 const REPORT: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
@@ -69,7 +69,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
     let mut lost = false;
     match Home::on_disk(&cx.global, &dir)? {
         OnDisk::Nothing => {}
-        // What was lost comes back with the code.
+        // Joining with the code restores a lost log.
         OnDisk::Lost(noted) if noted.community == invite.community() => lost = true,
         OnDisk::Lost(noted) => return Err(in_community(&noted.name)),
         OnDisk::Here(home) => {
@@ -78,12 +78,12 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
                 return Err(in_community(&state.name));
             }
             if state.level(&id).is_none() {
-                // Put out, frozen, or gone: says which, and what to do.
+                // Reports whether the key was revoked or frozen, or the node left, with the remedy.
                 home.level()?;
             }
-            // This node's own log may be the last to know.
-            block_on(among_others(&home, &cx.config, async |_| Ok(())))?;
-            home.good_standing()?;
+            // Sync first: this node's own log may be outdated.
+            block_on(with_synced_node(&home, &cx.config, async |_| Ok(())))?;
+            home.require_valid_key()?;
             return report(args, home.level()?, &home, None, &cx.config);
         }
     }
@@ -101,7 +101,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
     let key = Arc::new(cx.global.node_key()?);
     let name = display_name(args.name.as_deref(), &cx.config);
     let request = invite.request(key.id(), &name).map_err(|e| {
-        Failure::new(Kind::Config, e.to_string()).hint("--name gives this node another name")
+        Failure::new(Kind::Config, e.to_string()).hint("choose another name with --name")
     })?;
     discard_unborn(&dir)?;
     let log = match lost {
@@ -141,7 +141,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
                 && !args.json
             {
                 note(format!(
-                    "wrote {}: computing with others is {} on this machine; {} under [policy.research] changes that",
+                    "wrote {}: distributed inference is {} on this machine; {} under [policy.research] changes that",
                     path.display(),
                     if *research { "on" } else { "off" },
                     if *research {
@@ -165,9 +165,9 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
     }
 }
 
-/// Writes a configuration where there is none, so that what is recommended next works: who joins
-/// a community that computes together wants to. Where it was written, and whether this machine
-/// computes with others by it.
+/// Writes a configuration if there is none, so that the recommended next step works: a node that
+/// joins a community with distributed inference usually wants to use it. Returns the path, and
+/// whether distributed inference is on.
 fn configuration(
     args: &JoinArgs,
     cx: &Context,
@@ -217,8 +217,8 @@ fn report(
             "joined_now": joined.is_some(),
             "seconds": joined.map(|joined| joined.took.as_secs_f64()),
             "asked": asked,
-            "kept_back": joined.map(|joined| ids(&joined.others.put_out)),
-            "strange_to": joined.map(|joined| ids(&joined.others.strange_to)),
+            "kept_back": joined.map(|joined| ids(&joined.others.revoked)),
+            "strange_to": joined.map(|joined| ids(&joined.others.unknown_to)),
         }));
     }
     let how = match &joined {
@@ -229,23 +229,23 @@ fn report(
     if let Some(Joined { by, others, .. }) = &joined {
         let label = |node: &NodeId| state.label(node, now_ms());
         let by = label(by);
-        if let Some(other) = others.strange_to.first() {
+        if let Some(other) = others.unknown_to.first() {
             let advice = match others.from.first() {
-                None => "If `hearthnet status` finds nobody else either, ask somebody else for a code: `hearthnet community leave`, and join with that".to_owned(),
-                Some(one) => format!("To {} it is one", label(one)),
+                None => "If `hearthnet status` finds no other member either, run `hearthnet community leave` and join with a code from another member".to_owned(),
+                Some(one) => format!("{} knows this node as a member", label(one)),
             };
             note(format!(
-                "to {} this node is no member: it has not heard of it yet, or {by}, who let it in, was put out itself. {advice}",
+                "{} does not know this node as a member: it has not received the event yet, or {by}, which admitted this node, was revoked. {advice}",
                 label(other)
             ));
         } else if others.from.is_empty() {
             note(format!(
-                "only {by} could be asked what the community knows. What it may have kept back, as that somebody was put out, is heard from the next member that is met"
+                "only {by} could be asked about the community. If it withheld events, such as a revocation, the next member that this node meets sends them"
             ));
         }
-        for node in &others.put_out {
+        for node in &others.revoked {
             note(format!(
-                "{} was put out of the community: others know it, {by} did not say so",
+                "{} was revoked: other members report it, {by} did not",
                 label(node)
             ));
         }
@@ -254,21 +254,20 @@ fn report(
     Ok(())
 }
 
-/// How this node became a member.
 struct Joined {
     took: Duration,
-    /// Who let it in.
+    /// Node that admitted this one.
     by: NodeId,
     others: SecondOpinion,
 }
 
-/// What works next, for a member of this level.
+/// Recommends the next command for a member of this level.
 fn next_step(level: Level, here: bool, together: bool) -> String {
     match (here, together, level) {
-        (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then members know each other, and no more".to_owned(),
-        (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` says which file) lets this machine compute with the others; until then `hearthnet chat --local \"...\"` works here".to_owned(),
+        (_, false, _) => "next: an anchor switches distributed inference on with `hearthnet community policy --research on`; until then no layers are served".to_owned(),
+        (false, true, _) => "next: enable = true under [policy.research] in the configuration (`hearthnet config show` names the file) switches distributed inference on; until then `hearthnet chat --local \"...\"` works here".to_owned(),
         (true, true, Level::Member) => "next: `hearthnet chat \"...\"`".to_owned(),
-        (true, true, _) => "next: `hearthnet serve --layers auto`, with --model for another than the others serve (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
+        (true, true, _) => "next: `hearthnet serve --layers auto`, with --model for a model that no host serves yet (`hearthnet status`); and `hearthnet chat \"...\"` on any member".to_owned(),
     }
 }
 
@@ -279,25 +278,26 @@ struct Search<'a> {
     log: EventLog,
     config: &'a Config,
     quiet: bool,
-    /// One node is asked at a time: of several that admit the same node, all but one say so in vain.
+    /// Only one node is asked at a time: if several admit the same node, only one admission takes
+    /// effect.
     asking: Arc<Semaphore>,
 }
 
-/// Why one address did not admit.
+/// Error of one address.
 enum NotAdmitted {
     Failed(JoinFailure),
     Unreachable(ConnectError),
 }
 
-/// What is made of an answer that admits nobody.
+/// Assessment of a refusal.
 struct Refusal {
-    /// How much it tells, against others.
+    /// Significance: the most significant refusal is reported.
     weight: u8,
-    /// What is said while the search goes on.
+    /// Progress message while the search continues.
     said: String,
-    /// How the search fails if nothing better comes.
+    /// Error of the search if no node admits.
     failure: Failure,
-    /// How long others are still asked: of a search that began then.
+    /// Deadline that the refusal sets for the rest of the search.
     until: Option<Instant>,
 }
 
@@ -308,7 +308,7 @@ impl Search<'_> {
         }
     }
 
-    /// The level, and who gave it.
+    /// Returns the level, and the node that granted it.
     async fn run(&self, invite: &Invite, wait: Duration) -> Result<(Level, NodeId), Failure> {
         let settings = crate::node::discovery_settings(
             self.config,
@@ -347,7 +347,8 @@ impl Search<'_> {
                     .get(&address)
                     .is_none_or(|at| at.elapsed() >= TRY_AGAIN);
                 if fresh && running.len() < AT_ONCE {
-                    // While it runs it is not tried again: its time lies ahead.
+                    // Marks the address as busy with a time in the future, so that it is not tried
+                    // twice.
                     tried.insert(address, deadline.max(Instant::now()));
                     let (identity, config) = (Arc::clone(&identity), transport.clone());
                     let (key, log) = (Arc::clone(&self.key), self.log.clone());
@@ -371,7 +372,7 @@ impl Search<'_> {
                     };
                     let refusal = Refusal::of(address, &why, (started, wait), &self.dir);
                     deadline = refusal.until.map_or(deadline, |until| deadline.min(until));
-                    // A refusal tells more than a silence.
+                    // A refusal is more significant than no answer.
                     if last.as_ref().is_none_or(|last| last.weight <= refusal.weight) {
                         last = Some(refusal);
                     }
@@ -383,8 +384,7 @@ impl Search<'_> {
                 reported = Instant::now();
                 self.say(format!(
                     "still looking; {}",
-                    last.as_ref()
-                        .map_or("nobody answered yet", |last| &last.said)
+                    last.as_ref().map_or("no answer yet", |last| &last.said)
                 ));
             }
         };
@@ -394,7 +394,7 @@ impl Search<'_> {
     }
 }
 
-/// Connects to one address and asks to be admitted.
+/// Connects to one address and requests admission.
 async fn attempt(
     address: SocketAddr,
     identity: &Identity,
@@ -409,16 +409,21 @@ async fn attempt(
         .map_err(NotAdmitted::Unreachable)?;
     let from = socket.peer();
     let client = Client::new(socket, key);
-    // Connected at once to all, and asked in turn: whoever connects first comes first.
+    // Connects to all addresses at once, but asks one at a time, in the order of connection.
     let Ok(turn) = asking.acquire().await else {
         return Err(NotAdmitted::Failed(JoinFailure::NotAdmitted));
     };
     let asked = join_through(&client, from, &request, &log, now_ms, |_| {});
-    let asked = tokio::time::timeout(ONE_NODE, asked).await;
-    let late = |_| CallError::new(Code::BUSY, "it did not answer in time; others are asked");
+    let asked = tokio::time::timeout(ADMISSION_TIMEOUT, asked).await;
+    let late = |_| {
+        CallError::new(
+            Code::BUSY,
+            "it did not answer in time; other nodes are asked",
+        )
+    };
     let asked = asked.map_err(|e| JoinFailure::Refused(late(e))).flatten();
     if asked.is_ok() {
-        // Nobody else is asked any more, until whoever waits here is dropped.
+        // Keeps the permit, so that no other node is asked before the waiting tasks are aborted.
         turn.forget();
     }
     asked
@@ -427,7 +432,7 @@ async fn attempt(
 }
 
 impl Refusal {
-    /// What `address` answered to a search that began then, and lasts for `wait`.
+    /// Assesses the answer of `address` to a search that started at `began` and lasts for `wait`.
     fn of(
         address: SocketAddr,
         why: &NotAdmitted,
@@ -450,13 +455,13 @@ impl Refusal {
             ),
             Unreachable(error) if error.code() == Some(CloseCode::Revoked) => (
                 3,
-                Some(began + wait.min(SHUT_OUT)),
+                Some(began + wait.min(AFTER_REFUSAL)),
                 fail(format!(
-                    "the node at {address} says that this machine's key was put out of the community"
+                    "the node at {address} says that this machine's key was revoked"
                 ))
                 .code("revoked")
                 .hint(format!(
-                    "a key that was put out stays out: move {} away, and join again with a new code; a new key is made then",
+                    "a revoked key cannot rejoin: move {} away, and join again with a new code, which makes a new key",
                     dir.join("node.key").display()
                 )),
             ),
@@ -468,12 +473,12 @@ impl Refusal {
                     wait.as_secs()
                 ))
                 .code("not_admitted")
-                .hint("members that may admit are those that are trusted or anchors; one of them has to be running"),
+                .hint("a trusted member or an anchor must be running to admit a node"),
             ),
-            // A node was there, and does not talk to strangers: no invite is open.
+            // The node refuses strangers, so no invite is open there.
             Unreachable(error) if error.code() == Some(CloseCode::Unauthorized) => (
                 1,
-                Some(began + wait.min(SHUT_OUT)),
+                Some(began + wait.min(AFTER_REFUSAL)),
                 fail(format!(
                     "the node at {address} has no open invite: this code was used up or withdrawn"
                 ))
@@ -491,7 +496,7 @@ impl Refusal {
     }
 }
 
-/// Nobody was found who could answer; `last` is what came of it.
+/// Error if no node was found; `last` describes the last attempt.
 fn nobody(wait: Duration, last: &str) -> Failure {
     let found = format!(
         "no node of the community was found in {} s{last}",
@@ -507,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_recommended_fits_the_level_and_what_is_switched_on() {
+    fn the_next_step_fits_the_level_and_the_settings() {
         for level in [Level::Member, Level::Trusted, Level::Anchor] {
             assert!(next_step(level, true, false).contains("policy --research on"));
             assert!(next_step(level, false, true).contains("[policy.research]"));

@@ -1,5 +1,5 @@
-//! `hearthnet community leave`: an end that the others hear of, and a data directory that is free
-//! for another community, or for the same one again.
+//! `hearthnet community leave`: tells the other members, and frees the data directory for another
+//! community, or for the same one again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::key_status::{CLOCK_FILE, KeyStatus};
 use crate::lock::Lock;
 use crate::membership;
-use crate::node::transient::{self, learn};
+use crate::node::transient::{self, sync_log};
 use crate::output::{ask, note, print, print_json};
 use crate::runtime::block_on;
-use crate::standing::{CLOCK_FILE, Standing};
 
 pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
     let dir = cx.global.dir()?;
     match Home::on_disk(&cx.global, &dir)? {
         OnDisk::Here(home) => leave(args, home, &cx.config),
-        // Without the log nothing can be said to the others, and nothing is to be kept.
+        // Without the log no event can be signed, and nothing needs to be kept.
         OnDisk::Lost(noted) => {
             let question = format!(
-                "Give up the place of this node in {:?}? Its log is lost here, so nobody can be told.",
+                "Leave {:?}? Its log is lost on this machine, so no other member can be told.",
                 noted.name
             );
             if !args.yes && !ask(&question, Some(true))? {
@@ -47,15 +47,15 @@ pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
 }
 
 fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
-    // Held to the end: nobody starts a node on what is being put aside.
+    // Held to the end, so that no node starts on data that is being moved.
     let _lock = lock(&home.dir)?;
     let name = home.state().name.clone();
-    let standing = Standing::of(&home);
-    let keep_key = standing == Standing::Good;
+    let status = KeyStatus::of(&home);
+    let keep_key = status == KeyStatus::Good;
     let member = home.state().level(&home.key.id()).is_some() && keep_key;
     let others = home.state().members().count() > 1;
     if member && others {
-        keeps_an_anchor(&home.state(), &home.key.id(), "let go")?;
+        keeps_an_anchor(&home.state(), &home.key.id(), "removed")?;
     }
     let question = match (member, others) {
         (true, true) => format!("Leave {name:?}?"),
@@ -74,16 +74,16 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
         true => say_goodbye(args, &home, config)?,
         false => None,
     };
-    // The others may have said only now that the key counts no more.
-    let standing = Standing::of(&home);
-    let keep_key = keep_key && standing == Standing::Good;
+    // The sync may have shown that the key is no longer valid.
+    let status = KeyStatus::of(&home);
+    let keep_key = keep_key && status == KeyStatus::Good;
     if !keep_key && member && !args.json {
-        note(standing.sentence(&name));
+        note(status.sentence(&name));
     }
     let (dir, community) = (home.dir.clone(), home.log.community());
     // The last handle closes the log.
     drop(home);
-    // A key that counts no more is of no use in any community.
+    // A key that is no longer valid cannot be used in any community.
     let aside = put_aside(&dir, community, keep_key)?;
     done(args.json, &name, told, keep_key, &aside)
 }
@@ -100,14 +100,14 @@ fn lock(dir: &Path) -> Result<Lock, Failure> {
     })
 }
 
-/// Appends that this node has left, and waits until others have it. How many; `None` if they had put
-/// it out already.
+/// Appends a `left` event, and waits until other members have it. Returns how many have it, or
+/// `None` if this node was already revoked.
 fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<usize>, Failure> {
     let told = block_on(async {
         let node = transient::start(home, config).await?;
-        learn(&node, home).await;
+        sync_log(&node, home).await;
         let before = sent(&node);
-        if before.is_empty() && Standing::of(home) != Standing::Good {
+        if before.is_empty() && KeyStatus::of(home) != KeyStatus::Good {
             node.shutdown().await;
             return Ok(None);
         }
@@ -115,15 +115,15 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
             node.shutdown().await;
             return Err(Failure::new(
                 Kind::Community,
-                "no other member was found, so nobody would know that this node has left",
+                "no other member was found, so none would learn that this node has left",
             )
             .code("unreachable")
             .hint(
-                "try again when one of them runs `hearthnet serve`; --anyway leaves all the same",
+                "try again when one of them runs `hearthnet serve`, or leave without telling them with --anyway",
             ));
         }
-        let left = match keeps_an_anchor(&home.state(), &home.key.id(), "let go") {
-            // In doubt about its own events it must not sign any.
+        let left = match keeps_an_anchor(&home.state(), &home.key.id(), "removed") {
+            // While the log is in doubt about this node's own events, the node must not sign any.
             Ok(()) if args.anyway && home.log.is_in_doubt() => Ok(()),
             Ok(()) => home.append(&home.key, Body::Left {}),
             Err(failure) => Err(failure),
@@ -137,14 +137,13 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
     })?;
     if told == Some(0) && !args.json {
         note(
-            "nobody could be told: the others go on counting this node as a member until an anchor revokes it",
+            "no member could be told: they count this node as a member until an anchor revokes it",
         );
     }
     Ok(told)
 }
 
-/// Moves what belongs to the community into a folder of its own, and the key with it unless it
-/// is kept.
+/// Moves the community's data into a new folder, and the node key with it unless `keep_key`.
 fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathBuf, Failure> {
     let short = community.short();
     let short = short.rsplit(':').next().unwrap_or(&short);
@@ -155,7 +154,7 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
     let fail = |what: &Path, e: std::io::Error| {
         let why = format!("cannot move {} to {}: {e}", what.display(), aside.display());
         Failure::new(Kind::Host, why)
-            .hint("nothing else was changed; move what belongs to the community away by hand")
+            .hint("nothing else was changed; move the community's files away by hand")
     };
     whole_file::make_folder(&aside, 0o700).map_err(|e| fail(dir, e))?;
     let damaged = format!("{LOG_FILE}.damaged-");
@@ -173,12 +172,12 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
             ];
             of_the_log.contains(&name.as_str())
                 || name.starts_with(&damaged)
-                // The root key of a node that was put out makes it an anchor again.
+                // The root key of a revoked node can make it an anchor again, so it stays.
                 || (keep_key && name == ROOT_KEY)
                 || (!keep_key && name == "node.key")
         })
         .collect();
-    // The note last: until it is gone, what is left of an attempt that was cut off is known.
+    // Moves the membership file last: until it is gone, an interrupted attempt is recognised.
     names.sort_by_key(|name| (name == membership::FILE, name == "node.key"));
     for name in names {
         let from = dir.join(&name);
@@ -189,8 +188,8 @@ fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathB
     Ok(aside)
 }
 
-/// Says what was done. `told`: how many heard of it; `None` where there was nobody to tell, or
-/// nothing that this node could say.
+/// Reports the result. `told`: number of members that have the event; `None` if there was no member
+/// to tell, or if this node's key is no longer valid.
 fn done(
     as_json: bool,
     name: &str,
@@ -209,13 +208,13 @@ fn done(
     }
     let heard = match told {
         None => "",
-        Some(0) => "; nobody heard of it",
-        Some(1) => "; one other member heard of it",
-        Some(_) => "; the other members heard of it",
+        Some(0) => "; no other member was told",
+        Some(1) => "; one other member was told",
+        Some(_) => "; the other members were told",
     };
     let what = match kept_key {
         true => "its log is",
-        false => "its log and the key that counts no more are",
+        false => "its log and its revoked or frozen key are",
     };
     print(format!(
         "left {name:?}{heard}\n{what} in {}\n",

@@ -1,8 +1,8 @@
-//! `hearthnet community`: found one, join one, say who may do what.
+//! `hearthnet community`: found or join a community, and manage its members.
 //!
-//! What changes the community is one signed event in this node's log. A daemon that runs on this home
-//! writes it and passes it on; without one the command writes, and it waits in the log for whoever
-//! cannot be told now.
+//! Every change is one signed event in this node's log. A daemon on this home writes it and sends
+//! it to other members. Without a daemon the command writes it, and members that are offline
+//! receive it later.
 
 mod change;
 mod invites;
@@ -25,17 +25,17 @@ use self::change::{
 };
 use crate::addresses::DEFAULT_PORT;
 use crate::args::{CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs};
-use crate::changes::{self, Change};
 use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::{Failure, Kind};
+use crate::key_status;
+use crate::log_writer::{self, Change};
 use crate::members::find;
 use crate::membership::Membership;
 use crate::output::{ask, note, print, print_json, span, table, when};
 use crate::root_key;
 use crate::secret;
-use crate::standing;
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
     let home = || Home::open(cx);
@@ -80,7 +80,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
                 ),
             )
             .code("in_community")
-            .hint("`hearthnet status` gets the log back from any other member that runs; `hearthnet community leave` gives it up"));
+            .hint("`hearthnet status` restores the log from any other member that runs; `hearthnet community leave` leaves the community"));
         }
         OnDisk::Nothing => {}
     }
@@ -91,7 +91,7 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
             Kind::Config,
             "a node's name has 1 to 64 bytes and no invisible characters",
         )
-        .hint("--as gives this node another name"));
+        .hint("choose another name with --as"));
     }
     let passphrase = args.passphrase.then(new_passphrase).transpose()?;
     discard_unborn(&dir)?;
@@ -139,17 +139,15 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
             "keep a copy of the root key in a safe place: it alone makes and removes anchors (`hearthnet community passphrase` seals it)"
         }
     });
-    note(
-        "next: `hearthnet community invite --level trusted` for a machine that is to serve layers",
-    );
+    note("next: `hearthnet community invite --level trusted` for a machine that will serve layers");
     Ok(())
 }
 
-/// A fresh root key, always: the key is the community's id, and a community that was founded
-/// twice would have two first events, of which nobody could take either.
+/// Always creates a new root key. The key is the community's id: if two communities had the same
+/// key, the log would have two conflicting first events.
 fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failure> {
     let fail = |e: &dyn std::fmt::Display| {
-        Failure::new(Kind::Host, e.to_string()).hint("--data-dir names another directory")
+        Failure::new(Kind::Host, e.to_string()).hint("choose another directory with --data-dir")
     };
     if path.exists() {
         let aside = (1..)
@@ -158,7 +156,7 @@ fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failur
             .ok_or_else(|| Failure::internal("no free name for the old root key"))?;
         std::fs::rename(path, &aside).map_err(|e| fail(&e))?;
         note(format!(
-            "the root key of an earlier community is in {} now; a community is founded once",
+            "the root key of an earlier community was moved to {}; every community has its own",
             aside.display()
         ));
     }
@@ -167,7 +165,7 @@ fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failur
     Ok(key)
 }
 
-/// Seals the root key with another passphrase than before, or with none.
+/// Seals the root key with a new passphrase, or removes the passphrase.
 fn passphrase(home: &Home, remove: bool) -> Result<(), Failure> {
     let root = home.root_key()?;
     let was_sealed = root.is_some_and(|root| root.is_sealed());
@@ -176,21 +174,23 @@ fn passphrase(home: &Home, remove: bool) -> Result<(), Failure> {
     let path = home.dir.join(ROOT_KEY);
     root_key::write(&path, &key, new.as_ref().map(|it| it.as_str()))?;
     note(match (was_sealed, remove) {
-        (_, true) => "the root key has no passphrase now: whoever can read its file has it",
+        (_, true) => "the root key has no passphrase now: anyone who can read its file can use it",
         (true, false) => "the root key is sealed with the new passphrase",
         (false, false) => {
-            "the root key is sealed. Copies and backups that were made before are not: replace them"
+            "the root key is sealed. Earlier copies and backups are not sealed: replace them"
         }
     });
     print(format!("{}\n", path.display()))
 }
 
-/// Asks for a passphrase, twice where it cannot be seen.
+/// Asks for a passphrase, twice on a terminal, where the input is hidden.
 fn new_passphrase() -> Result<Zeroizing<String>, Failure> {
     let passphrase = secret::ask("new passphrase of the root key", false)?;
     root_key::check(&passphrase)?;
-    if std::io::stdin().is_terminal() && secret::ask("the same again", false)? != passphrase {
-        return Err(Failure::new(Kind::Config, "the two are not the same")
+    if std::io::stdin().is_terminal()
+        && secret::ask("repeat the new passphrase", false)? != passphrase
+    {
+        return Err(Failure::new(Kind::Config, "the two passphrases differ")
             .hint("nothing was changed; try again"));
     }
     Ok(passphrase)
@@ -212,9 +212,7 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
     }
     print(format!("{}\n", invite.code))?;
     note(format!(
-        "whoever has this code becomes {wanted} in {:?}: {}, until {} ({}).\n\
-         They type `hearthnet community join` and paste it.\n\
-         `hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
+        "anyone with this code becomes {wanted} in {:?}: {}, until {} ({}).\nThey type `hearthnet community join` and paste it.\n`hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
         state.name,
         match args.uses {
             1 => "one node".to_owned(),
@@ -226,22 +224,21 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
     ));
     if !invite.live {
         note(
-            "No node of the community runs here now, and one has to run when they join: \
+            "No node of the community runs here now. Start one before they join: \
              `hearthnet serve`, or `hearthnet shard serve`.",
         );
     }
     Ok(())
 }
 
-/// An invite that was made.
-struct Made {
+struct CreatedInvite {
     code: Invite,
     expires_ms: u64,
-    /// Whether this node runs, so that people can join through it.
+    /// Whether this node runs, so that nodes can join through it.
     live: bool,
 }
 
-fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, Failure> {
+fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<CreatedInvite, Failure> {
     let state = home.state();
     let wanted = args.level;
     let who = match wanted {
@@ -250,7 +247,7 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, 
         Level::Anchor => "the holder of the root key".to_owned(),
     };
     let may = state.may_invite(&home.key.id(), wanted);
-    let rule = format!("only {who} may invite somebody as {wanted}");
+    let rule = format!("only {who} may invite a node as {wanted}");
     let by_root = signs_as_root(home, may, &rule)?;
     let now = now_ms();
     let expires_ms =
@@ -265,15 +262,15 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Made, 
         uses: args.uses,
         expires_ms,
     };
-    changes::write(home, by_root, invite)?;
-    Ok(Made {
+    log_writer::write(home, by_root, invite)?;
+    Ok(CreatedInvite {
         code,
         expires_ms,
         live,
     })
 }
 
-/// Where nodes that can admit somebody listen, this one first; and whether this one runs.
+/// Addresses of nodes that can admit, this one first, and whether this node runs.
 fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     let state = home.state();
     let own = home.key.id();
@@ -288,7 +285,7 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     let mut hints = of(&own);
     let live = !hints.is_empty();
     if !live {
-        // Where it will listen, if nobody else takes the port.
+        // Expected address, if no other program takes the port.
         let listen = config
             .node
             .listen
@@ -312,7 +309,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
     let own = home.key.id();
     let now = now_ms();
     let online = |node: &NodeId| state.nodes(now).any(|seen| seen.node == *node);
-    let back = standing::dated_back(home);
+    let back = key_status::dated_back(home);
     if as_json {
         return print_json(&json!({
             "community": home.log.community().to_string(),
@@ -335,7 +332,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
         ]
     });
     print(table(&["name", "node", "level", ""], rows))?;
-    if let Some(line) = standing::dated_back_line(&state, &back) {
+    if let Some(line) = key_status::dated_back_line(&state, &back) {
         note(line);
     }
     Ok(())
@@ -368,7 +365,7 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
         }
         (None, Level::Member, false) => {
             return Err(no_step(&args.node, "a member, the lowest level there is")
-                .hint("`hearthnet community revoke` puts a node out for good"));
+                .hint("`hearthnet community revoke` removes a node for good"));
         }
     };
     if next == now || (next > now) != up {
@@ -376,30 +373,30 @@ fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, 
         let failure = no_step(&args.node, &format!("{now} already"));
         return Err(match next == now {
             true => failure,
-            false => failure.hint(format!("`hearthnet community {other}` goes the other way")),
+            false => failure.hint(format!("use `hearthnet community {other}`")),
         });
     }
     if next < Level::Anchor {
         keeps_an_anchor(&state, &node, &format!("made {next}"))?;
     }
     let by_root = authority(home, now.max(next), "change the level of")?;
-    changes::write(home, by_root, Change::Level { node, level: next })?;
+    log_writer::write(home, by_root, Change::Level { node, level: next })?;
     Ok((node, now, next))
 }
 
 fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let node = find(&args.node, &home.state())?;
     let state = home.state();
-    // Before anybody is asked: what is refused needs no answer.
-    keeps_an_anchor(&state, &node, "put out")?;
+    // Check before asking for confirmation.
+    keeps_an_anchor(&state, &node, "revoked")?;
     let question = match node == home.key.id() {
         true => format!(
-            "Put this very node, {}, out of {:?} for good?",
+            "Revoke this node, {}, in {:?} for good?",
             state.label(&node, now_ms()),
             state.name
         ),
         false => format!(
-            "Put {} out of {:?} for good? Its key never comes back.",
+            "Revoke {} in {:?} for good? Its key can never rejoin.",
             state.label(&node, now_ms()),
             state.name
         ),
@@ -407,29 +404,31 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     if !args.yes && !ask(&question, Some(true))? {
         return Err(nothing_changed());
     }
-    // By its name, which the log does not show afterwards.
+    // Taken before the revocation, because the log no longer shows the name afterwards.
     let who = state.label(&node, now_ms());
-    change(home, config, args.json, || put_out(&args.node, node, home))?;
+    change(home, config, args.json, || {
+        revoke_node(&args.node, node, home)
+    })?;
     report(
         &who,
         args.json,
         node,
-        "was put out of the community; its sessions end as soon as their hosts hear of it".into(),
+        "was revoked; its sessions end as soon as their hosts receive the event".into(),
         json!({ "revoked": true }),
     )
 }
 
-fn put_out(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
+fn revoke_node(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
     let state = home.state();
-    keeps_an_anchor(&state, &node, "put out")?;
+    keeps_an_anchor(&state, &node, "revoked")?;
     let now = match state.member(&node) {
         Some(member) => member.level,
-        // Who left may have its code yet.
+        // A node that left may still hold its invite code, so it can be revoked.
         None if state.left().any(|gone| *gone == node) => Level::Member,
         None => return Err(not_a_member(text)),
     };
     let by_root = authority(home, now, "revoke")?;
-    changes::write(home, by_root, Change::Revoke { node })
+    log_writer::write(home, by_root, Change::Revoke { node })
 }
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
@@ -461,18 +460,18 @@ fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
     if new != old {
         let rule = "only anchors may change the policy";
         let by_root = signs_as_root(home, is_anchor(home), rule)?;
-        changes::write(home, by_root, Change::Policy(new))?;
+        log_writer::write(home, by_root, Change::Policy(new))?;
     }
     Ok(new)
 }
 
-/// Whether the root key signs what is said about a node of level `level`: anchors say it about
-/// others, the root about anchors.
+/// Whether the root key must sign a change of a node of level `level`: anchors change other
+/// members, and only the root key changes anchors.
 fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
     let may = level < Level::Anchor && is_anchor(home);
     let rule = match level {
         Level::Anchor => format!(
-            "only whoever founded the community, who holds the root key, may {what} an anchor, or make one"
+            "only the holder of the root key, the founder, may {what} an anchor, or make one"
         ),
         _ => format!("only anchors may {what} others"),
     };
@@ -496,12 +495,9 @@ fn report(
 }
 
 fn not_a_member(text: &str) -> Failure {
-    Failure::new(
-        Kind::Community,
-        format!("{text:?} is not a member any more"),
-    )
-    .code("unknown_node")
-    .hint("`hearthnet community members` lists everybody")
+    Failure::new(Kind::Community, format!("{text:?} is no longer a member"))
+        .code("unknown_node")
+        .hint("`hearthnet community members` lists the members")
 }
 
 fn no_step(text: &str, what: &str) -> Failure {

@@ -1,8 +1,7 @@
-//! `hearthnet community renew`: a new key for a home whose own counts no more, by the root key. Also for
-//! the only anchor, which nobody else could let in again.
+//! `hearthnet community renew`: a new key, signed by the root key, for a home whose key is no
+//! longer valid. The only way back for the last anchor, since no other member can invite it.
 //!
-//! What others have to hear is in events that every node knows: the root invites, admits the new key
-//! with that, and puts the old one out.
+//! The root key invites and admits the new key and revokes the old one, all with ordinary events.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,23 +18,23 @@ use crate::community::{Home, display_name, now_ms};
 use crate::config::Config;
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::key_status::KeyStatus;
 use crate::lock::Lock;
 use crate::membership::Membership;
-use crate::node::transient::among_others;
+use crate::node::transient::with_synced_node;
 use crate::output::{ask, note, print, print_json};
 use crate::runtime::block_on;
-use crate::standing::Standing;
 
-/// How long the invite holds, in ms: it is used at once.
+/// Validity of the invite in ms. It is used at once.
 const INVITE_MS: u64 = 60_000;
 
 pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
     let mut home = Home::open(cx)?;
     home.open_root_key()?;
-    // Whether the key counts, others know best.
-    block_on(among_others(&home, &cx.config, async |_| Ok(())))?;
+    // Sync first: other members know whether the key is still valid.
+    block_on(with_synced_node(&home, &cx.config, async |_| Ok(())))?;
     let state = home.state();
-    let counts = Standing::of(&home) == Standing::Good && state.level(&home.key.id()).is_some();
+    let counts = KeyStatus::of(&home) == KeyStatus::Good && state.level(&home.key.id()).is_some();
     let aside = match counts {
         true => None,
         false => {
@@ -54,9 +53,9 @@ pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
     report(args, &home, aside, told)
 }
 
-/// Makes the new key, and a member of it; where the old one is now.
+/// Makes a new key and admits it. Returns the path of the old one.
 fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
-    // Held meanwhile: nobody starts a node with the old key.
+    // Held meanwhile, so that no node starts with the old key.
     let _lock = Lock::take(&home.dir)?;
     let root = home.open_root_key()?;
     let (state, old, now) = (home.state(), home.key.id(), now_ms());
@@ -100,7 +99,7 @@ fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
             },
         )?;
     }
-    Membership::note_put_out(&home.dir, None);
+    Membership::note_refusal(&home.dir, None);
     (home.key, home.refused) = (Arc::new(key), Arc::default());
     Membership::note(&home.dir, &home.state(), &home.key.id());
     Ok(aside)
@@ -128,12 +127,13 @@ fn report(
             state.level(&id).map_or("no member", Level::as_str),
             aside.display(),
         ),
-        None => "the key of this node counts\n".to_owned(),
+        None => "the key of this node is valid\n".to_owned(),
     })?;
     note(match told {
-        0 => "nobody else could be told yet: repeat `hearthnet community renew` when another member runs".to_owned(),
-        1 => "what the root key has signed is known to one other node".to_owned(),
-        n => format!("what the root key has signed is known to {n} other nodes"),
+        0 => "no other member could be told yet: repeat `hearthnet community renew` when one runs"
+            .to_owned(),
+        1 => "one other node has the events that the root key has signed".to_owned(),
+        n => format!("{n} other nodes have the events that the root key has signed"),
     });
     Ok(())
 }

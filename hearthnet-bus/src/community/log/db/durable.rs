@@ -1,4 +1,4 @@
-//! The table of durable events.
+//! Table of durable events.
 
 use hearthnet_transport::give_way;
 use rusqlite::{Connection, Row, params};
@@ -8,7 +8,7 @@ use crate::NodeId;
 use crate::community::log::error::LogError;
 use crate::community::log::event::{Event, EventHash, Position};
 
-/// A durable event without its content.
+/// Stored durable event without its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DurableRow {
     pub(crate) arrival: i64,
@@ -17,7 +17,7 @@ pub(crate) struct DurableRow {
     pub(crate) lamport: u64,
 }
 
-/// The durable events of an author at one place, by hash: one, or two after a fork.
+/// Durable events of an author with one number, by hash: one, or more at a fork.
 pub(crate) fn durable_at(
     conn: &Connection,
     author: &NodeId,
@@ -32,7 +32,7 @@ pub(crate) fn durable_at(
     )
 }
 
-/// The durable events of an author from one place on, by number and hash.
+/// Durable events of an author from one number on, by number and hash.
 pub(crate) fn durable_from(
     conn: &Connection,
     author: &NodeId,
@@ -56,7 +56,7 @@ fn durable_of(row: &Row<'_>) -> rusqlite::Result<DurableRow> {
     })
 }
 
-/// The hash of the last durable event, in the order and up to a Lamport time, that is `wanted`.
+/// Hash of the last durable event, in the order and up to a Lamport time, that is `wanted`.
 pub(crate) fn last(
     conn: &Connection,
     up_to: u64,
@@ -74,7 +74,7 @@ pub(crate) fn last(
     Ok(last)
 }
 
-/// The bytes of a durable event, checked against the hash that it was stored under.
+/// Bytes of a durable event, checked against its stored hash.
 pub(crate) fn raw(conn: &Connection, arrival: i64) -> Result<Vec<u8>, LogError> {
     let sql = "SELECT raw, hash, sum FROM durable WHERE arrival = ?1";
     let (bytes, hash, sum): (Vec<u8>, _, i64) = one(conn, sql, [arrival], |row| {
@@ -111,13 +111,13 @@ pub(crate) fn delete_durable(conn: &Connection, arrival: i64) -> Result<(), LogE
     execute(conn, "DELETE FROM durable WHERE arrival = ?1", [arrival])
 }
 
-/// Deletes what lies beyond a fork.
+/// Deletes an author's durable events after a number.
 pub(crate) fn delete_after(conn: &Connection, author: &NodeId, seq: u64) -> Result<(), LogError> {
     let sql = "DELETE FROM durable WHERE author = ?1 AND seq > ?2";
     execute(conn, sql, params![author.as_bytes(), int(seq)])
 }
 
-/// How many durable events of an author are stored, and their size.
+/// Number and total size of an author's stored durable events.
 pub(crate) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64), LogError> {
     one(
         conn,
@@ -127,20 +127,20 @@ pub(crate) fn measure(conn: &Connection, author: &NodeId) -> Result<(u64, u64), 
     )
 }
 
-/// Greatest durable sequence number stored of an author, holes or not.
+/// Greatest stored durable sequence number of an author, whether or not there are holes.
 pub(crate) fn last_seq(conn: &Connection, author: &NodeId) -> Result<u64, LogError> {
     let sql = "SELECT coalesce(max(seq), 0) FROM durable WHERE author = ?1";
     one(conn, sql, [author.as_bytes()], |row| row.get(0))
 }
 
-/// Whether there is a durable event with a Lamport time above the one and up to the other.
+/// Returns whether there is a durable event with a Lamport time in `above + 1 ..= up_to`.
 pub(crate) fn has_between(conn: &Connection, above: u64, up_to: u64) -> Result<bool, LogError> {
     let sql = "SELECT EXISTS (SELECT 1 FROM durable WHERE lamport > ?1 AND lamport <= ?2)";
     one(conn, sql, [int(above), int(up_to)], |row| row.get(0))
 }
 
-/// Walks over the durable events after a position, in their order, without their content,
-/// until `visit` says no.
+/// Visits the positions and arrival numbers of the durable events from a Lamport time on, in their
+/// order, until `visit` returns false.
 pub(crate) fn walk(
     conn: &Connection,
     from_lamport: u64,
@@ -153,8 +153,7 @@ pub(crate) fn walk(
     })
 }
 
-/// Reads the durable events after a position, in their order. `wanted` says which; the others
-/// are not decoded.
+/// Decodes and visits the `wanted` durable events after a position, in their order.
 pub(crate) fn scan(
     conn: &Connection,
     after: Option<Position>,

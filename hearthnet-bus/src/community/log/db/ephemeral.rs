@@ -1,4 +1,4 @@
-//! The table of ephemeral events.
+//! Table of ephemeral events.
 
 use rusqlite::{Connection, Row, params};
 
@@ -7,7 +7,6 @@ use crate::NodeId;
 use crate::community::log::error::LogError;
 use crate::community::log::event::EventHash;
 
-/// An ephemeral event as it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EphemeralRow {
     pub(crate) author: NodeId,
@@ -89,7 +88,7 @@ pub(crate) fn delete_ephemeral(
     execute(conn, sql, params![author.as_bytes(), slot])
 }
 
-/// The slots of which nothing is to be remembered at `now_ms`.
+/// Slots that need not be remembered any more at `now_ms`.
 pub(crate) fn expired(conn: &Connection, now_ms: u64) -> Result<Vec<(NodeId, String)>, LogError> {
     let sql = "SELECT author, slot FROM ephemeral WHERE keep <= ?1";
     rows(conn, sql, [int(now_ms)], |row| {

@@ -1,12 +1,11 @@
-//! The file: schema, settings, and the statements over it. All SQL of the log is here, table by
-//! table, so that what is stored can be read in one place; the tables of events and of snapshots have
-//! files of their own.
+//! Database of the log: schema, settings and statements. All SQL of the log is in this module, with
+//! a file for each of the tables of events and snapshots.
 //!
-//! # Settings, and why
+//! # Settings, and their reasons
 //! - WAL: readers never wait for the writer, and several processes may have the file open.
-//! - `synchronous=FULL`: a commit is on the disk before it is acknowledged. NORMAL would lose
-//!   the last commits with the power, and an author whose events are lost after others have
-//!   seen them signs other events in their place: a fork, which freezes it for ever.
+//! - `synchronous=FULL`: a commit is on the disk before it is acknowledged. With NORMAL, a power
+//!   cut could lose the last commits. An author that lost events which others have would sign other
+//!   events with their numbers: a fork, which freezes it for ever.
 //! - A busy timeout of 5 s: writers of other processes take milliseconds.
 //! - No foreign keys: rows of different tables do not refer to each other.
 
@@ -31,34 +30,34 @@ pub(super) use durable::*;
 pub(super) use ephemeral::*;
 pub(super) use snapshots::*;
 
-/// The layout of the tables.
+/// Version of the table layout.
 const FORMAT: i64 = 1;
 
-/// "HNet" in SQLite's header, so that `file` and we can tell whose database this is.
+/// "HNet" in the `application_id` of SQLite's header, for `file` and for [`check_format`].
 const APPLICATION_ID: i64 = 0x484e_6574;
 
-/// How long a writer waits for another process's transaction.
+/// Time for which a writer waits for another process's transaction.
 const BUSY: Duration = Duration::from_secs(5);
 
 const SCHEMA: &str = "
 CREATE TABLE log (
     id        INTEGER PRIMARY KEY CHECK (id = 1),
     community BLOB    NOT NULL,
-    clock     INTEGER NOT NULL,  -- no durable event has a greater Lamport time
-    changes   INTEGER NOT NULL,  -- grows with every transaction that changed anything
+    clock     INTEGER NOT NULL,  -- maximum Lamport time of the durable events
+    changes   INTEGER NOT NULL,  -- incremented by every transaction with a change
     doubt     INTEGER NOT NULL   -- 1: acknowledged events may be missing
 ) STRICT;
 CREATE TABLE spare (
     id    INTEGER PRIMARY KEY,
-    bytes BLOB NOT NULL          -- written and deleted to find out whether there is room
+    bytes BLOB NOT NULL          -- written and deleted to probe for disk space
 ) STRICT;
 CREATE TABLE authors (
     author    BLOB PRIMARY KEY,
-    head      INTEGER NOT NULL,  -- durable events without a hole
-    fork      INTEGER,           -- where two histories part
+    head      INTEGER NOT NULL,  -- length of the chain
+    fork      INTEGER,           -- number at which the history forks
     events    INTEGER NOT NULL,  -- durable events stored
-    bytes     INTEGER NOT NULL,  -- and their size
-    ephemeral INTEGER NOT NULL   -- greatest ephemeral sequence number ever taken
+    bytes     INTEGER NOT NULL,  -- total size of durable events stored
+    ephemeral INTEGER NOT NULL   -- greatest ephemeral sequence number accepted
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE durable (
     arrival INTEGER PRIMARY KEY,
@@ -66,7 +65,7 @@ CREATE TABLE durable (
     seq     INTEGER NOT NULL,
     hash    BLOB    NOT NULL,
     lamport INTEGER NOT NULL,
-    sum     INTEGER NOT NULL,  -- of all of raw; the hash leaves out the signature
+    sum     INTEGER NOT NULL,  -- of all of raw; the hash omits the signature
     raw     BLOB    NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX durable_by_author ON durable (author, seq, hash);
@@ -78,40 +77,41 @@ CREATE TABLE ephemeral (
     seq     INTEGER NOT NULL,
     hash    BLOB    NOT NULL,
     expires INTEGER NOT NULL,
-    keep    INTEGER NOT NULL,  -- until when the slot remembers what it replaced
+    keep    INTEGER NOT NULL,  -- the row is kept until this time, against older events
     sum     INTEGER NOT NULL,
     raw     BLOB    NOT NULL
 ) STRICT;
 CREATE UNIQUE INDEX ephemeral_by_slot ON ephemeral (author, slot);
 CREATE TABLE snapshots (
-    folded  INTEGER PRIMARY KEY,  -- how many events are in it
+    folded  INTEGER PRIMARY KEY,  -- number of events in the snapshot
     lamport INTEGER NOT NULL,
     author  BLOB    NOT NULL,
     seq     INTEGER NOT NULL,
     fold    BLOB    NOT NULL,
-    sum     BLOB    NOT NULL  -- SHA-256 of it
+    sum     BLOB    NOT NULL  -- SHA-256 of fold
 ) STRICT;
 ";
 
-/// Older programs had an index without the hash, which tells events of the root's branches apart, and
-/// folded as if the root had none. They do not mind the new index.
+/// Replaces the index of older programs, which lacks the hash and so does not distinguish events of
+/// the root's branches. Drops their snapshots, which ignored the branches. Older programs work with
+/// the new index.
 const UPGRADE: &str = "
 DROP INDEX durable_in_order;
 CREATE INDEX durable_ordered ON durable (lamport, author, seq, hash);
 DELETE FROM snapshots;
 ";
 
-/// Which file on this machine the database was last written as. Not part of [`SCHEMA`], for
-/// files of older programs get it when they are opened, and these programs do not mind it.
+/// Identity of the file that the database was last written to. Not part of [`SCHEMA`], because
+/// files of older programs get it when they are opened. Older programs ignore it.
 const FILE_SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS file (
     id    INTEGER PRIMARY KEY CHECK (id = 1),
     inode INTEGER NOT NULL,
-    born  INTEGER NOT NULL     -- ns since 1970; 0 where the file system does not tell
+    born  INTEGER NOT NULL     -- ns since 1970; 0 if the file system does not support it
 ) STRICT;
 ";
 
-/// The row of an author.
+/// Row of the table `authors`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct AuthorRow {
     pub(super) head: u64,
@@ -121,12 +121,11 @@ pub(super) struct AuthorRow {
     pub(super) ephemeral: u64,
 }
 
-/// SQLite's integers are signed; everything that is stored is below 2^53.
+/// Converts to SQLite's signed integers. All stored numbers are below 2^53.
 pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// All rows of a query.
 fn rows<T>(
     conn: &Connection,
     sql: &str,
@@ -138,7 +137,7 @@ fn rows<T>(
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// The one row of a query.
+/// Returns the only row of a query.
 fn one<T>(
     conn: &Connection,
     sql: &str,
@@ -148,7 +147,7 @@ fn one<T>(
     Ok(conn.prepare_cached(sql)?.query_row(params, of)?)
 }
 
-/// Visits the rows of a query until `visit` says no.
+/// Visits the rows of a query until `visit` returns false.
 fn each(
     conn: &Connection,
     sql: &str,
@@ -165,28 +164,27 @@ fn each(
     Ok(())
 }
 
-/// Runs a statement that has no rows.
 fn execute(conn: &Connection, sql: &str, params: impl Params) -> Result<(), LogError> {
     conn.prepare_cached(sql)?.execute(params)?;
     Ok(())
 }
 
-/// Whether there is a table or an index of this name.
+/// Returns whether a table or an index of this name exists.
 pub(super) fn has(conn: &Connection, name: &str) -> Result<bool, LogError> {
     let sql = "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = ?1)";
     one(conn, sql, [name], |row| row.get(0))
 }
 
-/// A node id in a row: it was checked before it was stored.
+/// Node id in a row. It was checked before it was stored.
 fn node_of(row: &Row<'_>, column: usize) -> rusqlite::Result<NodeId> {
     row.get(column).map(NodeId::from_checked)
 }
 
-/// Opens the file; makes it if `create`.
+/// Opens the file; creates it if `create`.
 pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
     let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
-    // Not by opening it: to close it would end the locks that this process has on it.
+    // Not by opening the file: closing it would release the locks that this process has on it.
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         let other = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
         return Err(LogError::io("open", path)(other));
@@ -195,18 +193,18 @@ pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
     conn.pragma_update(None, "synchronous", "full")?;
-    // A daemon may write in no folder for temporary files.
+    // The sandbox of a daemon may allow no folder for temporary files.
     conn.pragma_update(None, "temp_store", "memory")?;
-    // After a checkpoint the WAL keeps its size for the next writes, but not that of a flood.
+    // After a checkpoint, the WAL keeps its size for the next writes, up to this limit.
     conn.pragma_update(None, "journal_size_limit", 4 << 20)?;
     conn.set_prepared_statement_cache_capacity(32);
-    // Otherwise a statement is planned anew whenever a value bound to it could change its plan, which
-    // is a fifth of what taking events in costs.
+    // Without QPSG, SQLite plans a statement anew whenever a bound value could change its plan.
+    // That is a fifth of the cost of accepting events.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(conn)
 }
 
-/// Makes the tables. Fails if they exist.
+/// Creates the tables. Fails if they exist.
 pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), LogError> {
     conn.execute_batch(SCHEMA)?;
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -215,13 +213,13 @@ pub(super) fn create(conn: &Connection, community: CommunityId) -> Result<(), Lo
     execute(conn, sql, [community.as_bytes()])
 }
 
-/// Makes a database that came out of a backup this program's log.
+/// Marks a database from a backup as a log.
 pub(super) fn claim(conn: &Connection) -> Result<(), LogError> {
     conn.pragma_update(None, "application_id", APPLICATION_ID)?;
     Ok(())
 }
 
-/// Whether the tables are there; an error if they are another program's or version's.
+/// Returns whether the tables exist; an error if another program or version made them.
 pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogError> {
     let found: i64 = conn.pragma_query_value(None, "user_version", |row| row.get(0))?;
     let application: i64 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
@@ -236,7 +234,7 @@ pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogEr
     }
 }
 
-/// The community, the clock and the count of changes.
+/// Community, highest Lamport time, and count of changes.
 pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogError> {
     one(
         conn,
@@ -252,7 +250,7 @@ pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogErro
     )
 }
 
-/// Whether acknowledged events may be missing.
+/// Returns whether acknowledged events may be missing.
 pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
     one(conn, "SELECT doubt FROM log", [], |row| row.get(0))
 }
@@ -261,8 +259,7 @@ pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> 
     execute(conn, "UPDATE log SET doubt = ?1", [doubt])
 }
 
-/// What the file system knows a file by: a copy, also one that was put back in its place, is
-/// another file.
+/// Identity of a file in the file system. A copy has another identity, even under the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileIdentity {
     inode: i64,
@@ -282,7 +279,7 @@ impl FileIdentity {
     }
 }
 
-/// As which file the database was last written; `None` if no program has noted it.
+/// Identity of the file that the database was last written to; `None` if none was stored.
 pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> {
     if !has(conn, "file")? {
         return Ok(None);
@@ -302,7 +299,7 @@ pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogE
     execute(conn, sql, [file.inode, file.born])
 }
 
-/// Brings the tables of an older program up to date.
+/// Upgrades the tables of an older program.
 pub(super) fn upgrade(conn: &Connection) -> Result<(), LogError> {
     if has(conn, "durable_in_order")? {
         let tx = conn.unchecked_transaction()?;
@@ -312,8 +309,8 @@ pub(super) fn upgrade(conn: &Connection) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Whether the pages of the file belong together, and the indexes with the tables. Takes some
-/// ten milliseconds for ten thousand events.
+/// Checks that the pages of the file are intact and the indexes match the tables. Takes some ten
+/// milliseconds for ten thousand events.
 pub(super) fn check_pages(conn: &Connection) -> Result<(), LogError> {
     match integrity(conn)?.first() {
         None => Ok(()),
@@ -321,8 +318,8 @@ pub(super) fn check_pages(conn: &Connection) -> Result<(), LogError> {
     }
 }
 
-/// Whether the small tables say what the events say: a changed number in them would go
-/// unnoticed otherwise.
+/// Checks that the small tables match the events. [`check_pages`] does not detect a changed number
+/// in them.
 pub(super) fn cross_check(conn: &Connection) -> Result<(), LogError> {
     let wrong = || LogError::corrupt("its tables contradict each other");
     let (_, clock, _) = head(conn)?;
@@ -352,14 +349,14 @@ pub(super) fn cross_check(conn: &Connection) -> Result<(), LogError> {
     }
 }
 
-/// What SQLite finds wrong with the file, a line each.
+/// Problems that SQLite finds in the file, one per entry.
 pub(super) fn integrity(conn: &Connection) -> Result<Vec<String>, LogError> {
     let mut found: Vec<String> = rows(conn, "PRAGMA integrity_check(20)", [], |row| row.get(0))?;
     found.retain(|line| line != "ok");
     Ok(found)
 }
 
-/// Finds out whether there is room for more than the last event took: takes it, gives it back.
+/// Checks for disk space by writing and deleting more bytes than an event takes.
 pub(super) fn probe(conn: &mut Connection) -> Result<(), LogError> {
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     tx.execute("INSERT INTO spare (bytes) VALUES (zeroblob(65536))", [])?;
@@ -370,14 +367,14 @@ pub(super) fn probe(conn: &mut Connection) -> Result<(), LogError> {
     Ok(())
 }
 
-/// Writes everything into the file itself and closes it.
+/// Writes all changes into the main file and closes it.
 pub(super) fn close(conn: Connection) -> Result<(), LogError> {
     conn.pragma_update(None, "journal_mode", "delete")?;
     conn.close().map_err(|(_, error)| error.into())
 }
 
-/// Hands over the bytes of every event that a damaged file still gives, from the beginning of
-/// each table as far as it goes, then from its end.
+/// Visits every event that can be read from a damaged file: each table from its beginning up to the
+/// damage, then from its end.
 pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
     for table in ["durable", "ephemeral"] {
         for order in ["ASC", "DESC"] {
@@ -395,7 +392,7 @@ pub(super) fn salvage(conn: &Connection, mut visit: impl FnMut(Vec<u8>)) {
     }
 }
 
-/// Hands over the bytes of every event of a whole file.
+/// Visits every event of an undamaged file.
 pub(super) fn raw_events(conn: &Connection, mut visit: impl FnMut(&[u8])) -> Result<(), LogError> {
     for table in ["durable", "ephemeral"] {
         let sql = format!("SELECT raw FROM {table} ORDER BY arrival");
@@ -447,26 +444,26 @@ pub(super) fn set_author(
     execute(conn, sql, row)
 }
 
-/// Deletes all durable events of an author.
+/// Deletes an author and all its durable events.
 pub(super) fn delete_author(conn: &Connection, author: &NodeId) -> Result<(), LogError> {
     delete_after(conn, author, 0)?;
     let sql = "DELETE FROM authors WHERE author = ?1";
     execute(conn, sql, [author.as_bytes()])
 }
 
-/// Tells bytes that changed on the disk.
+/// Checksum against changes on the disk.
 fn sum(raw: &[u8]) -> i64 {
     let sum = Sha256::digest(raw);
     sum.first_chunk()
         .map_or(0, |head| i64::from_be_bytes(*head))
 }
 
-/// Whatever the disk did to the bytes, they are not passed on as what they were not.
+/// Checks the bytes of an event, so that damaged bytes are never passed on.
 fn check_hash(raw: &[u8], stored: EventHash, stored_sum: i64) -> Result<(), LogError> {
     match EventHash::of(raw) {
         Some(hash) if hash == stored && sum(raw) == stored_sum => Ok(()),
         _ => Err(LogError::corrupt(
-            "the bytes of an event are not those that were stored",
+            "the bytes of a stored event have changed",
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! The table of snapshots of the fold.
+//! Table of fold snapshots.
 
 use rusqlite::{Connection, Params, params};
 use sha2::{Digest as _, Sha256};
@@ -8,7 +8,7 @@ use crate::community::log::error::LogError;
 use crate::community::log::event::Position;
 use crate::community::log::fold::Fold;
 
-/// The newest snapshot before a position.
+/// Newest snapshot before a position.
 pub(crate) fn snapshot(conn: &Connection, before: Position) -> Result<Option<Fold>, LogError> {
     let sql = "SELECT fold, sum FROM snapshots WHERE (lamport, author, seq) < (?1, ?2, ?3)
          ORDER BY folded DESC LIMIT 1";
@@ -17,20 +17,20 @@ pub(crate) fn snapshot(conn: &Connection, before: Position) -> Result<Option<Fol
         return Ok(None);
     };
     if Sha256::digest(bytes).as_slice() != sum {
-        return Err(LogError::corrupt("a snapshot is not what was stored"));
+        return Err(LogError::corrupt("a stored snapshot has changed"));
     }
-    // One that cannot be read is of another version: the fold can be made again.
+    // An unreadable snapshot is of another version: the fold is computed again.
     Ok(ciborium::from_reader(bytes.as_slice()).ok())
 }
 
-/// The number of events in the newest snapshot.
+/// Number of events in the newest snapshot.
 pub(crate) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
     let sql = "SELECT coalesce(max(folded), 0) FROM snapshots";
     one(conn, sql, [], |row| row.get(0))
 }
 
-/// Stores a snapshot, and thins out old ones: of more than `keep`, every second of the older
-/// half goes, so that they lie the further apart the older they are.
+/// Stores a snapshot. If there are more than `keep`, deletes every second of the older half, so
+/// that older snapshots are further apart.
 pub(crate) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Result<(), LogError> {
     let Some(at) = fold.at() else { return Ok(()) };
     let mut bytes = Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Resul
     Ok(())
 }
 
-/// Drops the snapshots that hold events at or after a position; all of them for `None`.
+/// Drops the snapshots that include events at or after a position; all of them for `None`.
 pub(crate) fn drop_snapshots(conn: &Connection, from: Option<Position>) -> Result<(), LogError> {
     let Some(from) = from else {
         return execute(conn, "DELETE FROM snapshots", []);

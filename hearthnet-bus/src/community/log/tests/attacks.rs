@@ -1,9 +1,9 @@
-//! The attacks on the event log: each raises its code, and harms nothing.
+//! Attacks on the event log. Each is refused with its code, or has no effect.
 
 use super::*;
 use crate::{Domain, SIGNATURE_BYTES};
 
-/// The group order of Ed25519, little-endian.
+/// Group order of Ed25519, little-endian.
 const ORDER: [u8; 32] = [
     0xed, 0xd3, 0xf5, 0x5c, 0x1a, 0x63, 0x12, 0x58, 0xd6, 0x9c, 0xf7, 0xa2, 0xde, 0xf9, 0xde, 0x14,
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10,
@@ -23,7 +23,7 @@ fn advert(author: &NodeKey, depth: u32) -> Body {
     }))
 }
 
-/// The founder, after the root's event.
+/// The founder, positioned after the root's event.
 fn founder() -> Author {
     Author {
         lamport: 1,
@@ -89,7 +89,7 @@ fn an_admission_needs_the_signature_of_the_invite() {
     let Body::Admitted { mut request, level } = admitted(50, 2, Level::Member) else {
         unreachable!()
     };
-    // Another node with the proof that was made for node 2.
+    // Another node with the proof made for node 2.
     request.node = key(3).id();
     let forged = me.draft(Body::Admitted { request, level });
     assert_eq!(forged.sign(&me.key), Err(EventError::Signature));
@@ -138,7 +138,7 @@ fn two_bodies_at_one_place_freeze_their_author_and_the_proof_spreads() {
     let triplet = triplet.sign(&me.key).unwrap();
     twins.push(triplet);
     twins.sort_by_key(|raw| EventHash::of(raw).unwrap());
-    // The highest hash first: it takes effect, and is replaced in the proof by the others.
+    // The highest hash comes first: it takes effect, then the others replace it in the proof.
     twins.reverse();
     let received = home.log.receive(&twins, key(99).id(), NOW).unwrap();
     assert_eq!(received.accepted, [0, 1, 2]);
@@ -160,7 +160,7 @@ fn two_bodies_at_one_place_freeze_their_author_and_the_proof_spreads() {
         let state = log.state();
         assert!(state.is_frozen(&key(1).id()));
         assert_eq!(state.level(&key(1).id()), None);
-        // What it did before the fork stays.
+        // Effects from before the fork stay.
         assert_eq!(state.level(&key(2).id()), Some(Level::Trusted));
         assert!(!state.policy.research);
         let (_, fork) = state.frozen().next().unwrap();
@@ -172,7 +172,7 @@ fn two_bodies_at_one_place_freeze_their_author_and_the_proof_spreads() {
     check(&home.log);
     let refused = home.log.append(&key(1), policy(true), NOW).unwrap_err();
     assert_eq!(refused.code(), "log_fork");
-    // A node that knows one of the two bodies and takes it for the whole story.
+    // A node that knows only one of the two bodies.
     assert_eq!(codes(&other.log, &twins[..1], NOW), [""; 0]);
     assert!(sync(&home.log, &other.log, NOW) > 0);
     check(&other.log);
@@ -197,7 +197,7 @@ fn different_histories_of_one_length_are_noticed_when_heads_are_compared() {
 }
 
 #[test]
-fn nobody_advertises_the_shard_of_another() {
+fn a_node_cannot_advertise_the_shard_of_another_node() {
     let home = Home::new();
     let me = founder();
     let good = me.say(1, NOW, advert(&me.key, 0));
@@ -231,7 +231,7 @@ fn an_old_descriptor_is_stale() {
     let state = home.log.state();
     let advert = state.shards(NOW).next().unwrap();
     assert_eq!(advert.descriptor.queue_depth, 9);
-    // After its time it is refused by a log that never heard of the slot.
+    // A log that never saw the slot refuses the expired event.
     let other = Home::new();
     assert_eq!(
         codes(&other.log, &[old, new], NOW + 2 * ADVERT_LIFE_MS),
@@ -287,7 +287,7 @@ fn a_timestamp_ten_years_ahead_is_refused_until_its_time() {
         ["log_time"]
     );
     assert_eq!(codes(&home.log, &[raw], edge), [""; 0]);
-    // Lamport times cannot run ahead instead: they are bounded by the event's time.
+    // Lamport times cannot run ahead either: the event's time bounds them.
     let leap = Event {
         lamport: NOW + 1,
         ..me.draft(policy(true))
@@ -299,7 +299,7 @@ fn a_timestamp_ten_years_ahead_is_refused_until_its_time() {
 }
 
 #[test]
-fn a_leap_of_the_lamport_clock_stops_nobody() {
+fn a_post_dated_event_does_not_block_other_authors() {
     let home = Home::new();
     let mut me = founder();
     let leap = Event {
@@ -309,7 +309,7 @@ fn a_leap_of_the_lamport_clock_stops_nobody() {
     };
     let leap = me.sign(&leap);
     assert_eq!(codes(&home.log, &[leap], NOW), [""; 0]);
-    // The root comes after it, by a time that others accept within a millisecond.
+    // The root's next event sorts after it, at a time that others accept within a millisecond.
     home.log.append(&root(), policy(false), NOW).unwrap();
     let other = Home::joining();
     sync(&home.log, &other.log, NOW + 1);
@@ -344,9 +344,9 @@ fn a_flood_is_cut_off_by_the_quota_of_its_author() {
         .map(|i| Author::new(key(i)).make(invited(50, Level::Member, 1)))
         .collect();
     assert_eq!(codes(&log, &strangers, NOW), ["log_quota"; 80]);
-    // Others are not hindered.
+    // Other authors are not affected.
     log.append(&root(), policy(true), NOW).unwrap();
-    // A day later the strangers' events are gone, and none of the members'.
+    // A day later the strangers' events are dropped, and none of the members'.
     let done = log.compact(NOW + 86_400_000).unwrap();
     assert_eq!(done.strangers, 20);
     assert!(log.verify().unwrap().problems.is_empty());
@@ -401,7 +401,7 @@ fn slots_are_bounded_and_the_newest_are_kept() {
     assert_eq!(codes(&home.log, &flood, NOW), [""; 0]);
     assert_eq!(codes(&home.log, &[slot(1)], NOW), ["log_quota"]);
     assert_eq!(home.log.verify().unwrap().ephemeral, max);
-    // In any order the same ones stay.
+    // The same slots stay, in any order of arrival.
     let other = Home::new();
     let backwards: Vec<_> = flood.into_iter().rev().collect();
     assert_eq!(
@@ -442,7 +442,7 @@ fn a_revoked_node_cannot_write_itself_into_the_past() {
     other.lamport = me.lamport;
     events.push(other.make(admitted(51, 3, Level::Member)));
     assert_eq!(codes(&home.log, &events, NOW), [""; 0]);
-    // Enough room before the revocation for an event that sorts there.
+    // Leaves room before the revocation for a backdated event.
     me.lamport = 100;
     let revoke = me.make(Body::Revoked {
         node: key(2).id(),
@@ -458,7 +458,7 @@ fn a_revoked_node_cannot_write_itself_into_the_past() {
     );
     assert_eq!(home.level(4), None);
     assert!(home.log.is_consistent());
-    // The other way round: the event is there first, and is cut off.
+    // Reverse order: the event arrives first and is then cut off.
     let second = Home::joining();
     let all = home.log.missing(&second.log.heads(), 99, 1 << 20).unwrap();
     codes(&second.log, &[backdated], NOW);
@@ -467,7 +467,7 @@ fn a_revoked_node_cannot_write_itself_into_the_past() {
     assert!(second.log.is_consistent());
 }
 
-/// Anchors 1 and 2, a trusted member 3 and an open invite of 1; what the two have written.
+/// Anchors 1 and 2, a trusted member 3 and an open invite of 1. Returns 1 and the root as authors.
 fn two_anchors() -> (Home, Author, Author) {
     let home = Home::new();
     let (mut me, mut root) = (founder(), Author::new(root()));
@@ -497,7 +497,7 @@ fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
     }
 }
 
-/// Who came by the invite, as its end names them.
+/// Withdrawal of an invite that names these members.
 fn withdrawn(invite: u8, named: Option<&[u8]>) -> Body {
     let named = named.map(|seeds| seeds.iter().map(|seed| key(*seed).id()).collect());
     Body::InviteWithdrawn {
@@ -513,7 +513,7 @@ fn a_demoted_anchor_cannot_write_itself_into_the_past() {
     demoted.lamport = root.lamport;
     let before = demoted.make(admitted(51, 4, Level::Member));
     assert_eq!(codes(&home.log, &[before], NOW), [""; 0]);
-    // Enough room before the demotion for events that sort there.
+    // Leaves room before the demotion for backdated events.
     root.lamport = 100;
     let demotion = root.make(level_of(2, Level::Trusted, 1));
     assert_eq!(codes(&home.log, &[demotion], NOW), [""; 0]);
@@ -532,8 +532,13 @@ fn a_demoted_anchor_cannot_write_itself_into_the_past() {
     assert!(demoted.lamport < 100);
     assert_eq!(codes(&home.log, &backdated, NOW), [""; 0]);
     assert_eq!(home.log.state(), state);
-    assert_eq!(home.level(4), Some(Level::Member), "what was seen counts");
-    // What a trusted member may do, it still may, and no other way round gives another state.
+    assert_eq!(
+        home.level(4),
+        Some(Level::Member),
+        "effects that the root had seen stay"
+    );
+    // Actions that a trusted member may do still have an effect, and every order gives the same
+    // state.
     let allowed = demoted.make(admitted(51, 6, Level::Member));
     assert_eq!(
         codes(&home.log, std::slice::from_ref(&allowed), NOW),
@@ -551,7 +556,7 @@ fn a_demoted_anchor_cannot_write_itself_into_the_past() {
 }
 
 #[test]
-fn a_trusted_member_that_an_anchor_put_down_admits_nobody_in_the_past() {
+fn a_demoted_trusted_member_cannot_back_date_admissions() {
     let (home, mut me, _) = two_anchors();
     let mut demoted = Author::new(key(3));
     demoted.lamport = me.lamport;
@@ -559,7 +564,7 @@ fn a_trusted_member_that_an_anchor_put_down_admits_nobody_in_the_past() {
     let demotion = me.make(level_of(3, Level::Member, 0));
     let backdated = demoted.make(admitted(51, 4, Level::Member));
     let sybil = Author::new(key(4)).make(Body::Named { name: "4".into() });
-    // Before and after the demotion is known: there it has an effect for a while.
+    // The second node gets the backdated events first. There they have an effect for a while.
     let second = Home::joining();
     let all = home.log.missing(&second.log.heads(), 99, 1 << 20).unwrap();
     codes(&second.log, &all.events, NOW);
@@ -590,11 +595,12 @@ fn a_change_of_level_without_a_bound_is_read_as_it_was() {
 }
 
 #[test]
-fn whoever_is_let_in_by_a_withdrawn_invite_in_the_past_is_no_member() {
+fn a_back_dated_admission_by_a_withdrawn_invite_has_no_effect() {
     let (home, mut me, _) = two_anchors();
     let mut liar = Author::new(key(3));
     liar.lamport = me.lamport;
-    // 4 came by it in time, and 5 in the time before by somebody who was quiet until then.
+    // Node 4 joined by the invite in time. Node 3 has written no event yet, and backdates the
+    // admission of node 5.
     assert_eq!(
         codes(&home.log, &[me.make(admitted(51, 4, Level::Member))], NOW),
         [""; 0]
@@ -605,7 +611,7 @@ fn whoever_is_let_in_by_a_withdrawn_invite_in_the_past_is_no_member() {
     let mut five = Author::new(key(5));
     five.lamport = liar.lamport;
     let past = [admission, five.make(Body::Named { name: "5".into() })];
-    // On one node it came after the end of the invite, on the other before it.
+    // One node gets the admission after the withdrawal, the other before it.
     let second = Home::joining();
     codes(&second.log, &all_of(&home.log), NOW);
     codes(&second.log, &past, NOW);
@@ -621,7 +627,7 @@ fn whoever_is_let_in_by_a_withdrawn_invite_in_the_past_is_no_member() {
         assert!(home.log.is_consistent());
     }
     assert_eq!(second.log.state(), home.log.state());
-    // Another invite lets it in.
+    // Node 5 can join by another invite.
     let again = [
         me.make(invited(52, Level::Member, 1)),
         me.make(admitted(52, 5, Level::Member)),
@@ -631,7 +637,7 @@ fn whoever_is_let_in_by_a_withdrawn_invite_in_the_past_is_no_member() {
 }
 
 #[test]
-fn the_end_of_an_invite_puts_out_nobody_that_its_author_may_not_put_out() {
+fn a_withdrawal_removes_only_members_that_its_author_may_revoke() {
     let (home, mut me, _) = two_anchors();
     let mut two = Author::new(key(2));
     let mut member = Author::new(key(4));
@@ -653,8 +659,8 @@ fn the_end_of_an_invite_puts_out_nobody_that_its_author_may_not_put_out() {
     member.lamport = me.lamport;
     two.lamport = me.lamport;
     let ends = [
-        // A member that names nobody of those it invited, an anchor that names nobody of an invite by
-        // which another anchor came, and a list of a version before this.
+        // A member with an empty list for its own invite, an anchor with an empty list for an
+        // invite of another anchor, and a list that is absent, as in older events.
         member.make(withdrawn(60, Some(&[]))),
         two.make(withdrawn(50, Some(&[]))),
         two.make(withdrawn(61, None)),
@@ -664,13 +670,13 @@ fn the_end_of_an_invite_puts_out_nobody_that_its_author_may_not_put_out() {
     }
     let levels = [2, 3, 4, 5, 6].map(|seed| home.level(seed));
     let member = Some(Level::Member);
-    // 3 came by 50 as well, and is below an anchor.
+    // Node 3 joined by invite 50 too, and is below an anchor.
     assert_eq!(levels, [Some(Level::Anchor), None, member, member, member]);
     assert!(home.log.is_consistent());
 }
 
 #[test]
-fn who_withdraws_names_all_that_came_by_the_invite() {
+fn a_withdrawal_names_all_members_by_the_invite() {
     let (home, mut me, _) = two_anchors();
     let came = [
         me.make(admitted(51, 4, Level::Member)),
@@ -683,7 +689,7 @@ fn who_withdraws_names_all_that_came_by_the_invite() {
     assert_eq!(body, withdrawn(51, Some(&[4, 5])));
     let member = Some(Level::Member);
     assert_eq!((home.level(4), home.level(5)), (member, member));
-    // One of a version before this has no list, and no room for the word of one.
+    // An older event has no list. A list of more than 64 members is refused.
     let old = me.draft(withdrawn(51, None)).sign(&key(1)).unwrap();
     assert_eq!(Event::verify(&old).unwrap().body, withdrawn(51, None));
     let many: Vec<u8> = (1..=65).collect();
@@ -692,7 +698,7 @@ fn who_withdraws_names_all_that_came_by_the_invite() {
 }
 
 #[test]
-fn the_invite_of_who_is_put_out_lets_nobody_else_in() {
+fn a_revocation_closes_the_invite_of_the_revoked_member() {
     let (home, mut me, _) = two_anchors();
     let events = [
         me.make(admitted(51, 4, Level::Member)),
@@ -710,17 +716,17 @@ fn the_invite_of_who_is_put_out_lets_nobody_else_in() {
     assert!(home.log.is_consistent());
 }
 
-/// A day, in milliseconds.
+/// Milliseconds of a day.
 const DAY: u64 = 86_400_000;
 
-/// What a log would send to somebody who has nothing.
+/// All events that a log sends to a peer without events.
 fn all_of(log: &EventLog) -> Vec<Vec<u8>> {
     let nothing = Heads::empty(log.community());
     log.missing(&nothing, 4096, 1 << 24).unwrap().events
 }
 
 #[test]
-fn a_leap_dates_nobody_elses_events_ahead_and_a_slow_node_takes_them() {
+fn a_post_dated_event_does_not_post_date_events_of_others() {
     let home = Home::new();
     let mut me = founder();
     let leap = Event {
@@ -745,14 +751,14 @@ fn a_leap_dates_nobody_elses_events_ahead_and_a_slow_node_takes_them() {
         Lane::Durable { .. } => None,
     });
     assert_eq!(said, Some(NOW + ADVERT_LIFE_MS));
-    // Two seconds slow: of all this only the leap is beyond its limit.
+    // On a clock that is two seconds slow, only the post-dated event is beyond its limit.
     let slow = Home::joining();
     let refused = codes(&slow.log, &all_of(&home.log), NOW - 2_000);
     assert_eq!(refused, ["log_time"]);
     assert_eq!(slow.log.state().state_hash(), home.log.state().state_hash());
 }
 
-/// Something that the author says for a while.
+/// An ephemeral event of the author.
 fn advert_of(author: &NodeKey) -> Body {
     Body::NodeSeen {
         endpoints: vec![],
@@ -762,7 +768,7 @@ fn advert_of(author: &NodeKey) -> Body {
 }
 
 #[test]
-fn what_leaps_counts_when_its_moment_has_come_on_every_node_and_after_a_restart() {
+fn a_post_dated_event_takes_effect_at_its_time_on_every_node() {
     let home = Home::new();
     let mut me = founder();
     let leap = Event {
@@ -783,15 +789,15 @@ fn what_leaps_counts_when_its_moment_has_come_on_every_node_and_after_a_restart(
         assert!(!log.state().policy.research);
         assert_eq!(log.state().invites().count(), 0);
         assert!(log.is_consistent());
-        log.tend(&key(9), NOW + 59_999).unwrap();
+        log.maintain(&key(9), NOW + 59_999).unwrap();
         assert!(!log.state().policy.research);
-        log.tend(&key(9), NOW + 60_000).unwrap();
+        log.maintain(&key(9), NOW + 60_000).unwrap();
         assert!(log.state().policy.research && log.is_consistent());
     }
     home.log
         .append(&root(), policy(false), NOW + 60_001)
         .unwrap();
-    other.log.tend(&key(9), NOW + 60_002).unwrap();
+    other.log.maintain(&key(9), NOW + 60_002).unwrap();
     sync(&home.log, &other.log, NOW + 60_002);
     assert_eq!(home.log.state().invites().count(), 1);
     assert!(!home.log.state().policy.research);
@@ -800,7 +806,7 @@ fn what_leaps_counts_when_its_moment_has_come_on_every_node_and_after_a_restart(
 }
 
 #[test]
-fn what_was_written_by_a_clock_a_day_ahead_is_heard_with_the_next_event_after_it_was_set() {
+fn post_dated_events_are_accepted_with_the_next_event_of_a_corrected_clock() {
     let (home, other) = (Home::new(), Home::joining());
     for seed in [50, 51] {
         let body = invited(seed, Level::Member, 1);
@@ -814,7 +820,7 @@ fn what_was_written_by_a_clock_a_day_ahead_is_heard_with_the_next_event_after_it
     assert_eq!(codes(&other.log, &all, NOW), [""; 0]);
     assert_eq!(other.log.state(), home.log.state());
     assert_eq!(other.log.state().invites().count(), 2);
-    // Whatever comes first: what follows waits for what it names.
+    // Events that arrive first wait for their predecessors.
     let third = Home::joining();
     let (last, rest) = all.split_last().unwrap();
     assert_eq!(codes(&third.log, std::slice::from_ref(last), NOW), [""; 0]);
@@ -823,7 +829,7 @@ fn what_was_written_by_a_clock_a_day_ahead_is_heard_with_the_next_event_after_it
     assert_eq!(codes(&third.log, rest, NOW), [""; 0]);
     assert_eq!(third.log.state(), home.log.state());
     assert!(third.log.is_consistent());
-    // Only what names it vouches for it, and only if its number is greater.
+    // Only the event that names it vouches for it, and only with a greater Lamport time.
     let fourth = Home::joining();
     let mut me = founder();
     let ahead = Event {
@@ -835,7 +841,8 @@ fn what_was_written_by_a_clock_a_day_ahead_is_heard_with_the_next_event_after_it
     assert_eq!(codes(&fourth.log, &[ahead, unrelated], NOW), ["log_time"]);
 }
 
-/// Members 2, 3, 4 of the levels, of whom node.seen was heard, with clocks so far ahead in ms.
+/// A community with members 2, 3 and 4 at these levels, whose announcements show clocks that are
+/// ahead by so many ms.
 fn with_clocks(said: [(Level, u64); 3]) -> Home {
     let home = Home::new();
     for (seed, (level, _)) in (2..).zip(said) {
@@ -864,20 +871,20 @@ fn nothing_is_written_by_a_clock_that_trusted_members_contradict() {
     let wrong = Err("clock_wrong".to_owned());
     let home = with_clocks([(Trusted, DAY), (Trusted, DAY), (Trusted, 0)]);
     assert_eq!(clock(&home, policy(true)).map(drop), wrong);
-    // What is said for a while goes on: by it others know the clock.
+    // Ephemeral events are still written: other nodes compare clocks by them.
     assert!(clock(&home, advert_of(&key(1))).is_ok());
-    // Who is to be put out has no say; of two the nearer counts.
+    // The node to be revoked does not count; of the remaining two, the nearer clock does.
     let out = |seed| Body::Revoked {
         node: key(seed).id(),
         last_seq: 0,
     };
     assert!(clock(&home, out(2)).is_ok());
-    // A crowd of members says nothing where somebody is trusted.
+    // Plain members do not count if a trusted member was heard.
     let home = with_clocks([(Member, DAY), (Member, DAY), (Trusted, 1000)]);
     assert!(clock(&home, policy(true)).is_ok());
     let home = with_clocks([(Member, DAY), (Member, DAY), (Member, 1000)]);
     assert_eq!(clock(&home, policy(true)).map(drop), wrong);
-    // Nine minutes are no matter, and what was said of another time is none.
+    // Nine minutes are tolerated, and samples from before the clock was set are ignored.
     let home = with_clocks([(Trusted, 540_000); 3]);
     assert!(clock(&home, policy(true)).is_ok());
     let home = with_clocks([(Trusted, DAY); 3]);
@@ -885,21 +892,21 @@ fn nothing_is_written_by_a_clock_that_trusted_members_contradict() {
 }
 
 #[test]
-fn a_node_says_that_its_clock_was_set_once_and_only_if_others_agree() {
+fn clock_set_is_written_once_and_only_if_other_clocks_agree() {
     use Level::Trusted;
     let late = |home: &Home| home.log.append(&key(1), policy(true), NOW + DAY).unwrap();
     let events = |home: &Home| home.log.heads().authors[&key(1).id()].seq;
     let alone = Home::new();
     late(&alone);
-    alone.log.tend(&key(1), NOW).unwrap();
+    alone.log.maintain(&key(1), NOW).unwrap();
     assert_eq!(events(&alone), 1);
     let home = with_clocks([(Trusted, 0); 3]);
     let before = events(&home);
-    home.log.tend(&key(1), NOW).unwrap();
+    home.log.maintain(&key(1), NOW).unwrap();
     assert_eq!(events(&home), before);
     late(&home);
     for _ in 0..3 {
-        home.log.tend(&key(1), NOW).unwrap();
+        home.log.maintain(&key(1), NOW).unwrap();
     }
     assert_eq!(events(&home), before + 2);
     let other = Home::joining();
@@ -911,12 +918,12 @@ fn a_node_says_that_its_clock_was_set_once_and_only_if_others_agree() {
         .log
         .append(&key(1), policy(true), NOW + 3 * DAY)
         .unwrap();
-    assert!(wrong.log.tend(&key(1), NOW).is_err());
+    assert!(wrong.log.maintain(&key(1), NOW).is_err());
     assert_eq!(events(&wrong), before + 1);
 }
 
 #[test]
-fn what_is_said_ahead_of_time_lives_no_longer_for_it_and_nobody_says_too_much() {
+fn ephemeral_events_gain_no_life_by_post_dating_and_are_rate_limited() {
     let home = Home::new();
     let me = founder();
     let ahead = me.say(1, NOW + 590_000, advert(&me.key, 0));
@@ -936,7 +943,7 @@ fn what_is_said_ahead_of_time_lives_no_longer_for_it_and_nobody_says_too_much() 
 }
 
 #[test]
-fn events_that_sort_first_one_by_one_are_folded_within_a_budget_and_revocations_do_not_wait() {
+fn rework_by_back_dated_events_is_budgeted_and_revocations_do_not_wait() {
     let home = Home::new();
     let mut me = founder();
     let mut all = vec![
@@ -961,21 +968,21 @@ fn events_that_sort_first_one_by_one_are_folded_within_a_budget_and_revocations_
     }
     let spent = home.log.reworked();
     assert!((100_000..101_000).contains(&spent), "{spent}");
-    // Meanwhile what sorts last counts at once.
+    // Meanwhile, an event that sorts last takes effect at once.
     let out = Body::Revoked {
         node: key(2).id(),
         last_seq: 400,
     };
     assert_eq!(codes(&home.log, &[me.make(out)], NOW), [""; 0]);
     assert!(home.log.state().is_revoked(&key(2).id()));
-    // And when there is time for it, everything does.
-    home.log.tend(&key(9), NOW + 1000).unwrap();
+    // Once there is budget, all events take effect.
+    home.log.maintain(&key(9), NOW + 1000).unwrap();
     assert!(home.log.is_consistent());
     assert!(home.log.reworked() > spent);
 }
 
 #[test]
-fn who_left_and_is_put_out_after_that_does_not_come_back_by_the_same_code() {
+fn a_node_revoked_after_leaving_cannot_rejoin_by_its_invite() {
     let home = Home::new();
     for body in [
         invited(50, Level::Trusted, 3),
@@ -1001,7 +1008,7 @@ fn who_left_and_is_put_out_after_that_does_not_come_back_by_the_same_code() {
     let other = Home::joining();
     sync(&home.log, &other.log, NOW);
     assert_eq!(other.log.state(), home.log.state());
-    // Whose code is used up need not be remembered, and who comes back is not gone.
+    // A node whose code is used up need not be remembered, and a node that came back is not gone.
     let home = Home::new();
     for body in [
         invited(50, Level::Trusted, 2),
@@ -1017,7 +1024,7 @@ fn who_left_and_is_put_out_after_that_does_not_come_back_by_the_same_code() {
     assert!(home.log.is_consistent());
 }
 
-/// Both logs have what either has.
+/// Syncs both ways until both logs have all events.
 fn exchange(a: &EventLog, b: &EventLog) {
     sync(a, b, NOW);
     sync(b, a, NOW);
@@ -1028,7 +1035,7 @@ fn exchange(a: &EventLog, b: &EventLog) {
 }
 
 #[test]
-fn the_word_of_a_root_key_that_is_used_in_two_places_holds_in_both() {
+fn events_of_a_root_key_used_in_two_places_hold_in_both() {
     let home = Home::new();
     for seed in [2, 3] {
         for body in [
@@ -1041,7 +1048,7 @@ fn the_word_of_a_root_key_that_is_used_in_two_places_holds_in_both() {
     let there = Home::joining();
     exchange(&home.log, &there.log);
     let says = |log: &EventLog, body| log.append(&root(), body, NOW).unwrap();
-    // Neither hears of the other: the same number, and the same moment.
+    // The two copies write with the same number at the same moment.
     says(&home.log, level_of(2, Level::Anchor, 0));
     says(&home.log, policy(true));
     says(&there.log, level_of(3, Level::Trusted, 0));
@@ -1050,14 +1057,14 @@ fn the_word_of_a_root_key_that_is_used_in_two_places_holds_in_both() {
     assert_eq!((home.level(2), home.level(3)), (two, three));
     assert!(home.log.state().policy.research);
     assert_eq!(home.log.state().frozen().count(), 0);
-    // It goes on from there, and parts again.
+    // The history goes on from there, and forks again.
     says(&home.log, level_of(2, Level::Member, 0));
     says(&there.log, level_of(3, Level::Member, 0));
     says(&there.log, invited(60, Level::Anchor, 1));
     exchange(&home.log, &there.log);
     let member = Some(Level::Member);
     assert_eq!((home.level(2), home.level(3)), (member, member));
-    // Who comes new has all of it, in whatever portions; and so has who opens it again.
+    // A new node gets all events, in any batches, and still has them after a restart.
     let new = Home::joining();
     assert!(sync(&home.log, &new.log, NOW) > 0);
     exchange(&home.log, &new.log);
@@ -1087,7 +1094,7 @@ fn a_community_that_was_founded_twice_with_one_key_has_one_founding() {
 }
 
 #[test]
-fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level() {
+fn late_and_void_events_are_reported() {
     let (home, _, root_author) = two_anchors();
     let mut two = Author::new(key(2));
     two.lamport = root_author.lamport;
@@ -1095,7 +1102,7 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     assert_eq!((quiet.late.len(), quiet.void.len()), (0, 0));
     assert_eq!(home.log.dated_back().unwrap().len(), 0);
     let one = std::collections::BTreeMap::from([(key(2).id(), 1)]);
-    // One was away when the other wrote.
+    // Node 2 was offline while node 1 wrote.
     home.log.append(&key(1), policy(true), NOW).unwrap();
     home.log.append(&key(1), policy(false), NOW).unwrap();
     let away = two.make(invited(70, Level::Member, 1));
@@ -1104,7 +1111,7 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
     assert_eq!(found.problems, Vec::<String>::new());
     assert_eq!(found.late, one, "{found:?}");
     assert_eq!(home.log.dated_back().unwrap(), one);
-    // And then loses its level to whoever had not seen it.
+    // Then it loses its level to a root that had not seen the event.
     home.log
         .append(&root(), level_of(2, Level::Member, 0), NOW)
         .unwrap();
@@ -1115,7 +1122,7 @@ fn what_came_to_light_late_shows_and_so_does_what_nobody_knew_who_took_a_level()
 }
 
 #[test]
-fn whose_last_event_is_dated_ahead_shows_on_both_sides_until_the_clock_is_set() {
+fn authors_of_post_dated_events_are_reported_until_their_clock_is_set() {
     let day = 86_400_000;
     let (home, other) = (Home::new(), Home::joining());
     sync(&home.log, &other.log, NOW);
@@ -1135,7 +1142,7 @@ fn whose_last_event_is_dated_ahead_shows_on_both_sides_until_the_clock_is_set() 
 }
 
 #[test]
-fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() {
+fn a_member_counts_with_its_inviter_unless_that_is_an_anchor() {
     let home = Home::new();
     let open = Policy {
         who_may_invite: Level::Member,
@@ -1143,7 +1150,7 @@ fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() 
     };
     let append = |seed: u8, body| home.log.append(&key(seed), body, NOW).map(drop).unwrap();
     append(1, Body::PolicyChanged(open));
-    // 2 and 3 by the anchor, 4 by 3, 5 by 4.
+    // Nodes 2 and 3 by the anchor, 4 by 3, 5 by 4.
     for (by, seed, level) in [
         (1, 2, Level::Trusted),
         (1, 3, Level::Member),
@@ -1161,7 +1168,7 @@ fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() 
     assert_eq!(answers(), ids([1, 2, 3, 3, 3]));
     let stranger = key(90).id();
     assert_eq!(home.log.state().answers_for(&stranger), stranger);
-    // An anchor that was put down answers for the members that it has let in.
+    // A demoted anchor answers for the members that it invited.
     home.log
         .append(&root(), level_of(2, Level::Anchor, 0), NOW)
         .unwrap();
@@ -1169,7 +1176,7 @@ fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() 
         .append(&root(), level_of(1, Level::Member, 99), NOW)
         .unwrap();
     assert_eq!(answers(), ids([1, 2, 1, 1, 1]));
-    // Who answered goes on doing so when it is put out.
+    // A revoked member still answers for the members that it invited.
     append(
         2,
         Body::Revoked {
@@ -1181,7 +1188,7 @@ fn who_is_let_in_by_a_member_is_counted_with_it_and_who_is_by_an_anchor_alone() 
 }
 
 #[test]
-fn no_chain_of_invites_and_no_flood_of_them_makes_parties_of_one_crowd() {
+fn chains_and_floods_of_invites_make_no_further_quota_groups() {
     let home = Home::new();
     let open = Policy {
         who_may_invite: Level::Member,
@@ -1189,7 +1196,7 @@ fn no_chain_of_invites_and_no_flood_of_them_makes_parties_of_one_crowd() {
     };
     let append = |by: u8, body| home.log.append(&key(by), body, NOW).map(drop).unwrap();
     append(1, Body::PolicyChanged(open));
-    // 2 by the anchor, and each of a chain by the one before it.
+    // Node 2 by the anchor, and each following node by the one before it.
     let links = 2..=90u8;
     for seed in links.clone() {
         append(seed - 1, invited(100 + seed, Level::Member, 1));
@@ -1200,10 +1207,10 @@ fn no_chain_of_invites_and_no_flood_of_them_makes_parties_of_one_crowd() {
         let all = links.clone().map(|seed| state.answers_for(&key(seed).id()));
         all.collect::<std::collections::BTreeSet<_>>()
     };
-    // Itself for all that are near, and one for all the others.
+    // Nodes near the anchor count with node 2, all others with the root.
     let two = [key(2).id(), root().id()].into_iter().collect();
     assert_eq!(parties(), two);
-    // Used invites are forgotten when others need the room.
+    // Used invites are removed when others need the room.
     for n in 0..1100u32 {
         let mut secret = [7; 32];
         secret[..4].copy_from_slice(&n.to_le_bytes());

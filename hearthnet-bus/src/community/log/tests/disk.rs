@@ -1,7 +1,7 @@
-//! Disks that fill up, processes that are killed, bytes that change.
+//! Full disks, killed processes, and damaged bytes.
 //!
-//! The tests named `child_...` are run by others, in a process that is to be killed or in a
-//! mount namespace, and do nothing by themselves.
+//! Other tests run the tests named `child_...`, in a process that is to be killed or in a mount
+//! namespace. Without those, they do nothing.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Where a child finds its folder.
+/// Environment variable with the folder of a child.
 const DIR: &str = "HEARTHNET_TEST_LOG_DIR";
-/// With what a child says that the machine does not allow the test.
+/// Exit code of a child if the machine does not allow the test.
 const SKIP: i32 = 77;
 
 fn child(test: &str, dir: &Path) -> Command {
@@ -45,7 +45,7 @@ fn wait(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-#[ignore = "run by whatever_moment_a_writer_is_killed_at"]
+#[ignore = "run by no_acknowledged_event_is_lost_whenever_a_writer_is_killed"]
 fn child_that_writes_until_it_is_killed() {
     let Some(dir) = std::env::var_os(DIR) else {
         return;
@@ -84,14 +84,14 @@ fn child_that_writes_until_it_is_killed() {
     }
 }
 
-/// Kills one process, and waits until it is gone.
+/// Kills a process and waits for its end.
 fn kill(mut child: Child) {
     child.kill().unwrap();
     child.wait().unwrap();
 }
 
 #[test]
-fn whatever_moment_a_writer_is_killed_at_nothing_acknowledged_is_lost() {
+fn no_acknowledged_event_is_lost_whenever_a_writer_is_killed() {
     // On a real disk, with real syncs.
     let dir = TempDir::new().unwrap();
     let log = EventLog::create(
@@ -113,7 +113,7 @@ fn whatever_moment_a_writer_is_killed_at_nothing_acknowledged_is_lost() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(writer.stdout.take().unwrap());
-        // Some moment after some number of acknowledgements.
+        // Kill the writer at a random time after a random number of acknowledgements.
         let mut random = [0; 2];
         getrandom::fill(&mut random).unwrap();
         let mut left = u32::from(random[0]) % 24;
@@ -176,7 +176,7 @@ fn child_on_a_small_disk() {
     let dir = Path::new(&dir);
     let data = dir.join("data");
     let log = EventLog::create(&data, &root(), key(1).id(), "E", Policy::default(), NOW).unwrap();
-    // Fill what is left, but for a few pages.
+    // Fill the disk except for a few pages.
     let mut ballast = std::fs::File::create(dir.join("ballast")).unwrap();
     while ballast.write_all(&[7; 4096]).is_ok() {}
     let size = ballast.metadata().unwrap().size();
@@ -213,7 +213,7 @@ fn child_on_a_small_disk() {
     };
     println!("{reason}");
     assert_eq!(since_ms, NOW);
-    // Reading goes on, here and in other processes; writing is refused, and says so.
+    // Reading still works, here and in other processes; writing fails with its error.
     assert_eq!(log.state().level(&key(1).id()), Some(Level::Anchor));
     assert!(
         !log.missing(&Heads::empty(log.community()), 99, 1 << 20)
@@ -233,7 +233,7 @@ fn child_on_a_small_disk() {
         .find_map(Result::err);
     drop(refused);
 
-    // Room again: the log finds out by itself.
+    // With free space again, the log recovers by itself.
     std::fs::remove_file(dir.join("ballast")).unwrap();
     drop(ballast);
     wait("recovery", || log.health() == LogHealth::Ok);
@@ -291,12 +291,12 @@ fn a_full_disk_makes_the_log_read_only_and_room_makes_it_writable_again() {
     println!("{text}");
 }
 
-/// The path of these tests, as the test runner names it: without the crate.
+/// Path of these tests for the test runner: without the crate.
 fn own_path() -> &'static str {
     module_path!().split_once("::").unwrap().1
 }
 
-/// What a crash leaves: the files as they are while the log is open, in a new folder.
+/// State after a crash: copies the files of the open log to a new folder.
 fn crashed(home: &Home) -> TempDir {
     let copy = folder();
     for file in std::fs::read_dir(home.dir.path()).unwrap() {
@@ -308,7 +308,7 @@ fn crashed(home: &Home) -> TempDir {
     copy
 }
 
-/// A community with some history, and another member.
+/// A community with three members and some history.
 fn busy() -> Home {
     let home = Home::new();
     for body in [
@@ -332,7 +332,7 @@ fn busy() -> Home {
 }
 
 #[test]
-fn a_write_that_was_cut_off_is_dropped_with_a_message_and_nothing_else() {
+fn an_incomplete_write_is_dropped_with_a_message() {
     let home = busy();
     let before = ids(&home.log);
     let whole = crashed(&home);
@@ -366,7 +366,7 @@ fn a_write_that_was_cut_off_is_dropped_with_a_message_and_nothing_else() {
             assert!(!recovery.doubt, "cut to {cut}");
         }
         assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
-        // To the log this is a copy that was put back; after a crash it would be the same file.
+        // The log takes this for a restored copy; after a real crash it would be the same file.
         log.caught_up(NOW).unwrap();
         log.append(&key(1), invited(61, Level::Member, 1), NOW)
             .unwrap();
@@ -377,7 +377,7 @@ fn a_write_that_was_cut_off_is_dropped_with_a_message_and_nothing_else() {
 }
 
 #[test]
-fn a_flipped_bit_in_the_tail_is_noticed_and_peers_bring_back_what_it_cost() {
+fn a_flipped_bit_in_the_tail_is_detected_and_peers_send_the_lost_events() {
     let home = busy();
     let copy = crashed(&home);
     let path = copy.path().join("log.sqlite-wal");
@@ -391,7 +391,7 @@ fn a_flipped_bit_in_the_tail_is_noticed_and_peers_bring_back_what_it_cost() {
     assert!(recovery.doubt);
     assert!(ids(&log).len() < ids(&home.log).len());
     assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
-    // What is lost may be its own, and others may have it: nothing new before they were asked.
+    // Lost events may be this node's own, and other nodes may have them: no writing before a sync.
     let refused = log.append(&key(1), invited(61, Level::Member, 1), NOW);
     assert_eq!(refused.unwrap_err().code(), "log_behind");
     sync(&home.log, &log, NOW);
@@ -402,7 +402,7 @@ fn a_flipped_bit_in_the_tail_is_noticed_and_peers_bring_back_what_it_cost() {
     assert_eq!(log.state().frozen().count(), 0);
 }
 
-/// A backup of a log that nobody has open: its files in a new folder.
+/// Backup of a closed log: copies its files to a new folder.
 fn backed_up(dir: &Path) -> TempDir {
     let copy = folder();
     for file in std::fs::read_dir(dir).unwrap() {
@@ -413,12 +413,12 @@ fn backed_up(dir: &Path) -> TempDir {
 }
 
 #[test]
-fn a_copy_that_was_put_back_writes_nothing_before_a_peer_was_asked_and_nobody_is_frozen() {
+fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
     let Home { log, dir } = busy();
     let other = Home::joining();
     drop(log);
     let backup = backed_up(dir.path());
-    // Life goes on after the backup, and others hear of it.
+    // More events after the backup, which other nodes receive.
     let log = EventLog::open(dir.path()).unwrap();
     assert!(!log.is_in_doubt(), "the file is where it was");
     log.append(&key(1), invited(60, Level::Member, 1), NOW)
@@ -430,7 +430,7 @@ fn a_copy_that_was_put_back_writes_nothing_before_a_peer_was_asked_and_nobody_is
     assert!(restored.is_in_doubt());
     let write = |seed| restored.append(&key(1), invited(seed, Level::Member, 1), NOW);
     assert_eq!(write(61).unwrap_err().code(), "log_behind");
-    // What holds for a while only takes no number of the chain.
+    // Ephemeral events are allowed: they use no number of the chain.
     let seen = Body::NodeSeen {
         endpoints: vec![],
         name: "attic".into(),
@@ -447,7 +447,7 @@ fn a_copy_that_was_put_back_writes_nothing_before_a_peer_was_asked_and_nobody_is
     assert!(other.log.state().invite(&key(60).id()).is_some());
     assert!(other.log.state().invite(&key(61).id()).is_some());
     drop(restored);
-    // Asked once is enough, for this file.
+    // For this file, asking once is enough.
     let again = EventLog::open(backup.path()).unwrap();
     assert!(!again.is_in_doubt());
 }
@@ -464,7 +464,7 @@ fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert!(backup::write(&file, Some(&home.log), &parts).is_err());
-    // Nothing but the file.
+    // The folder holds only the backup.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 
     assert_eq!(backup::read(&file).unwrap(), (parts, true));
@@ -483,7 +483,7 @@ fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
 }
 
 #[test]
-fn a_file_that_is_no_backup_or_a_damaged_one_gives_nothing() {
+fn a_foreign_or_damaged_file_is_refused_as_a_backup() {
     let home = busy();
     let dir = folder();
     assert!(backup::read(home.log.path()).is_err(), "a log is no backup");
@@ -496,7 +496,7 @@ fn a_file_that_is_no_backup_or_a_damaged_one_gives_nothing() {
             .iter_mut()
             .for_each(|b| *b ^= 0x55);
         std::fs::write(&file, &bytes).unwrap();
-        // An unused page may hold anything; whatever can be read is whole.
+        // An unused page may have any content; data that is readable must be intact.
         if backup::read(&file).is_ok() {
             let to = folder();
             if backup::restore_log(&file, to.path()).is_ok() {
@@ -525,7 +525,7 @@ fn a_backup_with_one_flipped_bit_in_an_event_is_refused_and_leaves_nothing() {
     assert!(raws.len() > 3);
     let mut flipped = 0;
     for raw in raws {
-        // One that lies in one page, whole. SQLite leaves copies in the unused part of pages.
+        // Only copies within one page are found. SQLite leaves copies in the unused part of pages.
         let copies = good.windows(raw.len()).enumerate();
         let copies = copies.filter(|(_, bytes)| *bytes == raw);
         let copies: Vec<usize> = copies.map(|(at, _)| at).collect();
@@ -550,7 +550,7 @@ fn a_backup_with_one_flipped_bit_in_an_event_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn the_copy_of_a_log_without_other_members_has_nobody_to_ask_and_goes_on() {
+fn a_restored_log_without_other_members_may_write() {
     let Home { log, dir } = Home::new();
     drop(log);
     let copy = backed_up(dir.path());
@@ -560,7 +560,7 @@ fn the_copy_of_a_log_without_other_members_has_nobody_to_ask_and_goes_on() {
 }
 
 #[test]
-fn a_log_that_is_gone_is_made_again_and_filled_by_a_peer_before_it_writes() {
+fn a_lost_log_is_filled_by_a_peer_before_it_writes() {
     let home = busy();
     let dir = folder();
     let again = EventLog::prepare_again(dir.path(), home.log.community()).unwrap();
@@ -578,7 +578,7 @@ fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
     let home = busy();
     let state = home.log.state();
     let copy = crashed(&home);
-    // A clean file: opened alone and closed, everything is in it.
+    // Opened alone and closed, so that the main file has all content.
     drop(EventLog::open(copy.path()).unwrap());
     let path = copy.path().join(FILE_NAME);
     let good = std::fs::read(&path).unwrap();
@@ -610,7 +610,7 @@ fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
                 assert_eq!(std::fs::read(aside).unwrap().len(), bytes.len());
                 rebuilt += 1;
             }
-            // Whatever was left is right, and a peer brings the rest.
+            // The remaining events are correct, and a peer sends the rest.
             let found = log.verify().unwrap();
             assert_eq!(
                 found.problems,

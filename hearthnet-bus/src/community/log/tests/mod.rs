@@ -23,7 +23,7 @@ fn root() -> NodeKey {
     key(200)
 }
 
-/// A log in a folder of its own.
+/// Log in a folder of its own.
 struct Home {
     log: EventLog,
     dir: TempDir,
@@ -39,7 +39,7 @@ impl Home {
         Self { log, dir }
     }
 
-    /// A log of the same community, still empty.
+    /// Empty log of the same community.
     fn joining() -> Self {
         let dir = folder();
         let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
@@ -51,7 +51,7 @@ impl Home {
     }
 }
 
-/// A folder in memory where there is one: most tests are about what is written, not where.
+/// Temporary folder, in memory if possible: most tests do not depend on the disk.
 fn folder() -> TempDir {
     let memory = std::path::Path::new("/dev/shm");
     match memory.is_dir() {
@@ -60,7 +60,7 @@ fn folder() -> TempDir {
     }
 }
 
-/// Makes events as their authors would, and as they should not.
+/// Makes valid and invalid events of one author.
 struct Author {
     key: NodeKey,
     seq: u64,
@@ -78,7 +78,7 @@ impl Author {
         }
     }
 
-    /// An unsigned durable event that follows the last one.
+    /// Unsigned durable event that follows the last one.
     fn draft(&self, body: Body) -> Event {
         Event {
             community: CommunityId::from(root().id()),
@@ -92,7 +92,7 @@ impl Author {
         }
     }
 
-    /// Signs an event, and goes on from it.
+    /// Signs an event. The next draft follows it.
     fn sign(&mut self, event: &Event) -> Vec<u8> {
         let raw = event.sign(&self.key).unwrap();
         self.seq = event.seq;
@@ -105,7 +105,6 @@ impl Author {
         self.sign(&self.draft(body))
     }
 
-    /// An ephemeral event.
     fn say(&self, seq: u64, time_ms: u64, body: Body) -> Vec<u8> {
         let event = Event {
             seq,
@@ -120,7 +119,7 @@ impl Author {
     }
 }
 
-/// The codes with which a log refuses events.
+/// Receives events and returns the codes of the refused ones.
 fn codes(log: &EventLog, raw: &[Vec<u8>], now: u64) -> Vec<Code> {
     let received = log.receive(raw, key(99).id(), now).unwrap();
     received.refused.iter().map(|(_, why)| why.code()).collect()
@@ -135,7 +134,7 @@ fn invited(seed: u8, level: Level, uses: u32) -> Body {
     }
 }
 
-/// Key `node` joins with the invite `invite`.
+/// Admission of key `node` by the invite `invite`.
 fn admitted(invite: u8, node: u8, level: Level) -> Body {
     let community = CommunityId::from(root().id());
     let name = format!("node {node}");
@@ -165,7 +164,7 @@ fn descriptor(host: NodeId) -> Descriptor {
     }
 }
 
-/// Brings `to` up to `from`, in small batches. Says how many events went over.
+/// Sends events in small batches until `to` has all of `from`. Returns the number of sent events.
 fn sync(from: &EventLog, to: &EventLog, now: u64) -> usize {
     let mut heads = to.heads();
     let mut sent = 0;
@@ -257,7 +256,7 @@ fn a_folder_has_one_community() {
 }
 
 #[test]
-fn an_invited_node_joins_and_everybody_learns_of_it() {
+fn an_invited_node_joins_and_other_logs_learn_of_it() {
     let home = Home::new();
     home.log
         .append(&key(1), invited(50, Level::Trusted, 1), NOW)
@@ -289,7 +288,7 @@ fn an_invited_node_joins_and_everybody_learns_of_it() {
 }
 
 #[test]
-fn who_leaves_is_no_member_until_a_new_invite_brings_it_back() {
+fn a_node_that_left_can_rejoin_by_a_new_invite() {
     let home = Home::new();
     let (two, level) = (key(2), Level::Trusted);
     for body in [invited(50, level, 1), admitted(50, 2, level)] {
@@ -341,7 +340,7 @@ fn the_last_anchor_cannot_leave_others_alone_but_the_last_member_can() {
 }
 
 #[test]
-fn a_member_says_what_it_is_called_and_nobody_else_does() {
+fn a_member_changes_only_its_own_name() {
     let home = Home::new();
     let name = |text: &str| Body::Named { name: text.into() };
     home.log.append(&key(1), name("attic"), NOW).unwrap();
@@ -395,7 +394,7 @@ fn an_advertisement_is_seen_replaced_and_withdrawn() {
 }
 
 #[test]
-fn what_neighbours_say_of_themselves_tells_whether_the_clock_is_right() {
+fn announcements_of_neighbours_reveal_a_wrong_clock() {
     let home = Home::new();
     for seed in 2..=4 {
         home.log
@@ -414,21 +413,21 @@ fn what_neighbours_say_of_themselves_tells_whether_the_clock_is_right() {
         (Author::new(key(seed)).say(time, time, seen), key(seed).id())
     };
     assert_eq!(home.log.clock_offset(NOW), None);
-    // Two are an hour ahead: too far for their events to be taken, and heard all the same.
+    // Two clocks are an hour ahead: their events are refused, but the clocks are recorded.
     for seed in [2, 3] {
         let (event, from) = say(seed, NOW + 3_600_000);
         let received = home.log.receive(&[event], from, NOW).unwrap();
         assert_eq!(received.refused.len(), 1);
     }
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
-    // What somebody passes on of another may be old, and says nothing.
+    // A relayed announcement may be old, so it is not recorded.
     let (event, _) = say(4, NOW);
     home.log.receive(&[event], key(2).id(), NOW).unwrap();
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
 }
 
 #[test]
-fn another_handle_of_the_same_file_sees_changes_when_it_is_told_to_look() {
+fn another_handle_of_the_same_file_sees_changes_after_update() {
     let home = Home::new();
     let second = EventLog::open(home.dir.path()).unwrap();
     let mut changes = second.changes();
@@ -450,7 +449,7 @@ fn another_handle_of_the_same_file_sees_changes_when_it_is_told_to_look() {
         .append(&key(1), invited(51, Level::Member, 1), NOW)
         .unwrap();
     assert_eq!(home.level(4), Some(Level::Member));
-    // What a peer brings that another handle has stored already is seen as well.
+    // An event of a peer that another handle has stored already is visible too.
     home.log
         .append(&key(1), invited(52, Level::Member, 1), NOW)
         .unwrap();

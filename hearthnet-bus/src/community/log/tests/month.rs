@@ -1,11 +1,11 @@
-//! A log that only runs does not grow.
+//! Merely running does not grow the log.
 
 use super::*;
 
-/// How often a host says that it is there, in milliseconds.
+/// Interval of a host's advertisements, in ms.
 const BEAT_MS: u64 = 30_000;
 
-/// Hours of heartbeats from a number of hosts, and the size of the files after each.
+/// Simulates hours of heartbeats from `hosts` hosts. Returns the size of the files after each hour.
 fn run(hosts: u8, hours: u64) -> Vec<u64> {
     let home = Home::new();
     let mut me = Author {
@@ -32,7 +32,7 @@ fn run(hosts: u8, hours: u64) -> Vec<u64> {
                         name: "attic".into(),
                         software: "hearthnet/0.1.0".into(),
                     };
-                    // What a node says of itself it says less often.
+                    // Node announcements are less frequent than advertisements.
                     let seen = (beat % 4 == 0).then_some(seen);
                     [Some(advert), seen]
                         .into_iter()

@@ -1,4 +1,4 @@
-//! The order of delivery does not matter: not for the state, not for what is kept.
+//! The order of delivery influences neither the state nor the stored events.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What an author does next.
+/// Next event of an author.
 #[derive(Debug, Clone)]
 struct Step {
     author: u8,
@@ -14,9 +14,9 @@ struct Step {
     about: u8,
     level: Level,
     number: u64,
-    /// How much further than its last event the author's Lamport clock is.
+    /// Distance of the Lamport time from the author's last event.
     gap: u64,
-    /// Signs another event in the place of its last one, and goes on from the new one.
+    /// Replaces the author's last event by another one (a fork) and continues from it.
     again: bool,
 }
 
@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn body(step: &Step) -> Body {
     let node = key(step.about).id();
-    // Few invites, so that admissions meet them.
+    // Only few invites, so that admissions match them.
     let invite = 50 + u8::try_from(step.number % 3).unwrap();
     let level = [Level::Member, Level::Trusted, Level::Anchor][usize::from(invite - 50)];
     match step.kind {
@@ -68,7 +68,7 @@ fn body(step: &Step) -> Body {
         }),
         _ => Body::InviteWithdrawn {
             invite: key(invite).id(),
-            // Nothing named, or some, who may have come by it.
+            // No list, an empty one, or some nodes that may have joined by the invite.
             members: (step.gap > 2).then(|| {
                 (0..step.number)
                     .map(|n| key(u8::try_from(n).unwrap()).id())
@@ -78,7 +78,7 @@ fn body(step: &Step) -> Body {
     }
 }
 
-/// The events of a small, quarrelsome community: author 0 is the root.
+/// Events of a small community with many conflicts. Author 0 is the root.
 fn events(steps: &[Step]) -> Vec<Vec<u8>> {
     let mut authors: Vec<_> = (0..6u8)
         .map(|i| Author::new(if i == 0 { root() } else { key(i) }))
@@ -106,8 +106,8 @@ fn events(steps: &[Step]) -> Vec<Vec<u8>> {
     all
 }
 
-/// What should be kept, computed from the whole set at once, as the specification says it:
-/// per author the length of the chain, and where it parts.
+/// Expected chain length and fork of each author, computed from the whole set at once, as in the
+/// specification.
 fn expected(all: &[Vec<u8>]) -> BTreeMap<NodeId, (u64, Option<u64>)> {
     let mut places: BTreeMap<NodeId, BTreeMap<u64, BTreeMap<EventHash, Event>>> = BTreeMap::new();
     for raw in all {
@@ -149,7 +149,7 @@ fn deliver(log: &EventLog, events: &[Vec<u8>], batch: usize) {
     }
 }
 
-/// Exchanges in both directions until nothing is sent any more. How much was.
+/// Syncs both ways until nothing is sent. Returns the number of sent events.
 fn settle(a: &EventLog, b: &EventLog) -> usize {
     let mut sent = 0;
     for _round in 0..20 {
@@ -171,13 +171,13 @@ fn settle(a: &EventLog, b: &EventLog) -> usize {
     };
     let (to_a, to_b) = (show(to_a.unwrap()), show(to_b.unwrap()));
     panic!(
-        "they never come to rest: {to_a:#?} {to_b:#?} {:#?} {:#?}",
+        "the logs never agree: {to_a:#?} {to_b:#?} {:#?} {:#?}",
         a.heads(),
         b.heads()
     );
 }
 
-/// A permutation that follows from a seed.
+/// Permutation determined by a seed.
 fn shuffled<T: Clone>(items: &[T], mut seed: u64) -> Vec<T> {
     let mut items = items.to_vec();
     for i in (1..items.len()).rev() {
@@ -202,7 +202,7 @@ proptest! {
         let mixed = Home::joining();
         let order = shuffled(&all, seed);
         deliver(&mixed.log, &order, batch);
-        // Once more, all of it: nothing changes.
+        // Delivering everything again changes nothing.
         let hash = mixed.log.state().state_hash();
         let again = mixed.log.receive(&all, key(99).id(), NOW).unwrap();
         prop_assert_eq!(again.accepted, Vec::<usize>::new());
@@ -222,13 +222,13 @@ proptest! {
     }
 
     #[test]
-    fn partitions_heal_to_the_same_log_whoever_meets_first(
+    fn partitions_heal_to_the_same_log_in_any_order_of_syncs(
         steps in prop::collection::vec(step(), 5..40), sides in prop::collection::vec(0..3u8, 40),
     ) {
         let all = events(&steps);
         let whole = Home::joining();
         deliver(&whole.log, &all, all.len());
-        // Each event reaches one of three nodes first; the root's first one all.
+        // Each event is delivered to one of three nodes; the root's first event to all.
         let split = || -> Vec<Home> {
             (0..3u8)
                 .map(|side| {
@@ -247,14 +247,14 @@ proptest! {
         };
         for meetings in [[(0, 1), (1, 2)], [(2, 1), (0, 2)]] {
             let homes = split();
-            // Where every other event of a chain lies on either side, a round fills one hole.
+            // If the events of a chain alternate between the sides, each round fills only one hole.
             let mut rounds = 0..=all.len();
             let heal = || meetings.map(|(a, b)| settle(&homes[a].log, &homes[b].log));
             while heal() != [0, 0] {
-                prop_assert!(rounds.next().is_some(), "they never come to rest");
+                prop_assert!(rounds.next().is_some(), "the logs never agree");
             }
-            // What only a stranger's log has, or lies behind a hole that nobody can fill, is
-            // not passed on and has no effect.
+            // Events that only a stranger's log has, or beyond a hole that no log can fill, are not
+            // passed on and have no effect.
             for home in &homes {
                 prop_assert!(home.log.is_consistent());
                 prop_assert_eq!(home.log.heads(), homes[0].log.heads());

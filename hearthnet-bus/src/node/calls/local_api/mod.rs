@@ -1,14 +1,14 @@
-//! The local API, for apps on this machine: a plain WebSocket, through either of two doors.
+//! The local API for apps on this machine: a plain WebSocket, over either of two listeners.
 //!
-//! | door | found by | who comes in |
+//! | listener | found by | access |
 //! |---|---|---|
-//! | a Unix socket | [`SOCKET_FILE`] | programs of this user, and root's, as the system names them |
-//! | a port of the loopback interface | [`ENDPOINT_FILE`] | who shows the token from [`TOKEN_FILE`] |
+//! | a Unix socket | [`SOCKET_FILE`] | programs of this user and of root, by their peer credentials |
+//! | a port of the loopback interface | [`ENDPOINT_FILE`] | programs that send the token from [`TOKEN_FILE`] |
 //!
-//! All three files are in the node's data directory. Whoever can read the token is this user, so a call
-//! through either is a call of this node. Web pages cannot use it: they cannot read the token, and a
-//! browser says where a page came from. Other users of the machine may connect to the port, and not to
-//! the socket: its places are this user's alone.
+//! All three files are in the node's data directory. Only this user can read the token, so a call
+//! over either listener counts as a call of this node. Web pages have no access: they cannot read
+//! the token, and a browser sends the page's origin. Other users of the machine can connect to the
+//! port but not to the socket, so they cannot use up its connections.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -39,41 +39,38 @@ use super::server::{CallServer, Origin};
 use super::wire::Wire;
 use crate::identity::{regular_file, whole_file};
 
-/// Holds the token, readable by the owner only; made anew at each start.
+/// File of the token, readable by the owner only; new at each start.
 pub const TOKEN_FILE: &str = "bus.token";
-/// Holds the address, `ws://127.0.0.1:PORT/bus/v1`, while the node runs.
+/// File of the address, `ws://127.0.0.1:PORT/bus/v1`, while the node runs.
 pub const ENDPOINT_FILE: &str = "bus.endpoint";
-/// The Unix socket, there while the node runs.
+/// The Unix socket, while the node runs.
 pub const SOCKET_FILE: &str = "bus.socket";
 
-/// Connections at once through one door: apps of one machine. As many may be on their upgrade request:
-/// for one more the one that has been for longest is closed, so that other users of the machine, who
-/// have no token, keep nobody out.
+/// Upper bound of open connections per listener, and of pending upgrades. One more upgrade closes
+/// the longest pending one, so that users without a token cannot block the port.
 const MAX_CONNECTIONS: usize = 32;
-/// For the upgrade request.
+/// Time limit of the upgrade request.
 const UPGRADE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Why the local API could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LocalApiError {
-    /// The system gives no port.
+    /// No port could be bound.
     #[error("cannot listen for apps at 127.0.0.1: {0}")]
     Listen(#[source] io::Error),
     /// A file of the local API could not be written.
     #[error("cannot write {}: {source}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The system gave no randomness for a token.
     #[error("the operating system gave no randomness for a token")]
     Randomness,
 }
 
-/// An open local API. Closed, and its files removed, by [`LocalApi::close`] or when dropped.
+/// An open local API. [`LocalApi::close`] or dropping it closes it and removes its files.
 pub struct LocalApi {
     addr: SocketAddr,
     files: Option<Files>,
@@ -91,14 +88,14 @@ impl std::fmt::Debug for LocalApi {
 }
 
 impl LocalApi {
-    /// Listens on a free port of 127.0.0.1 and, where the system lets it, at a Unix socket, for apps that
-    /// can read `data_dir`. The caller holds the directory's lock: a socket that lies there was left
-    /// behind by a node that was killed, and is replaced.
+    /// Listens on a free port of 127.0.0.1 and, where possible, on a Unix socket. The caller must
+    /// hold the lock of `data_dir`: a socket file found there was left by a killed node, and is
+    /// replaced.
     ///
     /// # Errors
     /// [`LocalApiError`].
     pub async fn open(data_dir: &Path, server: Arc<CallServer>) -> Result<Self, LocalApiError> {
-        // Loopback only: there is no TLS.
+        // Loopback only, because there is no TLS.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(LocalApiError::Listen)?;
         let addr = listener.local_addr().map_err(LocalApiError::Listen)?;
@@ -106,18 +103,18 @@ impl LocalApi {
         let files = Files::write(data_dir, &token, &format!("ws://{addr}{BUS_PATH}"))?;
         let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
         let (stop, mut tasks) = (Cancel::default(), JoinSet::new());
-        let port = Door::Port(listener, Arc::new(bearer));
+        let port = LocalListener::Port(listener, Arc::new(bearer));
         tasks.spawn(accept(port, Arc::clone(&server), stop.clone()));
         let socket = match SocketFile::bind(data_dir.join(SOCKET_FILE)) {
             Ok((listener, file)) => {
-                let door = Door::Socket(listener, geteuid());
+                let door = LocalListener::Socket(listener, geteuid());
                 tasks.spawn(accept(door, server, stop.clone()));
                 Some(file)
             }
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "programs of this machine come through the port only: there is no socket {SOCKET_FILE} in {}",
+                    "apps can only use the port: cannot create the socket {SOCKET_FILE} in {}",
                     data_dir.display()
                 );
                 None
@@ -132,19 +129,19 @@ impl LocalApi {
         })
     }
 
-    /// Where it listens.
+    /// Address of the loopback port.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Closes both doors and every connection, and removes its files.
+    /// Closes both listeners and every connection, and removes the files.
     pub async fn close(mut self) {
         self.remove_files();
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Before the socket is closed: until then no other file has its number.
+    /// Must run before the socket is closed: until then no other file has its inode number.
     fn remove_files(&mut self) {
         drop((self.socket.take(), self.files.take()));
     }
@@ -162,13 +159,13 @@ fn new_token() -> Result<Zeroizing<String>, LocalApiError> {
     Ok(Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice())))
 }
 
-/// The local API's files, removed when dropped unless another node has replaced them.
+/// Token and endpoint files, removed on drop unless another node has replaced them.
 struct Files([(PathBuf, Zeroizing<String>); 2]);
 
 impl Files {
     fn write(data_dir: &Path, token: &str, endpoint: &str) -> Result<Self, LocalApiError> {
         let line = |text: &str| Zeroizing::new(format!("{text}\n"));
-        // The token first: who finds the endpoint finds the token that belongs to it.
+        // The token first: a program that finds the endpoint then finds the matching token.
         let files = Self([
             (data_dir.join(TOKEN_FILE), line(token)),
             (data_dir.join(ENDPOINT_FILE), line(endpoint)),
@@ -190,22 +187,22 @@ impl Drop for Files {
         for (path, content) in &self.0 {
             let most = content.len() as u64;
             if regular_file::read(path, most).is_ok_and(|found| found == content.as_bytes()) {
-                // Nothing can be done about a failure here.
+                // Best effort.
                 let _ = fs::remove_file(path);
             }
         }
     }
 }
 
-/// The socket's file, removed when dropped unless another node has replaced it.
+/// The socket's file, removed on drop unless another node has replaced it.
 struct SocketFile {
     path: PathBuf,
-    /// Its device and number.
+    /// Device and inode number.
     is: (u64, u64),
 }
 
 impl SocketFile {
-    /// A socket at a path where nobody else listens.
+    /// Binds a socket at `path`, replacing a file there.
     fn bind(path: PathBuf) -> io::Result<(UnixListener, Self)> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -220,7 +217,8 @@ impl SocketFile {
         })?;
         let is = Self::number(&path)?;
         let file = Self { path, is };
-        // Until here its mode is as the user's mask says; who connects meanwhile is looked at as well.
+        // Until here the mode depends on the umask; connections made meanwhile are checked by
+        // `is_of`.
         fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600))?;
         Ok((listener, file))
     }
@@ -234,27 +232,27 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if Self::number(&self.path).is_ok_and(|found| found == self.is) {
-            // Nothing can be done about a failure here.
+            // Best effort.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Where apps come in.
-enum Door {
-    /// Every user of the machine may connect: an app shows the token, as this header has it.
+/// A listener for apps.
+enum LocalListener {
+    /// Any user of the machine may connect: the app must send this header.
     Port(TcpListener, Arc<Zeroizing<String>>),
-    /// The system says whose a connection is: this user's.
+    /// The system names the peer's user, which must be this one.
     Socket(UnixListener, Uid),
 }
 
-impl Door {
-    /// The next app, and with which header it has to come.
+impl LocalListener {
+    /// The next app, with the header that it has to send.
     async fn next(&self) -> (Box<dyn Io>, Option<Arc<Zeroizing<String>>>) {
         match self {
             Self::Port(listener, bearer) => {
                 let (stream, _) = hearthnet_transport::accept(listener).await;
-                // Small messages matter more than full packets.
+                // Send small messages without delay.
                 let _ = stream.set_nodelay(true);
                 (Box::new(stream), Some(Arc::clone(bearer)))
             }
@@ -263,20 +261,20 @@ impl Door {
                 if is_of(&stream, *own) {
                     return (Box::new(stream), None);
                 }
-                tracing::info!("a program of another user was not let in");
+                tracing::info!("a program of another user was refused");
             },
         }
     }
 }
 
-/// Whether this user's program has connected. Root's may as well: it can read the token, and be any user.
+/// True for peers of this user, and of root, which could read the token anyway.
 fn is_of(stream: &UnixStream, own: Uid) -> bool {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     peer.is_ok_and(|uid| uid == own.as_raw() || uid == Uid::ROOT.as_raw())
 }
 
-async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
-    // Dropped, they end every connection.
+async fn accept(door: LocalListener, server: Arc<CallServer>, stop: Cancel) {
+    // Dropping the sets aborts every connection.
     let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
     let mut oldest = VecDeque::<AbortHandle>::new();
     loop {
@@ -291,7 +289,7 @@ async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
                 oldest.push_back(entering.spawn(enter(stream, bearer)));
             }
             Some(entered) = entering.join_next(), if !entering.is_empty() => {
-                // One too many is closed.
+                // A connection above the bound is closed.
                 if let (Ok(Some(wire)), true) = (entered, open.len() < MAX_CONNECTIONS) {
                     let server = Arc::clone(&server);
                     open.spawn(async move { server.serve_wire(wire, Origin::Local).await });
@@ -303,7 +301,7 @@ async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
     }
 }
 
-/// An app that shows what it has to.
+/// Upgrades a connection, if it sends the required header.
 async fn enter(stream: Box<dyn Io>, bearer: Option<Arc<Zeroizing<String>>>) -> Option<Wire> {
     let config = WebSocketConfig::default()
         .read_buffer_size(16 * 1024)
@@ -319,7 +317,7 @@ async fn enter(stream: Box<dyn Io>, bearer: Option<Arc<Zeroizing<String>>>) -> O
     let upgrade = accept_hdr_async_with_config(stream, check, Some(config));
     match timeout(UPGRADE_DEADLINE, upgrade).await {
         Ok(Ok(socket)) => return Some(Wire::websocket(socket)),
-        Ok(Err(error)) => tracing::info!(%error, "an app was not let in"),
+        Ok(Err(error)) => tracing::info!(%error, "an app was refused"),
         Err(_) => tracing::info!("an app's upgrade request took too long"),
     }
     None

@@ -42,7 +42,7 @@ fn read(dir: &Path, name: &str) -> String {
     text.strip_suffix('\n').unwrap().to_owned()
 }
 
-/// Connects with these headers; the status of a refusal.
+/// Connects with these headers. Returns the HTTP status of a refusal.
 async fn enter(url: &str, headers: &[(&'static str, &str)]) -> Result<Wire, u16> {
     let addr = url.split('/').nth(2).unwrap();
     enter_over(TcpStream::connect(addr).await.unwrap(), url, headers).await
@@ -64,7 +64,7 @@ async fn enter_over(
     }
 }
 
-/// Whether it is answered.
+/// True if a call succeeds.
 async fn answers(client: &Client) -> bool {
     let describe = "bus.describe@1.0".parse().unwrap();
     match client.call(&describe, &json!({})) {
@@ -93,7 +93,7 @@ async fn an_app_with_the_token_calls_as_this_node() {
         .await
         .unwrap();
     assert_eq!(end["capabilities"][0]["capability"], "bus.describe@1.0");
-    // Whoever is connected is cut off, too.
+    // Open connections are closed as well.
     api.close().await;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !client.is_lost() {
@@ -103,7 +103,7 @@ async fn an_app_with_the_token_calls_as_this_node() {
 }
 
 #[tokio::test]
-async fn without_the_token_or_from_a_web_page_nobody_enters() {
+async fn without_the_token_or_from_a_web_page_access_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _api = open(dir.path()).await;
     let url = read(dir.path(), ENDPOINT_FILE);
@@ -144,7 +144,7 @@ async fn without_the_token_or_from_a_web_page_nobody_enters() {
 #[tokio::test]
 async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     let dir = tempfile::tempdir().unwrap();
-    // Whatever lay there, with whatever rights, is replaced.
+    // Existing files are replaced, whatever their mode.
     fs::write(dir.path().join(TOKEN_FILE), "open to all").unwrap();
     let api = open(dir.path()).await;
     let first = read(dir.path(), TOKEN_FILE);
@@ -162,7 +162,7 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     }
     let second = open(dir.path()).await;
     assert_ne!(read(dir.path(), TOKEN_FILE), first);
-    // The first one leaves the second one's files alone.
+    // Closing the first API leaves the second one's files in place.
     api.close().await;
     assert!(read(dir.path(), ENDPOINT_FILE).contains(&second.addr().to_string()));
     UnixStream::connect(dir.path().join(SOCKET_FILE))
@@ -197,11 +197,11 @@ async fn a_program_of_this_machine_finds_the_local_api_by_the_data_directory() {
     let api = open(dir.path()).await;
     let client = Client::connect_local(dir.path()).await.unwrap();
     assert!(answers(&client).await);
-    // Where there is no socket, by the port.
+    // Without a socket, the port is used.
     fs::remove_file(dir.path().join(SOCKET_FILE)).unwrap();
     let client = Client::connect_local(dir.path()).await.unwrap();
     assert!(answers(&client).await);
-    // A token is shown to this machine only, whatever the file says.
+    // The token is sent only to this machine, even if the endpoint file names another.
     fs::write(dir.path().join(ENDPOINT_FILE), "ws://192.0.2.1:9/bus/v1\n").unwrap();
     let elsewhere = Client::connect_local(dir.path()).await.unwrap_err();
     assert_eq!(elsewhere.code().as_str(), "unreachable");
@@ -275,11 +275,11 @@ async fn where_the_path_is_too_long_for_a_socket_programs_come_through_the_port(
     api.close().await;
 }
 
-/// What `then` comes to in a thread of another user; `None` where this process may not be somebody else,
-/// as it may if it is root's.
+/// Runs `then` in a thread of another user. `None` if this process may not change its user, as only
+/// root may.
 #[cfg(target_os = "linux")]
 fn as_nobody<T: Send + 'static>(then: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    // The system gives users to threads: the rest of this process stays who it is.
+    // Linux changes the user of the thread only; the rest of the process keeps its user.
     let become_nobody = || rustix::thread::set_thread_uid(Uid::from_raw(65_534));
     let thread = std::thread::spawn(move || become_nobody().ok().map(|()| then()));
     thread.join().unwrap()
@@ -296,16 +296,16 @@ async fn another_user_does_not_come_in_through_the_socket() {
         let all = fs::Permissions::from_mode(0o777);
         fs::set_permissions(path, all).unwrap();
     };
-    // Of those who get to the folder, the socket's own mode keeps them out,
+    // The mode of the socket refuses users who can enter the folder.
     open_to_all(dir.path());
     let at = path.clone();
     let Some(refused) = as_nobody(move || Blocking::connect(at).err()) else {
-        eprintln!("not tried: this process may not become another user, as root may");
+        eprintln!("skipped: only root may become another user");
         return;
     };
     let refused = refused.map(|error| error.kind());
     assert_eq!(refused, Some(io::ErrorKind::PermissionDenied));
-    // and if it did not, the system would tell who they are: more than there are places.
+    // Without that mode, the peer credentials refuse them; more connect than there are slots.
     open_to_all(&path);
     let connect = move || -> io::Result<Vec<Blocking>> {
         let all = (0..2 * MAX_CONNECTIONS).map(|_| Blocking::connect(&path));

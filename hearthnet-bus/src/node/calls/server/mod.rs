@@ -1,5 +1,5 @@
-//! Answering calls: whether one may run ([`CallServer::admit`], time as an argument), and
-//! the tasks that run it.
+//! Server side of calls: admission ([`CallServer::admit`], with the time as an argument) and the
+//! tasks that run admitted calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,47 +14,45 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Cancel;
-use super::budget::{Budgets, Payer, Rate};
+use super::budget::{BudgetKey, Budgets, Rate};
 use super::descriptor::{CapabilityDescriptor, Stability, Trust};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::CallError;
 use super::frame::Request;
 use super::frame_sink::{Connection, FrameSink, STALL};
 use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
-use super::session::Asked;
+use super::session::ServerEvent;
 use super::wire::{Out, Wire, within};
-use crate::identity::replay::NotNoted;
+use crate::identity::replay::ReplayError;
 use crate::now_ms;
 use crate::{Capability, NodeId, ReplayCache};
 
-/// How long a stranger may stay: it has one thing to ask.
+/// Longest connection of a stranger: it only needs to join.
 const STRANGER_STAYS: Duration = Duration::from_secs(15);
-/// Calls that it may make meanwhile: a few, if it mistypes. What each costs this node, two signatures,
-/// is less than the handshake before.
+/// Calls per connection of a stranger: a few, in case of typing errors. Each costs two signature
+/// checks, less than the handshake before.
 const STRANGER_CALLS: usize = 4;
-/// Common places for envelopes remembered against replay, for four minutes at most. A member that dates all
-/// that its budget allows 115 s ahead takes 2,350 of them.
+/// Capacity of the replay cache, shared by all callers. An envelope stays for at most four minutes.
+/// A member that uses its whole budget and dates its calls 115 s ahead takes 2,350 entries.
 const REMEMBERED_CALLS: usize = 8192;
 
-/// What the community says about callers and experiments; asked anew for each call.
+/// Trust levels and the policy on experiments; asked again for each call.
 pub trait Authority: Send + Sync {
-    /// How far a node is trusted now; [`Trust::Anyone`] for strangers and the revoked.
+    /// Current trust level of a node; [`Trust::Anyone`] for strangers and revoked nodes.
     fn trust(&self, node: &NodeId) -> Trust;
 
-    /// Whether experiments may run.
     fn research(&self) -> Research;
 
-    /// Who answers for a node where members have shares: itself, unless somebody who has no more than a
-    /// share has let it in.
-    fn answers_for(&self, node: &NodeId) -> NodeId {
+    /// Quota key of a node: itself, or the member that answers for it because it was invited by a
+    /// member that is not an anchor.
+    fn quota_key(&self, node: &NodeId) -> NodeId {
         *node
     }
 }
 
-/// Whether experimental capabilities may run, and if not, which setting says so.
+/// State of the two switches for experimental capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Research {
-    /// Experiments may run.
     On,
     /// `policy.research.enable` is false in this node's configuration.
     OffHere,
@@ -63,10 +61,10 @@ pub enum Research {
 }
 
 impl Research {
-    /// The refusal of an experimental capability, unless it may run.
+    /// Returns the refusal of the experimental capability `what`, if it may not run.
     ///
     /// # Errors
-    /// `experimental_disabled`, naming the setting.
+    /// `experimental_disabled`, with the setting's name.
     pub fn check(self, what: &str) -> Result<(), CallError> {
         let (message, hint) = match self {
             Self::On => return Ok(()),
@@ -83,16 +81,16 @@ impl Research {
     }
 }
 
-/// From where a call comes.
+/// Source of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// From the node whose key the TLS handshake proved.
+    /// The node whose key the TLS handshake proved.
     Peer(NodeId),
-    /// From an app on this machine, which showed the local token.
+    /// An app on this machine, through the local API.
     Local,
 }
 
-/// Answers the calls that come to this node.
+/// Admits and runs the calls to this node.
 pub struct CallServer {
     own: NodeId,
     registry: Arc<Registry>,
@@ -105,27 +103,26 @@ struct Gate {
     seen: ReplayCache,
 }
 
-/// What is asked.
 struct Call {
     capability: Capability,
     params: Value,
-    /// Id of the envelope that it came in, and when that is dead.
+    /// Id of the call's envelope, and the first millisecond at which it is too old.
     envelope: Option<([u8; 16], u64)>,
 }
 
-/// A call that may run.
+/// An admitted call, ready to run.
 pub struct Admitted {
     handler: Arc<dyn Handler>,
     ctx: CallContext,
     params: Value,
     seconds: u32,
-    /// It is a stranger's that has proved that it is invited.
+    /// True for a stranger with a valid proof of an invite.
     is_invited: bool,
 }
 
 impl std::fmt::Debug for Admitted {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Parameters may be somebody's words.
+        // Parameters may hold a user's text.
         f.debug_struct("Admitted")
             .field("ctx", &self.ctx)
             .finish_non_exhaustive()
@@ -139,7 +136,7 @@ impl CallServer {
         Self::with_rates(own, registry, authority, Rate::MEMBER, Rate::STRANGERS)
     }
 
-    /// The same with other budgets.
+    /// [`CallServer::new`] with other budgets.
     pub(crate) fn with_rates(
         own: NodeId,
         registry: Arc<Registry>,
@@ -147,7 +144,7 @@ impl CallServer {
         member: Rate,
         strangers: Rate,
     ) -> Self {
-        // Another server on this registry has added it already, which is as well.
+        // Fails if another server on this registry has added it already; that is fine.
         let _ = register_describe(&registry);
         Self {
             own,
@@ -160,22 +157,21 @@ impl CallServer {
         }
     }
 
-    /// The node that it answers for.
+    /// The node whose calls are served.
     pub fn own(&self) -> NodeId {
         self.own
     }
 
-    /// The capabilities it answers for.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// Everything that has to hold before a handler runs. What is cheap comes first, and
-    /// what would tell a stranger something comes after the question who asks. What a stranger
-    /// brings is looked at before it takes anything that there is little of.
+    /// Checks everything that must hold before a handler runs. Cheap checks come first. Checks
+    /// whose refusal tells something about this node come after the check of the caller. A
+    /// stranger's request is verified before it takes any scarce resource.
     ///
     /// # Errors
-    /// The refusal that the caller gets.
+    /// The refusal for the caller.
     pub fn admit(
         &self,
         origin: Origin,
@@ -187,23 +183,27 @@ impl CallServer {
             Origin::Local => (self.own, true),
         };
         let trust = self.authority.trust(&caller);
-        let answers = self.authority.answers_for(&caller);
+        // Members that this node's inviter also invited do not use up its own quota.
+        let quota_key = match is_local {
+            true => caller,
+            false => self.authority.quota_key(&caller),
+        };
         let (invite, call) = if trust == Trust::Anyone && !is_local {
-            // It pays when it is known what it brings.
+            // Read first: the bucket to charge depends on the proof in the request.
             let brought = self
                 .read(origin, request, now_ms)
-                .and_then(|call| Ok((self.vouched(&caller, &call)?, call)));
-            let payer = match &brought {
-                Ok((Some(invite), _)) => Payer::Invite(*invite),
-                _ => Payer::Strangers,
+                .and_then(|call| Ok((self.stranger_invite(&caller, &call)?, call)));
+            let budget = match &brought {
+                Ok((Some(invite), _)) => BudgetKey::Invite(*invite),
+                _ => BudgetKey::Strangers,
             };
-            self.pay(payer, now_ms)?;
+            self.charge(budget, now_ms)?;
             brought?
         } else {
-            self.pay(Payer::Member(answers), now_ms)?;
+            self.charge(BudgetKey::Member(quota_key), now_ms)?;
             (None, self.read(origin, request, now_ms)?)
         };
-        self.note(caller, answers, &call, now_ms)?;
+        self.note(caller, quota_key, &call, now_ms)?;
         let Call {
             capability, params, ..
         } = call;
@@ -225,12 +225,12 @@ impl CallServer {
         Ok(Admitted {
             ctx: CallContext {
                 caller,
-                answers,
+                quota_key,
                 trust,
                 is_local,
                 capability,
                 cancel: Cancel::default(),
-                slot: local.slot(answers, is_local)?,
+                slot: local.slot(quota_key, is_local)?,
             },
             params,
             seconds: descriptor.limits.seconds,
@@ -239,16 +239,16 @@ impl CallServer {
         })
     }
 
-    fn pay(&self, payer: Payer, now_ms: u64) -> Result<(), CallError> {
-        let taken = self.gate.lock().budgets.take(payer, now_ms);
+    fn charge(&self, budget: BudgetKey, now_ms: u64) -> Result<(), CallError> {
+        let taken = self.gate.lock().budgets.take(budget, now_ms);
         taken.map_err(|wait_ms| {
             CallError::new(Code::RATE_LIMITED, "too many calls in a short time")
                 .with_hint(format!("try again in {wait_ms} ms"))
         })
     }
 
-    /// Who vouches for a stranger that calls this.
-    fn vouched(&self, caller: &NodeId, call: &Call) -> Result<Option<NodeId>, CallError> {
+    /// Invite that a stranger's call proves, if any.
+    fn stranger_invite(&self, caller: &NodeId, call: &Call) -> Result<Option<NodeId>, CallError> {
         if !is_join(&call.capability) {
             return Err(
                 unauthorized(format!("{caller} is not a member of this community"))
@@ -257,10 +257,10 @@ impl CallServer {
         }
         let local = self.registry.find(&call.capability)?;
         check_params(&local.descriptor, &call.params)?;
-        local.handler.vouches(caller, &call.params)
+        local.handler.authorize_stranger(caller, &call.params)
     }
 
-    /// What is asked, whoever asks.
+    /// Decodes a request, before any check of the caller's rights.
     fn read(&self, origin: Origin, request: Request, now_ms: u64) -> Result<Call, CallError> {
         let problem = match (origin, request) {
             (Origin::Peer(peer), Request::Signed { envelope, params }) => {
@@ -288,7 +288,7 @@ impl CallServer {
         params: &str,
         now_ms: u64,
     ) -> Result<Call, CallError> {
-        let unreadable = || CallError::bad_request("envelope", "is no base64url of an envelope");
+        let unreadable = || CallError::bad_request("envelope", "is not base64url of an envelope");
         if envelope.len() > MAX_ENVELOPE_BYTES.div_ceil(3) * 4 {
             return Err(unreadable());
         }
@@ -297,41 +297,46 @@ impl CallServer {
         let params = serde_json::from_str(params)
             .map_err(|_| CallError::bad_request("params", "is not JSON"))?;
         Ok(Call {
-            envelope: Some((envelope.id, envelope.dead_from_ms())),
+            envelope: Some((envelope.id, envelope.expires_at_ms())),
             capability: envelope.capability,
             params,
         })
     }
 
-    /// Remembers the envelope of a call, so that it counts once.
+    /// Adds a call's envelope to the replay cache, so that it is accepted once.
     fn note(
         &self,
         sender: NodeId,
-        answers: NodeId,
+        quota_key: NodeId,
         call: &Call,
         now_ms: u64,
     ) -> Result<(), CallError> {
-        let Some((id, death)) = call.envelope else {
+        let Some((id, expires_at_ms)) = call.envelope else {
             return Ok(());
         };
         let mut gate = self.gate.lock();
-        let noted = gate.seen.note((sender, id), answers, death, now_ms);
+        let noted = gate
+            .seen
+            .note((sender, id), quota_key, expires_at_ms, now_ms);
         noted.map_err(|refusal| match refusal {
-            NotNoted::Seen => CallError::new(Code::CALL_REPLAYED, "the envelope was used before")
-                .with_hint("make a new one for each call"),
-            NotNoted::Full => {
+            ReplayError::Seen => {
+                CallError::new(Code::CALL_REPLAYED, "the envelope was used before")
+                    .with_hint("make a new one for each call")
+            }
+            ReplayError::Full => {
                 CallError::new(Code::RATE_LIMITED, "too many calls in the last minutes")
             }
         })
     }
 
-    /// Answers the calls of a peer until its socket closes.
+    /// Serves the calls of a peer until its socket closes.
     pub async fn serve(&self, socket: PeerSocket) {
         let origin = Origin::Peer(socket.peer());
         self.serve_wire(socket.into(), origin).await;
     }
 
-    /// The same over any socket. Dropping the future ends every call and the socket.
+    /// [`CallServer::serve`] over any transport. Dropping the future ends every call and the
+    /// socket.
     pub(crate) async fn serve_wire(&self, wire: Wire, origin: Origin) {
         let is_stranger = match origin {
             Origin::Peer(peer) => self.authority.trust(&peer) == Trust::Anyone,
@@ -345,7 +350,7 @@ impl CallServer {
         let connection = Arc::new(Connection::default());
         let _closes = Closes(&connection);
         let read = async {
-            // Dropped, it aborts what runs.
+            // Dropping the set aborts the running calls.
             let mut running = JoinSet::new();
             let mut calls = 0;
             loop {
@@ -360,11 +365,11 @@ impl CallServer {
                 };
                 while running.try_join_next().is_some() {}
                 match connection.receive(&text) {
-                    Ok(Asked::Open { .. }) if is_stranger && calls == STRANGER_CALLS => {
-                        let detail = "a stranger that asks again and again";
+                    Ok(ServerEvent::Open { .. }) if is_stranger && calls == STRANGER_CALLS => {
+                        let detail = "a stranger made too many calls";
                         return Some(CloseCode::FrameRate.violation(detail));
                     }
-                    Ok(Asked::Open { call, request }) => {
+                    Ok(ServerEvent::Open { call, request }) => {
                         calls += 1;
                         match request.and_then(|r| self.admit(origin, r, now_ms())) {
                             Ok(admitted) => {
@@ -408,7 +413,7 @@ impl CallServer {
         if let Some(violation) = violation {
             tracing::info!(
                 code = %violation.code,
-                "a caller broke a rule: {}", violation.detail
+                "a caller violated the protocol: {}", violation.detail
             );
             let _ = timeout(
                 Duration::from_secs(1),
@@ -419,7 +424,7 @@ impl CallServer {
     }
 }
 
-/// Runs one call to its end, whatever that is.
+/// Runs one call to its end.
 async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
     let Admitted {
         handler,
@@ -428,9 +433,9 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
         seconds,
         ..
     } = admitted;
-    // A handler that needs nothing of its context drops it at once.
+    // Held here because a handler may drop its context at once.
     let (cancel, _slot) = (ctx.cancel.clone(), ctx.slot.clone());
-    // If the handler panics, the caller hears of it all the same.
+    // If the handler panics, the caller still gets an error.
     let _ends = Ends {
         connection: &connection,
         call,
@@ -451,7 +456,7 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
     connection.finish(call, result);
 }
 
-/// At the end of a call, however it comes about.
+/// Guard that ends a call, also after a panic.
 struct Ends<'a> {
     connection: &'a Connection,
     call: u32,
@@ -460,14 +465,14 @@ struct Ends<'a> {
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        // Threads that work for the call stop, too.
+        // Stop threads that still work for the call.
         self.cancel.cancel();
         let broken = CallError::internal("the handler of this capability failed");
         self.connection.finish(self.call, Err(broken));
     }
 }
 
-/// At the end of a connection, however it comes about.
+/// Guard that closes a connection's state.
 struct Closes<'a>(&'a Connection);
 
 impl Drop for Closes<'_> {
@@ -476,12 +481,11 @@ impl Drop for Closes<'_> {
     }
 }
 
-/// Lists this node's capabilities.
 struct Describe(std::sync::Weak<Registry>);
 
 impl Handler for Describe {
     fn call(&self, _: CallContext, _: Value, _: FrameSink) -> Answering<'_> {
-        // The server that calls this holds the registry.
+        // The server that runs this call keeps the registry alive.
         let descriptors = self.0.upgrade().map(|registry| registry.descriptors());
         Box::pin(std::future::ready(Ok(
             json!({ "capabilities": descriptors }),

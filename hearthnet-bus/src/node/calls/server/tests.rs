@@ -25,7 +25,7 @@ fn cap(text: &str) -> Capability {
     text.parse().unwrap()
 }
 
-/// Key 1 is the node itself and an anchor; 2 is trusted, 3 a member, others strangers.
+/// Key 1 is the node itself and an anchor; 2 is trusted, 3 a member, others are strangers.
 struct TestCommunity {
     research: Mutex<Research>,
 }
@@ -44,7 +44,7 @@ impl Authority for TestCommunity {
     }
 }
 
-/// How many handlers run, and how many have run.
+/// Number of running handlers, and of all that were started.
 #[derive(Default)]
 struct Count {
     running: AtomicUsize,
@@ -92,7 +92,7 @@ impl Drop for Running {
     }
 }
 
-/// Sends as many events as asked, then does what it was made for.
+/// Sends as many events as asked, then behaves according to its kind.
 struct Ticker {
     count: Arc<Count>,
     then: Then,
@@ -121,7 +121,7 @@ impl Handler for Ticker {
     }
 }
 
-/// Waits on a thread of its own until it is cancelled.
+/// Waits on its own thread until it is cancelled.
 struct Threaded(Arc<Count>);
 
 impl Handler for Threaded {
@@ -304,7 +304,7 @@ async fn a_lost_connection_stops_all_its_handlers() {
     assert!(client.is_lost());
     let refused = client.call(&cap("tick@1.0"), &json!({})).unwrap_err();
     assert_eq!(refused.code(), &Code::UNREACHABLE);
-    // And when it is the caller that goes.
+    // The same if the caller disconnects.
     let (client, task) = world.connect(3);
     let stream = call(&client, "wait@1.0", 0);
     world.count.until(1, 2).await;
@@ -335,7 +335,7 @@ async fn a_thread_at_work_hears_of_the_cancel_and_keeps_its_place_until_it_stops
 }
 
 #[tokio::test]
-async fn a_caller_that_takes_nothing_holds_up_nobody_else() {
+async fn a_slow_caller_delays_no_other() {
     let world = world();
     let (client, _task) = world.connect(3);
     let slow = call(&client, "tick@1.0", 1000);
@@ -429,7 +429,7 @@ fn experiments_are_refused_with_the_setting_that_is_off() {
 }
 
 #[test]
-fn what_is_not_there_or_not_allowed_says_so() {
+fn unknown_or_forbidden_calls_are_refused_with_their_reason() {
     let world = world();
     for (capability, params, says) in [
         (
@@ -473,7 +473,7 @@ fn an_envelope_is_good_for_one_call_of_one_node() {
         refused.code().clone()
     };
     let request = world.request(3, "tick@1.0", "{}", 1);
-    // Another node that got hold of it.
+    // Another node replays the request.
     let stolen = code(Origin::Peer(key(2).id()), request.clone(), NOW);
     assert_eq!(stolen, Code::UNAUTHORIZED);
     world.server.admit(peer, request.clone(), NOW).unwrap();
@@ -517,7 +517,7 @@ fn only_this_machine_calls_without_a_signature() {
 }
 
 #[test]
-fn what_peers_ask_takes_no_place_from_programs_of_this_machine() {
+fn peers_use_no_slots_of_local_apps() {
     let world = world();
     let peers = [(2, 1), (2, 2), (3, 3)];
     let held = peers.map(|(seed, id)| world.admit(seed, "tick@1.0", "{}", id).unwrap());
@@ -560,7 +560,7 @@ async fn a_node_lists_what_it_can_be_asked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_is_shown_out() {
+async fn a_strangers_connection_is_limited_in_time() {
     let world = world();
     let (client, task) = world.connect(9);
     assert!(call(&client, COMMUNITY_JOIN, 0).result().await.is_ok());
@@ -581,7 +581,7 @@ async fn a_caller_that_never_takes_events_is_given_up() {
 }
 
 #[tokio::test]
-async fn a_message_written_to_nobody_stops_nothing_from_being_freed() {
+async fn an_unread_message_does_not_block_cleanup() {
     let world = world();
     let (ours, theirs) = Wire::pair();
     let server = Arc::clone(&world.server);
@@ -600,7 +600,7 @@ async fn a_message_written_to_nobody_stops_nothing_from_being_freed() {
     let open = format!(r#"{{"call":1,"seq":1,"event":"call","data":{data}}}"#);
     outgoing.send(Out::Text(open)).await.unwrap();
     world.count.until(1, 1).await;
-    // Nothing is read, and then the socket is gone, while a message waits to be written.
+    // The reader is gone while a message waits to be written.
     drop((incoming, outgoing));
     task.await.unwrap();
     world.count.until(0, 1).await;

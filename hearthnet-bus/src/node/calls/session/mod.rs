@@ -3,20 +3,20 @@
 //! ```text
 //!   caller                                    node that answers
 //!     call     ──────────────────────────>    open
-//!              <──────────────────────────    event, event, ...   at most a window ahead
+//!              <──────────────────────────    event, event, ...   at most one window
 //!     ack      ──────────────────────────>    window moves on
-//!     cancel   ──────────────────────────>    closed: what waits to be sent is dropped
+//!     cancel   ──────────────────────────>    closed: queued events are dropped
 //!              <──────────────────────────    end | error         exactly one, the last frame
 //! ```
 //!
-//! Call order: [`ServingSession::receive`] what arrives, act on what it returns,
-//! [`ServingSession::event`] and [`ServingSession::finish`] as the work goes on, and after
-//! each of these send what [`ServingSession::poll_transmit`] gives until it gives no more.
-//! The caller's side likewise with [`CallingSession`].
+//! Call order: pass each received message to [`ServingSession::receive`] and act on its result;
+//! call [`ServingSession::event`] and [`ServingSession::finish`] as the work goes on; after each of
+//! these send messages from [`ServingSession::poll_transmit`] until it returns `None`.
+//! [`CallingSession`] is used in the same way.
 //!
-//! Every call ends in exactly one `end` or `error`, also a cancelled one. Until the
-//! caller has seen it the call counts as open on its side, so that it never opens more
-//! than the other side can have open.
+//! Every call ends in exactly one `end` or `error`, even if cancelled. Until the caller has
+//! received it, the caller counts the call as open, so that it never opens more calls than the
+//! server allows.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,49 +30,43 @@ use super::frame::{
     read_error,
 };
 
-/// Frames about a call that can be on their way when it ends: an acknowledgement for each
-/// event of the window, and a cancel.
+/// Frames of a call that may still arrive after its end: an acknowledgement for each event of the
+/// window, and a cancel.
 const LATE_PER_CALL: u64 = WINDOW_FRAMES + 1;
 
-/// What the other side asks the serving side to do.
+/// Result of a message received by the serving side.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Asked {
-    /// A call was opened; it must be finished.
+pub enum ServerEvent {
+    /// A call was opened. The server must finish it.
     Open {
-        /// Its number.
         call: u32,
-        /// What is asked, or why it cannot be read.
+        /// The request, or why it cannot be decoded.
         request: Result<Request, CallError>,
     },
-    /// Events were acknowledged: there may be room for more.
+    /// Events were acknowledged: the window may have room.
     Room {
-        /// The call.
         call: u32,
     },
-    /// The caller gave up. The call is closed already.
+    /// The caller cancelled the call, which is closed already.
     Cancelled {
-        /// The call.
         call: u32,
     },
-    /// Nothing to do.
     Nothing,
 }
 
-/// Why an event was not taken.
+/// Why an event was not queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotTaken {
-    /// The window is full: try again after [`Asked::Room`].
+    /// The window is full: retry after [`ServerEvent::Room`].
     #[error("the caller has to acknowledge events first")]
     Full,
-    /// The call has ended.
     #[error("the call has ended")]
     Ended,
-    /// The event does not fit into a message.
     #[error("an event has more bytes than a message may have")]
     TooBig,
-    /// The event's name is reserved or not spelled like one.
+    /// The event's name is reserved or not a valid name.
     #[error("this cannot be the name of an event")]
     Name,
 }
@@ -80,14 +74,14 @@ pub enum NotTaken {
 /// A call on the serving side.
 #[derive(Default)]
 struct Serving {
-    /// Frames received of the call.
+    /// Received frames of the call.
     received: u64,
-    /// Events that were queued; they are numbered in this order.
+    /// Queued events; their order gives their numbers.
     queued: u64,
-    /// Those of them that wait in `outbox`.
+    /// Queued events that are still in `outbox`.
     waiting: u64,
     acked: u64,
-    /// Bytes of every event that waits or is not acknowledged, the oldest first.
+    /// Bytes of each event that is queued or unacknowledged, oldest first.
     sizes: VecDeque<usize>,
 }
 
@@ -99,24 +93,24 @@ impl Serving {
     }
 }
 
-/// The side that answers calls. By default nothing was called yet.
+/// The serving side of a connection.
 #[derive(Default)]
 pub struct ServingSession {
     highest: u32,
     late: u64,
     calls: BTreeMap<u32, Serving>,
-    /// Events of open calls, each with its call.
+    /// Events of open calls, with the call's number.
     outbox: VecDeque<(u32, String)>,
-    /// Messages of calls that are closed, the last of each its `end` or `error`.
-    last_words: VecDeque<String>,
+    /// Messages of closed calls; the last one of each call is its `end` or `error`.
+    final_frames: VecDeque<String>,
 }
 
 impl ServingSession {
-    /// Takes in one message.
+    /// Processes one message.
     ///
     /// # Errors
-    /// [`Violation`]: the connection is to be closed.
-    pub fn receive(&mut self, text: &str) -> Result<Asked, Violation> {
+    /// [`Violation`]: close the connection.
+    pub fn receive(&mut self, text: &str) -> Result<ServerEvent, Violation> {
         let frame = Frame::decode(text)?;
         let call = frame.call;
         if frame.event == "call" {
@@ -135,27 +129,27 @@ impl ServingSession {
                     ..Serving::default()
                 },
             );
-            return Ok(Asked::Open {
+            return Ok(ServerEvent::Open {
                 call,
                 request: Request::from_data(frame.data),
             });
         }
         let Some(serving) = self.calls.get_mut(&call) else {
-            // It may have ended while this was on its way.
+            // The call may have ended while the frame was on its way.
             if call == 0 || call > self.highest {
                 return Err(call_number(call));
             }
             self.late = self.late.checked_sub(1).ok_or_else(|| {
                 CloseCode::FrameRate.violation("too many frames about calls that have ended")
             })?;
-            return Ok(Asked::Nothing);
+            return Ok(ServerEvent::Nothing);
         };
         expect_sequence(serving.received + 1, frame.seq)?;
         serving.received = frame.seq;
         match frame.event.as_str() {
             "ack" => {
                 let ack: AckData = serde_json::from_value(frame.data)
-                    .map_err(|_| malformed("its data are no {seq}"))?;
+                    .map_err(|_| malformed("its data are not {seq}"))?;
                 if ack.seq <= serving.acked || ack.seq > serving.queued - serving.waiting {
                     let detail = format!("an acknowledgement of {} is out of range", ack.seq);
                     return Err(CloseCode::CreditAck.violation(detail));
@@ -164,11 +158,11 @@ impl ServingSession {
                     serving.sizes.pop_front();
                 }
                 serving.acked = ack.seq;
-                Ok(Asked::Room { call })
+                Ok(ServerEvent::Room { call })
             }
             "cancel" => {
                 self.finish(call, Err(&CallError::cancelled()));
-                Ok(Asked::Cancelled { call })
+                Ok(ServerEvent::Cancelled { call })
             }
             _ => Err(malformed("its event is not one that a caller sends")),
         }
@@ -199,8 +193,8 @@ impl ServingSession {
         Ok(())
     }
 
-    /// Ends a call with its result; does nothing if it has ended. Events that wait are
-    /// sent before a result, and dropped before an error.
+    /// Ends a call; no effect if it has ended already. Queued events are sent before a result and
+    /// dropped before an error.
     pub fn finish(&mut self, call: u32, result: Result<&Value, &CallError>) {
         let Some(serving) = self.calls.remove(&call) else {
             return;
@@ -219,20 +213,19 @@ impl ServingSession {
         let (of_call, others): (Vec<_>, Vec<_>) = queued.partition(|(of, _)| *of == call);
         self.outbox = others.into();
         let sent = if event == "end" {
-            self.last_words
+            self.final_frames
                 .extend(of_call.into_iter().map(|(_, text)| text));
             serving.queued
         } else {
             serving.queued - serving.waiting
         };
-        self.last_words
+        self.final_frames
             .push_back(Frame::encode(call, sent + 1, event, &data));
         self.late = self.late.saturating_add(LATE_PER_CALL);
     }
 
-    /// The next message to send.
     pub fn poll_transmit(&mut self) -> Option<String> {
-        if let Some(text) = self.last_words.pop_front() {
+        if let Some(text) = self.final_frames.pop_front() {
             return Some(text);
         }
         let (call, text) = self.outbox.pop_front()?;
@@ -242,58 +235,55 @@ impl ServingSession {
         Some(text)
     }
 
-    /// Bytes of ended calls that wait to be sent. A caller that opens calls and reads
-    /// nothing lets them pile up; while there are many, nothing more should be received.
+    /// Bytes of ended calls that wait to be sent. A caller that opens calls and does not read lets
+    /// them grow, so the server stops receiving while there are many.
     pub(crate) fn backlog_bytes(&self) -> usize {
-        self.last_words.iter().map(String::len).sum()
+        self.final_frames.iter().map(String::len).sum()
     }
 
-    /// Calls that are open.
+    #[cfg(feature = "fuzzing")]
     pub fn open_calls(&self) -> usize {
         self.calls.len()
     }
 
-    /// Whether this call is open.
     pub fn is_open(&self, call: u32) -> bool {
         self.calls.contains_key(&call)
     }
 }
 
-/// What a caller is told.
+/// A message of a call, on the caller's side.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Heard {
-    /// An event, with its name.
+pub enum ClientEvent {
     Event {
-        /// Its name, which depends on the capability.
+        /// Name, defined by the capability.
         event: String,
-        /// Its data.
         data: Value,
     },
-    /// The call succeeded; nothing follows.
+    /// Result of the call, the last message.
     End(Value),
-    /// The call failed; nothing follows.
+    /// Error of the call, the last message.
     Failed(CallError),
 }
 
 /// A call on the caller's side.
 #[derive(Default)]
 struct Calling {
-    /// Frames sent of the call.
+    /// Sent frames of the call.
     sent: u64,
     received: u64,
-    /// Number of the last event that was acknowledged.
+    /// Number of the last acknowledged event.
     acked: u64,
-    /// Bytes of each event that is not acknowledged, the oldest first.
+    /// Bytes of each unacknowledged event, oldest first.
     sizes: VecDeque<usize>,
-    /// Events that were taken since the last acknowledgement.
+    /// Events taken since the last acknowledgement.
     taken: u64,
-    inbox: VecDeque<Heard>,
+    inbox: VecDeque<ClientEvent>,
     is_cancelled: bool,
     has_ended: bool,
 }
 
-/// The side that makes calls. By default nothing was called yet.
+/// The calling side of a connection.
 #[derive(Default)]
 pub struct CallingSession {
     highest: u32,
@@ -305,7 +295,7 @@ impl CallingSession {
     /// Opens a call and returns its number.
     ///
     /// # Errors
-    /// `busy` if [`MAX_OPEN_CALLS`] are open, `bad_request` if it does not fit into a
+    /// `busy` if [`MAX_OPEN_CALLS`] are open, `bad_request` if the request does not fit into a
     /// message.
     pub fn call(&mut self, request: &Request) -> Result<u32, CallError> {
         let open = self.calls.values().filter(|c| !c.has_ended).count();
@@ -340,10 +330,10 @@ impl CallingSession {
         Ok(call)
     }
 
-    /// Takes in one message, and returns the call that it was about.
+    /// Processes one message and returns the number of its call.
     ///
     /// # Errors
-    /// [`Violation`]: the connection is to be closed.
+    /// [`Violation`]: close the connection.
     pub fn receive(&mut self, text: &str) -> Result<u32, Violation> {
         let frame = Frame::decode(text)?;
         let call = frame.call;
@@ -353,8 +343,8 @@ impl CallingSession {
         expect_sequence(calling.received + 1, frame.seq)?;
         calling.received = frame.seq;
         let heard = match frame.event.as_str() {
-            "end" => Heard::End(frame.data),
-            "error" => Heard::Failed(read_error(frame.data)?),
+            "end" => ClientEvent::End(frame.data),
+            "error" => ClientEvent::Failed(read_error(frame.data)?),
             name if is_reserved(name) => {
                 return Err(malformed("its event is not one that a node answers with"));
             }
@@ -366,16 +356,16 @@ impl CallingSession {
                     return Err(CloseCode::CreditOverrun.violation(detail));
                 }
                 calling.sizes.push_back(text.len());
-                Heard::Event {
+                ClientEvent::Event {
                     event: frame.event,
                     data: frame.data,
                 }
             }
         };
-        calling.has_ended = !matches!(heard, Heard::Event { .. });
+        calling.has_ended = !matches!(heard, ClientEvent::Event { .. });
         if calling.is_cancelled {
-            // Nobody listens any more. What is still on its way is not acknowledged:
-            // the other side drops the rest as soon as it hears of the cancel.
+            // The call was cancelled. Events that are still on their way are not acknowledged: the
+            // server drops the rest when it receives the cancel.
             if calling.has_ended {
                 self.calls.remove(&call);
             }
@@ -385,11 +375,11 @@ impl CallingSession {
         Ok(call)
     }
 
-    /// Takes what a call has heard, the oldest first. Taking events acknowledges them.
-    pub fn take(&mut self, call: u32) -> Option<Heard> {
+    /// Takes the oldest received message of a call. Taking events acknowledges them.
+    pub fn take(&mut self, call: u32) -> Option<ClientEvent> {
         let calling = self.calls.get_mut(&call)?;
         let heard = calling.inbox.pop_front()?;
-        if !matches!(heard, Heard::Event { .. }) {
+        if !matches!(heard, ClientEvent::Event { .. }) {
             self.calls.remove(&call);
             return Some(heard);
         }
@@ -408,7 +398,7 @@ impl CallingSession {
         Some(heard)
     }
 
-    /// Gives a call up: nothing more is heard of it.
+    /// Cancels a call. No further message of it is returned.
     pub fn cancel(&mut self, call: u32) {
         let Some(calling) = self.calls.get_mut(&call) else {
             return;
@@ -424,15 +414,14 @@ impl CallingSession {
         }
     }
 
-    /// The next message to send.
     pub fn poll_transmit(&mut self) -> Option<String> {
         self.outbox.pop_front()
     }
 }
 
-/// A call's number is not higher than all before it, or belongs to no call.
+/// Violation for a number that does not follow the earlier ones, or belongs to no call.
 fn call_number(call: u32) -> Violation {
-    CloseCode::ProtocolState.violation(format!("call {call} cannot be meant here"))
+    CloseCode::ProtocolState.violation(format!("{call} is not a valid call number here"))
 }
 
 fn expect_sequence(expected: u64, found: u64) -> Result<(), Violation> {

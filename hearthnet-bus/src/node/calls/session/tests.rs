@@ -10,7 +10,7 @@ fn request() -> Request {
     }
 }
 
-/// Both sides and the wires between them, which hold messages until they are moved.
+/// Both sides, and the messages in transit between them.
 #[derive(Default)]
 struct Pair {
     caller: CallingSession,
@@ -29,8 +29,8 @@ impl Pair {
         }
     }
 
-    /// Everything that is on its way arrives; returns what the server was asked.
-    fn settle(&mut self) -> Vec<Asked> {
+    /// Delivers all messages in transit. Returns the server's events.
+    fn settle(&mut self) -> Vec<ServerEvent> {
         let mut asked = Vec::new();
         loop {
             self.send();
@@ -49,7 +49,7 @@ impl Pair {
         let asked = self.settle();
         assert_eq!(
             asked,
-            [Asked::Open {
+            [ServerEvent::Open {
                 call,
                 request: Ok(request())
             }]
@@ -57,13 +57,13 @@ impl Pair {
         call
     }
 
-    fn heard(&mut self, call: u32) -> Vec<Heard> {
+    fn heard(&mut self, call: u32) -> Vec<ClientEvent> {
         std::iter::from_fn(|| self.caller.take(call)).collect()
     }
 }
 
-fn tick(n: u64) -> Heard {
-    Heard::Event {
+fn tick(n: u64) -> ClientEvent {
+    ClientEvent::Event {
         event: "tick".into(),
         data: json!(n),
     }
@@ -86,7 +86,12 @@ fn a_call_has_its_events_in_order_and_one_end() {
     let heard = pair.heard(call);
     assert_eq!(
         heard,
-        [tick(0), tick(1), tick(2), Heard::End(json!({"done": true}))]
+        [
+            tick(0),
+            tick(1),
+            tick(2),
+            ClientEvent::End(json!({"done": true}))
+        ]
     );
     assert_eq!((pair.caller.calls.len(), pair.server.open_calls()), (0, 0));
 }
@@ -134,7 +139,7 @@ fn a_caller_that_takes_nothing_stops_the_events_and_acknowledging_lets_them_go_o
     for n in 0..ACK_FRAMES {
         assert_eq!(pair.caller.take(call), Some(tick(n)));
     }
-    assert_eq!(pair.settle(), [Asked::Room { call }]);
+    assert_eq!(pair.settle(), [ServerEvent::Room { call }]);
     for n in 0..ACK_FRAMES {
         pair.server.event(call, "tick", &json!(n)).unwrap();
     }
@@ -174,7 +179,7 @@ fn a_result_that_fits_no_message_is_an_error() {
         .finish(call, Ok(&json!("x".repeat(MAX_MESSAGE_BYTES))));
     pair.settle();
     let heard = pair.heard(call);
-    assert!(matches!(&heard[..], [Heard::Failed(e)] if e.code() == &Code::INTERNAL));
+    assert!(matches!(&heard[..], [ClientEvent::Failed(e)] if e.code() == &Code::INTERNAL));
 }
 
 #[test]
@@ -199,7 +204,10 @@ fn a_cancelled_call_drops_what_waits_and_is_answered_with_cancelled() {
     }
     pair.caller.cancel(call);
     let text = pair.caller.poll_transmit().unwrap();
-    assert_eq!(pair.server.receive(&text), Ok(Asked::Cancelled { call }));
+    assert_eq!(
+        pair.server.receive(&text),
+        Ok(ServerEvent::Cancelled { call })
+    );
     assert_eq!(pair.server.open_calls(), 0);
     let last = pair.server.poll_transmit().unwrap();
     assert!(
@@ -223,7 +231,7 @@ fn events_on_their_way_when_a_call_is_cancelled_do_no_harm() {
     pair.server.finish(call, Ok(&json!(null)));
     pair.send();
     pair.caller.cancel(call);
-    assert_eq!(pair.settle(), [Asked::Nothing]);
+    assert_eq!(pair.settle(), [ServerEvent::Nothing]);
     assert_eq!(pair.caller.calls.len(), 0);
     pair.open();
 }
@@ -236,7 +244,7 @@ fn calls_of_one_connection_do_not_wait_for_each_other() {
     pair.server.event(quick, "tick", &json!(1)).unwrap();
     pair.server.finish(quick, Ok(&json!(2)));
     pair.settle();
-    assert_eq!(pair.heard(quick), [tick(1), Heard::End(json!(2))]);
+    assert_eq!(pair.heard(quick), [tick(1), ClientEvent::End(json!(2))]);
 }
 
 #[test]
@@ -248,7 +256,7 @@ fn one_more_call_than_allowed_is_refused_here_and_there() {
     let text = Frame::encode(99, 1, "call", "{}");
     let broken = pair.server.receive(&text).unwrap_err();
     assert_eq!(broken.code, CloseCode::SessionLimit);
-    // A cancelled call counts until its end was seen.
+    // A cancelled call counts until its end was received.
     pair.caller.cancel(calls[0]);
     assert!(pair.caller.call(&request()).is_err());
     pair.settle();
@@ -268,7 +276,7 @@ fn a_call_that_cannot_be_read_costs_that_call_alone() {
     for (n, data) in cases.into_iter().enumerate() {
         let call = n as u32 + 1;
         match pair.server.receive(&Frame::encode(call, 1, "call", data)) {
-            Ok(Asked::Open {
+            Ok(ServerEvent::Open {
                 call: opened,
                 request: Err(error),
             }) => {
@@ -444,9 +452,8 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 proptest! {
-    /// Two honest sides, whatever they do and however slowly messages travel: no rule is
-    /// broken, events come in order without gaps, each call ends once, and nothing is
-    /// left behind.
+    /// For any steps of two honest sides and any delays: no protocol violation, events in order
+    /// without gaps, one end per call, and no state left behind.
     #[test]
     fn honest_sides_agree(script in prop::collection::vec(moves(), 1..200)) {
         let sizes = [1usize, 5000, MAX_EVENT_BYTES - 200];
@@ -471,7 +478,7 @@ proptest! {
                 Move::Take(n, times) => if let Some(call) = pick(&open, n) {
                     for _ in 0..times {
                         match pair.caller.take(call) {
-                            Some(Heard::Event { data, .. }) => {
+                            Some(ClientEvent::Event { data, .. }) => {
                                 let due = &mut counters.entry(call).or_default().1;
                                 prop_assert_eq!(&data["n"], &json!(*due));
                                 *due += 1;
@@ -512,7 +519,7 @@ proptest! {
         pair.settle();
         for call in &open {
             while let Some(heard) = pair.caller.take(*call) {
-                if !matches!(heard, Heard::Event { .. }) {
+                if !matches!(heard, ClientEvent::Event { .. }) {
                     *ended.entry(*call).or_default() += 1;
                 }
             }
@@ -521,7 +528,7 @@ proptest! {
         }
         pair.settle();
         prop_assert_eq!((pair.server.open_calls(), pair.caller.calls.len()), (0, 0));
-        prop_assert!(pair.server.outbox.is_empty() && pair.server.last_words.is_empty());
+        prop_assert!(pair.server.outbox.is_empty() && pair.server.final_frames.is_empty());
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! `shard.serve`: session grants for the tensor path. Normative: `specs/capability-bus.md`, section 10.
+//! `shard.serve`: session grants for the tensor path (`specs/capability-bus.md`, section 10).
 //!
-//! A host has no capability to advertise: whoever answers at its endpoint holds the node's key, so
-//! it signs the event itself ([`Body::ShardAdvertised`](crate::community::log::Body)).
+//! A shard host needs no capability to advertise a shard: it holds the node's key and signs the
+//! event itself ([`Body::ShardAdvertised`](crate::community::log::Body)).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,61 +22,58 @@ use crate::community::log::{EventLog, Level};
 use crate::now_ms;
 use crate::{Capability, Descriptor, Grant, MAX_TEXT, NodeId, NodeKey};
 
-/// How long a grant holds, in seconds: it is used at once, and the session that it opens
-/// lives on.
+/// Validity of a grant, in seconds. Only the start of the session needs it.
 const GRANT_SECONDS: u64 = 60;
 
-/// The shards that this node serves, as its shard host says.
+/// Shards that this node serves, set by its shard host.
 #[derive(Debug, Default)]
 pub struct Served(Mutex<BTreeMap<String, Descriptor>>);
 
 impl Served {
-    /// Serves a shard, or says something new about it.
+    /// Adds or replaces a shard.
     pub fn set(&self, descriptor: Descriptor) {
         self.0
             .lock()
             .insert(descriptor.shard_id.clone(), descriptor);
     }
 
-    /// Serves a shard no longer. Whether it was served.
+    /// Removes a shard. Returns true if it was served.
     pub fn remove(&self, shard_id: &str) -> bool {
         self.0.lock().remove(shard_id).is_some()
     }
 
-    /// What is served under this id.
     pub fn get(&self, shard_id: &str) -> Option<Descriptor> {
         self.0.lock().get(shard_id).cloned()
     }
 
-    /// All that is served.
     pub fn all(&self) -> Vec<Descriptor> {
         self.0.lock().values().cloned().collect()
     }
 }
 
-/// What `shard.serve` ends with.
+/// Result of `shard.serve`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardGrant {
-    /// `ADDR:PORT` of the tensor endpoint, as it is advertised. A caller that reached the
-    /// node elsewhere may find the endpoint at that address, too.
+    /// Advertised `ADDR:PORT` of the tensor endpoint. A caller that reached the node at another
+    /// address may find the endpoint at that one, too.
     pub endpoint: String,
-    /// The node that serves, and that the TLS handshake must prove.
+    /// The serving node, to be proved by the TLS handshake.
     pub node: NodeId,
-    /// The session token for HELLO (`specs/session-grant.md`), base64url: good for one
-    /// session of the caller with this node.
+    /// Session token for HELLO (`specs/session-grant.md`), base64url. Valid for one session of the
+    /// caller with this node.
     pub grant: String,
-    /// First Unix second in which it no longer holds.
+    /// First Unix second in which the grant is no longer valid.
     pub expires: u64,
 }
 
 impl ShardGrant {
-    /// The token's bytes; `None` if they are not base64url.
+    /// The token's bytes; `None` if `grant` is not base64url.
     pub fn token(&self) -> Option<Vec<u8>> {
         URL_SAFE_NO_PAD.decode(&self.grant).ok()
     }
 }
 
-/// Adds `shard.serve`: this node grants sessions with the shards in `served`.
+/// Registers `shard.serve`, which grants sessions for the shards in `served`.
 ///
 /// # Errors
 /// [`RegisterError`].
@@ -91,8 +88,8 @@ pub fn register_shards(
         ..CapabilityDescriptor::new(
             Capability::shard_serve(),
             "Grants the caller one session with a shard that this node serves.",
-            // The community's members chat, and to chat is to orchestrate: it is the host
-            // that has to be trusted, for it sees what others compute.
+            // Every member may chat, and a chat is orchestrated by the caller. Only the host must
+            // be trusted, since it sees the caller's rows.
             Trust::Member,
         )
     };

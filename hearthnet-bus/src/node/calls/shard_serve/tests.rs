@@ -11,7 +11,7 @@ use crate::now_ms;
 use crate::testing::{self, Home};
 use crate::{Capability, Descriptor, Expectation, Grant, ReplayCache};
 
-/// What the log says; the node's own rules (`node/access.rs`) come to the same.
+/// Authority by the log alone; equivalent to the node's own rules (`node/access.rs`).
 struct Log {
     log: EventLog,
     research_here: bool,
@@ -35,8 +35,8 @@ fn key(seed: u8) -> Arc<NodeKey> {
     Arc::new(testing::key(seed))
 }
 
-/// A community and its founder (an anchor), key 1, which is the node that is called. Key 2 is
-/// trusted, 3 a member.
+/// A community and its founder, key 1, which is an anchor and the called node. Key 2 is trusted, 3
+/// a member.
 struct TestCommunity {
     home: Home,
     log: EventLog,
@@ -70,7 +70,7 @@ impl TestCommunity {
         self.home.append(body);
     }
 
-    /// A call by the node with key `seed`, over a socket; key 1 calls through the local API.
+    /// Calls as the node with key `seed`, over a socket; key 1 calls through the local API.
     async fn call(
         &self,
         seed: u8,
@@ -151,7 +151,7 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
     assert_eq!(admit(2).unwrap_err().code(), CloseCode::TokenSubject);
     let admitted = admit(3).unwrap();
     assert_eq!(admit(3).unwrap_err().code(), CloseCode::TokenReplayed);
-    // And it can be taken back.
+    // The grant can be revoked.
     let (issuer, id) = (admitted.issuer, admitted.id);
     assert!(
         !test_community
@@ -166,7 +166,7 @@ async fn a_grant_opens_one_session_of_its_caller_at_this_node() {
             .state()
             .is_grant_revoked(&issuer, &id, now_ms())
     );
-    // Each call has a grant of its own.
+    // Each call returns a new grant.
     let next = test_community
         .call(3, Capability::shard_serve(), params)
         .await
@@ -187,7 +187,7 @@ async fn what_is_not_served_or_must_not_be_is_not_granted() {
         code(call(9, json!({"shard_id": "m:0-7"})).await),
         "unauthorized"
     );
-    // A host that lost its level serves no more.
+    // A host that lost its level grants no sessions.
     let test_community = self::test_community(3, true, true);
     test_community.served.set(shard(3));
     let refused = test_community

@@ -1,4 +1,4 @@
-//! The line editor, as a chat uses it.
+//! Line editor of a chat, based on rustyline.
 
 use std::fs::Permissions;
 use std::io::{ErrorKind, IsTerminal as _};
@@ -16,28 +16,27 @@ use rustyline::{Behavior, Config, Context, Helper};
 use super::{Input, NO_TEXT, unreadable};
 use crate::commands::chat::command::{NAMES, goes_on};
 use crate::failure::Failure;
-use crate::output::{Look, note};
+use crate::output::{TerminalStyle, note};
 
-/// Lines that are remembered.
+/// Most lines in the history.
 const HISTORY: usize = 1000;
 
-/// Asks for lines that can be edited.
 pub(in super::super) struct Editor {
     editor: rustyline::Editor<Assistant, FileHistory>,
     prompt: (String, String),
-    /// Where lines are remembered beyond this chat, if its owner wants that.
+    /// File that keeps the history beyond this chat, if configured.
     file: Option<PathBuf>,
 }
 
 impl Editor {
-    pub(super) fn new(look: &Look, file: Option<PathBuf>) -> Result<Self, Failure> {
+    pub(super) fn new(style: &TerminalStyle, file: Option<PathBuf>) -> Result<Self, Failure> {
         let broken = |e: ReadlineError| Failure::internal(format!("no lines can be read: {e}"));
         let config = Config::builder()
             .max_history_size(HISTORY)
             .and_then(|config| config.history_ignore_dups(true))
             .map_err(broken)?
             .history_ignore_space(true)
-            // An answer that goes to a file must not have what is typed in it.
+            // If standard output is a file, typed text must not end up in it.
             .behavior(match std::io::stdout().is_terminal() {
                 true => Behavior::Stdio,
                 false => Behavior::PreferTerm,
@@ -46,17 +45,17 @@ impl Editor {
         let history = FileHistory::with_config(&config);
         let mut editor = rustyline::Editor::with_history(config, history).map_err(broken)?;
         editor.set_helper(Some(Assistant));
-        // Opening a pipe would wait for its other end.
+        // Opening a named pipe would block until its other end is opened.
         let file = file.filter(|file| file.is_file() || !file.exists());
         if let Some(file) = &file {
-            // It holds what was typed: for its owner's eyes only, whoever has put it there.
+            // The history is private: restrict the permissions of an existing file, too.
             let _ = std::fs::set_permissions(file, Permissions::from_mode(0o600));
-            // Without one there is nothing to recall.
+            // A missing file is an empty history.
             let _ = editor.load_history(file);
         }
         Ok(Self {
             editor,
-            prompt: ("> ".to_owned(), look.bold("> ")),
+            prompt: ("> ".to_owned(), style.bold("> ")),
             file,
         })
     }
@@ -69,7 +68,7 @@ impl Editor {
                     && let Err(error) = self.editor.append_history(file)
                 {
                     note(format!(
-                        "warning: what was typed is not remembered: {error}"
+                        "warning: the input history cannot be saved: {error}"
                     ));
                     self.file = None;
                 }
@@ -85,7 +84,6 @@ impl Editor {
     }
 }
 
-/// What the editor asks while a line is typed.
 struct Assistant;
 
 impl Validator for Assistant {
@@ -97,7 +95,7 @@ impl Validator for Assistant {
     }
 }
 
-/// Names of commands.
+/// Completes names of commands.
 impl Completer for Assistant {
     type Candidate = String;
 

@@ -1,4 +1,4 @@
-//! Lines that people type: edited, recalled, of several lines where they are pasted or in quotes.
+//! Input lines of a chat: editing and history; a paste or a quoted text has several lines.
 
 #[cfg(feature = "line-editor")]
 mod edited;
@@ -10,44 +10,42 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::command::goes_on;
 use crate::failure::{Failure, Kind};
-use crate::output::Look;
+use crate::output::TerminalStyle;
 
-/// What came of asking for a line.
 pub(super) enum Input {
     Line(String),
-    /// What was typed is no message, and why.
+    /// The input is not a message, with the reason.
     Refused(&'static str),
     /// Ctrl-C.
     #[cfg_attr(
         not(feature = "line-editor"),
-        allow(dead_code, reason = "where nothing is edited Ctrl-C is a signal")
+        allow(dead_code, reason = "without the line editor Ctrl-C is a signal")
     )]
     Interrupted,
     /// Ctrl-D.
     End,
 }
 
-/// Asks for lines.
 pub(super) enum Lines {
-    /// On a terminal that can move its cursor.
+    /// Line editor, on a terminal with cursor control.
     #[cfg(feature = "line-editor")]
     Edited(Box<edited::Editor>),
-    /// As the terminal itself has them, behind this prompt, until Ctrl-D.
+    /// Plain lines of the terminal, until Ctrl-D.
     Plain { prompt: String, has_ended: bool },
 }
 
 impl Lines {
-    /// `file` remembers what was typed, in the clear; without one it is forgotten with this chat.
-    pub(super) fn new(look: &Look, file: Option<PathBuf>) -> Result<Self, Failure> {
+    /// `file` keeps the history, unencrypted. Without a file the history ends with this chat.
+    pub(super) fn new(style: &TerminalStyle, file: Option<PathBuf>) -> Result<Self, Failure> {
         #[cfg(feature = "line-editor")]
-        if look.moves() {
-            let editor = edited::Editor::new(look, file)?;
+        if style.moves() {
+            let editor = edited::Editor::new(style, file)?;
             return Ok(Self::Edited(Box::new(editor)));
         }
         #[cfg(not(feature = "line-editor"))]
         drop(file);
         Ok(Self::Plain {
-            prompt: look.bold("> "),
+            prompt: style.bold("> "),
             has_ended: false,
         })
     }
@@ -56,7 +54,7 @@ impl Lines {
         match self {
             #[cfg(feature = "line-editor")]
             Self::Edited(editor) => editor.next(),
-            // A terminal says once that nothing follows, maybe right behind a message.
+            // A terminal reports the end of input only once, possibly right after a message.
             Self::Plain {
                 has_ended: true, ..
             } => Ok(Input::End),
@@ -65,30 +63,29 @@ impl Lines {
     }
 }
 
-/// Most bytes of a line that a terminal in canonical mode passes on: what is typed beyond them Linux drops
-/// without a word (`N_TTY_BUF_SIZE`, less the end of the line).
+/// Most bytes of a line that a terminal in canonical mode delivers. Linux silently drops the bytes
+/// beyond (`N_TTY_BUF_SIZE`, less the end of the line).
 const MOST_BYTES: usize = 4095;
 
-/// Why a line is no message that a terminal has cut.
+/// Message for a line that the terminal has cut.
 pub(super) const CUT: &str = "this line was not sent: the terminal passes on 4095 bytes of a line and \
     drops the rest; put a long text into a file, which `hearthnet chat FILE` reads";
 
-/// Why bytes are no message.
-const NO_TEXT: &str = "this is no UTF-8 text";
+const NO_TEXT: &str = "this is not UTF-8 text";
 
-/// How long the lines of a paste may be apart.
+/// Longest gap between the lines of a paste.
 const PASTED: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 30_000_000,
 };
 
-/// Whether a line of standard input, with its end, may lack what the terminal has dropped.
+/// Whether the terminal may have dropped the end of this line of standard input.
 pub(super) fn was_cut(line: &[u8]) -> bool {
     line.len() > MOST_BYTES && std::io::stdin().is_terminal()
 }
 
-/// Asks for a message on a terminal that does nothing by itself. Lines that come together are pasted,
-/// and one message.
+/// Reads a message from a terminal without cursor control. Lines that arrive together are a paste,
+/// and form one message.
 fn plain(prompt: &str, has_ended: &mut bool) -> Result<Input, Failure> {
     let (mut text, mut cut) = (Vec::new(), false);
     let typed_ahead = comes_within(&Timespec::default());
@@ -118,11 +115,11 @@ fn plain(prompt: &str, has_ended: &mut bool) -> Result<Input, Failure> {
     })
 }
 
-/// Whether another line comes on standard input within this time. Its end is none.
+/// Whether another line arrives on standard input within `time`. The end of input does not count.
 fn comes_within(time: &Timespec) -> bool {
     let stdin = std::io::stdin();
     let mut asked = [PollFd::new(&stdin, PollFlags::IN)];
-    // A terminal passes its lines on one by one: none waits in this process's own buffer.
+    // A terminal delivers one line per read, so no line waits in this process's buffer.
     matches!(rustix::event::poll(&mut asked, Some(time)), Ok(1..))
         && asked
             .iter()

@@ -1,0 +1,134 @@
+//! A host that answers just before each deadline can delay an answer at will. It may have been fast
+//! in earlier chats, where other hosts show the usual speed, or be slow from its first token,
+//! without any comparison. In both cases the caller moves to another host with the same layers, and
+//! the answer is the same. A host that answers one row and then preempts the stream before the next
+//! uses up the caller's total waiting time for memory, however many rows it answers in between.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use hearthnet_shard::StreamFault;
+use hearthnet_testkit::Tamper;
+use hearthnet_transport::Code;
+use tokio::runtime::Handle;
+
+use crate::bench::new_key;
+use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS};
+use crate::{Bench, Findings, HarnessError};
+
+/// No host is slow yet.
+const NOBODY: usize = usize::MAX;
+/// Chats after which both hosts have been measured.
+const BEFORE: usize = 4;
+/// Time per prompt chunk of a slow host. 32 times as long is more than its time per token.
+const PIECE: Duration = Duration::from_millis(150);
+/// Total time that an answer waits for memory: longer than one pause (2 s), shorter than one pause
+/// per token (6.6 s at least).
+const ROOM: Duration = Duration::from_secs(3);
+
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    for (what, before, pause) in [
+        ("good in four chats, then 0.7 s a token", BEFORE, 700),
+        ("2.3 s a token from the first one on", 0, 2300),
+    ] {
+        let runtime = Handle::current();
+        let asked = tokio::task::spawn_blocking(move || asked(runtime, before, pause));
+        let (left, same, slow) = asked.await??;
+        let degraded = left == "degraded" && slow > 0;
+        found.check(
+            format!("{what}: why it is dropped"),
+            "degraded",
+            &left,
+            degraded,
+        );
+        found.holds(format!("{what}: the same answer"), "yes", same);
+        // Three tokens, and one that was in flight.
+        let few = (1..=4).contains(&slow);
+        found.check(format!("{what}: slow tokens"), "at most 4", slow, few);
+    }
+    let runtime = Handle::current();
+    let rows = tokio::task::spawn_blocking(move || preempted(runtime));
+    let rows = rows.await.map_err(HarnessError::attacker)??;
+    found.check_or(
+        "a preemption after each row: the answer",
+        "ends",
+        (1..TOKENS).contains(&rows),
+        || format!("continues for {rows} rows"),
+    );
+    Ok(())
+}
+
+/// Rows of an answer from a single host which preempts the stream after each of them.
+fn preempted(runtime: Handle) -> Result<u32, HarnessError> {
+    let mut fleet = Fleet::new(runtime, None)?;
+    fleet.pump.room_timeout = ROOM;
+    let rows = Arc::new(AtomicU32::new(0));
+    let (answered, mut served) = (Arc::clone(&rows), PROMPT);
+    let preempts: Tamper = Box::new(move |passing| {
+        let decode = passing.spans.iter().find(|span| span.rows == 1);
+        let Some(at) = decode.map(|span| span.position) else {
+            return;
+        };
+        if at > served {
+            (served, *passing.fault) = (at, Some(StreamFault::Preempted));
+        } else {
+            answered.fetch_max((at + 1).saturating_sub(PROMPT), Ordering::Relaxed);
+        }
+    });
+    match fleet.ask(0, vec![preempts]) {
+        Ok(_) => Ok(TOKENS),
+        // The answer was cut short.
+        Err(_) => Ok(rows.load(Ordering::Relaxed)),
+    }
+}
+
+/// Returns the codes for which hosts were dropped, whether the answer was the honest one, and the
+/// number of slow tokens.
+fn asked(
+    runtime: Handle,
+    before: usize,
+    pause: u64,
+) -> Result<(String, bool, usize), HarnessError> {
+    let fleet = Fleet::new(runtime, None)?;
+    // The host of the first token in the measured chat is slow from then on.
+    let (slow, count) = (
+        Arc::new(AtomicUsize::new(NOBODY)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let pause = Arc::new((AtomicU64::new(0), pause));
+    let width = fleet.width();
+    let host = |name: usize| -> Tamper {
+        let (slow, count, pause) = (Arc::clone(&slow), Arc::clone(&count), Arc::clone(&pause));
+        Box::new(move |passing| {
+            let ms = pause.0.load(Ordering::Relaxed);
+            let decode = passing.rows.len() == width
+                && passing.spans.iter().all(|span| span.position >= PROMPT);
+            if ms == 0 {
+                return;
+            }
+            if !decode {
+                // Without this, the difference between prompt and tokens would be too large.
+                sleep(PIECE);
+                return;
+            }
+            let first = slow.compare_exchange(NOBODY, name, Ordering::AcqRel, Ordering::Acquire);
+            if first.is_ok() || first == Err(name) {
+                count.fetch_add(1, Ordering::Relaxed);
+                sleep(Duration::from_millis(ms));
+            }
+        })
+    };
+    let each = vec![(new_key()?, host(0)), (new_key()?, host(1))];
+    let hosts: Hosts = fleet.hosts(new_key()?, each)?;
+    let honest = fleet.ask(0, vec![Box::new(|_| {})])?;
+    for _ in 0..before {
+        fleet.ask_over(&hosts, 0, TOKENS)?;
+    }
+    pause.0.store(pause.1, Ordering::Relaxed);
+    let asked = fleet.ask_over(&hosts, 0, TOKENS)?;
+    let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
+    let same = asked.done.token_ids == honest.done.token_ids;
+    Ok((left.join(" "), same, count.load(Ordering::Relaxed)))
+}

@@ -1,0 +1,100 @@
+//! A root key used in two disconnected places writes two histories. A node would be frozen for
+//! that. The root key must stay usable, so both histories count.
+
+use hearthnet_bus::log::{Body, EventLog, Level, Policy};
+use hearthnet_bus::now_ms;
+use hearthnet_bus::testing::{ROOT, key};
+
+use crate::victim::Gauges;
+use crate::victim::until;
+use crate::{Bench, Findings, HarnessError};
+
+/// Events that the root signs in one place.
+fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessError> {
+    let before = log.heads();
+    for body in bodies {
+        log.append(&key(ROOT), body, now_ms())
+            .map_err(HarnessError::attacker)?;
+    }
+    let batch = log.missing(&before, 100, 1 << 20);
+    Ok(batch.map_err(HarnessError::attacker)?.events)
+}
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let level = |node, level| Body::LevelChanged {
+        node,
+        level,
+        last_seq: Some(0),
+    };
+    let here = bench.test_community()?.copy("here")?;
+    let there = bench.test_community()?.copy("there")?;
+    let one = vec![
+        level(guest.id(), Level::Trusted),
+        level(guest.id(), Level::Anchor),
+    ];
+    let policy = Policy {
+        who_may_invite: Level::Trusted,
+        research: true,
+    };
+    let other = vec![
+        level(attacker.id(), Level::Member),
+        Body::PolicyChanged(policy),
+    ];
+    for (who, log, bodies) in [(&guest, &here, one), (&attacker, &there, other)] {
+        let events = signed(log, bodies)?;
+        let pushed = bench.gossip(who).await?.push(&events).await;
+        found.taken(
+            "events that the root signed in one place",
+            (2, 0),
+            None,
+            &pushed,
+        );
+    }
+    let says = |log: &EventLog| {
+        let state = log.state();
+        let levels = [guest.id(), attacker.id()].map(|node| state.level(&node));
+        (levels, state.policy.who_may_invite, state.frozen().count())
+    };
+    let expected = (
+        [Some(Level::Anchor), Some(Level::Member)],
+        Level::Trusted,
+        0,
+    );
+    let root = key(ROOT).id();
+    let begin = std::time::Instant::now();
+    let reader = loop {
+        let name = format!("reader {:?}", begin.elapsed());
+        let reader = bench.test_community()?.reader(&name)?;
+        if says(&reader) == expected || begin.elapsed().as_secs() > 30 {
+            break reader;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
+    found.same(
+        "state of a new node with both histories",
+        format!("{expected:?}"),
+        format!("{:?}", says(&reader)),
+    );
+    let problems = reader.verify().map_err(HarnessError::victim)?.problems;
+    found.same("problems of its log", 0, problems.len());
+
+    // Later events continue from there.
+    let next = bench
+        .test_community()?
+        .append_as_root(level(guest.id(), Level::Member));
+    found.done("what it says next", "written", next);
+    let state = bench.test_community()?.state();
+    let agrees = |gauges: &Gauges| gauges.state() == state;
+    let gauges = until(&mut bench.victim, agrees).await?;
+    found.same(
+        "its next event has effect everywhere",
+        true,
+        agrees(&gauges),
+    );
+    let frozen = gauges
+        .log
+        .is_some_and(|log| log.frozen.contains(&root.to_string()));
+    found.same("the root is frozen", false, frozen);
+    bench.still_works(found).await
+}

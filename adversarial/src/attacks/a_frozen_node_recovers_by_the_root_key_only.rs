@@ -1,0 +1,99 @@
+//! A node that starts from an outdated copy of its data writes two histories, and all nodes freeze
+//! its key. If it was the only anchor, the community must not be stuck: an event of the root key
+//! replaces its key. The frozen node itself can deliver that event, although it receives none any
+//! more. No other key can do this.
+
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::log::{Body, EventLog, Level};
+use hearthnet_bus::testing::{ROOT, key};
+use hearthnet_bus::{NodeKey, now_ms};
+
+use crate::bench::new_key;
+use crate::raw::{Credentials, Gossip, SWITCHING};
+use crate::victim::Gauges;
+use crate::victim::until;
+use crate::{Bench, Findings, HarnessError};
+
+/// Events signed by `by` that replace an old key by a new one.
+fn successor(
+    log: &EventLog,
+    by: &NodeKey,
+    old: &NodeKey,
+    new: &NodeKey,
+) -> Result<Vec<Vec<u8>>, HarnessError> {
+    let (before, level) = (log.heads(), Level::Trusted);
+    let expires_ms = now_ms() + 60_000;
+    let invite = Invite::generate(log.community(), expires_ms / 1000, Vec::new());
+    let invite = invite.map_err(HarnessError::attacker)?;
+    let request = invite
+        .request(new.id(), "attic")
+        .map_err(HarnessError::attacker)?;
+    let invited = Body::Invited {
+        invite: invite.key().id(),
+        level,
+        uses: 1,
+        expires_ms,
+    };
+    let revoked = Body::Revoked {
+        node: old.id(),
+        last_seq: 1,
+    };
+    for body in [invited, Body::Admitted { request, level }, revoked] {
+        log.append(by, body, now_ms())
+            .map_err(HarnessError::attacker)?;
+    }
+    let batch = log.missing(&before, 100, 1 << 20);
+    Ok(batch.map_err(HarnessError::attacker)?.events)
+}
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let community = bench.test_community()?.community;
+    let first = bench.test_community()?.attacker.note(10, 1);
+    // Copy of its data from which it will sign.
+    let home = bench.test_community()?.copy("its data")?;
+    let twins = [2, 3].map(|n| {
+        bench
+            .test_community()
+            .map(|of| of.attacker.draft("notes.written", vec![n]))
+    });
+    let mut events = vec![first];
+    for twin in twins {
+        events.push(twin?.signed(&attacker));
+    }
+    let _ = bench.gossip(&attacker).await?.push(&events).await;
+    let name = attacker.id().to_string();
+    let is_frozen = |gauges: &Gauges| {
+        gauges
+            .log
+            .as_ref()
+            .is_some_and(|log| log.frozen.contains(&name))
+    };
+    let gauges = until(&mut bench.victim, is_frozen).await?;
+    found.same("it is frozen", true, is_frozen(&gauges));
+    let mut peer = bench.secured().await?;
+    let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
+    found.same("a session of the frozen key", false, open);
+
+    let new = new_key()?;
+    let word = successor(&home, &key(ROOT), &attacker, &new)?;
+    // The root of another community signs the same for a key of its own.
+    let mine = new_key()?;
+    let other = Gossip::open(bench.target.addr, &mine, &community).await;
+    found.same("another key is refused as the root", true, other.is_err());
+    let mut gossip = Gossip::open(bench.target.addr, &key(ROOT), &community).await?;
+    let pushed = gossip.push(&word).await;
+    found.taken("events of the root key", (3, 0), None, &pushed);
+    for (who, credentials, may) in [
+        ("the new key", &new, true),
+        ("the old key", &attacker, false),
+        ("a neighbour", &guest, true),
+    ] {
+        let mut peer = bench
+            .secured_with(&Credentials::of(&credentials.secret()))
+            .await?;
+        let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
+        found.same(format!("{who} gets in"), may, open);
+    }
+    bench.still_works(found).await
+}

@@ -1,0 +1,54 @@
+//! If nodes followed the greatest Lamport time that they receive, one event at the limit would drag
+//! the whole community to it. A node whose clock is two seconds slow would then refuse the events
+//! of others, and an event with a life of two minutes would live for twelve. A node therefore holds
+//! such an event until its time has come, and does not adopt its Lamport time.
+
+use crate::raw::event::now_ms;
+use crate::{Bench, Findings, HarnessError};
+
+/// Just below the limit of the host.
+const LEAP_MS: u64 = 595_000;
+/// Tolerance for honest events: several may be written within one millisecond.
+const SLACK_MS: u64 = 1_000;
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, _] = bench.members();
+    let attacker_id = attacker.id();
+    let mut leap = bench
+        .test_community()?
+        .attacker
+        .draft("notes.written", vec![1]);
+    leap.time = now_ms() + LEAP_MS;
+    leap.lamport = leap.time;
+    let leap = bench.test_community()?.attacker.go_on(&leap);
+    let pushed = bench.gossip(&attacker).await?.push(&[leap]).await;
+    found.taken(
+        "an event ten minutes ahead, all but five seconds",
+        (1, 0),
+        None,
+        &pushed,
+    );
+    let heard = bench
+        .test_community()?
+        .wait_for_events(&attacker_id, 1)
+        .await;
+    found.same("the anchor has it", true, heard);
+
+    // The anchor and the host write after it, including their addresses.
+    bench.still_works(found).await?;
+    let now = now_ms();
+    let (written, held_for) = bench.test_community()?.ahead(now)?;
+    found.check(
+        "how far ahead the anchor's next event is dated, in ms",
+        format!("at most {SLACK_MS}"),
+        written,
+        written <= SLACK_MS,
+    );
+    found.check(
+        "longest lifetime of an honest announcement, in ms",
+        "at most 120000",
+        held_for,
+        held_for <= 120_000 + SLACK_MS,
+    );
+    Ok(())
+}

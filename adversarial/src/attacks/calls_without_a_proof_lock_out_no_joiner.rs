@@ -1,0 +1,51 @@
+//! Strangers may call one method only, and share a common budget. Calls without a valid code could
+//! use that budget up and keep out a joiner with a valid one.
+
+use std::sync::Arc;
+
+use hearthnet_bus::calls::{Client, Code};
+use hearthnet_bus::invite::Invite;
+use hearthnet_bus::joining;
+use hearthnet_bus::log::Level;
+use hearthnet_bus::node::bus_rule;
+use hearthnet_transport::{Config, connect_path};
+use serde_json::json;
+
+use crate::bench::new_key;
+use crate::raw::event::now_ms;
+use crate::{Bench, Findings, HarnessError};
+
+/// Connections of strangers, and calls on each: several times the common budget.
+const CONNECTIONS: usize = 10;
+const CALLS: usize = 4;
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let invite = bench.test_community()?.invite(Level::Member, 2);
+    let community = bench.test_community()?.id();
+    bench.wait_for_agreement(found).await?;
+    // Generated code: its proofs are well formed, but its invite does not exist.
+    let day = now_ms() / 1000 + 86_400;
+    let made_up = Invite::generate(community, day, Vec::new()).map_err(HarnessError::attacker)?;
+    let mut limited = 0;
+    for _ in 0..CONNECTIONS {
+        let key = new_key()?;
+        let (addr, identity) = (bench.target.addr.to_string(), key.identity());
+        let identity = identity.map_err(HarnessError::attacker)?;
+        let (expected, rule) = (Some(bench.target.node), bus_rule());
+        let socket = connect_path(&addr, &identity, expected, &rule, &Config::default()).await;
+        let request = made_up.request(key.id(), "kim");
+        let request = json!(request.map_err(HarnessError::attacker)?);
+        let client = Client::new(socket.map_err(HarnessError::attacker)?, Arc::new(key));
+        for _ in 0..CALLS {
+            let call = client.call(&joining::descriptor().capability, &request);
+            let call = call.map_err(HarnessError::attacker)?;
+            let refusal = call.result().await.err();
+            limited += usize::from(refusal.is_some_and(|e| *e.code() == Code::RATE_LIMITED));
+        }
+    }
+    let what = "calls without a proof, above the strangers' budget";
+    found.check(what, "some refused", limited, limited > 0);
+    let joined = bench.join(&invite).await;
+    found.done("a joiner with a code, at the same time", "admitted", joined);
+    bench.still_works(found).await
+}

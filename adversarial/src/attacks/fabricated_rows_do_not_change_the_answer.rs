@@ -1,0 +1,90 @@
+//! A host does no or too little work and returns plausible rows: zeros, its input, earlier output,
+//! or its output times a hundred. The caller detects each before it uses the rows, drops the host,
+//! and the answer is the correct one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hearthnet_model::catalogue::{Band, magnitude};
+use hearthnet_testkit::{Passing, Tamper};
+use hearthnet_transport::Code;
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use crate::fleet::{Fleet, PROMPT, TOKENS};
+use crate::{Bench, Findings, HarnessError};
+
+/// Step in which a host lies, in the middle of the answer.
+const AT: u32 = PROMPT + TOKENS / 2;
+
+/// Changes rows; the second argument holds the rows that the host returned before.
+type Lie = fn(Passing<'_>, &[f32]);
+
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let (runtime, mut heard) = (Handle::current(), Findings::default());
+    let lies = tokio::task::spawn_blocking(move || lies(&runtime, &mut heard).map(|()| heard));
+    found.0.extend(lies.await??.0);
+    Ok(())
+}
+
+fn lies(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+    // Honest reference: the answer, and a band as in a catalogue entry.
+    let seen = Arc::new(Mutex::new((f32::MAX, 0.0f32)));
+    let fleet = Fleet::new(runtime.clone(), None)?;
+    let (width, range) = (fleet.width(), Arc::clone(&seen));
+    let measure: Tamper = Box::new(move |passing| {
+        let mut range = range.lock();
+        for row in passing.rows.chunks_exact(width) {
+            let size = magnitude(row);
+            *range = (range.0.min(size), range.1.max(size));
+        }
+    });
+    let honest = fleet.ask(1, vec![measure])?;
+    let (lo, hi) = *seen.lock();
+    let fleet = Fleet::new(
+        runtime.clone(),
+        Some(Band {
+            lo: lo / 2.0,
+            hi: hi * 2.0,
+        }),
+    )?;
+    let all: [(&str, Lie); 4] = [
+        ("zeros", |passing, _| passing.rows.fill(0.0)),
+        ("the received rows", |passing, _| {
+            passing.rows.copy_from_slice(passing.sent);
+        }),
+        ("rows of an earlier step", |passing, before| {
+            passing.rows.copy_from_slice(before);
+        }),
+        ("rows times a hundred", |passing, _| {
+            passing.rows.iter_mut().for_each(|value| *value *= 100.0);
+        }),
+    ];
+    for (what, lie) in all {
+        // The chosen host lies once; the other one takes over.
+        let lied = Arc::new(AtomicBool::new(false));
+        let liar = || -> Tamper {
+            let (lied, mut before) = (Arc::clone(&lied), Vec::new());
+            Box::new(move |passing| {
+                let step = passing.spans.iter().any(|span| span.position == AT);
+                if step && passing.rows.len() == width && !lied.swap(true, Ordering::Relaxed) {
+                    lie(passing, &before);
+                } else if let Some(last) = passing.rows.chunks_exact(width).last() {
+                    before = last.to_vec();
+                }
+            })
+        };
+        let asked = fleet.ask(1, vec![liar(), liar()])?;
+        let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
+        let left = left.join(" ");
+        let same = asked.done.token_ids == honest.done.token_ids;
+        found.check(
+            format!("{what}: why the host is dropped"),
+            "tensor_band",
+            &left,
+            left == "tensor_band" && lied.load(Ordering::Relaxed),
+        );
+        found.holds(format!("{what}: the same answer"), "yes", same);
+    }
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! While an invite is open, strangers may connect in order to join, with any number of keys. They
+//! could hold all call sockets of a node without making a call.
+
+use hearthnet_bus::log::Level;
+
+use crate::bench::new_key;
+use crate::raw::{Credentials, SWITCHING};
+use crate::victim::until;
+use crate::{Bench, Findings, HarnessError};
+
+/// More than all call sockets of a node.
+const STRANGERS: usize = 160;
+/// Call sockets that strangers may have in total.
+const THEIRS: usize = 16;
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let invite = bench.test_community()?.invite(Level::Member, 2);
+    bench.wait_for_agreement(found).await?;
+    let mut crowd = Vec::new();
+    for _ in 0..STRANGERS {
+        let credentials = Credentials::of(&new_key()?.secret());
+        let mut stranger = bench.secured_with(&credentials).await?;
+        let answer = stranger.upgrade_at("/bus/v1").await?;
+        if answer.starts_with(SWITCHING) {
+            crowd.push(stranger);
+        }
+    }
+    let called = bench.target.token(&bench.guest).await;
+    found.done(
+        "a member calls beside a crowd of strangers",
+        "answered",
+        called,
+    );
+    let joined = bench.join(&invite).await;
+    found.done("a joiner with a code beside the crowd", "admitted", joined);
+    // A socket counts as closed after the close deadline, because strangers do not answer the close.
+    let all_but_theirs = |gone: u64| gone >= (STRANGERS - THEIRS) as u64;
+    let gone = until(&mut bench.victim, |gauges| {
+        all_but_theirs(gauges.raised("session_limit"))
+    });
+    let gone = gone.await?.raised("session_limit");
+    let held = all_but_theirs(gone);
+    let what = "sockets of strangers that were closed for others";
+    found.counted(what, "all but 16", gone, held, "session_limit");
+    drop(crowd);
+    bench.still_works(found).await
+}

@@ -1,0 +1,42 @@
+//! A machine serves neighbours, but belongs to its owner. Neighbours that keep all stream slots
+//! busy must not lock the owner out.
+
+use crate::honest::Call;
+use crate::raw::{Hello, kind};
+use crate::{Bench, Findings, HarnessError};
+
+/// Stream slots that the honest caller leaves.
+const STREAMS: u32 = 7;
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let token = bench.target.token(&bench.attacker).await?;
+    let mut peer = bench.session(&Hello::new("pipeline", token)).await?;
+    for stream in 1..=STREAMS {
+        peer.send(bench.stream_open(stream)).await;
+        let opened = peer.receive().await.is(kind::STREAM_OPENED);
+        found.check(format!("stream {stream}"), "opened", opened, opened);
+        peer.send(bench.zeros(stream, 1).frame()).await;
+        let answered = peer.receive().await.is(kind::STEP_RESULT);
+        found.check(
+            format!("a step of stream {stream}"),
+            "answered",
+            answered,
+            answered,
+        );
+    }
+    peer.send(bench.stream_open(STREAMS + 1)).await;
+    found.refused("one more", "stream_limit", &peer.receive().await);
+
+    let owner = bench.test_community()?.key_of("victim")?;
+    let call = Call::open(&bench.target, &owner, 1).await;
+    let call = found.done("the owner's stream, at once", "opened", call);
+    found.refused(
+        "the stream preempted for it",
+        "preempted",
+        &peer.receive().await,
+    );
+    if let Some(call) = call {
+        let _ = call.close().await;
+    }
+    bench.still_works(found).await
+}

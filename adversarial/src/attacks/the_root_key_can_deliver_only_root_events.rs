@@ -1,0 +1,70 @@
+//! Events of the root key must spread even from a revoked node, so the root key may open a gossip
+//! session by itself. Such a session delivers only events signed by the root key; it receives no
+//! events.
+
+use hearthnet_bus::log::{Body, Event, Heads, Level};
+use hearthnet_bus::now_ms;
+use hearthnet_bus::testing::{ROOT, key};
+
+use crate::raw::{Credentials, Gossip, SWITCHING};
+use crate::victim::Gauges;
+use crate::victim::until;
+use crate::{Bench, Findings, HarnessError};
+
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+    let [attacker, guest] = bench.members();
+    let (root, community) = (key(ROOT), bench.test_community()?.community);
+    // Home of the root key: its node is revoked and receives nothing more.
+    let home = bench.test_community()?.copy("home of the root key")?;
+    bench.test_community()?.append(Body::Revoked {
+        node: attacker.id(),
+        last_seq: 0,
+    });
+
+    let mut gossip = Gossip::open(bench.target.addr, &root, &community).await?;
+    let (heads, events) = gossip.ask(&Heads::empty(home.community())).await?;
+    let authors: Vec<_> = heads.authors.keys().copied().collect();
+    found.same(
+        "authors whose events it receives",
+        format!("{:?}", [root.id()]),
+        format!("{authors:?}"),
+    );
+    let others = events.iter().filter(|raw| {
+        let event = Event::verify(raw);
+        event.map_or(true, |event| event.author != root.id())
+    });
+    found.same("events of others that it receives", 0, others.count());
+
+    let before = home.heads();
+    let promoted = Body::LevelChanged {
+        node: guest.id(),
+        level: Level::Trusted,
+        last_seq: Some(0),
+    };
+    home.append(&root, promoted, now_ms())
+        .map_err(HarnessError::attacker)?;
+    let word = home
+        .missing(&before, 10, 1 << 20)
+        .map_err(HarnessError::attacker)?;
+    let note = bench.test_community()?.guest.note(10, 1);
+    let pushed = gossip.push(&[note]).await;
+    found.taken("an event signed by another key", (0, 1), None, &pushed);
+    let pushed = gossip.push(&word.events).await;
+    found.taken("an event signed by the root key", (1, 0), None, &pushed);
+    let heard = bench
+        .test_community()?
+        .wait_for_events(&root.id(), before.authors[&root.id()].seq + 1)
+        .await;
+    found.same("it is passed on", true, heard);
+    let state = bench.test_community()?.state();
+    let agrees = |gauges: &Gauges| gauges.state() == state;
+    let gauges = until(&mut bench.victim, agrees).await?;
+    found.same("it has effect", true, agrees(&gauges));
+
+    for path in ["/bus/v1", "/tensor/v1"] {
+        let mut peer = bench.secured_with(&Credentials::of(&root.secret())).await?;
+        let open = peer.upgrade_at(path).await?.starts_with(SWITCHING);
+        found.same(format!("the root key at {path}"), false, open);
+    }
+    bench.still_works(found).await
+}

@@ -1,0 +1,803 @@
+//! Sessions in virtual time: guarantees of the protocol while both sides keep its rules.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use hearthnet_transport::pair::{Pair, Side};
+use hearthnet_transport::session::{Event, SendRefused};
+use hearthnet_transport::wire::{Flags, FrameType, Header};
+use hearthnet_transport::{
+    CloseCode, Config, DType, Deadlines, Dims, Hello, Message, StreamClose, StreamError, Tensor,
+    Truncate, Want,
+};
+
+use crate::support::{messages, noise, open_stream, result, say, step, tensor};
+
+const MIB: usize = 1024 * 1024;
+
+fn pair() -> Pair {
+    Pair::open(&Config::default(), &Config::default())
+}
+
+fn frames(pair: &Pair, to: Side) -> Vec<Header> {
+    pair.wire(to)
+        .map(|message| Header::decode(message).unwrap().0)
+        .collect()
+}
+
+#[test]
+fn both_hellos_open_the_session_and_the_smaller_limits_hold() {
+    let caller = Config {
+        chunk_bytes: 8192,
+        inline_max: 4096,
+        ..Config::default()
+    };
+    let host = Config {
+        inline_max: 2048,
+        compress_above: None,
+        ..Config::default()
+    };
+    let mut pair = Pair::new(&caller, &host, &Hello::new("pipeline", vec![7; 100]));
+    pair.run();
+    let Some(Event::Hello(hello)) = pair.host.poll_event() else {
+        panic!("no HELLO")
+    };
+    assert_eq!(
+        (hello.purpose.as_str(), hello.token.len()),
+        ("pipeline", 100)
+    );
+    assert!(!pair.host.is_open() && !pair.caller.is_open());
+    pair.host.accept(pair.now());
+    pair.run();
+    for session in [&pair.caller, &pair.host] {
+        let terms = session.terms().unwrap();
+        assert_eq!((terms.chunk_bytes(), terms.inline_max()), (8192, 2048));
+        assert_eq!(terms.compress_above(), None);
+    }
+}
+
+#[test]
+fn a_rejected_hello_tells_the_caller_why() {
+    let config = Config::default();
+    let mut pair = Pair::new(&config, &config, &Hello::new("pipeline", Vec::new()));
+    pair.run();
+    assert!(matches!(pair.host.poll_event(), Some(Event::Hello(_))));
+    pair.host.reject(CloseCode::TokenExpired);
+    pair.run();
+    let closed = pair.caller.closed().unwrap();
+    assert_eq!(
+        (closed.code, closed.by_us),
+        (CloseCode::TokenExpired, false)
+    );
+    assert!(pair.host.closed().unwrap().by_us);
+}
+
+#[test]
+fn five_mebibytes_travel_in_five_chunks() {
+    let mut pair = pair();
+    let sent = tensor(&[5, 512, 1024], DType::F16, noise(5 * MIB));
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
+    while pair.transmit(Side::Caller) {}
+    let headers = frames(&pair, Side::Host);
+    assert_eq!(headers.len(), 5);
+    for (i, header) in headers.iter().enumerate() {
+        assert_eq!(header.kind, FrameType::TensorData);
+        assert_eq!(header.length as usize, 4 + 3 * 4 + MIB);
+        assert_eq!(header.flags.has(Flags::FINAL), i == 4);
+        assert!(!header.flags.has(Flags::COMPRESSED));
+    }
+    pair.run();
+    assert_eq!(messages(&mut pair.host), [Message::Tensor(sent)]);
+}
+
+#[test]
+fn tensors_that_compress_are_compressed_and_arrive_whole() {
+    let mut pair = pair();
+    let data: Vec<u8> = (0..3 * MIB).map(|i| (i / 1000) as u8).collect();
+    let sent = tensor(&[3 * MIB as u32], DType::I8, data.into());
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
+    pair.run();
+    assert_eq!(messages(&mut pair.host), [Message::Tensor(sent)]);
+    let stats = pair.caller.stats();
+    assert_eq!(
+        (stats.chunks_sent, stats.chunk_bytes_sent),
+        (3, 3 * MIB as u64)
+    );
+    assert!(
+        stats.chunk_wire_bytes_sent < stats.chunk_bytes_sent / 10,
+        "{stats:?}"
+    );
+    assert_eq!(
+        pair.host.stats().chunk_wire_bytes_received,
+        stats.chunk_wire_bytes_sent
+    );
+}
+
+#[test]
+fn nothing_is_compressed_when_one_side_declines() {
+    let without = Config {
+        compress_above: None,
+        ..Config::default()
+    };
+    for (caller, host) in [
+        (without.clone(), Config::default()),
+        (Config::default(), without),
+    ] {
+        let mut pair = Pair::open(&caller, &host);
+        let sent = tensor(&[2 * MIB as u32], DType::I8, vec![0; 2 * MIB].into());
+        say(&mut pair.caller, &Message::Tensor(sent));
+        pair.run();
+        let stats = pair.caller.stats();
+        assert_eq!(stats.chunk_wire_bytes_sent, stats.chunk_bytes_sent);
+    }
+}
+
+#[test]
+fn the_size_of_a_decode_step_depends_on_the_width_alone() {
+    let mut pair = pair();
+    let size = |pair: &mut Pair, position: u32, data: Bytes| {
+        let message = step(1, 0, position, 1, data);
+        say(&mut pair.caller, &Message::Step(message));
+        assert!(pair.transmit(Side::Caller));
+        assert!(!pair.transmit(Side::Caller), "a decode step is one message");
+        let size = pair.wire(Side::Host).last().unwrap().len();
+        pair.run();
+        size
+    };
+    let compressible = size(&mut pair, 0, Bytes::from(vec![0; 1152]));
+    let incompressible = size(&mut pair, 4_000_000_000, noise(1152));
+    assert_eq!(compressible, 16 + 32 + 1152);
+    assert_eq!(incompressible, compressible);
+}
+
+#[test]
+fn the_window_blocks_at_its_edge_and_resumes_with_credit() {
+    let config = Config {
+        chunk_bytes: 4096,
+        window_chunks: 3,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    let sent = tensor(&[10 * 4096], DType::I8, noise(10 * 4096));
+    say(&mut pair.caller, &Message::Tensor(sent.clone()));
+    let mut chunks = 0;
+    while pair.transmit(Side::Caller) {
+        chunks += 1;
+    }
+    assert_eq!(chunks, 3);
+    assert_eq!(pair.caller.stats().credit_available, 0);
+    // Two chunks arrive, and are acknowledged together.
+    assert!(pair.deliver(Side::Host) && pair.deliver(Side::Host));
+    assert!(pair.transmit(Side::Host) && !pair.transmit(Side::Host));
+    assert!(pair.deliver(Side::Caller));
+    assert_eq!(pair.caller.stats().credit_available, 2);
+    assert!(pair.transmit(Side::Caller) && pair.transmit(Side::Caller));
+    assert!(!pair.transmit(Side::Caller));
+    pair.run();
+    assert_eq!(messages(&mut pair.host), [Message::Tensor(sent)]);
+    pair.run();
+    assert_eq!(pair.caller.stats().credit_available, 3);
+}
+
+#[test]
+fn untaken_tensors_hold_their_credit_and_buffer() {
+    let config = Config {
+        window_chunks: 2,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    for _ in 0..4 {
+        let small = tensor(&[100], DType::I8, noise(100));
+        say(&mut pair.caller, &Message::Tensor(small));
+    }
+    pair.run();
+    assert_eq!(pair.host.stats().buffered_bytes, 200);
+    assert_eq!(pair.caller.stats().credit_available, 0);
+    assert_eq!(messages(&mut pair.host).len(), 2);
+    pair.run();
+    assert_eq!(messages(&mut pair.host).len(), 2);
+    pair.run();
+    assert_eq!(pair.caller.stats().credit_available, 2);
+    assert_eq!(pair.host.stats().buffered_bytes, 0);
+}
+
+#[test]
+fn the_receive_buffer_is_respected_and_large_tensors_are_not_starved() {
+    let config = Config {
+        recv_buffer_bytes: 3 * MIB as u32,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    let mut expected = Vec::new();
+    for size in [2, 3, 1, 1] {
+        let sent = tensor(&[size * MIB as u32], DType::I8, noise(size as usize * MIB));
+        say(&mut pair.caller, &Message::Tensor(sent.clone()));
+        expected.push(Message::Tensor(sent));
+    }
+    let mut got = Vec::new();
+    for _ in 0..10 {
+        pair.run();
+        assert!(pair.host.stats().buffered_bytes <= 3 * MIB as u64);
+        got.extend(messages(&mut pair.host));
+    }
+    assert_eq!(got, expected);
+    // A tensor that could never fit is refused at once.
+    let huge = tensor(&[3 * MIB as u32 + 1], DType::I8, noise(3 * MIB + 1));
+    let refused = pair.caller.send_message(&Message::Tensor(huge));
+    assert!(matches!(refused, Err(SendRefused::Impossible(v)) if v.code == CloseCode::FrameTooBig));
+}
+
+#[test]
+fn a_decode_row_overtakes_the_chunks_of_another_stream() {
+    let mut pair = pair();
+    say(
+        &mut pair.caller,
+        &Message::Step(step(1, 0, 0, 8192, noise(8192 * 1152))),
+    );
+    for _ in 0..4 {
+        assert!(pair.transmit(Side::Caller));
+    }
+    say(
+        &mut pair.caller,
+        &Message::Step(step(2, 0, 0, 1, noise(1152))),
+    );
+    assert!(pair.transmit(Side::Caller));
+    assert_eq!(
+        frames(&pair, Side::Host).last().unwrap().kind,
+        FrameType::Step
+    );
+    pair.run();
+    let order: Vec<u32> = messages(&mut pair.host)
+        .iter()
+        .map(|message| match message {
+            Message::Step(step) => step.stream,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(order, [2, 1]);
+}
+
+#[test]
+fn messages_of_one_stream_keep_their_order_around_large_steps() {
+    let mut pair = pair();
+    let sent = [
+        Message::StreamOpen(open_stream(1, 0)),
+        Message::Step(step(1, 0, 0, 2000, noise(2000 * 1152))),
+        Message::Truncate(Truncate {
+            stream: 1,
+            epoch: 0,
+            position: 5,
+        }),
+        Message::Step(step(1, 0, 5, 1, noise(1152))),
+    ];
+    for message in &sent {
+        say(&mut pair.caller, message);
+    }
+    pair.run();
+    assert_eq!(messages(&mut pair.host), sent);
+}
+
+#[test]
+fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
+    let config = Config {
+        max_steps_in_flight: 2,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    for position in 0..2 {
+        say(
+            &mut pair.caller,
+            &Message::Step(step(1, 0, position, 1, noise(1152))),
+        );
+    }
+    let third = Message::Step(step(1, 0, 2, 1, noise(1152)));
+    assert!(matches!(
+        pair.caller.send_message(&third),
+        Err(SendRefused::Blocked(_))
+    ));
+    pair.run();
+    assert_eq!(pair.host.stats().steps_in_flight, 2);
+    for message in messages(&mut pair.host) {
+        let Message::Step(step) = message else {
+            panic!("{message:?}")
+        };
+        say(&mut pair.host, &Message::StepResult(result(&step)));
+    }
+    pair.run();
+    assert_eq!(messages(&mut pair.caller).len(), 2);
+    assert_eq!(pair.caller.stats().steps_in_flight, 0);
+    say(&mut pair.caller, &third);
+}
+
+#[test]
+fn a_stream_error_answers_every_step_of_its_stream_and_only_those() {
+    let mut pair = pair();
+    for (stream, epoch) in [(1, 0), (1, 0), (1, 1), (2, 0)] {
+        say(
+            &mut pair.caller,
+            &Message::Step(step(stream, epoch, 0, 1, noise(1152))),
+        );
+    }
+    pair.run();
+    let error = StreamError {
+        stream: 1,
+        epoch: 0,
+        position: Some(0),
+        code: "position_gap".into(),
+        message: "the stream has no positions yet".into(),
+    };
+    say(&mut pair.host, &Message::StreamError(error.clone()));
+    pair.run();
+    assert_eq!(pair.host.stats().steps_in_flight, 2);
+    assert_eq!(pair.caller.stats().steps_in_flight, 2);
+    assert_eq!(messages(&mut pair.caller), [Message::StreamError(error)]);
+    // The undelivered steps of that stream are dropped, and the caller has confirmed its end.
+    let left = messages(&mut pair.host);
+    assert_eq!(left.len(), 3);
+    assert_eq!(
+        left.last(),
+        Some(&Message::StreamClose(StreamClose {
+            stream: 1,
+            epoch: 0
+        }))
+    );
+}
+
+#[test]
+fn cancelling_mid_tensor_frees_both_sides_at_once() {
+    let config = Config {
+        chunk_bytes: 4096,
+        window_chunks: 4,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    say(
+        &mut pair.caller,
+        &Message::Step(step(1, 0, 0, 100, noise(100 * 1152))),
+    );
+    // The announcement and some chunks are in transit, some have arrived.
+    while pair.transmit(Side::Caller) {}
+    for _ in 0..3 {
+        pair.deliver(Side::Host);
+    }
+    assert!(pair.host.stats().buffered_bytes > 0);
+    let close = StreamClose {
+        stream: 1,
+        epoch: 0,
+    };
+    say(&mut pair.caller, &Message::StreamClose(close));
+    assert_eq!(
+        pair.caller.stats().queued_bytes,
+        pair.caller.stats().queued_bytes.min(64)
+    );
+    assert_eq!(pair.caller.stats().steps_in_flight, 0);
+    pair.run();
+    assert_eq!(messages(&mut pair.host), [Message::StreamClose(close)]);
+    for stats in [pair.caller.stats(), pair.host.stats()] {
+        assert_eq!(
+            (
+                stats.credit_available,
+                stats.buffered_bytes,
+                stats.queued_bytes
+            ),
+            (4, 0, 0),
+            "{stats:?}"
+        );
+        assert_eq!(stats.steps_in_flight, 0);
+    }
+    assert!(pair.caller.is_open() && pair.host.is_open());
+}
+
+#[test]
+fn a_stream_close_overtakes_queued_messages_and_drops_its_steps() {
+    let mut pair = pair();
+    let other = step(2, 0, 0, 1, noise(1152));
+    for step in [
+        step(1, 0, 0, 1, noise(1152)),
+        other.clone(),
+        step(1, 0, 1, 1, noise(1152)),
+    ] {
+        say(&mut pair.caller, &Message::Step(step));
+    }
+    let close = StreamClose {
+        stream: 1,
+        epoch: 0,
+    };
+    say(&mut pair.caller, &Message::StreamClose(close));
+    pair.run();
+    assert_eq!(
+        messages(&mut pair.host),
+        [Message::StreamClose(close), Message::Step(other)]
+    );
+    assert_eq!(pair.caller.stats().steps_in_flight, 1);
+    assert_eq!(pair.host.stats().steps_in_flight, 1);
+}
+
+#[test]
+fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
+    let config = Config {
+        chunk_bytes: 4096,
+        window_chunks: 4,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    let asked = step(1, 0, 0, 100, noise(100 * 1152));
+    say(&mut pair.caller, &Message::Step(asked.clone()));
+    pair.run();
+    assert_eq!(messages(&mut pair.host), [Message::Step(asked.clone())]);
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    // The result's first chunks are in transit when the caller closes the stream.
+    while pair.transmit(Side::Host) {}
+    pair.deliver(Side::Caller);
+    pair.deliver(Side::Caller);
+    say(
+        &mut pair.caller,
+        &Message::StreamClose(StreamClose {
+            stream: 1,
+            epoch: 0,
+        }),
+    );
+    pair.run();
+    assert_eq!(messages(&mut pair.caller), []);
+    assert!(
+        pair.host.stats().chunks_sent < 29,
+        "the host sent all of it"
+    );
+    for stats in [pair.caller.stats(), pair.host.stats()] {
+        assert_eq!(
+            (stats.credit_available, stats.buffered_bytes),
+            (4, 0),
+            "{stats:?}"
+        );
+    }
+    assert!(pair.caller.is_open() && pair.host.is_open());
+}
+
+#[test]
+fn an_answer_that_crosses_a_close_is_dropped_and_counted() {
+    let mut pair = pair();
+    let asked = step(1, 0, 0, 1, noise(1152));
+    say(&mut pair.caller, &Message::Step(asked.clone()));
+    pair.run();
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    assert!(pair.transmit(Side::Host));
+    let close = StreamClose {
+        stream: 1,
+        epoch: 0,
+    };
+    say(&mut pair.caller, &Message::StreamClose(close));
+    pair.run();
+    assert_eq!(messages(&mut pair.caller), []);
+    assert_eq!(pair.caller.stats().stale_results, 1);
+    assert!(pair.caller.is_open());
+}
+
+#[test]
+fn a_result_for_another_stream_or_epoch_ends_the_session() {
+    // Two sessions whose frames have the same numbers: an answer is delivered to the wrong one.
+    for (stream, epoch) in [(2, 0), (1, 1)] {
+        let (mut asked, mut other) = (pair(), pair());
+        say(
+            &mut asked.caller,
+            &Message::Step(step(1, 0, 0, 1, noise(1152))),
+        );
+        asked.run();
+        let wrong = step(stream, epoch, 0, 1, noise(1152));
+        say(&mut other.caller, &Message::Step(wrong.clone()));
+        other.run();
+        say(&mut other.host, &Message::StepResult(result(&wrong)));
+        let now = other.now();
+        while let Some(frame) = other.host.poll_transmit(now) {
+            asked.caller.handle_message(now, &frame);
+        }
+        let closed = asked.caller.closed().map(|closed| closed.code);
+        assert_eq!(closed, Some(CloseCode::ProtocolState), "{stream} {epoch}");
+        assert_eq!(messages(&mut asked.caller), []);
+    }
+}
+
+#[test]
+fn a_second_answer_to_the_same_step_ends_the_session() {
+    let mut pair = pair();
+    let asked = step(1, 0, 0, 1, noise(1152));
+    say(&mut pair.caller, &Message::Step(asked.clone()));
+    pair.run();
+    say(&mut pair.host, &Message::StepResult(result(&asked)));
+    let now = pair.now();
+    let first = pair.host.poll_transmit(now).unwrap();
+    pair.caller.handle_message(now, &first);
+    assert!(pair.caller.is_open());
+    // The same frame with the next sequence number (big-endian in bytes 4 to 7).
+    let mut second = first.to_vec();
+    second[7] += 1;
+    pair.caller.handle_message(now, &second.into());
+    let closed = pair.caller.closed().map(|closed| closed.code);
+    assert_eq!(closed, Some(CloseCode::ProtocolState));
+}
+
+#[test]
+fn silence_is_met_with_a_ping_and_then_the_end() {
+    let config = Config {
+        keep_alive: Duration::from_secs(30),
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    // Both sides alive: pings keep the session open, and measure the round trip.
+    pair.advance(Duration::from_secs(300));
+    assert!(pair.caller.is_open() && pair.host.is_open());
+    assert!(pair.caller.stats().rtt_us.is_some() && pair.host.stats().rtt_us.is_some());
+
+    // The host is gone: the caller notices after two intervals.
+    let mut alone = pair.caller;
+    let mut now = pair.host.poll_timeout().min(alone.poll_timeout());
+    let begin = now;
+    while alone.is_open() {
+        alone.handle_timeout(now);
+        while alone.poll_transmit(now).is_some() {}
+        now = alone.poll_timeout().min(now + Duration::from_secs(100));
+    }
+    assert_eq!(alone.closed().unwrap().code, CloseCode::KeepAlive);
+    assert!(now.since(begin) <= Duration::from_secs(160));
+}
+
+#[test]
+fn a_probe_is_answered_and_only_one_is_outstanding() {
+    let mut pair = pair();
+    pair.run();
+    pair.tick(Duration::from_secs(10));
+    let now = pair.now();
+    assert_eq!(pair.caller.silent_for(now), Duration::from_secs(10));
+    assert_eq!(pair.caller.unanswered_for(now), None);
+    let sent = pair.caller.stats().frames_sent;
+    pair.caller.probe(now);
+    pair.caller.probe(now);
+    assert!(pair.transmit(Side::Caller) && !pair.transmit(Side::Caller));
+    assert_eq!(pair.caller.stats().frames_sent, sent + 1);
+    pair.tick(Duration::from_secs(2));
+    let now = pair.now();
+    pair.caller.probe(now);
+    assert_eq!(
+        pair.caller.unanswered_for(now),
+        Some(Duration::from_secs(2))
+    );
+    assert_eq!(pair.caller.silent_for(now), Duration::from_secs(12));
+    pair.run();
+    assert_eq!(pair.caller.stats().frames_sent, sent + 1);
+    assert_eq!(pair.caller.silent_for(now), Duration::ZERO);
+    assert_eq!(pair.caller.unanswered_for(now), None);
+    assert!(pair.caller.is_open() && pair.host.is_open());
+}
+
+#[test]
+fn a_session_ends_with_its_lifetime() {
+    let short = Config {
+        session_lifetime: Duration::from_secs(90),
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&Config::default(), &short);
+    pair.advance(Duration::from_secs(89));
+    assert!(pair.caller.is_open() && pair.host.is_open());
+    pair.advance(Duration::from_secs(2));
+    assert_eq!(
+        pair.caller.closed().unwrap().code,
+        CloseCode::SessionExpired
+    );
+    assert_eq!(pair.host.closed().unwrap().code, CloseCode::SessionExpired);
+}
+
+#[test]
+fn a_host_waits_for_hello_only_so_long() {
+    let config = Config::default();
+    let mut pair = Pair::new(&config, &config, &Hello::new("pipeline", Vec::new()));
+    let deadline = pair.host.poll_timeout();
+    assert_eq!(deadline.0, 5_000_000);
+    pair.host.handle_timeout(deadline);
+    assert_eq!(pair.host.closed().unwrap().code, CloseCode::PipelineStalled);
+}
+
+#[test]
+fn a_tensor_that_trickles_in_is_given_up() {
+    let config = Config {
+        chunk_bytes: 4096,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    let large = tensor(&[100 * 4096], DType::I8, noise(100 * 4096));
+    say(&mut pair.caller, &Message::Tensor(large));
+    // A chunk a second: 4 KiB/s, below the minimum of 16 KiB/s.
+    for _ in 0..16 {
+        pair.transmit(Side::Caller);
+    }
+    while pair.host.is_open() {
+        pair.deliver(Side::Host);
+        while pair.transmit(Side::Host) {}
+        pair.tick(Duration::from_secs(1));
+        pair.host.handle_timeout(pair.now());
+        assert!(pair.now().0 < 60_000_000, "the host waits for ever");
+    }
+    assert_eq!(pair.host.closed().unwrap().code, CloseCode::PipelineStalled);
+}
+
+#[test]
+fn a_message_that_trickles_in_is_given_up() {
+    let mut pair = pair();
+    for bytes in 1..=100u64 {
+        pair.tick(Duration::from_secs(1));
+        pair.host.handle_partial(pair.now(), bytes);
+        pair.host.handle_timeout(pair.now());
+        if !pair.host.is_open() {
+            break;
+        }
+    }
+    assert_eq!(pair.host.closed().unwrap().code, CloseCode::PipelineStalled);
+    assert!(pair.now().0 <= 12_000_000);
+}
+
+#[test]
+fn withheld_credit_ends_the_session() {
+    let deadlines = Deadlines {
+        credit: Duration::from_secs(20),
+        ..Deadlines::default()
+    };
+    let config = Config {
+        window_chunks: 1,
+        deadlines,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    for _ in 0..2 {
+        say(
+            &mut pair.caller,
+            &Message::Tensor(tensor(&[9], DType::I8, noise(9))),
+        );
+    }
+    // The first tensor is never taken, so the second never gets credit.
+    pair.advance(Duration::from_secs(19));
+    assert!(pair.caller.is_open());
+    pair.advance(Duration::from_secs(2));
+    assert_eq!(pair.caller.closed().unwrap().code, CloseCode::CreditStall);
+    assert_eq!(pair.host.closed().unwrap().code, CloseCode::CreditStall);
+}
+
+#[test]
+fn leaving_overtakes_queued_messages_and_the_host_serves_on() {
+    let mut pair = pair();
+    say(&mut pair.caller, &Message::StreamOpen(open_stream(0, 0)));
+    say(
+        &mut pair.caller,
+        &Message::Step(step(0, 0, 0, 1, noise(1152))),
+    );
+    pair.run();
+    messages(&mut pair.host);
+    let large = tensor(&[3 * MIB as u32], DType::I8, noise(3 * MIB));
+    say(&mut pair.host, &Message::Tensor(large));
+    let answer = Message::StepResult(result(&step(0, 0, 0, 1, noise(1152))));
+    say(&mut pair.host, &answer);
+    for within_ms in [10_000, 5] {
+        let leaving = Message::Leaving { within_ms };
+        say(&mut pair.host, &leaving);
+    }
+    pair.run();
+    let got = messages(&mut pair.caller);
+    assert_eq!(got[0], Message::Leaving { within_ms: 10_000 });
+    assert_eq!(got[1], Message::Leaving { within_ms: 5 });
+    assert_eq!(got[2], answer);
+    assert!(matches!(got[3], Message::Tensor(_)));
+    assert!(pair.caller.is_open() && pair.host.is_open());
+    // Only the host may send LEAVING.
+    let refused = pair.caller.send_message(&Message::Leaving { within_ms: 1 });
+    assert!(matches!(refused, Err(SendRefused::Impossible(_))));
+}
+
+#[test]
+fn a_slow_application_is_not_blamed_on_the_peer() {
+    let config = Config {
+        window_chunks: 2,
+        chunk_bytes: 4096,
+        ..Config::default()
+    };
+    let mut pair = Pair::open(&config, &config);
+    // Two tensors wait to be taken and hold all credit; a third is half received.
+    for _ in 0..2 {
+        say(
+            &mut pair.caller,
+            &Message::Tensor(tensor(&[9], DType::I8, noise(9))),
+        );
+    }
+    let large = tensor(&[3 * 4096], DType::I8, noise(3 * 4096));
+    say(&mut pair.caller, &Message::Tensor(large));
+    pair.run();
+    pair.advance(Duration::from_secs(25));
+    assert!(pair.host.is_open() && pair.caller.is_open());
+    let mut got = messages(&mut pair.host);
+    pair.run();
+    got.extend(messages(&mut pair.host));
+    assert_eq!(got.len(), 3);
+}
+
+#[test]
+fn closing_frees_everything_and_drops_what_was_queued() {
+    let mut pair = pair();
+    let large = tensor(&[20 * MIB as u32], DType::I8, noise(20 * MIB));
+    say(&mut pair.caller, &Message::Tensor(large));
+    for _ in 0..5 {
+        pair.transmit(Side::Caller);
+        pair.deliver(Side::Host);
+    }
+    pair.caller.close(CloseCode::Shutdown, "going home");
+    assert_eq!(pair.caller.stats().queued_bytes, 0);
+    pair.run();
+    let closed = pair.host.closed().unwrap();
+    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
+    assert_eq!(closed.detail, "going home");
+    assert_eq!(pair.host.stats().buffered_bytes, 0);
+    assert!(matches!(
+        pair.host
+            .send_message(&Message::Tensor(tensor(&[1], DType::I8, noise(1)))),
+        Err(SendRefused::NotOpen)
+    ));
+}
+
+#[test]
+fn messages_before_a_bye_can_still_be_taken() {
+    let mut pair = pair();
+    let asked = step(1, 0, 0, 1, noise(1152));
+    say(&mut pair.caller, &Message::Step(asked.clone()));
+    pair.transmit(Side::Caller);
+    pair.caller.close(CloseCode::Normal, "");
+    pair.run();
+    assert!(pair.host.closed().is_some());
+    assert_eq!(messages(&mut pair.host), [Message::Step(asked)]);
+}
+
+#[test]
+fn messages_that_contradict_themselves_are_refused_before_they_are_sent() {
+    let mut pair = pair();
+    let good = step(1, 0, 0, 1, noise(1152));
+    let code = |refused| match refused {
+        Err(SendRefused::Impossible(violation)) => violation.code,
+        other => panic!("{other:?}"),
+    };
+    let wrong_length = Message::Step(hearthnet_transport::Step {
+        rows: 2,
+        ..good.clone()
+    });
+    assert_eq!(
+        code(pair.caller.send_message(&wrong_length)),
+        CloseCode::TensorShape
+    );
+    let not_ours = Message::StepResult(result(&good));
+    assert_eq!(
+        code(pair.caller.send_message(&not_ours)),
+        CloseCode::ProtocolState
+    );
+    let short = Message::Tensor(Tensor {
+        dtype: DType::F32,
+        dims: Dims::new(&[4]).unwrap(),
+        data: noise(15),
+    });
+    assert_eq!(
+        code(pair.caller.send_message(&short)),
+        CloseCode::TensorShape
+    );
+    pair.run();
+    assert!(pair.host.is_open());
+}
+
+#[test]
+fn debug_output_names_shapes_and_never_data() {
+    let asked = hearthnet_transport::Step {
+        want: Want::All,
+        ..step(1, 0, 0, 1, Bytes::from(vec![0x5a; 1152]))
+    };
+    let printed = format!(
+        "{asked:?} {:?} {:?} {:?}",
+        result(&asked),
+        tensor(&[4], DType::I8, Bytes::from_static(b"ZZZZ")),
+        Hello::new("pipeline", vec![0x5a; 64]),
+    );
+    assert!(printed.contains("width: 576"));
+    assert!(!printed.contains("90") && !printed.contains("ZZ") && !printed.contains("5a"));
+}

@@ -1,0 +1,76 @@
+//! Test messages, and access to received ones.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use bytes::Bytes;
+use hearthnet_transport::session::{Event, Session};
+use hearthnet_transport::{
+    DType, Dims, Message, Step, StepResult, StreamOpen, Tensor, Want, bench,
+};
+
+/// Bytes that zstd cannot shrink.
+pub(crate) fn noise(len: usize) -> Bytes {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ len as u64;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend_from_slice(&state.to_le_bytes());
+    }
+    out.truncate(len);
+    Bytes::from(out)
+}
+
+pub(crate) fn tensor(dims: &[u32], dtype: DType, data: Bytes) -> Tensor {
+    Tensor {
+        dtype,
+        dims: Dims::new(dims).unwrap(),
+        data,
+    }
+}
+
+/// A step of fp16 rows of width 576.
+pub(crate) fn step(stream: u32, epoch: u32, position: u32, rows: u32, data: Bytes) -> Step {
+    Step {
+        stream,
+        epoch,
+        position,
+        rows,
+        width: 576,
+        dtype: DType::F16,
+        want: Want::All,
+        data,
+    }
+}
+
+pub(crate) fn result(step: &Step) -> StepResult {
+    bench::echo(step.clone())
+}
+
+pub(crate) fn open_stream(stream: u32, epoch: u32) -> StreamOpen {
+    StreamOpen {
+        stream,
+        epoch,
+        weights: [0x77; 32],
+        lo: 0,
+        hi: 14,
+        max_positions: 512,
+    }
+}
+
+/// Sends a message, which must be accepted.
+#[track_caller]
+pub(crate) fn say(session: &mut Session, message: &Message) {
+    session.send_message(message).unwrap();
+}
+
+/// Takes every message that waits for the application.
+pub(crate) fn messages(session: &mut Session) -> Vec<Message> {
+    std::iter::from_fn(|| session.poll_event())
+        .map(|event| match event {
+            Event::Message(message) => message,
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}

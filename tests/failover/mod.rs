@@ -1,0 +1,501 @@
+//! Promise 2: a failing machine costs time, but no token of the answer. Real model, real processes,
+//! real signals.
+//!
+//! The caller is this process, so that a host can be stopped at an exact token. The hosts are
+//! processes of their own, except the one that tampers. A sample of the positions always runs; all
+//! positions run with
+//!
+//! ```text
+//! cargo test --release -p hearthnet --test program -- failover:: --ignored --nocapture
+//! ```
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and the matrix is printed"
+)]
+
+mod silence;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_model::ModelFile;
+use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::chat::{ChatRequest, Done};
+use hearthnet_orchestrator::sharded::PumpSettings;
+use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
+use hearthnet_testkit::TamperedSource;
+use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
+
+use crate::support::caller::{Caller, Heard, TOKENS, options, request, same};
+use crate::support::{self, Host, TIMEOUT, model, wait_for_end};
+
+/// Question of these tests.
+fn usual() -> ChatRequest {
+    let question = "Tell me a short story about a lighthouse keeper and a lost whale.";
+    request(question, 7)
+}
+
+/// Caller with the default settings.
+fn caller() -> Caller {
+    caller_with((2, 0))
+}
+
+/// Caller that computes this many first and last layers itself.
+fn caller_with(private: (u32, u32)) -> Caller {
+    Caller::with(u32::MAX, PumpSettings::default().health_timeout, private)
+}
+
+/// Answer of a chat, and the events during it.
+struct Answer {
+    result: Result<Done, ChatError>,
+    heard: Heard,
+}
+
+/// Asks hosts the usual question. `at` is called as [`Caller::answer`] describes.
+fn ask(
+    caller: &Caller,
+    hosts: &[String],
+    fallback: bool,
+    at: impl FnMut(u32, &[String]),
+) -> Answer {
+    let mut conversation = caller.open(&caller.connect(hosts), fallback);
+    let mut heard = Heard::default();
+    let result = caller.answer(&mut conversation, &usual(), &mut heard, at);
+    Answer { result, heard }
+}
+
+impl Answer {
+    fn says(&self, undisturbed: &Done, what: &str) {
+        same(&self.result, &self.heard, undisturbed, what);
+    }
+}
+
+/// Fault injected into a host at a given token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Kill,
+    Stop,
+}
+
+const RANGES: [&str; 2] = ["0-14", "15-29"];
+
+/// Stops a host; returns when none of its threads runs.
+fn stop(host: &Host) {
+    host.signal(Signal::STOP);
+    let child = WaitId::Pid(support::pid(host.process.child.id()));
+    let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    waitid(child, stopped).expect("our own process");
+}
+
+/// Host processes, addressable by their node id, so that the one in use can be hit.
+struct Fleet(Vec<Host>);
+
+impl Fleet {
+    /// Starts `each` hosts per half of the model.
+    fn new(caller: &Caller, each: usize) -> Self {
+        Self::with(caller, each, &[])
+    }
+
+    fn with(caller: &Caller, each: usize, settings: &[&str]) -> Self {
+        let ranges = RANGES.iter().cycle().take(RANGES.len() * each);
+        Self(ranges.map(|range| caller.host(range, settings)).collect())
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.0.iter().map(|host| host.address.clone()).collect()
+    }
+
+    fn place(&self, node: &str) -> usize {
+        let found = self.0.iter().position(|host| host.address.ends_with(node));
+        found.expect("a node of this fleet")
+    }
+
+    fn strike(&self, node: &str, fault: Fault) {
+        let host = &self.0[self.place(node)];
+        match fault {
+            Fault::Kill => {
+                host.signal(Signal::KILL);
+                wait_for_end(host.process.child.id());
+            }
+            Fault::Stop => stop(host),
+        }
+    }
+
+    /// Restores a hit host for the next round.
+    fn mend(&mut self, caller: &Caller, node: &str, fault: Fault) {
+        let place = self.place(node);
+        match fault {
+            Fault::Kill => self.0[place] = caller.host(RANGES[place % RANGES.len()], &[]),
+            Fault::Stop => self.0[place].signal(Signal::CONT),
+        }
+    }
+}
+
+/// Two hosts and a spare for each. Every host in use gets the fault at each position in turn.
+/// Returns the recovery times in ms.
+fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    assert_eq!(undisturbed.token_ids.len() as u32, TOKENS);
+    let mut fleet = Fleet::new(&caller, 2);
+    let mut recoveries = Vec::new();
+    for victim in 0..RANGES.len() {
+        for &position in positions {
+            let what = format!("{fault:?} host {victim} at token {position}");
+            let mut struck = String::new();
+            let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+                if token == position {
+                    struck.clone_from(&route[victim]);
+                    fleet.strike(&struck, fault);
+                }
+            });
+            answer.says(&undisturbed, &what);
+            // A host hit after the last token is not needed any more. A host hit at the token
+            // before may have sent its last step already.
+            let failures = answer.heard.degraded.len();
+            match position {
+                _ if position + 1 < TOKENS => assert_eq!(failures, 1, "{what}"),
+                TOKENS => assert_eq!(failures, 0, "{what}"),
+                _ => assert!(failures <= 1, "{what}"),
+            }
+            assert_eq!(answer.heard.recoveries.len(), failures, "{what}");
+            recoveries.extend(answer.heard.recoveries.iter().map(|(_, ms)| ms));
+            fleet.mend(&caller, &struck, fault);
+        }
+    }
+    recoveries
+}
+
+#[test]
+fn a_killed_host_costs_no_token() {
+    matrix(Fault::Kill, &[0, 1, 17, TOKENS - 1, TOKENS]);
+}
+
+#[test]
+#[ignore = "takes minutes: every host, every token, every fault"]
+fn the_whole_fault_matrix_gives_the_same_answer() {
+    let positions: Vec<u32> = (0..=TOKENS).collect();
+    for fault in [Fault::Kill, Fault::Stop] {
+        let mut times = matrix(fault, &positions);
+        times.sort_by(f64::total_cmp);
+        let at = |percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];
+        println!(
+            "{fault:?}: {} positions x {} hosts, all identical; recovery p50 {:.0} ms, p95 {:.0} ms, longest {:.0} ms",
+            positions.len(),
+            RANGES.len(),
+            at(50),
+            at(95),
+            at(100)
+        );
+    }
+}
+
+#[test]
+fn two_failures_in_one_answer_cost_no_token() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 3);
+    let mut struck = Vec::new();
+    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+        // Hits the same half twice: its host, and then the replacement.
+        if token == 5 || token == 9 {
+            let node = match struck.len() {
+                0 => route[0].clone(),
+                _ => route[route.len() - 1].clone(),
+            };
+            fleet.strike(&node, Fault::Kill);
+            struck.push(node);
+        }
+    });
+    answer.says(&undisturbed, "two failures");
+    assert_ne!(struck[0], struck[1]);
+    assert_eq!(answer.heard.recoveries.len(), 2);
+    assert!(!answer.heard.local);
+}
+
+#[test]
+fn without_a_spare_the_answer_continues_locally() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    for position in [0, 1, 20, TOKENS - 1] {
+        let fleet = Fleet::new(&caller, 1);
+        let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+            if token == position {
+                fleet.strike(&route[1], Fault::Kill);
+            }
+        });
+        answer.says(&undisturbed, &format!("local fallback at token {position}"));
+        assert!(answer.heard.local, "at token {position}");
+    }
+}
+
+#[test]
+fn if_the_spare_dies_too_the_answer_continues_locally() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 2);
+    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+        if token == 8 {
+            fleet.strike(&route[0], Fault::Kill);
+        }
+        if token == 16 {
+            fleet.strike(&route[route.len() - 1], Fault::Kill);
+        }
+    });
+    answer.says(&undisturbed, "the spare dies as well");
+    assert!(answer.heard.local);
+    assert_eq!(answer.heard.degraded.len(), 2);
+}
+
+#[test]
+fn a_killed_host_costs_no_token_for_any_number_of_private_layers() {
+    let mut undisturbed = None;
+    for private in [(0, 0), (1, 1), (5, 0), (0, 3), (26, 3)] {
+        let caller = caller_with(private);
+        let undisturbed = undisturbed.get_or_insert_with(|| caller.alone(&usual()));
+        // The last host of the route dies in the prompt or in the answer, and a spare takes over.
+        // Then the spare dies, and this machine takes over.
+        for position in [0, 9] {
+            let fleet = Fleet::new(&caller, 2);
+            let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+                if token == position || token == 20 {
+                    fleet.strike(&route[route.len() - 1], Fault::Kill);
+                }
+            });
+            let what = format!("{private:?} private, killed at token {position}");
+            answer.says(undisturbed, &what);
+            assert_eq!(answer.heard.degraded.len(), 2, "{what}");
+            assert!(answer.heard.local, "{what}");
+            let route = answer.result.expect("an answer").route;
+            let layers: Vec<(u32, u32)> = route.iter().map(|hop| hop.layers).collect();
+            assert_eq!(layers.first().map(|first| first.0), Some(0), "{what}");
+            assert_eq!(layers.last().map(|last| last.1), Some(29), "{what}");
+        }
+    }
+}
+
+#[test]
+fn without_any_host_left_the_answer_ends_with_a_clear_error() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 1);
+    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+        if token == 12 {
+            fleet.strike(&route[1], Fault::Kill);
+        }
+    });
+    let error = answer.result.expect_err("no host is left");
+    assert_eq!(error.code(), "shard_unavailable", "{error}");
+    assert_eq!(answer.heard.aborted, ["shard_unavailable"]);
+    assert!(!answer.heard.text.is_empty());
+    assert!(undisturbed.text.starts_with(&answer.heard.text));
+}
+
+/// Hosts that drain until no caller needs them, instead of a short deadline.
+const PATIENT: [&str; 2] = [
+    "--set",
+    "research.distributed_inference.host.drain_seconds=3600",
+];
+
+/// Asks a host to stop. Returns when it does not listen any more, which is when it notifies its
+/// callers.
+fn ask_to_leave(host: &Host) {
+    host.signal(Signal::TERM);
+    let (address, _) = host.address.split_once('#').expect("an address and a key");
+    let address: SocketAddr = address.parse().expect("an address");
+    let deadline = Instant::now() + TIMEOUT;
+    while TcpStream::connect_timeout(&address, TIMEOUT).is_ok() {
+        assert!(Instant::now() < deadline, "it still listens");
+        std::thread::yield_now();
+    }
+}
+
+/// Checks that a draining host exits with success, long before its deadline.
+fn has_left(mut host: Host) {
+    wait_for_end(host.process.child.id());
+    let status = host.process.child.wait().expect("our own process");
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_draining_host_is_replaced_during_an_answer_without_a_failure() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    for victims in [&[0][..], &[1], &[0, 1]] {
+        let what = format!("hosts {victims:?} leave");
+        let mut fleet = Fleet::with(&caller, 2, &PATIENT);
+        let mut asked = Vec::new();
+        let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+            if token == 9 {
+                for &victim in victims {
+                    ask_to_leave(&fleet.0[fleet.place(&route[victim])]);
+                    asked.push(route[victim].clone());
+                }
+            }
+        });
+        answer.says(&undisturbed, &what);
+        assert_eq!(answer.heard.degraded, [""; 0], "{what}");
+        let codes = answer.heard.recoveries.iter().map(|(code, _)| code);
+        assert_eq!(
+            codes.collect::<Vec<_>>(),
+            vec!["leaving"; victims.len()],
+            "{what}"
+        );
+        for node in asked {
+            has_left(fleet.0.remove(fleet.place(&node)));
+        }
+    }
+}
+
+#[test]
+fn a_draining_host_without_a_spare_finishes_the_answer() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let mut fleet = Fleet::with(&caller, 1, &PATIENT);
+    let answer = ask(&caller, &fleet.addresses(), false, |token, _| {
+        if token == 9 {
+            ask_to_leave(&fleet.0[1]);
+        }
+    });
+    answer.says(&undisturbed, "no other host has the layers");
+    assert!(answer.heard.degraded.is_empty() && answer.heard.recoveries.is_empty());
+    has_left(fleet.0.remove(1));
+}
+
+#[test]
+fn an_idle_conversation_does_not_delay_a_draining_host() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let mut fleet = Fleet::with(&caller, 2, &PATIENT);
+    let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
+    let mut turn = || {
+        let (mut heard, mut route) = (Heard::default(), Vec::new());
+        let result = caller.answer(&mut conversation, &usual(), &mut heard, |_, now| {
+            route = now.to_vec();
+        });
+        same(&result, &heard, &undisturbed, "a turn");
+        assert_eq!(heard.degraded, [""; 0]);
+        (heard.recoveries, route)
+    };
+    let (_, route) = turn();
+    let host = fleet.0.remove(fleet.place(&route[0]));
+    host.signal(Signal::TERM);
+    has_left(host);
+    let (moves, _) = turn();
+    assert_eq!(moves.len(), 1);
+}
+
+#[test]
+fn the_replacement_of_a_drained_host_may_die() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::with(&caller, 3, &PATIENT);
+    let answer = ask(
+        &caller,
+        &fleet.addresses(),
+        false,
+        |token, route| match token {
+            5 => ask_to_leave(&fleet.0[fleet.place(&route[1])]),
+            // The chat has moved by now. If not, the host that runs the layers dies.
+            20 => fleet.strike(&route[route.len() - 1], Fault::Kill),
+            _ => {}
+        },
+    );
+    answer.says(&undisturbed, "one leaves, one dies");
+    assert_eq!(answer.heard.degraded.len(), 1);
+}
+
+/// Ways in which a host tampers with its answers.
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    /// Honest rows, delayed by this time per step.
+    Slow(Duration),
+    /// A NaN at one position.
+    Nan,
+    /// The received rows, unchanged, at one position.
+    Input,
+}
+
+fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
+    liar_with(caller, lie, at, 15..30)
+}
+
+fn liar_with(
+    caller: &Caller,
+    lie: Lie,
+    at: u32,
+    layers: std::ops::Range<u32>,
+) -> (RunningHost, String) {
+    let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
+    let spec = file.spec().clone();
+    let served = Served {
+        model_id: caller.wire.model_id.clone(),
+        weights: caller.wire.weights.0,
+        lo: layers.start,
+        hi: layers.end - 1,
+        total_layers: spec.layers,
+        width: spec.width,
+        boundary: spec.boundary,
+        context: spec.context,
+        arithmetic: "canonical-1".into(),
+    };
+    let mut config = ServeConfig::new("127.0.0.1:0");
+    config.admitted = vec![caller.key.id()];
+    let key = NodeKey::generate().expect("a key");
+    let source = TamperedSource {
+        file,
+        layers,
+        options: options(),
+        tamper: Some(Box::new(move |passing| {
+            if let Lie::Slow(pause) = lie {
+                // Occupies the compute thread, as slow work does.
+                std::thread::sleep(pause);
+            }
+            if passing.spans.iter().any(|span| span.position == at) {
+                match lie {
+                    Lie::Nan => passing.rows[0] = f32::NAN,
+                    Lie::Input => passing.rows.copy_from_slice(passing.sent),
+                    Lie::Slow(_) => {}
+                }
+            }
+        })),
+    };
+    let mut progress = |_| {};
+    let start = ShardHost::start_on(config, &key, served, source, &mut progress);
+    let host = caller.runtime.block_on(start).expect("a host");
+    let address = format!("{}#{}", host.local_addr(), key.id());
+    (host, address)
+}
+
+#[test]
+fn a_host_that_tampers_once_is_replaced_and_costs_no_token() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let prompt = undisturbed.usage.prompt_tokens;
+    let first = caller.host("0-14", &[]);
+    let spare = caller.host("20-29", &[]);
+    let bridge = caller.host("15-19", &[]);
+    for (lie, token, code) in [
+        (Lie::Nan, 1, "tensor_nonfinite"),
+        (Lie::Nan, 13, "tensor_nonfinite"),
+        (Lie::Nan, 40, "tensor_nonfinite"),
+        (Lie::Input, 1, "tensor_band"),
+        (Lie::Input, 13, "tensor_band"),
+    ] {
+        let (_host, lies) = liar(&caller, lie, prompt + token - 1);
+        // The tampering host is chosen: it reaches the end of the model alone, the others need two
+        // hops.
+        let all = [&first.address, &bridge.address, &spare.address, &lies];
+        let all: Vec<String> = all.into_iter().cloned().collect();
+        let answer = ask(&caller, &all, false, |_, _| {});
+        answer.says(&undisturbed, &format!("{lie:?} at token {token}"));
+        assert_eq!(answer.heard.degraded, [code]);
+        let done = answer.result.expect("an answer");
+        let hosts = done.route.iter().filter(|hop| hop.host.is_some());
+        assert_eq!(hosts.count(), 3, "two hosts took over for one");
+    }
+}

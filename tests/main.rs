@@ -1,0 +1,44 @@
+//! Whole-program tests in one binary, so that the program is linked once. Each file of this folder
+//! is a module, except `chat_app.rs`, a test of hearthnet-orchestrator. To run one file:
+//!
+//! ```text
+//! cargo test -p hearthnet --test program -- failover::
+//! ```
+//!
+//! Tests of different files run at the same time in this process. Each test has homes, ports and
+//! processes of its own; only `many_chats` sets state of this process, the recorder of metrics.
+#![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+
+mod support;
+
+mod architecture;
+mod at_home;
+mod bad_input;
+mod bus_app;
+mod cancel;
+#[cfg(feature = "line-editor")]
+mod chat_terminal;
+mod community_life;
+mod demo;
+mod diagnose;
+mod discovery_lab;
+mod failover;
+mod former_hosts;
+mod full_disk;
+mod isolation;
+mod leaving;
+mod many_chats;
+mod metrics;
+mod models;
+mod one_daemon;
+mod one_writer;
+mod openai_http;
+mod python_client;
+mod running_service;
+mod same_answer;
+mod second_opinion;
+mod secrets;
+mod soak;
+#[cfg(feature = "torch")]
+mod torch;
+mod wrong_clock;
