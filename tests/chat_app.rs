@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research, Trust};
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_engine::{Engine, EngineOptions, Head};
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::exact::Exact;
@@ -18,6 +18,7 @@ use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
 use hearthnet_orchestrator::{Cancel, ChatError, bus};
 use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 

@@ -16,7 +16,7 @@ use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{Body, EventLog};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::now_ms;
-use hearthnet_model::engine::EngineOptions;
+use hearthnet_engine::EngineOptions;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;

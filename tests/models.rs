@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
 
-use hearthnet_model::gguf::Value as Metadata;
-use hearthnet_model::gguf::writer::Writer;
-use hearthnet_model::manifest::{Manifest, record_path};
-use hearthnet_model::{Digest, Gguf, ModelFile};
+use hearthnet_files::gguf::Value as Metadata;
+use hearthnet_files::gguf::writer::Writer;
+use hearthnet_files::manifest::{Manifest, record_path};
+use hearthnet_files::{Digest, Gguf, ModelFile};
 use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -607,7 +607,7 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
 /// Tiny model directory in Hugging Face's format, and the file that llama.cpp's converter makes of
 /// it.
 fn hugging_face(name: &str) -> (String, String) {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-model/tests/data");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/hearthnet-files/tests/data");
     let path = |part: String| data.join(part).to_str().expect("UTF-8").to_owned();
     (
         path(format!("hugging_face/{name}")),

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Output;
 
 use hearthnet_bus::NodeKey;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
-use hearthnet_model::{BoundaryDtype, ModelFile};
+use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_files::{BoundaryDtype, ModelFile};
 use serde_json::Value;
 
 use crate::support::{Home, Host, model, python, text};

@@ -11,10 +11,11 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use hearthnet_model::bench::BenchLayers;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Role, Tokenizer};
+use hearthnet_engine::bench::BenchLayers;
+use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_files::ModelFile;
 use hearthnet_testkit::float64::{Prediction, Predictions, log_softmax};
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Role, Tokenizer};
 use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
@@ -154,9 +155,16 @@ fn an_answer_goes_on_when_the_host_on_libtorch_is_gone() {
 #[test]
 fn a_host_out_of_memory_hands_the_chat_over_and_keeps_running() {
     let home = Home::new();
-    let (first, torch) = (host(&home, "0-9", &[]), host(&home, "10-29", &TORCH));
+    let first = host(&home, "0-9", &[]);
+    // Memory that loading has freed goes back to the system instead of serving for keys and values.
+    let returned = [
+        ("MALLOC_MMAP_THRESHOLD_", "131072"),
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+    ];
+    let (admitted, owner) = (home.node_id(), Home::new());
+    let torch = Host::start_with(&owner, model(), "10-29", &admitted, &TORCH, &returned);
     let spares = ["10-19", "20-29"].map(|layers| host(&home, layers, &[]));
-    let text = include_str!("../hearthnet-model/tests/data/parity/text.txt");
+    let text = include_str!("../crates/hearthnet-engine/tests/data/parity/text.txt");
     let question = format!("What happens here? {}", &text[..6000]);
     // Less than the keys and values of the question need.
     let id = torch.process.child.id();
@@ -284,7 +292,7 @@ fn a_missing_device_and_layers_beyond_the_budget_are_refused() {
     // These layers take 22 MB in the file, and 135 MB in memory.
     let budget = "research.distributed_inference.host.memory_budget_mb=60";
     let torch = serve(&["--set", budget], &TORCH);
-    assert_fails(&torch, 9, "host_failed");
+    assert_fails(&torch, 2, "bad_config");
     assert!(
         text(&torch.stderr).contains("4 of them do"),
         "{}",
@@ -482,7 +490,7 @@ fn divergence<L: BenchLayers>(
 #[test]
 fn libtorch_is_no_farther_from_the_float64_model_than_the_exact_engine() {
     let wanted = Predictions::stored();
-    let windows = include_str!("../hearthnet-model/tests/data/parity/perplexity.json");
+    let windows = include_str!("../crates/hearthnet-engine/tests/data/parity/perplexity.json");
     let windows: Windows = serde_json::from_str(windows).expect("JSON");
     let file = ModelFile::open(Path::new(model())).expect("a model");
     // The same weights, unquantised: their logits round no activation, so only the layers are

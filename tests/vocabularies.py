@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Downloads llama.cpp's vocabulary tests and chat templates into the user's cache, for
-hearthnet-model/tests/vocabularies.rs and templates.rs.
+crates/hearthnet-tokens/tests/vocabularies.rs and templates.rs.
 
 usage: vocabularies.py [FOLDER]
 

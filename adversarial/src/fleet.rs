@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_model::catalogue::Band;
-use hearthnet_model::engine::{EngineOptions, Head};
-use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ModelFile, Tokenizer, WeightsId};
+use hearthnet_engine::{EngineOptions, Head};
+use hearthnet_files::gguf::Gguf;
+use hearthnet_files::magnitude::Band;
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
+use hearthnet_files::{ModelFile, WeightsId};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
@@ -20,6 +20,7 @@ use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend}
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
+use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 

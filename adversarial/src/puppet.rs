@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_model::engine::{Engine, EngineOptions, SeqId, Span};
-use hearthnet_model::{BoundaryDtype, ModelFile};
+use hearthnet_engine::{Engine, EngineOptions, SeqId, Span};
+use hearthnet_files::{BoundaryDtype, ModelFile};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_transport::{
     Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, Step,

@@ -1,4 +1,4 @@
 //! Any bytes as a GGUF file.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_model::fuzzing::gguf(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_tokens::fuzzing::gguf(data));

@@ -1,4 +1,4 @@
 #![no_main]
 //! A vocabulary and a text to encode with it.
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_model::fuzzing::tokenizer(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| hearthnet_tokens::fuzzing::tokenizer(data));

@@ -8,10 +8,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-use hearthnet_model::ARITHMETIC;
+use hearthnet_engine::ARITHMETIC;
 use serde::{Deserialize, Serialize};
-
-use crate::frames::{Frame, RouteHop};
 
 /// Rule for the arithmetics of a caller's hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -87,34 +85,9 @@ pub fn is_exact(arithmetic: &str) -> bool {
 pub struct Arithmetics(BTreeSet<String>);
 
 impl Arithmetics {
-    /// Arithmetics of a route.
-    pub fn of(route: &[RouteHop]) -> Self {
-        route.iter().map(|hop| hop.arithmetic.clone()).collect()
-    }
-
     /// Returns true if all are known and exact: the same request then always has the same answer.
     pub fn is_exact(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|name| is_exact(name))
-    }
-
-    /// Adds the arithmetics that a frame names.
-    pub fn on_frame(&mut self, frame: &Frame) {
-        match frame {
-            Frame::ShardStatus {
-                arithmetic: Some(name),
-                ..
-            } => {
-                self.0.insert(name.clone());
-            }
-            Frame::ShardFailover {
-                arithmetic: Some((before, now)),
-                ..
-            } => {
-                self.extend(before.clone());
-                self.extend(now.clone());
-            }
-            _ => {}
-        }
     }
 
     pub fn extend(&mut self, others: Self) {

@@ -11,7 +11,7 @@ use std::time::Instant;
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
-use hearthnet_model::ARITHMETIC;
+use hearthnet_engine::ARITHMETIC;
 use tokio::runtime::Handle;
 
 use crate::backend::{Backend, Output, Rows, Run};

@@ -176,3 +176,28 @@ pub enum Frame {
     /// The answer is complete.
     Done(Box<Done>),
 }
+
+impl Arithmetics {
+    /// Arithmetics of a route.
+    pub fn of(route: &[RouteHop]) -> Self {
+        route.iter().map(|hop| hop.arithmetic.clone()).collect()
+    }
+
+    /// Adds the arithmetics that a frame names.
+    pub fn on_frame(&mut self, frame: &Frame) {
+        match frame {
+            Frame::ShardStatus {
+                arithmetic: Some(name),
+                ..
+            } => self.extend(Self::from_iter([name.clone()])),
+            Frame::ShardFailover {
+                arithmetic: Some((before, now)),
+                ..
+            } => {
+                self.extend(before.clone());
+                self.extend(now.clone());
+            }
+            _ => {}
+        }
+    }
+}

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeId;
-use hearthnet_model::WeightsId;
+use hearthnet_files::WeightsId;
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};

@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearthnet_model::ModelSpec;
-use hearthnet_model::engine::{EngineError, Head};
+use hearthnet_engine::{EngineError, Head};
+use hearthnet_files::ModelSpec;
 
 use crate::batcher::{AttendanceGuard, Batcher};
 
@@ -133,9 +133,9 @@ mod tests {
     use std::sync::Barrier;
 
     use futures_util::future::join_all;
-    use hearthnet_model::ModelFile;
-    use hearthnet_model::engine::EngineOptions;
-    use hearthnet_model::gguf::Gguf;
+    use hearthnet_engine::EngineOptions;
+    use hearthnet_files::ModelFile;
+    use hearthnet_files::gguf::Gguf;
     use hearthnet_testkit::TinyLlama;
 
     use super::*;

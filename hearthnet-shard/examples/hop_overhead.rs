@@ -18,7 +18,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hearthnet_bus::{Capability, Grant, NodeKey};
-use hearthnet_model::BoundaryDtype;
+use hearthnet_files::BoundaryDtype;
 use hearthnet_shard::{
     BENCH, EngineSource, Footprint, LayerEngine, LoadFault, PIPELINE, RunningHost, ServeConfig,
     Served, ShardHost, Span, StartProgress, StreamFault,

@@ -1,7 +1,7 @@
 //! Rows of several streams, run through the engine together.
 
 use bytes::Bytes;
-use hearthnet_model::BoundaryDtype;
+use hearthnet_files::BoundaryDtype;
 use zeroize::Zeroize as _;
 
 use crate::engine::{LayerEngine, Span};

@@ -1,10 +1,10 @@
 //! Engine trait of a host, so that scheduling and protocol can be tested without a model.
 
-use hearthnet_model::engine::LoadError;
-pub use hearthnet_model::engine::Span;
-use hearthnet_model::{BoundaryDtype, ModelError};
+use hearthnet_engine::LoadError;
+pub use hearthnet_engine::Span;
+use hearthnet_files::{BoundaryDtype, ModelError};
 
-use crate::fault::StreamFault;
+use crate::fault::{Resource, StreamFault};
 
 /// Runs a contiguous range of layers over batches of rows, and owns the KV of the sequences. Stays
 /// on one thread.
@@ -88,16 +88,6 @@ pub struct LoadFault {
     /// Resource that the system ran out of: the file may be sound, and the next attempt may
     /// succeed.
     pub too_little: Option<Resource>,
-}
-
-/// System resource that a load can run out of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // A new variant must break the callers, which handle each.
-pub enum Resource {
-    /// Memory for the weights.
-    Memory,
-    /// Threads.
-    Threads,
 }
 
 impl From<String> for LoadFault {

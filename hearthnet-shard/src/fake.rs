@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use hearthnet_model::BoundaryDtype;
+use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::Message;
 use parking_lot::{Condvar, Mutex};
 

@@ -1,10 +1,18 @@
 //! Errors of starting a host, and of streams.
 
 use hearthnet_bus::DescriptorError;
-use hearthnet_model::engine::EngineError;
+use hearthnet_engine::EngineError;
 use hearthnet_transport::{BindError, Code, IdentityError, StreamClose, StreamError};
 
-use crate::engine::Resource;
+/// System resource that a load can run out of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // A new variant must break the callers, which handle each.
+pub enum Resource {
+    /// Memory for the weights.
+    Memory,
+    /// Threads.
+    Threads,
+}
 
 /// Errors of starting a host. After an error nothing is left running or half open.
 #[derive(Debug, thiserror::Error)]
@@ -12,7 +20,7 @@ use crate::engine::Resource;
 pub enum StartError {
     /// The model file cannot be read, or is not a model.
     #[error(transparent)]
-    Model(#[from] hearthnet_model::ModelError),
+    Model(#[from] hearthnet_files::ModelError),
     /// The model does not have these layers.
     #[error(
         "layers {lo}-{hi} do not exist: the model has {total}, so choose a range from 0 to {}",

@@ -18,7 +18,7 @@
 //! | order of refused callers when slots are scarce | `claims.rs` (pure) |
 //! | content of the next batch, fairness, page eviction | `plan/` (pure) |
 //! | length of prefill chunks | `chunked_prefill.rs` (pure) |
-//! | streams, steps, timeouts, eviction | `sched.rs`, `stream.rs` (no I/O, no clock of their own) |
+//! | streams, steps, timeouts, eviction | `sched/`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, isolation of faults | `batch.rs` |
 //! | the compute thread | `compute.rs`, fed by `inbox.rs` |
 //! | sessions, and the echo for benchmarks | `session.rs` |
@@ -65,11 +65,10 @@ mod stream_table;
 pub use admission::{BENCH, PIPELINE};
 pub use config::ServeConfig;
 pub use engine::{
-    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Resource, Served, Span,
-    StartProgress,
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
 };
 pub use events::Stats;
-pub use fault::{StartError, StreamFault};
+pub use fault::{Resource, StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
 pub use memory::{MemoryReport, resident_bytes};
 pub use model::{ModelLayers, Prepared, ShardConfig};

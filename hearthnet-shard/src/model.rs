@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::engine::{Engine, EngineOptions, SeqId};
-use hearthnet_model::kernels::PAGE;
-use hearthnet_model::manifest::Manifest;
-use hearthnet_model::{ARITHMETIC, BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
+use hearthnet_engine::kernels::PAGE;
+use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, SeqId};
+use hearthnet_files::manifest::Manifest;
+use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
 
 use crate::config::ServeConfig;

@@ -28,8 +28,10 @@
 //! | concept | file |
 //! |---|---|
 //! | frame header, types, flags; bodies | `wire/` |
-//! | messages: steps, results, streams | `message.rs` |
-//! | HELLO, state table, timers, steps in flight | `session/mod.rs` |
+//! | messages: steps, results, streams | `message.rs`, `fields.rs` |
+//! | HELLO, sending, events, end of a session | `session/mod.rs`, `session/terms.rs` |
+//! | state table, received frames | `session/receive.rs` |
+//! | timers; steps in flight | `session/timers.rs`, `session/steps.rs` |
 //! | send queue: order, fairness, cancelling | `session/outbox.rs` |
 //! | tensors coming in; reassembly, buffer, refusal | `session/inbox.rs` |
 //! | the credit window | `credit.rs` |
@@ -40,8 +42,8 @@
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
 //! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
 //! | plain messages, for the other paths | `session/plain.rs` |
-//! | the driver task, and all socket I/O | `net/driver.rs` |
-//! | handshakes, admission, caps | `net/connect.rs`, `net/listener.rs` |
+//! | the driver task, and all socket I/O | `net/driver.rs`, `net/shared.rs` |
+//! | handshakes, admission, caps | `net/connect.rs`, `net/acceptor.rs`, `net/admission.rs` |
 //! | limits of unauthenticated connections | `net/pending_peers.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
 //! | round trips and throughput | `bench.rs` |
@@ -64,6 +66,7 @@ mod compress;
 mod config;
 pub mod cpu_latency;
 mod credit;
+mod fields;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;

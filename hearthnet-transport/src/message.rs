@@ -14,8 +14,8 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::code::{CloseCode, Code, Violation};
+use crate::fields;
 use crate::tensor::{DType, Tensor};
-use crate::wire::cbor;
 
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
@@ -112,13 +112,13 @@ pub struct StreamError {
     /// Position of the step at fault, if a step was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
-    #[serde(deserialize_with = "cbor::code")]
+    #[serde(deserialize_with = "fields::code")]
     pub code: Code,
     /// Sentence for people, at most 512 bytes. A longer one is cut when it is sent.
     #[serde(
         default,
-        serialize_with = "cbor::write_cut::<MAX_ERROR_MESSAGE_BYTES, _>",
-        deserialize_with = "cbor::text::<MAX_ERROR_MESSAGE_BYTES, _>"
+        serialize_with = "fields::write_cut::<MAX_ERROR_MESSAGE_BYTES, _>",
+        deserialize_with = "fields::text::<MAX_ERROR_MESSAGE_BYTES, _>"
     )]
     pub message: String,
 }

@@ -4,42 +4,30 @@
 //! Answers go to standard output, everything else to standard error; with `--json` standard output
 //! carries one JSON object. Every failure has a message, a hint, and its own exit status
 //! (`hearthnet help` lists them).
+//!
+//! Modules, each of which imports only those above it:
+//!
+//! | module | contents |
+//! |---|---|
+//! | `cli` | arguments, input, output, errors and signals |
+//! | `config` | settings and their sources |
+//! | `home` | data directory: key, log of the community, files beside it |
+//! | `models` | models on this machine |
+//! | `node` | node of the daemon or of one command; local API; writer of the log |
+//! | `hosting` | hosts of layers |
+//! | `answering` | chats, over hosts or on this machine |
+//! | `daemon` | daemon of a home; its sandbox |
+//! | `commands` | one file or folder each |
 
-mod addresses;
-mod args;
-mod chat_backends;
-mod chat_setup;
+mod answering;
+mod cli;
 mod commands;
-mod community;
 mod config;
-mod context;
 mod daemon;
-mod failure;
-mod flight_report;
-mod host_config;
-mod host_engine;
-mod host_process;
-mod isolation;
-mod key_status;
-mod local_api;
-mod lock;
-mod log_writer;
-mod members;
-mod membership;
-mod memory;
-mod metrics_server;
+mod home;
+mod hosting;
 mod models;
 mod node;
-mod output;
-mod paths;
-mod private_layers;
-mod restore_log;
-mod root_key;
-mod runtime;
-mod secret;
-mod signals;
-mod timing_report;
-mod wrap;
 
 use std::alloc::System;
 use std::ffi::OsString;
@@ -48,11 +36,12 @@ use std::process::ExitCode;
 use clap::ArgMatches;
 use zeroizing_alloc::ZeroAlloc;
 
-use crate::args::{Args, Command, ConfigCommand, Global};
-use crate::config::{CpuLatency, Loaded};
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::output::note;
+use crate::cli::args::{Args, Command, ConfigCommand, Global};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Sanitized, note, report};
+use crate::config::{Context, CpuLatency, Loaded};
+use crate::daemon::isolation;
+use crate::home::key_status;
 
 /// Wipes memory as it is freed. Prompts, answers and keys pass through buffers of many libraries.
 /// Without wiping they could remain in a core dump, in swap space, or for a later attacker.
@@ -118,7 +107,7 @@ fn init_logs(args: &Args) {
         .with_env_filter(filter)
         // No colours, so that every escape sequence in the log is foreign and can be removed.
         .with_ansi(false)
-        .with_writer(|| output::Sanitized(std::io::stderr()))
+        .with_writer(|| Sanitized(std::io::stderr()))
         .init();
 }
 
@@ -186,20 +175,5 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         | Command::Restore(_)
         | Command::Completions { .. }
         | Command::Man { .. } => Ok(()),
-    }
-}
-
-/// Reports a failure to the user, and with `json` also as JSON.
-pub(crate) fn report(failure: &Failure, json: bool) {
-    if failure.kind == Kind::OutputClosed {
-        return;
-    }
-    if json {
-        // The reader of the JSON may be gone; the exit status still tells.
-        let _ = output::print_json(&failure.to_json());
-    }
-    note(format!("error: {failure}"));
-    if let Some(hint) = failure.hint_text() {
-        note(format!("hint: {hint}"));
     }
 }

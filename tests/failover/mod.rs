@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
-use hearthnet_model::ModelFile;
+use hearthnet_files::ModelFile;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::{ChatRequest, Done};
 use hearthnet_orchestrator::sharded::PumpSettings;

@@ -59,7 +59,7 @@ fn a_host_stopped_in_a_long_prompt_is_replaced_by_its_spare() {
     let caller = caller();
     let mut long = usual();
     let text = "The keeper of the lighthouse wrote down the weather of the day. ".repeat(40);
-    long.prompt = Prompt::Messages(vec![hearthnet_model::ChatMessage::user(text)]);
+    long.prompt = Prompt::Messages(vec![hearthnet_tokens::ChatMessage::user(text)]);
     let undisturbed = caller.alone(&long);
     let fleet = Fleet::new(&caller, 2);
     let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);

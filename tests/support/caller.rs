@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use hearthnet_bus::NodeKey;
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_engine::{Engine, EngineOptions, Head};
+use hearthnet_files::ModelFile;
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
@@ -20,6 +20,7 @@ use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use parking_lot::RwLockReadGuard;
 use tokio::runtime::{Handle, Runtime};
 

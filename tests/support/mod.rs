@@ -174,11 +174,22 @@ impl Host {
         admit: &str,
         extra: &[&str],
     ) -> Self {
-        // Settings behind the command would hide those before it.
+        Self::start_with(home, model, layers, admit, extra, &[])
+    }
+
+    /// The same with environment variables.
+    pub(crate) fn start_with(
+        home: &Home,
+        model: &str,
+        layers: &str,
+        admit: &str,
+        extra: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Self {
         let serve = [&["shard", "serve"][..], &ENABLE, &["--json", "--lifeline"]].concat();
         let what = ["--model", model, "--layers", layers, "--threads", "1"];
         let args = [&serve[..], &what, &["--peer-key", admit], extra].concat();
-        let process = Server::start(home, &args);
+        let process = Server::run(home.hearthnet(&args).envs(environment.iter().copied()));
         let address = process.ready["address"].as_str().expect("an address");
         Self {
             address: address.to_owned(),

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use hearthnet_model::{ModelFile, TextId, WeightsId};
+use hearthnet_files::{ModelFile, TextId, WeightsId};
 use hearthnet_testkit::TinyLlama;
 
 use crate::{Bench, Findings, HarnessError};

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::UNIX_EPOCH;
 
 use ciborium::Value;
-use hearthnet_model::manifest::{FileState, file_state, record_path};
-use hearthnet_model::{ModelFile, WeightsId};
+use hearthnet_files::manifest::{FileState, file_state, record_path};
+use hearthnet_files::{ModelFile, WeightsId};
 use hearthnet_testkit::TinyLlama;
 
 use crate::{Bench, Findings, HarnessError};

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use hearthnet_model::{ChatMessage, ChatTemplate};
+use hearthnet_tokens::{ChatMessage, ChatTemplate};
 use tokio::time::timeout;
 
 use crate::memory;

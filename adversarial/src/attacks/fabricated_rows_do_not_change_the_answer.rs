@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_model::catalogue::{Band, magnitude};
+use hearthnet_files::magnitude::{Band, magnitude};
 use hearthnet_testkit::{Passing, Tamper};
 use hearthnet_transport::Code;
 use parking_lot::Mutex;

@@ -3,7 +3,7 @@
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::Client;
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::service::ServiceSettings;
 use serde_json::json;

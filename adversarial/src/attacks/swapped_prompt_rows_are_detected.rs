@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_model::catalogue::Band;
+use hearthnet_files::magnitude::Band;
 use hearthnet_testkit::Tamper;
 use hearthnet_transport::Code;
 use tokio::runtime::Handle;

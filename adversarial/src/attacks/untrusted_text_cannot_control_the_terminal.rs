@@ -4,7 +4,7 @@
 //! characters that take up space and do nothing else.
 
 use hearthnet_http::HttpSettings;
-use hearthnet_model::{ChatMessage, ChatTemplate};
+use hearthnet_tokens::{ChatMessage, ChatTemplate};
 use hearthnet_orchestrator::http;
 use hearthnet_text::is_plain;
 use serde_json::{Value, json};

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
-use hearthnet_model::ModelFile;
-use hearthnet_model::gguf::Gguf;
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
 use hearthnet_shard::{RunningHost, StreamFault};
 use hearthnet_testkit::Tamper;
 use hearthnet_text::is_plain;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
 
 use crate::identity::cbor;
+use crate::identity::replay::ReplayError;
 use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
 
 /// Maximum token length in bytes. Tokens have about 300; the rest is room for longer names.
@@ -279,6 +280,30 @@ impl Grant {
             });
         }
         Ok(())
+    }
+}
+
+impl ReplayCache {
+    /// Records a grant whose form, signature and time were checked, in a place of `holder`. Drops
+    /// tokens that have expired by `now` (Unix seconds). The grant is remembered for as long as
+    /// [`Grant::admit`] with this `skew` would accept it.
+    ///
+    /// # Errors
+    /// [`GrantError::Replayed`] if the grant was recorded before, [`GrantError::CacheFull`] if
+    /// there is no room for it.
+    pub fn remember(
+        &mut self,
+        grant: &Grant,
+        holder: NodeId,
+        now: u64,
+        skew: u64,
+    ) -> Result<(), GrantError> {
+        let token = (grant.issuer, grant.id);
+        self.note(token, holder, grant.expires_at(skew), now)
+            .map_err(|refusal| match refusal {
+                ReplayError::Seen => GrantError::Replayed,
+                ReplayError::Full => GrantError::CacheFull,
+            })
     }
 }
 

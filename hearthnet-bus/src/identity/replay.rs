@@ -3,7 +3,7 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{Grant, GrantError, NodeId};
+use crate::NodeId;
 
 /// Identity of a token. Ids are unique only among the grants of one issuer.
 type Token = (NodeId, [u8; 16]);
@@ -63,30 +63,8 @@ impl ReplayCache {
         }
     }
 
-    /// Records a grant whose form, signature and time were checked, in a place of `holder`. Drops
-    /// tokens that have expired by `now` (Unix seconds). The grant is remembered for as long as
-    /// [`Grant::admit`] with this `skew` would accept it.
-    ///
-    /// # Errors
-    /// [`GrantError::Replayed`] if the grant was recorded before, [`GrantError::CacheFull`] if
-    /// there is no room for it.
-    pub fn remember(
-        &mut self,
-        grant: &Grant,
-        holder: NodeId,
-        now: u64,
-        skew: u64,
-    ) -> Result<(), GrantError> {
-        let token = (grant.issuer, grant.id);
-        self.note(token, holder, grant.expires_at(skew), now)
-            .map_err(|refusal| match refusal {
-                ReplayError::Seen => GrantError::Replayed,
-                ReplayError::Full => GrantError::CacheFull,
-            })
-    }
-
-    /// Records a token in a place of `holder` until `expires_at`: the first moment at which every check
-    /// refuses it, in the unit of `now`.
+    /// Records a token in a place of `holder` until `expires_at`: the first moment at which every
+    /// check refuses it, in the unit of `now`.
     pub(crate) fn note(
         &mut self,
         token: Token,
@@ -149,7 +127,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Capability, NodeKey};
+    use crate::{Capability, Grant, GrantError, NodeKey};
 
     fn grant(issuer: u8, id: u8, expires: u64) -> Grant {
         let issuer = NodeKey::from_secret(&[issuer; 32]).id();

@@ -2,8 +2,8 @@
 
 use hearthnet_bus::Capability;
 use hearthnet_bus::calls::{CallError, CallLimits, CapabilityDescriptor, Kind, Params, Trust};
-use hearthnet_model::ChatMessage;
-use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
+use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
+use hearthnet_tokens::ChatMessage;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

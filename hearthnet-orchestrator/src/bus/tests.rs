@@ -8,11 +8,12 @@ use hearthnet_bus::calls::{
     Handler, MAX_MESSAGE_BYTES, Registry, Research, Trust,
 };
 use hearthnet_bus::{Capability, NodeId, NodeKey};
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use hearthnet_engine::{Engine, EngineOptions, Head};
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use hearthnet_transport::{PathRule, PeerSocket};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -315,7 +316,7 @@ fn elaborate() -> ChatRequest {
             repetition_penalty: 1.1,
             presence_penalty: -0.3,
             frequency_penalty: 0.2,
-            penalty_window: hearthnet_model::sampler::MAX_PENALTY_WINDOW,
+            penalty_window: hearthnet_files::sampling::MAX_PENALTY_WINDOW,
             penalise_prompt: false,
             seed: Some(7),
             logprobs: Some(3),

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::Event;
-use hearthnet_model::sampler::{Sampler, SamplerConfig, SamplingChoice};
-use hearthnet_model::stop::StopMatcher;
-use hearthnet_model::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
+use hearthnet_tokens::sampler::Sampler;
+use hearthnet_tokens::stop::StopMatcher;
+use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 
 use crate::backend::{Backend, Rows, Run};
 use crate::error::{Blame, ChatError};
@@ -22,7 +23,6 @@ use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
 pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
 use crate::logits_batcher::LogitsBatcher;
-use crate::service::prefix_cache::CachedPrefix;
 use crate::times::whole_ms;
 use crate::{Cancel, chat_loop};
 
@@ -120,6 +120,11 @@ impl Conversation {
     /// Hops in layer order.
     pub fn route(&self) -> Vec<RouteHop> {
         self.backend.route()
+    }
+
+    /// Tokens of the sequence that its backend holds, in order.
+    pub(crate) fn held(&self) -> &[u32] {
+        &self.held
     }
 
     /// Returns true if it could take another request, judged by local state only.
@@ -336,16 +341,6 @@ impl Conversation {
             Err(_) => {}
         }
         result
-    }
-}
-
-impl CachedPrefix for Conversation {
-    fn held(&self) -> &[u32] {
-        &self.held
-    }
-
-    fn is_alive(&self) -> bool {
-        self.is_alive()
     }
 }
 

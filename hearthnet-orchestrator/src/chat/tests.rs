@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::gguf::Gguf;
+use hearthnet_engine::{Engine, EngineOptions, Head};
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
 use hearthnet_testkit::TinyLlama;
 use parking_lot::Mutex;
 

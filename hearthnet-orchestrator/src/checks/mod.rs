@@ -16,9 +16,9 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::sync::Arc;
 
-use hearthnet_model::catalogue::{Band, magnitude};
-use hearthnet_model::kernels::Kernels;
-use hearthnet_model::{BoundaryDtype, WeightsId};
+use hearthnet_engine::kernels::Kernels;
+use hearthnet_files::magnitude::{Band, magnitude};
+use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::Code;
 use parking_lot::Mutex;
 

@@ -1,8 +1,9 @@
 use std::path::Path;
 
-use hearthnet_model::engine::{EngineOptions, FullModel, Span};
-use hearthnet_model::{ModelFile, Special, Tokenizer};
+use hearthnet_engine::{EngineOptions, FullModel, Span};
+use hearthnet_files::ModelFile;
 use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::{Special, Tokenizer};
 
 use super::*;
 
@@ -241,14 +242,14 @@ fn reversed(rows: &[f32], width: usize) -> Vec<f32> {
 fn smollm2() -> (ModelFile, Tokenizer, Vec<u32>) {
     let file = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
     let tokenizer = Tokenizer::from_gguf(file.gguf()).unwrap();
-    let text = include_str!("../../../hearthnet-model/examples/leakage.txt");
+    let text = include_str!("../../../crates/hearthnet-engine/examples/leakage.txt");
     let text = tokenizer.encode_document(text, Special::Plain).unwrap();
     (file, tokenizer, text)
 }
 
 #[test]
 fn honest_rows_of_every_family_keep_their_places_and_reversed_ones_are_found() {
-    let families = "../hearthnet-model/tests/data/families";
+    let families = "../crates/hearthnet-files/tests/data/families";
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(families);
     let tiny = tempfile::tempdir().unwrap();
     let llama = TinyLlama {

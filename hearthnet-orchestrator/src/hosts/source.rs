@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_model::catalogue::Band;
-use hearthnet_model::{BoundaryDtype, ModelSpec, WeightsId};
+use hearthnet_files::magnitude::Band;
+use hearthnet_files::{BoundaryDtype, ModelSpec, WeightsId};
 use hearthnet_transport::Want;
 
 use crate::Cancel;

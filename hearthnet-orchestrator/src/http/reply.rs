@@ -6,7 +6,8 @@
 
 use std::collections::VecDeque;
 
-use hearthnet_model::{Detokenizer, Tokenizer, WeightsId};
+use hearthnet_files::WeightsId;
+use hearthnet_tokens::{Detokenizer, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::chat::{Done, FinishReason, Frame};

@@ -5,9 +5,9 @@
 //! as a missing field.
 
 use axum::http::StatusCode;
+use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
 use hearthnet_http::ApiError;
-use hearthnet_model::sampler::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
-use hearthnet_model::{ChatMessage, Role};
+use hearthnet_tokens::{ChatMessage, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Number, Value, json};

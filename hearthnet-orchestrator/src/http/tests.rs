@@ -391,7 +391,7 @@ fn a_stop_text_and_its_tokens_are_no_part_of_the_answer() {
 fn completions_continue_text_or_tokens_with_the_older_logprobs() {
     let house = open();
     let model = &house.fixture.service.models()[0];
-    let special = hearthnet_model::Special::Plain;
+    let special = hearthnet_tokens::Special::Plain;
     let ids = model.text.tokenizer.encode("hello hello", special).unwrap();
     let ask = |prompt: Value| {
         let body = json!({
@@ -430,7 +430,7 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
     let text = "日本語 😀 é x";
     // The tokens of this model are single bytes.
     let ids = tokenizer
-        .encode(text, hearthnet_model::Special::Plain)
+        .encode(text, hearthnet_tokens::Special::Plain)
         .unwrap();
     assert!(ids.len() >= text.len());
     let header = Header {
@@ -441,7 +441,7 @@ fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
         weights: model.weights,
     };
     let mut reply = reply::Reply::new(header, tokenizer.clone(), false, true);
-    let mut speller = hearthnet_model::Detokenizer::continuing(tokenizer);
+    let mut speller = hearthnet_tokens::Detokenizer::continuing(tokenizer);
     let (mut said, mut offsets) = (String::new(), Vec::new());
     for id in ids {
         let before = said.chars().count();

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use hearthnet_bus::flight::PipelineId;
-use hearthnet_model::ARITHMETIC;
-use hearthnet_model::engine::{Engine, EngineError, SeqId, Span};
+use hearthnet_engine::{ARITHMETIC, Engine, EngineError, SeqId, Span};
 use parking_lot::Mutex;
 
 use self::chunked_prefill::ChunkedPrefill;
@@ -385,9 +384,9 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use futures_util::future::join_all;
-    use hearthnet_model::ModelFile;
-    use hearthnet_model::engine::{EngineOptions, Head};
-    use hearthnet_model::gguf::Gguf;
+    use hearthnet_engine::{EngineOptions, Head};
+    use hearthnet_files::ModelFile;
+    use hearthnet_files::gguf::Gguf;
     use hearthnet_testkit::TinyLlama;
 
     use super::*;

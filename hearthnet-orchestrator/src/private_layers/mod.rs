@@ -3,7 +3,7 @@
 //!
 //! Rows that enter layer 0 come from a public table: looking them up reveals the prompt, token by
 //! token. Rows after some local layers are in no table. The remaining leakage is measured by
-//! `cargo run --release -p hearthnet-model --example leakage`.
+//! `cargo run --release -p hearthnet-engine --example leakage`.
 //!
 //! ```text
 //!           embed     first layers       layers on hosts       last layers     head
@@ -25,8 +25,8 @@ use std::ops::Range;
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_model::ModelFile;
-use hearthnet_model::engine::{Engine, EngineOptions, Head, LoadError};
+use hearthnet_engine::{Engine, EngineOptions, Head, LoadError};
+use hearthnet_files::ModelFile;
 
 use crate::Cancel;
 use crate::backend::{Backend, HopTimes, Output, RouteHop, Rows, Run};

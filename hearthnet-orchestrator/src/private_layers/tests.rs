@@ -1,7 +1,7 @@
 use std::sync::Barrier;
 
 use futures_util::future::join_all;
-use hearthnet_model::gguf::Gguf;
+use hearthnet_files::gguf::Gguf;
 use hearthnet_testkit::TinyLlama;
 use hearthnet_transport::Code;
 

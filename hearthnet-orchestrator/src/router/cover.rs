@@ -6,7 +6,7 @@ use std::hash::BuildHasher as _;
 
 use hearthnet_bus::NodeId;
 
-use super::{Candidate, RouteError, RouteRequest, Span};
+use super::request::{Candidate, RouteError, RouteRequest, Span};
 use crate::exact::Allowed;
 use crate::health::Standing;
 

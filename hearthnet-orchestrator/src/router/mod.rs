@@ -10,16 +10,17 @@
 //! further. The cover is `{0-7, 8-15}`; `4-11` stays unused.
 
 mod cover;
+mod request;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::ops::RangeInclusive;
 
-use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_bus::NodeId;
 
 use self::cover::{Usable, cover};
-use crate::exact::{Allowed, is_exact};
+pub use self::request::{Candidate, RouteError, RouteRequest, Span};
+use crate::exact::Allowed;
 use crate::health::Standing;
 
 /// Maximum number of candidates per decision; a community has tens of hosts. It bounds the work
@@ -30,125 +31,6 @@ pub const MAX_CANDIDATES: usize = 4096;
 /// Maximum number of candidates of one host, latest first: it serves one range and rarely changes
 /// it.
 pub const MAX_OF_HOST: usize = 4;
-
-/// Host that may take part.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Candidate {
-    /// Validated descriptor.
-    pub descriptor: Descriptor,
-    /// Distance to the host: 0 in this process, 1 on the same LAN, 2 beyond.
-    pub hop_weight: u32,
-    pub is_self: bool,
-    /// Rating by the caller, over all its calls.
-    pub standing: Standing,
-    /// Measured round trip of a decode step through one layer, in milliseconds; `None` without
-    /// recent measurements.
-    pub ms_per_layer: Option<f64>,
-    /// Number of recent streams that this caller gave it.
-    pub streams: u32,
-}
-
-impl Candidate {
-    /// Candidate without any measurements.
-    pub fn new(descriptor: Descriptor, hop_weight: u32, is_self: bool) -> Self {
-        Self {
-            descriptor,
-            hop_weight,
-            is_self,
-            standing: Standing::Good,
-            ms_per_layer: None,
-            streams: 0,
-        }
-    }
-
-    fn holds(&self, layer: u32) -> bool {
-        let (lo, hi) = self.descriptor.layer_range;
-        lo <= layer && layer <= hi
-    }
-
-    fn is_exact(&self) -> bool {
-        is_exact(&self.descriptor.arithmetic)
-    }
-}
-
-/// Contiguous layers on one candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Index into the given candidates.
-    pub candidate: usize,
-    /// First layer.
-    pub lo: u32,
-    /// Last layer.
-    pub hi: u32,
-}
-
-/// Requirements of a route.
-#[derive(Debug, Clone)]
-pub struct RouteRequest<'a> {
-    pub model_id: &'a str,
-    /// Identity of the required weights, 64 hex digits.
-    pub weights_sha256: &'a str,
-    /// Required data type of the residual stream.
-    pub boundary_dtype: &'a str,
-    /// Allowed arithmetics.
-    pub arithmetic: Allowed<'a>,
-    /// Layers to cover: `0..=n-1` for a whole pipeline, one span for a replacement.
-    pub layers: RangeInclusive<u32>,
-    /// Number of layers of the whole model.
-    pub total_layers: u32,
-    /// Maximum number of spans.
-    pub max_shards: usize,
-    /// True if the caller's own node may serve; as first shard only if no other is as good.
-    pub allow_self: bool,
-    pub exclude: &'a BTreeSet<NodeId>,
-    /// Secret key of the tie-break. Callers thus prefer different ones of otherwise equal hosts,
-    /// and no host can choose a node id that comes first.
-    pub tie_breaker: &'a RandomState,
-}
-
-/// Reason that no route exists.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RouteError {
-    /// No usable shard holds this layer.
-    #[error("no shard covers layer {layer} of {model_id}")]
-    Uncovered {
-        /// First layer without a shard.
-        layer: u32,
-        model_id: String,
-    },
-    /// All shards of this model hold other weights.
-    #[error("the shards on offer hold weights {found}, this chat needs {wanted}")]
-    WeightsMismatch {
-        wanted: String,
-        /// Identity that a shard advertises.
-        found: String,
-    },
-    /// All shards with the layers compute with another arithmetic.
-    #[error(
-        "the hosts of layer {layer} compute with {found}, but this chat needs {wanted}: its answer \
-         would differ"
-    )]
-    ArithmeticMismatch {
-        /// First layer without a usable shard.
-        layer: u32,
-        wanted: String,
-        /// Arithmetic that a shard advertises.
-        found: String,
-    },
-    /// All shards with the layers use another data type for rows.
-    #[error("the hosts of layer {layer} pass rows on as {found}, and this chat needs {wanted}")]
-    DtypeMismatch {
-        /// First layer without a usable shard.
-        layer: u32,
-        wanted: String,
-        /// Data type that a shard advertises.
-        found: String,
-    },
-    /// The cover takes more spans than allowed.
-    #[error("covering the model takes more than {max} shards")]
-    TooManyShards { max: usize },
-}
 
 /// Covers the requested layers with usable candidates.
 ///
@@ -207,7 +89,7 @@ struct Usables<'a> {
     usable: Vec<Usable<'a>>,
     /// Weights of other candidates with the same model id.
     other_weights: Option<String>,
-    /// Candidates with the right weights and another data type; at most [`MAX_CANDIDATES`].
+    /// Candidates with the right weights or model id and another data type; at most [`MAX_CANDIDATES`].
     other_dtypes: Vec<&'a Candidate>,
 }
 
@@ -227,7 +109,9 @@ fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usable
             continue;
         }
         if d.boundary_dtype != request.boundary_dtype {
-            if d.weights_sha256 == request.weights_sha256 && other_dtypes.len() < MAX_CANDIDATES {
+            let same_model =
+                d.weights_sha256 == request.weights_sha256 || d.model_id == request.model_id;
+            if same_model && other_dtypes.len() < MAX_CANDIDATES {
                 other_dtypes.push(candidate);
             }
         } else if d.weights_sha256 == request.weights_sha256 {

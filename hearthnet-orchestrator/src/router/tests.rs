@@ -1,4 +1,7 @@
-use hearthnet_model::ARITHMETIC;
+use std::collections::BTreeSet;
+
+use hearthnet_bus::Descriptor;
+use hearthnet_engine::ARITHMETIC;
 use proptest::prelude::*;
 
 use super::*;
@@ -229,6 +232,8 @@ fn a_hole_is_reported_with_its_first_layer() {
 fn hosts_with_another_data_type_are_told_apart_from_no_hosts() {
     let mut other = shard("a", 0, 15, 0);
     other.descriptor.boundary_dtype = "fp32".into();
+    // The data type is part of the manifest, so the weights id differs as well.
+    other.descriptor.weights_sha256 = "12".repeat(32);
     let error = Ask::default().route(&[other.clone()]).unwrap_err();
     assert!(
         matches!(error, RouteError::DtypeMismatch { layer: 0, .. }),

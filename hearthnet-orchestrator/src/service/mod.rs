@@ -6,7 +6,10 @@
 //! | priority of refused callers that return | [`retries`] (pure) |
 //! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
 //! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
-//! | starting, running and cancelling a chat | here |
+//! | admission and refusal of requests | `admission.rs` |
+//! | a chat from its turn to its end | `run.rs` |
+//! | frames of an answer, and their reader | `answer.rs` |
+//! | queueing, cancelling, draining | here |
 //!
 //! ```text
 //! ask --> FairQueue --> (waits) --> a blocking thread: check the request, take over an idle
@@ -20,34 +23,35 @@
 //! its next step and releases its streams. A slow reader delays only its own chat. If it takes
 //! nothing for [`ServiceSettings::slow_reader`], its chat is cancelled.
 
+mod admission;
+mod answer;
 pub mod fair_queue;
 pub mod prefix_cache;
 pub mod retries;
+mod run;
 mod slow_reader;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use futures_util::FutureExt as _;
-use futures_util::future::LocalBoxFuture;
-use hearthnet_model::WeightsId;
-use hearthnet_transport::Code;
+use hearthnet_files::WeightsId;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::fair_queue::{Entry, FairQueue, QueueLimits, Refused, Ticket, quota_key};
+use self::admission::{refused, runs};
+pub use self::answer::Answer;
+use self::fair_queue::{Entry, FairQueue, QueueLimits};
 use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
-use self::retries::{RetryKey, RetryQueue, Room};
-use self::slow_reader::SlowReaderLimit;
+use self::retries::{RetryKey, RetryQueue};
 use crate::Cancel;
 use crate::backend::Backend;
-use crate::chat::{Call, ChatRequest, Conversation, Done, Frame, Listener, Prepared, TextModel};
+use crate::chat::{ChatRequest, Conversation, Frame, TextModel};
 use crate::chat_loop::ChatLoop;
 use crate::error::ChatError;
 use crate::exact::Exact;
@@ -55,9 +59,6 @@ use crate::times::whole_ms;
 
 /// Capacity of the channel between a chat and its reader.
 const FRAMES_AHEAD: usize = 64;
-
-/// Weight of the newest answer in the moving average behind [`Service::retry_after`].
-const RECENT: f64 = 0.2;
 
 /// How long [`Service::drain`] waits for cancelled chats.
 const CANCEL_DEADLINE: Duration = Duration::from_secs(2);
@@ -381,69 +382,6 @@ impl Service {
     }
 }
 
-/// Returns true if a chat of this verified caller runs.
-fn runs(running: &BTreeMap<u64, (Cancel, String)>, caller: &str) -> bool {
-    running.values().any(|(_, who)| who == quota_key(caller))
-}
-
-impl State {
-    /// Admits a request, or records the refusal.
-    fn admit(
-        &mut self,
-        limits: QueueLimits,
-        caller: &str,
-        mark: &RetryKey,
-        now_ms: u64,
-    ) -> Result<(), Refusal> {
-        let (turns, running) = (&self.turns, &self.running);
-        let left = limits.waiting.saturating_sub(turns.waiting());
-        let room = |caller: &str| Room {
-            idle: turns.has_place(caller, runs(running, caller)) || turns.is_owed(caller),
-            all: left,
-            own: left.min(turns.room_of(caller)),
-        };
-        let Err(ahead) = self.returns.admit(caller, mark, now_ms, room) else {
-            return Ok(());
-        };
-        let why = match turns.room_of(caller) == 0 {
-            true => Refused::Caller,
-            false => Refused::Queue,
-        };
-        let after = self.until_turns(ahead + 1);
-        let due_ms = now_ms.saturating_add(whole_ms(after));
-        self.returns.remember(caller, mark, now_ms, due_ms);
-        Err(self.refuse(limits, why, Some(after)))
-    }
-
-    fn refuse(&self, limits: QueueLimits, why: Refused, after: Option<Duration>) -> Refusal {
-        let (running, waiting) = (self.turns.running(), self.turns.waiting());
-        let error = ChatError::Busy(match why {
-            Refused::Queue if waiting >= limits.waiting => {
-                format!("{running} chats run and {waiting} wait, which is the limit")
-            }
-            Refused::Queue => format!(
-                "{running} chats run and {waiting} wait; the free places are reserved for requests \
-                 that were refused before"
-            ),
-            Refused::Caller => format!(
-                "{running} chats run, and {} of yours wait, which is the limit",
-                limits.waiting_per_caller
-            ),
-        });
-        Refusal {
-            retry_after: after.or_else(|| Some(self.until_turns(waiting + 1))),
-            ..refused(error)
-        }
-    }
-
-    /// Estimated time until this many more answers have ended, from recent answer times: 1 to 60
-    /// whole seconds.
-    fn until_turns(&self, answers: usize) -> Duration {
-        let rounds = answers as f64 / self.turns.running().max(1) as f64;
-        Duration::from_secs_f64((self.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
-    }
-}
-
 impl Inner {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
@@ -462,254 +400,10 @@ impl Inner {
         self.active.send_replace(running + waiting);
     }
 
-    /// Gives a running slot to a chat; [`RunningSlot::start`] must follow once the state is
-    /// unlocked.
-    fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
-        let number = state.next;
-        state.next += 1;
-        let who = quota_key(&job.caller.name).to_owned();
-        state.running.insert(number, (job.cancel.clone(), who));
-        let inner = Arc::clone(self);
-        (RunningSlot { inner, number }, job)
-    }
-
     /// Drops conversations on a blocking thread, since that may wait for an engine.
     fn discard(&self, conversations: Vec<Conversation>) {
         if !conversations.is_empty() {
             self.runtime.spawn_blocking(move || drop(conversations));
-        }
-    }
-}
-
-/// Running slot. Dropping it starts the next chat.
-struct RunningSlot {
-    inner: Arc<Inner>,
-    number: u64,
-}
-
-impl RunningSlot {
-    /// Runs the chat. A runtime that is ending drops both.
-    fn start(self, job: Job) {
-        let runtime = self.inner.runtime.clone();
-        runtime.spawn(work(self, job));
-    }
-}
-
-impl Drop for RunningSlot {
-    fn drop(&mut self) {
-        let mut state = self.inner.lock();
-        state.running.remove(&self.number);
-        let State { turns, running, .. } = &mut *state;
-        let next = turns.finish(|caller| runs(running, caller));
-        let next = next.map(|job| self.inner.take_slot(&mut state, job));
-        self.inner.report(&state);
-        drop(state);
-        if let Some((slot, job)) = next {
-            slot.start(job);
-        }
-    }
-}
-
-/// Runs one chat from its turn to its end. If it panics, its caller gets [`ChatError::Engine`].
-async fn work(slot: RunningSlot, job: Job) -> Option<()> {
-    let (inner, runtime) = (Arc::clone(&slot.inner), slot.inner.runtime.clone());
-    let began = Instant::now();
-    metrics::histogram!("hearthnet_queue_wait_ms").record((began - job.asked).as_secs_f64() * 1e3);
-    let beginning = runtime.spawn_blocking(move || {
-        let begun = begin(&inner, &job);
-        (inner, job, begun)
-    });
-    let (inner, job, begun) = beginning.await.ok()?;
-    let key = job.key();
-    let (end, cancel) = (job.end, job.cancel);
-    let mut output = FrameOutput {
-        frames: job.frames,
-        backlog: VecDeque::new(),
-        cancel: cancel.clone(),
-        limit: SlowReaderLimit::new(inner.settings.slow_reader),
-    };
-    let result = match begun {
-        Err(error) => Err(error),
-        Ok((mut conversation, asked)) => {
-            let (model, cancel) = (Arc::clone(&job.model), cancel.clone());
-            let chat = async move || {
-                let mut call = Call {
-                    model: &model.text,
-                    started: job.asked,
-                    cancel: &cancel,
-                    listener: &mut output,
-                };
-                let result = conversation.answer_to(asked, &mut call).await;
-                (conversation, output, result)
-            };
-            let (conversation, back, result) = inner.chat_loop.run(chat).await?;
-            output = back;
-            let inner = Arc::clone(&inner);
-            let storing = runtime.spawn_blocking(move || {
-                store_in_prefix_cache(&inner, key, conversation, &result);
-                result
-            });
-            storing.await.ok()?
-        }
-    };
-    let code = result
-        .as_ref()
-        .map_or_else(ChatError::code, |_| Code::new("ok"));
-    metrics::counter!("hearthnet_answers_total", "code" => code).increment(1);
-    {
-        let took_ms = began.elapsed().as_secs_f64() * 1e3;
-        let mut state = inner.lock();
-        state.answer_ms += (took_ms - state.answer_ms) * RECENT;
-    }
-    // The next chat need not wait for this one's reader.
-    drop(slot);
-    let result = match result {
-        Ok(done) => {
-            output.backlog.push_back(Frame::Done(Box::new(done)));
-            output.empty().await;
-            // If frames were dropped, the answer must not look complete.
-            match cancel.is_cancelled() {
-                true => Err(ChatError::Cancelled),
-                false => Ok(()),
-            }
-        }
-        Err(error) => Err(error),
-    };
-    // The reader must see the closed channel before the result.
-    drop(output);
-    // The reader may be gone.
-    end.send(result).ok()
-}
-
-/// Prepares the prompt and its conversation, from the cache or new. Blocks.
-fn begin(inner: &Inner, job: &Job) -> Result<(Conversation, Prepared), ChatError> {
-    if job.cancel.is_cancelled() {
-        return Err(ChatError::Cancelled);
-    }
-    let model = &job.model;
-    let asked = Prepared::new(&model.text, &job.request)?;
-    let key = job.key();
-    let taken = inner.lock().kept.take(&key, &asked.prompt);
-    let conversation = match taken {
-        Some(conversation) => conversation,
-        None => Conversation::new(open(inner, model, key.exact, &job.cancel)?),
-    };
-    Ok((conversation, asked))
-}
-
-/// Stores a conversation for its next turn, or drops it, which may wait for an engine. The last
-/// frame is sent afterwards, so that an immediate next turn finds the conversation.
-fn store_in_prefix_cache(
-    inner: &Inner,
-    key: Key,
-    conversation: Conversation,
-    result: &Result<Done, ChatError>,
-) {
-    let Ok(Done { usage, .. }) = result else {
-        return;
-    };
-    for (kind, count) in [
-        ("prompt", usage.prompt_tokens),
-        ("cached", usage.cached_tokens),
-        ("completion", usage.completion_tokens),
-    ] {
-        metrics::counter!("hearthnet_tokens_total", "kind" => kind).increment(count.into());
-    }
-    let mut state = inner.lock();
-    let over = if state.draining {
-        vec![conversation]
-    } else {
-        let now = inner.now_ms();
-        state.kept.put(key, conversation, now)
-    };
-    inner.report(&state);
-    drop(state);
-    drop(over);
-}
-
-/// Opens a backend; idle conversations are evicted until there is room.
-fn open(
-    inner: &Inner,
-    model: &ServedModel,
-    exact: Exact,
-    cancel: &Cancel,
-) -> Result<Box<dyn Backend>, ChatError> {
-    loop {
-        match (model.open)(exact, cancel) {
-            Err(
-                error @ (ChatError::ShardUnavailable(_)
-                | ChatError::Busy(_)
-                | ChatError::HostsFull(_)),
-            ) => {
-                let oldest = inner.lock().kept.take_oldest();
-                match oldest {
-                    Some(oldest) => drop(oldest),
-                    None => return Err(error),
-                }
-            }
-            result => return result,
-        }
-    }
-}
-
-/// Sender of a chat's frames.
-struct FrameOutput {
-    frames: mpsc::Sender<Frame>,
-    /// Frames for which the channel had no room.
-    backlog: VecDeque<Frame>,
-    cancel: Cancel,
-    limit: SlowReaderLimit,
-}
-
-impl Listener for FrameOutput {
-    fn on_frame(&mut self, frame: &Frame) {
-        // The last frame follows once the conversation is stored.
-        if !matches!(frame, Frame::Done(_)) {
-            self.backlog.push_back(frame.clone());
-            self.fill();
-        }
-    }
-
-    fn caught_up(&mut self) -> LocalBoxFuture<'_, ()> {
-        self.empty().boxed_local()
-    }
-}
-
-impl FrameOutput {
-    /// Sends as many frames as the channel has room for.
-    fn fill(&mut self) {
-        while !self.backlog.is_empty()
-            && let Ok(room) = self.frames.try_reserve()
-        {
-            if let Some(frame) = self.backlog.pop_front() {
-                room.send(frame);
-            }
-            self.limit.taken_after(Duration::ZERO);
-        }
-    }
-
-    /// Sends all frames and waits for a slow reader. Cancels the chat if the reader is gone or
-    /// takes nothing.
-    async fn empty(&mut self) {
-        loop {
-            self.fill();
-            if self.backlog.is_empty() || self.cancel.is_cancelled() {
-                return;
-            }
-            let since = Instant::now();
-            let room = tokio::select! {
-                room = self.frames.reserve() => room.ok().map(drop),
-                () = self.cancel.cancelled() => None,
-                () = tokio::time::sleep(self.limit.left()) => {
-                    tracing::warn!("a reader takes almost nothing: its chat is cancelled");
-                    None
-                }
-            };
-            self.limit.taken_after(since.elapsed());
-            // The reserved slot was released, so that `fill` can use it.
-            if room.is_none() {
-                self.cancel.cancel();
-            }
         }
     }
 }
@@ -733,59 +427,5 @@ async fn expire(inner: Weak<Inner>) {
         }
         drop(state);
         inner.discard(expired);
-    }
-}
-
-fn refused(error: ChatError) -> Refusal {
-    metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
-    Refusal {
-        error,
-        retry_after: None,
-    }
-}
-
-/// Frames of an answer. Dropping it cancels the chat.
-pub struct Answer {
-    service: Weak<Inner>,
-    cancel: Cancel,
-    ticket: Option<Ticket>,
-    frames: mpsc::Receiver<Frame>,
-    /// `None` once the end was returned.
-    end: Option<oneshot::Receiver<Result<(), ChatError>>>,
-}
-
-impl Answer {
-    /// Next frame. A complete answer ends with [`Frame::Done`], an incomplete one with an error;
-    /// then `None` follows. Cancel-safe.
-    pub async fn next(&mut self) -> Option<Result<Frame, ChatError>> {
-        if let Some(frame) = self.frames.recv().await {
-            return Some(Ok(frame));
-        }
-        let result = self.end.as_mut()?.await;
-        self.end = None;
-        match result {
-            Ok(Ok(())) => None,
-            Ok(Err(error)) => Some(Err(error)),
-            // The task that answered has panicked.
-            Err(_) => Some(Err(ChatError::Engine("the chat ended unexpectedly".into()))),
-        }
-    }
-
-    /// Cancels the chat; the answer ends with [`ChatError::Cancelled`].
-    pub fn cancel(&self) {
-        self.cancel.cancel();
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        self.cancel.cancel();
-        if let (Some(ticket), Some(inner)) = (self.ticket, self.service.upgrade()) {
-            let mut state = inner.lock();
-            let job = state.turns.leave(ticket);
-            inner.report(&state);
-            drop(state);
-            drop(job);
-        }
     }
 }

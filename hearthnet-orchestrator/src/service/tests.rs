@@ -1,15 +1,24 @@
 //! Service over a tiny real model on this machine; the test controls its steps.
 
-use hearthnet_model::engine::{Engine, EngineOptions, Head};
-use hearthnet_model::gguf::Gguf;
-use hearthnet_model::sampler::{SamplerConfig, SamplingChoice};
-use hearthnet_model::{ChatMessage, ChatTemplate, ModelFile, Tokenizer};
+use futures_util::FutureExt as _;
+use futures_util::future::LocalBoxFuture;
+use hearthnet_engine::Engine;
+use hearthnet_engine::EngineOptions;
+use hearthnet_engine::Head;
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
+use hearthnet_files::sampling::SamplerConfig;
+use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::ChatMessage;
+use hearthnet_tokens::ChatTemplate;
+use hearthnet_tokens::Tokenizer;
+use hearthnet_transport::Code;
 use tokio::runtime::Runtime;
 
 use super::*;
 use crate::backend::{Output, RouteHop, Rows, Run};
-use crate::chat::Prompt;
+use crate::chat::{Done, Prompt};
 use crate::local::SharedEngine;
 
 /// Long enough for a loaded machine; reaching it is a failure.

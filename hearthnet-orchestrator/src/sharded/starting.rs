@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use hearthnet_model::WeightsId;
+use hearthnet_files::WeightsId;
 use parking_lot::Mutex;
 
 use super::recovery::pause;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey};
-use hearthnet_model::BoundaryDtype;
+use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, ConnectError, Connection, DType, Dims, Hello, Message, Step, StepResult,
     StreamClose, StreamError, StreamOpen, Tensor, Want, connect, connect_over,

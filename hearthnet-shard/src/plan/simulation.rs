@@ -1,8 +1,9 @@
 //! Many callers with too few pages, which open again and replay after a preemption. All complete,
 //! and the guarantees of `pages.rs` hold on the way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use hearthnet_transport::NodeId;
 use proptest::prelude::*;
 
 use super::tests::{caller, sizes};

@@ -1,9 +1,12 @@
 //! Single turns, and runs of turns in which callers compete.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use hearthnet_transport::NodeId;
 use proptest::prelude::*;
 
+use super::returns::{MAX_LATE_RETURNS, REPROBE_EVERY};
+use super::snapshot::SHORT_ROWS;
 use super::*;
 
 /// Enough pages for all.

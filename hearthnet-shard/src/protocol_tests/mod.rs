@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hearthnet_bus::flight::{Event, SessionId};
 use hearthnet_bus::{Descriptor, NodeKey};
-use hearthnet_model::BoundaryDtype;
+use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{
     CloseCode, Code, DType, Message, NodeId, Step, StepResult, StreamClose, StreamError,
     StreamOpen, StreamOpened, Truncate, Want,

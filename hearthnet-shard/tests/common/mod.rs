@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use hearthnet_bus::{Capability, Grant, NodeKey};
-use hearthnet_model::engine::{Engine, EngineOptions, Head, Span};
-use hearthnet_model::{BoundaryDtype, ModelFile, WeightsId};
+use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
 use hearthnet_transport::{
     Config, Connection, DType, Hello, Message, Step, StepResult, StreamClose, StreamOpen, Want,

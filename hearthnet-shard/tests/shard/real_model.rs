@@ -130,7 +130,7 @@ async fn unservable_layers_fail_the_start() {
         );
     }
     let mut config = ShardConfig::new(&model.path, (0, 1), "127.0.0.1:0");
-    config.expected_weights = Some(hearthnet_model::WeightsId([0; 32]));
+    config.expected_weights = Some(hearthnet_files::WeightsId([0; 32]));
     assert_eq!(start(config).await.unwrap_err().code(), "weights_mismatch");
     let config = ShardConfig::new("/nonexistent/model.gguf", (0, 1), "127.0.0.1:0");
     assert!(matches!(start(config).await, Err(StartError::Model(_))));

@@ -1,7 +1,6 @@
 //! Calling side: TCP, TLS, upgrade, HELLO, each with its deadline and its own error. Paths other
 //! than the tensor path have no HELLO.
 
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::time::Duration;
@@ -17,9 +16,8 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 
 use super::connection::{Connection, Pending};
 use super::driver::websocket_config;
-use super::frame_limiter::Socket;
-use super::frame_limiter::{FrameLimiter, LimitedStream, violation_in};
-use super::listener::REFUSED_HEADER;
+use super::frame_limiter::{FrameLimiter, LimitedStream, Socket, violation_in};
+use super::handshake::{Phase, REFUSED_HEADER};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
 use super::paths::PathRule;
 use super::peer_socket::{self, PeerSocket};
@@ -32,30 +30,6 @@ use crate::identity::Identity;
 use crate::session::{Session, max_message_bytes};
 use crate::time::Time;
 use crate::wire::control::Hello;
-
-/// Phase of making a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// The TCP connection.
-    Connect,
-    /// The TLS handshake.
-    Tls,
-    /// The WebSocket upgrade.
-    Upgrade,
-    /// Waiting for the host's HELLO.
-    Hello,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Phase::Connect => "the TCP connection",
-            Phase::Tls => "the TLS handshake",
-            Phase::Upgrade => "the WebSocket upgrade",
-            Phase::Hello => "the answer to HELLO",
-        })
-    }
-}
 
 /// Error of opening a session or socket.
 #[derive(Debug, thiserror::Error)]

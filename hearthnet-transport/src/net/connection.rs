@@ -11,9 +11,10 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::closer::{Closer, Ends};
-use super::driver::{self, Ended, Handler, Shared, retry};
+use super::driver::{self, Ended};
 use super::frame_limiter::Socket;
 use super::metrics::{SessionMetrics, Side};
+use super::shared::{Handler, Shared, retry};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;

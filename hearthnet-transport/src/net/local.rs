@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::closer::Ends;
 use super::connection::{Connection, Link, SendError, SocketSession};
-use super::driver::{Handler, Shared, retry};
+use super::shared::{Handler, Shared, retry};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;

@@ -1,20 +1,24 @@
 //! The async shell: sockets, TLS, the WebSocket, and the task that drives a session.
 //!
-//! | file | what |
 //! | file | content |
 //! |---|---|
 //! | `tls.rs` | the TLS profile and the two verifiers |
 //! | `frame_limiter.rs` | checks WebSocket headers below tungstenite, before memory is reserved |
-//! | `driver.rs` | the task that drives a socket: reading, writing, timers, [`Handler`] |
+//! | `driver.rs` | the task that drives a socket: reading, timers |
+//! | `shared.rs` | what the driver and the handles share: writing, [`Handler`] |
 //! | `connection.rs` | [`Connection`], [`Sender`]; a session on a socket |
 //! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
 //! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; sending the close code |
 //! | `connect.rs` | the calling side's handshakes |
-//! | `listener.rs`, `caps.rs` | the listening side's, with their limits |
+//! | `acceptor.rs`, `admission.rs`, `caps.rs` | the listening side's, with their limits |
+//! | `handshake.rs` | phases of a handshake |
+//! | `listener.rs` | the accept loop |
 //! | `pending_peers.rs` | limits of unauthenticated connections |
 //! | `local.rs` | a session of a process with itself, without a socket |
 //! | `metrics.rs` | metrics |
 
+mod acceptor;
+mod admission;
 mod caps;
 mod close_handshake;
 mod closer;
@@ -22,28 +26,33 @@ mod connect;
 mod connection;
 mod driver;
 mod frame_limiter;
+mod handshake;
 mod listener;
 mod local;
 mod metrics;
 mod paths;
 mod peer_socket;
 mod pending_peers;
+mod shared;
 mod tls;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+pub use acceptor::{Acceptor, Arrival};
+pub use admission::{Admission, BindError, RefusedConnection};
 pub use caps::{Caps, Full, Place};
 pub use closer::Closer;
-pub use connect::{ConnectError, Phase, connect, connect_over, connect_path};
+pub use connect::{ConnectError, connect, connect_over, connect_path};
 pub use connection::{Connection, SendError, Sender};
-pub use driver::Handler;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
-pub use listener::{Acceptor, Accepts, Admission, BindError, Listener, RefusedConnection, accept};
+pub use handshake::Phase;
+pub use listener::{Accepts, Listener, accept};
 pub use local::connect_here;
-pub use paths::{Arrival, PathRule};
+pub use paths::PathRule;
 pub use peer_socket::{PeerSender, PeerSocket};
 pub use pending_peers::subscriber;
+pub use shared::Handler;
 
 /// Path of the WebSocket of a tensor session.
 pub const PATH: &str = "/tensor/v1";

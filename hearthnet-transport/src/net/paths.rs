@@ -1,6 +1,4 @@
-//! Paths of one listener: the tensor path, and plain sockets on other paths.
-
-use super::{Connection, PeerSocket};
+//! Paths of a listener beside the tensor path, with plain sockets on them.
 
 /// A path of the listener whose WebSocket carries messages of the application's own protocol.
 ///
@@ -72,14 +70,4 @@ impl PathRule {
         self.max_strangers = most;
         self
     }
-}
-
-/// New connection of a listener.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Arrival {
-    /// An open tensor session.
-    Session(Connection),
-    /// An open socket on one of the other paths.
-    Peer(PeerSocket),
 }

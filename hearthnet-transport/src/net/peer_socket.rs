@@ -12,11 +12,11 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::closer::{Closer, Ends};
 use super::connection::SendError;
-use super::driver::{self, Ended, Shared, websocket_config};
-use super::frame_limiter::Socket;
-use super::frame_limiter::{FrameLimiter, LimitedStream};
+use super::driver::{self, Ended, websocket_config};
+use super::frame_limiter::{FrameLimiter, LimitedStream, Socket};
 use super::paths::PathRule;
 use super::pending_peers::PendingPeer;
+use super::shared::Shared;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;

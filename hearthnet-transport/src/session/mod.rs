@@ -28,34 +28,44 @@
 //! Once [`closed`](Session::closed) returns a cause and all is transmitted, close the WebSocket
 //! with the same code.
 //!
-//! This file is long because the state table, the timers and the bookkeeping of steps have to be
-//! read together.
+//! | concept | file |
+//! |---|---|
+//! | construction, sending, events, end | `mod.rs` |
+//! | received frames: state table, rates, answers | `receive.rs` |
+//! | keep-alive, progress, deadlines | `timers.rs` |
+//! | unanswered steps | `steps.rs` |
 
 mod inbox;
 mod outbox;
 pub(crate) mod plain;
 pub(crate) mod protocol;
 pub(crate) mod rate;
+mod receive;
 mod stats;
+mod steps;
+mod terms;
+mod timers;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
 
 pub use outbox::Outgoing;
 pub use stats::SessionStats;
+pub(crate) use steps::Steps;
+pub use terms::Terms;
 
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::{CONTROL_MESSAGE_BYTES, Config};
-use crate::message::{Message, StreamClose, StreamError};
+use crate::message::Message;
 use crate::secret::Wiped;
 use crate::time::Time;
 use crate::wire::cbor::Body as _;
-use crate::wire::chunk::{ChunkHead, MAX_CHUNK_HEADER_BYTES};
-use crate::wire::control::{self, Ack, Bye, FlowCtl, Hello, Limits, Nack, TensorEnd};
-use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
-use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
+use crate::wire::chunk::MAX_CHUNK_HEADER_BYTES;
+use crate::wire::control::{self, Bye, Hello, Limits};
+use crate::wire::pipeline::RESULT_HEAD_BYTES;
+use crate::wire::{FrameBuf, FrameType, HEADER_BYTES};
 use inbox::Inbox;
 use outbox::Outbox;
 use rate::{ProgressTimer, Rtt, TokenBucket};
@@ -73,33 +83,6 @@ const MAX_UNDELIVERED: usize = 512;
 const MAX_ENDED: usize = 1024;
 /// Queued small messages at which `send` makes the application wait.
 const MAX_QUEUED_SMALL: usize = 1024;
-
-/// Values negotiated in HELLO that are needed to encode messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    pub(crate) caller: bool,
-    pub(crate) chunk_bytes: u32,
-    pub(crate) inline_max: u32,
-    pub(crate) compress_above: Option<u32>,
-    pub(crate) peer_buffer: u32,
-}
-
-impl Terms {
-    /// Data bytes per tensor chunk.
-    pub fn chunk_bytes(&self) -> u32 {
-        self.chunk_bytes
-    }
-
-    /// Limit of row blocks that travel inside their step, in bytes.
-    pub fn inline_max(&self) -> u32 {
-        self.inline_max
-    }
-
-    /// Size above which this side tries to compress tensors; `None` if compression is off.
-    pub fn compress_above(&self) -> Option<u32> {
-        self.compress_above
-    }
-}
 
 /// Largest WebSocket message for a chunk size and an inline limit.
 pub(crate) fn max_message_bytes(chunk_bytes: u32, inline_max: u32) -> usize {
@@ -138,44 +121,6 @@ enum State {
     AwaitAdmission,
     Open,
     Closed,
-}
-
-/// Unanswered steps, per stream and epoch.
-#[derive(Default)]
-pub(crate) struct Steps {
-    by_stream: BTreeMap<(u32, u32), u32>,
-    total: u32,
-}
-
-impl Steps {
-    pub(crate) fn total(&self) -> u32 {
-        self.total
-    }
-
-    pub(crate) fn begin(&mut self, stream_key: (u32, u32)) {
-        *self.by_stream.entry(stream_key).or_default() += 1;
-        self.total += 1;
-    }
-
-    /// Records an answer. Returns `false` if no such step is unanswered.
-    pub(crate) fn finish(&mut self, stream_key: (u32, u32)) -> bool {
-        let Some(count) = self.by_stream.get_mut(&stream_key) else {
-            return false;
-        };
-        *count -= 1;
-        self.total -= 1;
-        if *count == 0 {
-            self.by_stream.remove(&stream_key);
-        }
-        true
-    }
-
-    /// Removes the steps of an ended stream; returns how many were unanswered.
-    pub(crate) fn forget(&mut self, stream_key: (u32, u32)) -> u32 {
-        let unanswered = self.by_stream.remove(&stream_key).unwrap_or(0);
-        self.total -= unanswered;
-        unanswered
-    }
 }
 
 /// An event, and the tensor whose credit returns when the application takes it.
@@ -361,14 +306,13 @@ impl Session {
         }
     }
 
-    // ---------------------------------------------------------------- sending
-
     /// Queues a message.
     ///
-    /// A [`StreamClose`] and a [`StreamError`] never wait, and drop all queued messages of their
-    /// stream. A [`Leaving`](Message::Leaving) never waits, and overtakes queued messages. A
-    /// [`Step`](crate::Step) waits for one of the host's step slots. Tensors wait while the send
-    /// buffer is full. A [`StepResult`](crate::StepResult) without an unanswered step is dropped.
+    /// A [`StreamClose`](crate::StreamClose) and a [`StreamError`](crate::StreamError) never wait,
+    /// and drop all queued messages of their stream. A [`Leaving`](Message::Leaving) never waits,
+    /// and overtakes queued messages. A [`Step`](crate::Step) waits for one of the host's step
+    /// slots. Tensors wait while the send buffer is full. A [`StepResult`](crate::StepResult)
+    /// without an unanswered step is dropped.
     ///
     /// # Errors
     /// [`SendRefused::Blocked`] gives the message back.
@@ -432,32 +376,6 @@ impl Session {
             }
             !of_stream
         });
-    }
-
-    fn send_ping(&mut self, now: Time) {
-        let token = self.next_ping;
-        self.next_ping = self.next_ping.wrapping_add(1);
-        self.ping = Some((token, now));
-        self.urgent.push_back(control::ping(FrameType::Ping, token));
-    }
-
-    /// Sends a PING, unless one is unanswered.
-    pub fn probe(&mut self, now: Time) {
-        if self.state == State::Open && self.ping.is_none() {
-            self.send_ping(now);
-        }
-    }
-
-    /// Time since the last data from the peer.
-    pub fn silent_for(&self, now: Time) -> Duration {
-        now.since(self.last_received)
-    }
-
-    /// Time for which a PING has been unanswered. `None` if there is none, or if other data has
-    /// come since.
-    pub fn unanswered_for(&self, now: Time) -> Option<Duration> {
-        let (_, asked) = self.ping?;
-        (self.last_received <= asked).then(|| now.since(asked))
     }
 
     /// Ends the session and drops its queues; only a BYE is left to transmit.
@@ -543,258 +461,8 @@ impl Session {
         Some(Wiped::from(frame.into_bytes(self.sequence_out)).into_bytes())
     }
 
-    // -------------------------------------------------------------- receiving
-
-    /// Handles one WebSocket binary message. Any violation closes the session.
-    pub fn handle_message(&mut self, now: Time, message: &Bytes) {
-        if self.state == State::Closed {
-            return;
-        }
-        self.last_received = now;
-        self.partial_message = 0;
-        self.stats.frames_received += 1;
-        self.stats.bytes_received += message.len() as u64;
-        if let Err(violation) = self.frame(now, message) {
-            self.fail(violation);
-        }
-        self.track_progress(now);
-    }
-
-    fn frame(&mut self, now: Time, message: &Bytes) -> Result<(), Violation> {
-        let limit = self.max_message_bytes();
-        let too_big = || {
-            CloseCode::FrameTooBig.violation(format!(
-                "a message of {} bytes, more than the limit",
-                message.len()
-            ))
-        };
-        if message.len() > limit {
-            return Err(too_big());
-        }
-        let (header, body) = Header::decode(message)?;
-        // (0 never matches: the first frame is number 1.)
-        if self.sequence_in.checked_add(1) != Some(header.sequence) {
-            return Err(CloseCode::FrameSequence.violation(format!(
-                "frame {} after frame {}",
-                header.sequence, self.sequence_in
-            )));
-        }
-        self.sequence_in = header.sequence;
-        self.check_state(header.kind)?;
-        let limit = match (header.kind, self.terms) {
-            (FrameType::TensorData, Some(terms)) => {
-                MAX_CHUNK_HEADER_BYTES + terms.chunk_bytes as usize
-            }
-            (FrameType::Step | FrameType::StepResult, Some(terms)) => {
-                RESULT_HEAD_BYTES + terms.inline_max as usize
-            }
-            _ => CONTROL_MESSAGE_BYTES - HEADER_BYTES,
-        };
-        if body.len() > limit {
-            return Err(too_big());
-        }
-        match header.kind {
-            FrameType::Hello => self.hello(body, now),
-            FrameType::Bye => {
-                let bye = Bye::read(body)?;
-                self.finish(SessionClosed::by_peer(bye.code, bye.detail));
-                Ok(())
-            }
-            FrameType::Ping => {
-                let token = control::read_ping(body)?;
-                if !self.pings.take(now) {
-                    return Err(CloseCode::FrameRate.violation("too many PINGs"));
-                }
-                self.urgent.push_back(control::ping(FrameType::Pong, token));
-                Ok(())
-            }
-            FrameType::Pong => {
-                let token = control::read_ping(body)?;
-                match self.ping.take() {
-                    Some((sent, at)) if sent == token => {
-                        self.rtt.sample(now.0.saturating_sub(at.0));
-                        Ok(())
-                    }
-                    _ => Err(CloseCode::ProtocolState.violation("a PONG without its PING")),
-                }
-            }
-            FrameType::Ack => self
-                .outbox
-                .ack(Ack::read(body)?)
-                .map(|()| self.credit_returned()),
-            FrameType::Nack => {
-                let nack = Nack::read(body)?;
-                self.outbox
-                    .nack(nack.tensor)
-                    .map(|()| self.credit_returned())
-            }
-            FrameType::FlowCtl => {
-                self.control_rate(now)?;
-                self.outbox
-                    .widen(FlowCtl::read(body)?.grant)
-                    .map(|()| self.credit_returned())
-            }
-            FrameType::TensorEnd => {
-                let given_up = self.inbox.end(TensorEnd::read(body)?.tensor)?;
-                if let Some(RowsHead {
-                    stream,
-                    epoch,
-                    kind: RowsKind::Step { .. },
-                    ..
-                }) = given_up
-                {
-                    // The step will never be delivered or answered.
-                    self.steps.finish((stream, epoch));
-                }
-                Ok(())
-            }
-            FrameType::TensorData => {
-                let (head, data) = ChunkHead::read(body)?;
-                let arrived = self.inbox.chunk(head, header.flags, data)?;
-                self.stats.chunks_received += 1;
-                if let Some(raw) = arrived.raw {
-                    self.stats.chunk_bytes_received += raw as u64;
-                    self.stats.chunk_wire_bytes_received += data.len() as u64;
-                }
-                match arrived.message {
-                    Some((message, id)) => self.deliver_tensor(message, id),
-                    None => Ok(()),
-                }
-            }
-            FrameType::Step | FrameType::StepResult => {
-                let (head, place) = RowsHead::read(header.kind, body)?;
-                self.rows(head, place, message)
-            }
-            kind => {
-                self.control_rate(now)?;
-                if kind == FrameType::StreamOpen && !self.opens.take(now) {
-                    return Err(CloseCode::StreamChurn.violation("streams opened too fast"));
-                }
-                let message = pipeline::read(kind, body)?;
-                match message {
-                    Message::StreamClose(StreamClose { stream, epoch }) => {
-                        self.end_stream((stream, epoch));
-                    }
-                    Message::StreamError(StreamError { stream, epoch, .. }) => {
-                        self.end_stream((stream, epoch));
-                        // Later steps may have crossed the error. The host counts them until this
-                        // STREAM_CLOSE arrives, which must happen before their slots are used
-                        // again.
-                        self.outbox.close(StreamClose { stream, epoch });
-                    }
-                    _ => {}
-                }
-                self.deliver(message);
-                Ok(())
-            }
-        }
-    }
-
-    /// State table: the frames allowed in each state and direction.
-    fn check_state(&self, kind: FrameType) -> Result<(), Violation> {
-        let allowed = match (self.state, kind) {
-            (State::HelloSent | State::AwaitHello, FrameType::Hello | FrameType::Bye) => true,
-            (State::HelloSent | State::AwaitHello | State::AwaitAdmission | State::Closed, _) => {
-                // A caller must wait for the host's HELLO.
-                kind == FrameType::Bye
-            }
-            (State::Open, FrameType::Hello) => false,
-            (State::Open, kind) => kind.is_callers() != Some(self.caller),
-        };
-        if allowed {
-            Ok(())
-        } else {
-            Err(CloseCode::ProtocolState.violation(format!("{kind:?} in state {:?}", self.state)))
-        }
-    }
-
-    fn hello(&mut self, body: &[u8], now: Time) -> Result<(), Violation> {
-        if self.caller {
-            let (_agent, limits) = control::read_server_hello(body)?;
-            self.open(limits, now);
-        } else {
-            let (hello, limits) = control::read_client_hello(body)?;
-            self.peer_limits = Some(limits);
-            self.state = State::AwaitAdmission;
-            self.push_event(Event::Hello(hello), None);
-        }
-        Ok(())
-    }
-
-    fn control_rate(&mut self, now: Time) -> Result<(), Violation> {
-        if self.controls.take(now) {
-            Ok(())
-        } else {
-            Err(CloseCode::FrameRate.violation("too many control frames"))
-        }
-    }
-
-    fn rows(&mut self, head: RowsHead, place: Place<'_>, message: &Bytes) -> Result<(), Violation> {
-        let stream_key = (head.stream, head.epoch);
-        let wanted = match head.kind {
-            RowsKind::Step { .. } => {
-                if self.steps.total >= self.config.max_steps_in_flight {
-                    return Err(CloseCode::CreditOverrun.violation(format!(
-                        "a step beyond the {} that may wait",
-                        self.steps.total
-                    )));
-                }
-                self.steps.begin(stream_key);
-                true
-            }
-            // A large result counts as the answer once its rows are complete: see `deliver_tensor`.
-            RowsKind::Result { .. } => match place {
-                Place::Inline(_) => self.steps.finish(stream_key),
-                Place::Tensor(_) => self.steps.by_stream.contains_key(&stream_key),
-            },
-        };
-        if !wanted {
-            self.expect_late(stream_key)?;
-        }
-        match place {
-            Place::Inline(rows) if wanted => {
-                let rows = message.slice_ref(rows);
-                self.deliver(head.into_message(rows));
-                Ok(())
-            }
-            Place::Inline(_) => Ok(()),
-            Place::Tensor(id) if wanted => self.inbox.announce(id, head),
-            Place::Tensor(id) => self.inbox.announce_unwanted(id),
-        }
-    }
-
     fn push_event(&mut self, event: Event, tensor: Option<u16>) {
         self.events.push_back(Queued { event, tensor });
-    }
-
-    fn deliver(&mut self, message: Message) {
-        self.push_event(Event::Message(message), None);
-    }
-
-    fn deliver_tensor(&mut self, message: Message, id: u16) -> Result<(), Violation> {
-        if let Message::StepResult(result) = &message {
-            let stream_key = (result.stream, result.epoch);
-            if !self.steps.finish(stream_key) {
-                self.inbox.release(id);
-                return self.expect_late(stream_key);
-            }
-        }
-        self.push_event(Event::Message(message), Some(id));
-        Ok(())
-    }
-
-    /// Counts a result without an unanswered step. It is allowed if it may have crossed the end of
-    /// its stream. Any other is wrong: it names a stream or epoch that the caller did not ask for.
-    fn expect_late(&mut self, stream_key: (u32, u32)) -> Result<(), Violation> {
-        self.stats.stale_results += 1;
-        let may_come = |(ended, left): &&mut ((u32, u32), u32)| *ended == stream_key && *left > 0;
-        match self.ended.iter_mut().find(may_come) {
-            Some((_, left)) => {
-                *left -= 1;
-                Ok(())
-            }
-            None => Err(CloseCode::ProtocolState.violation("a result that no step asked for")),
-        }
     }
 
     /// Next event for the application. Taking a tensor returns its credit.
@@ -814,119 +482,6 @@ impl Session {
     /// Returns whether an answer to the peer, such as an ACK, waits to be sent.
     pub(crate) fn has_reply(&self) -> bool {
         !self.urgent.is_empty() || self.inbox.has_due()
-    }
-
-    // ------------------------------------------------------------------- time
-
-    fn credit_returned(&mut self) {
-        self.credit_blocked = None;
-    }
-
-    /// Reports `bytes` received of an incomplete message (0: none has begun).
-    pub fn handle_partial(&mut self, now: Time, bytes: u64) {
-        if self.state != State::Closed && bytes != self.partial_message {
-            self.partial_message = bytes;
-            self.last_received = now;
-        }
-        self.track_progress(now);
-    }
-
-    fn received_so_far(&self) -> u64 {
-        self.stats
-            .bytes_received
-            .saturating_add(self.partial_message)
-    }
-
-    /// Starts or stops the timer for incomplete input.
-    fn track_progress(&mut self, now: Time) {
-        let open = self.state == State::Open;
-        let incomplete = self.partial_message > 0 || self.inbox.is_receiving();
-        if !(open && incomplete) {
-            self.progress = None;
-        } else if self.progress.is_none() || self.inbox.withholds() || self.is_congested() {
-            // While the application holds credit back, the peer cannot make progress.
-            self.progress = Some(ProgressTimer::new(now, self.received_so_far()));
-        }
-    }
-
-    /// Time of the next call of [`handle_timeout`](Self::handle_timeout).
-    pub fn poll_timeout(&self) -> Time {
-        let d = &self.config.deadlines;
-        match self.state {
-            State::Closed => Time::NEVER,
-            State::HelloSent | State::AwaitHello | State::AwaitAdmission => {
-                self.opened_at + d.hello
-            }
-            State::Open => {
-                let mut next = self.opened_at + self.lifetime;
-                next = next.min(self.keep_alive_at());
-                if let Some(since) = self.credit_blocked {
-                    next = next.min(since + d.credit);
-                }
-                if let Some(progress) = self.progress {
-                    next = next.min(progress.due(d.stall));
-                }
-                next
-            }
-        }
-    }
-
-    /// Time of the next PING, or of the end of a silent session.
-    fn keep_alive_at(&self) -> Time {
-        let keep_alive = self.config.keep_alive;
-        match self.ping {
-            // A PING is unanswered: the peer has one more interval.
-            Some((_, at)) => at.max(self.last_received) + keep_alive,
-            None => self.last_received + keep_alive,
-        }
-    }
-
-    /// Handles all deadlines that have passed.
-    pub fn handle_timeout(&mut self, now: Time) {
-        if now < self.poll_timeout() {
-            return;
-        }
-        let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
-        if self.state != State::Open {
-            self.fail(stalled("no HELLO within the deadline"));
-            return;
-        }
-        let d = &self.config.deadlines;
-        if now >= self.opened_at + self.lifetime {
-            self.close(
-                CloseCode::SessionExpired,
-                "the session reached its lifetime",
-            );
-            return;
-        }
-        if self
-            .credit_blocked
-            .is_some_and(|since| now >= since + d.credit)
-        {
-            self.close(CloseCode::CreditStall, "no credit within the deadline");
-            return;
-        }
-        let (received, stall, min_rate) = (self.received_so_far(), d.stall, d.min_rate);
-        if let Some(progress) = &mut self.progress
-            && progress.is_slow(now, received, stall, min_rate)
-            && !(self.inbox.withholds() || self.is_congested())
-        {
-            self.fail(stalled("a message or tensor came in too slowly"));
-            return;
-        }
-        if now >= self.keep_alive_at() {
-            if self.is_congested() {
-                // Reading is paused while the application is behind, so silence proves nothing.
-                self.last_received = now;
-            } else if self.ping.is_some() {
-                self.close(
-                    CloseCode::KeepAlive,
-                    "the peer was silent for two keep-alive intervals",
-                );
-            } else {
-                self.send_ping(now);
-            }
-        }
     }
 }
 

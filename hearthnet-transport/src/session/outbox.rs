@@ -22,7 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 
-use super::Terms;
+use super::terms::Terms;
 use crate::code::{CloseCode, Violation};
 use crate::compress::ChunkCompressor;
 use crate::credit::Window;

@@ -8,11 +8,11 @@ use std::borrow::Cow;
 
 use ciborium::Value;
 use ciborium::value::Error;
-use serde::de::{self, DeserializeOwned};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::{Flags, FrameBuf, FrameType};
-use crate::code::{CloseCode, Code, Violation};
+use crate::code::{CloseCode, Violation};
 
 /// Limit of nesting: HELLO's lists of versions are the deepest, at 2.
 const MAX_DEPTH: usize = 4;
@@ -35,6 +35,16 @@ pub(crate) trait Body: Serialize + DeserializeOwned {
         Map::read(body)?.fields()
     }
 }
+
+/// Implements [`Body`] for frame types whose body is a map, each with a struct of the same name.
+macro_rules! bodies {
+    ($($name:ident),*) => {
+        $(impl $crate::wire::cbor::Body for $name {
+            const KIND: $crate::wire::FrameType = $crate::wire::FrameType::$name;
+        })*
+    };
+}
+pub(super) use bodies;
 
 /// Wraps a map into a frame.
 pub(super) fn frame(kind: FrameType, map: &impl Serialize) -> FrameBuf {
@@ -88,39 +98,10 @@ impl Map {
     }
 }
 
-/// The longest prefix of at most `max` bytes that does not split a character.
-fn cut(text: &str, max: usize) -> &str {
-    let end = text.floor_char_boundary(max);
-    text.get(..end).unwrap_or_default()
-}
-
-/// Writes at most `MAX` bytes of a text.
-pub(crate) fn write_cut<const MAX: usize, S: Serializer>(
-    text: &str,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    to.serialize_str(cut(text, MAX))
-}
-
-/// Reads a text of at most `MAX` bytes.
-pub(crate) fn text<'de, const MAX: usize, D: Deserializer<'de>>(
-    from: D,
-) -> Result<String, D::Error> {
-    let text = String::deserialize(from)?;
-    match text.len() <= MAX {
-        true => Ok(text),
-        false => Err(de::Error::custom("a text is too long")),
-    }
-}
-
-/// Reads a [`Code`].
-pub(crate) fn code<'de, D: Deserializer<'de>>(from: D) -> Result<Code, D::Error> {
-    let text = String::deserialize(from)?;
-    Code::parse(&text).ok_or_else(|| de::Error::custom("not the name of a failure"))
-}
-
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     fn code<T: DeserializeOwned>(body: &[u8]) -> Option<CloseCode> {
@@ -179,12 +160,5 @@ mod tests {
             let code = code(wrong);
             assert_eq!(code, Some(CloseCode::BodyMalformed), "{wrong:02x?}");
         }
-    }
-
-    #[test]
-    fn texts_are_cut_between_characters() {
-        assert_eq!(cut("grün", 3), "gr");
-        assert_eq!(cut("grün", 4), "grü");
-        assert_eq!(cut("grün", 400), "grün");
     }
 }

@@ -6,12 +6,15 @@ use std::time::Duration;
 use ciborium::Value;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::cbor::{self, Map, malformed};
+use super::cbor::{self, Map, bodies, malformed};
 use super::reader::Reader;
 use super::{Flags, FrameBuf, FrameType};
 use crate::code::{CloseCode, Violation};
 use crate::config::{Config, MAX_CHUNK_BYTES, MAX_WINDOW_CHUNKS, MIN_CHUNK_BYTES};
+use crate::fields;
 use crate::time::Time;
+
+bodies!(TensorEnd, Ack, Nack, Bye, FlowCtl);
 
 /// Protocol version that HELLO negotiates.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
@@ -164,7 +167,7 @@ struct Versions {
 #[derive(Serialize, Deserialize)]
 struct Answer {
     version: u32,
-    #[serde(default, deserialize_with = "cbor::text::<MAX_AGENT_BYTES, _>")]
+    #[serde(default, deserialize_with = "fields::text::<MAX_AGENT_BYTES, _>")]
     agent: String,
 }
 
@@ -226,15 +229,15 @@ pub(crate) struct Bye {
     pub(crate) code: CloseCode,
     #[serde(
         default,
-        serialize_with = "cbor::write_cut::<MAX_DETAIL_BYTES, _>",
-        deserialize_with = "cbor::text::<MAX_DETAIL_BYTES, _>"
+        serialize_with = "fields::write_cut::<MAX_DETAIL_BYTES, _>",
+        deserialize_with = "fields::text::<MAX_DETAIL_BYTES, _>"
     )]
     pub(crate) detail: String,
 }
 
 /// A close code by its name. An unknown code, of a later version, ends the session too.
 mod close_code {
-    use super::{CloseCode, Deserializer, MAX_CODE_BYTES, Serializer, cbor};
+    use super::{CloseCode, Deserializer, MAX_CODE_BYTES, Serializer, fields};
 
     #[allow(clippy::trivially_copy_pass_by_ref)] // The signature is serde's.
     pub(super) fn serialize<S: Serializer>(code: &CloseCode, to: S) -> Result<S::Ok, S::Error> {
@@ -242,7 +245,7 @@ mod close_code {
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<CloseCode, D::Error> {
-        let name = cbor::text::<MAX_CODE_BYTES, _>(from)?;
+        let name = fields::text::<MAX_CODE_BYTES, _>(from)?;
         let code = CloseCode::from_name(&name).filter(|code| code.is_sendable());
         Ok(code.unwrap_or(CloseCode::Unrecognised))
     }
@@ -264,7 +267,7 @@ pub(crate) struct Ack {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Nack {
     pub(crate) tensor: u16,
-    #[serde(deserialize_with = "cbor::text::<MAX_CODE_BYTES, _>")]
+    #[serde(deserialize_with = "fields::text::<MAX_CODE_BYTES, _>")]
     pub(crate) code: String,
 }
 

@@ -29,28 +29,6 @@ pub(crate) mod pipeline;
 pub(crate) mod reader;
 
 use crate::code::{CloseCode, Violation};
-use crate::message::{StreamClose, StreamError, StreamOpen, StreamOpened, Truncate};
-use control::{Ack, Bye, FlowCtl, Nack, TensorEnd};
-use pipeline::Leaving;
-
-/// Frame types whose body is a map, each with a struct of the same name.
-macro_rules! bodies {
-    ($($name:ident),*) => {
-        $(impl cbor::Body for $name {
-            const KIND: FrameType = FrameType::$name;
-        })*
-    };
-}
-
-bodies!(TensorEnd, Ack, Nack, Bye, FlowCtl);
-bodies!(
-    StreamOpen,
-    StreamOpened,
-    StreamClose,
-    StreamError,
-    Truncate,
-    Leaving
-);
 
 /// Version byte of every frame.
 pub const VERSION: u8 = 0x01;

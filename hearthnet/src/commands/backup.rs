@@ -7,12 +7,12 @@ use hearthnet_bus::log::backup::{self, Parts};
 use hearthnet_bus::regular_file;
 use serde_json::json;
 
-use crate::args::{BackupArgs, Global};
-use crate::community::{Home, OnDisk, ROOT_KEY};
+use crate::cli::args::{BackupArgs, Global};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
 use crate::config::default_path;
-use crate::failure::{Failure, Kind};
-use crate::membership;
-use crate::output::{note, print, print_json};
+use crate::home::community::{Home, OnDisk, ROOT_KEY};
+use crate::home::membership;
 
 /// Name of the node's key file, in the data directory and in a backup.
 pub(crate) const NODE_KEY: &str = "node.key";

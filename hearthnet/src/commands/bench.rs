@@ -5,20 +5,19 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_model::bench::{self, BenchTest, EngineBench, bench_engine};
-use hearthnet_model::kernels::Isa;
+use hearthnet_engine::bench::{self, BenchTest, EngineBench, bench_engine};
+use hearthnet_engine::kernels::Isa;
 use hearthnet_transport::bench::{BenchOptions, BenchReport, PURPOSE, run as measure, serve_echo};
 use hearthnet_transport::{Admission, CloseCode, Hello, Identity, Listener};
 
-use crate::args::{BenchCommand, EngineArgs, EngineKind};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::host_engine::{self, exact_has_no};
+use crate::cli::args::{BenchCommand, EngineArgs, EngineKind};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{bytes, note, print, print_json, table};
+use crate::cli::runtime::runtime;
+use crate::cli::signals::Stop;
+use crate::config::{Config, Context};
+use crate::hosting::host_engine::{self, exact_has_no};
 use crate::models::find::{pick, resolve};
-use crate::output::{bytes, note, print, print_json, table};
-use crate::runtime::runtime;
-use crate::signals::Stop;
 
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {

@@ -23,26 +23,26 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use hearthnet_model::ChatMessage;
-use hearthnet_model::sampler::SamplerConfig;
+use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
+use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
-use crate::args::MeshArgs;
-use crate::chat_backends::pooled_hosts;
-use crate::chat_setup::{local_model, pooled_model, settings};
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
+use crate::answering::chat_backends::pooled_hosts;
+use crate::answering::chat_setup::{local_model, pooled_model, settings};
+use crate::answering::private_layers;
+use crate::cli::args::MeshArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{self, note, print, print_json, table};
+use crate::cli::runtime::runtime;
+use crate::cli::signals::watch_interrupt;
+use crate::config::Context;
+use crate::hosting::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
 use crate::models::open_or_pull_model;
-use crate::output::table;
-use crate::output::{self, note, print, print_json};
-use crate::runtime::runtime;
-use crate::signals::watch_interrupt;
 
 /// Subjects of the chats. Each begins differently, so that the chats share no prefix.
 const SUBJECTS: [&str; 8] = [
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     watch_interrupt(&runtime, cancel.clone());
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
-    crate::private_layers::load(&mut model, args.private, args.chats, config)?;
+    private_layers::load(&mut model, args.private, args.chats, config)?;
     let ranges = split(model.private.hosted(), Some(args.shards), &[])?;
     let plan = HostPlan {
         model: &model,
@@ -294,7 +294,7 @@ fn rate(tokens: usize, since: Instant) -> f64 {
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
-    hearthnet_model::bench::median(&values.collect::<Vec<f64>>())
+    hearthnet_engine::bench::median(&values.collect::<Vec<f64>>())
 }
 
 /// Two speeds in tokens per second, and their ratio.

@@ -5,20 +5,19 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 
-use hearthnet_model::ModelRef;
-use hearthnet_model::catalogue::Resolved;
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::Resolved;
 
-use crate::args::{Global, HostEngineArgs};
-use crate::chat_setup::http_settings;
-use crate::config::Loaded;
-use crate::context::Context;
+use crate::answering::http::http_settings;
+use crate::cli::args::{Global, HostEngineArgs};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print};
+use crate::config::{Context, Loaded};
 use crate::daemon::configured_layers;
 use crate::daemon::layers::LayerRequest;
-use crate::failure::{Failure, Kind};
-use crate::host_engine::HostEngine;
+use crate::hosting::host_engine::HostEngine;
 use crate::models::find::resolve;
 use crate::models::open_resolved;
-use crate::output::{note, print};
 
 pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
     let rows = loaded.explain()?;

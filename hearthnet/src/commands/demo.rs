@@ -3,27 +3,29 @@
 
 use std::time::Instant;
 
-use hearthnet_model::ChatMessage;
-use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
 use hearthnet_orchestrator::hosts::Patience;
 use hearthnet_orchestrator::placement::runs_text;
+use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
-use crate::args::DemoArgs;
-use crate::chat_backends::pooled_hosts;
-use crate::chat_setup::{converse, local_model, pooled_model};
-use crate::commands::chat::{Print, print_text, stream_answer};
-use crate::context::Context;
-use crate::failure::Failure;
-use crate::host_process::{HostPlan, HostProcess, HostProcesses, different_answers, split};
+use crate::answering::chat_backends::pooled_hosts;
+use crate::answering::chat_setup::{converse, local_model, pooled_model};
+use crate::answering::private_layers;
+use crate::answering::stream::{Print, print_text, stream_answer};
+use crate::cli::args::DemoArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output::{self, bytes, note, print, print_json, table};
+use crate::cli::runtime::runtime;
+use crate::cli::signals::watch_interrupt;
+use crate::config::Context;
+use crate::hosting::host_process::{
+    HostPlan, HostProcess, HostProcesses, different_answers, split,
+};
 use crate::models::{OpenModel, open_or_pull_model};
-use crate::output::table;
-use crate::output::{self, bytes, note, print, print_json};
-use crate::runtime::runtime;
-use crate::signals::watch_interrupt;
 
 /// Default length of the answer in tokens: enough to read, and to measure.
 const ANSWER_TOKENS: u32 = 256;
@@ -39,7 +41,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let cancel = Cancel::default();
     watch_interrupt(&runtime, cancel.clone());
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
-    crate::private_layers::load(&mut model, args.private, 1, config)?;
+    private_layers::load(&mut model, args.private, 1, config)?;
     let layers = model.file.spec().layers;
     let ranges = split(model.private.hosted(), args.shards, &args.cuts)?;
     let threads = (config.threads() / ranges.len()).max(1);

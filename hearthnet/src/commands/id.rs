@@ -1,8 +1,8 @@
 //! `hearthnet id`.
 
-use crate::args::{Global, IdArgs};
-use crate::failure::Failure;
-use crate::output::{note, print, print_json};
+use crate::cli::args::{Global, IdArgs};
+use crate::cli::failure::Failure;
+use crate::cli::output::{note, print, print_json};
 
 pub(crate) fn run(args: &IdArgs, global: &Global) -> Result<(), Failure> {
     let id = global.node_key()?.id();

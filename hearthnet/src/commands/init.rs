@@ -7,10 +7,10 @@ use std::path::Path;
 
 use hearthnet_bus::whole_file;
 
-use crate::args::{Global, InitArgs};
+use crate::cli::args::{Global, InitArgs};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{answer, note, print, print_json};
 use crate::config::{Loaded, default_path, starter};
-use crate::failure::{Failure, Kind};
-use crate::output::{answer, note, print, print_json};
 
 /// Permission bits of group and others.
 const OTHERS: u32 = 0o077;

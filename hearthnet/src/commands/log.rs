@@ -9,19 +9,20 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Body, Community, LogError, Record, Status};
 use serde_json::json;
 
-use crate::args::LogCommand;
-use crate::community::{Home, now_ms};
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::key_status;
-use crate::local_api;
-use crate::log_writer::{self, Change};
+use crate::cli::args::LogCommand;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{escaped, note, print, print_json, when};
+use crate::cli::runtime::block_on;
+use crate::config::Context;
+use crate::home::community::{Home, now_ms};
+use crate::home::key_status;
+use crate::node::local_api;
+use crate::node::log_writer::{self, Change};
+use crate::node::restore_log::open_home;
 use crate::node::status::Running;
-use crate::output::{escaped, note, print, print_json, when};
-use crate::runtime::block_on;
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
-    let home = Home::open(cx)?;
+    let home = open_home(cx)?;
     match command {
         LogCommand::Show { last, json } => show(&home, last, json),
         LogCommand::Verify { json } => verify(&home, json),

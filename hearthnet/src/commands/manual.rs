@@ -5,9 +5,9 @@ use std::path::Path;
 
 use clap::CommandFactory as _;
 
-use crate::args::Args;
-use crate::failure::Failure;
-use crate::output::print_bytes;
+use crate::cli::args::Args;
+use crate::cli::failure::Failure;
+use crate::cli::output::print_bytes;
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();

@@ -10,12 +10,12 @@ use hearthnet_bus::{NodeKey, whole_file};
 use serde_json::json;
 
 use super::backup::{CONFIG, NODE_KEY};
-use crate::args::{Global, RestoreArgs};
-use crate::community::{LOG_FILE, ROOT_KEY};
+use crate::cli::args::{Global, RestoreArgs};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
 use crate::config::default_path;
-use crate::failure::{Failure, Kind};
-use crate::membership;
-use crate::output::{note, print, print_json};
+use crate::home::community::{LOG_FILE, ROOT_KEY};
+use crate::home::membership;
 
 pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;

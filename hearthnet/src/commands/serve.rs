@@ -7,17 +7,18 @@ use hearthnet_http::Part;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
 
-use crate::args::RunArgs;
-use crate::chat_setup::{close, count, model_of, open_http, settings};
-use crate::community::Home;
-use crate::context::Context;
+use crate::answering::chat_setup::{model_of, settings};
+use crate::answering::http::{close, count, open_http};
+use crate::answering::local_service::StandaloneApi;
+use crate::cli::args::RunArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
+use crate::cli::runtime::block_on;
+use crate::cli::signals::Stop;
+use crate::config::Context;
 use crate::daemon::{self, Plan};
-use crate::failure::{Failure, Kind};
-use crate::local_api::StandaloneApi;
 use crate::models::open_model;
-use crate::output::{note, print, print_json};
-use crate::runtime::block_on;
-use crate::signals::Stop;
+use crate::node::restore_log::open_home;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     let host = &cx.config.research.distributed_inference.host;
@@ -36,7 +37,7 @@ pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
             threads: None,
             metrics: None,
         };
-        return daemon::run(&plan, &Home::open(cx)?, cx);
+        return daemon::run(&plan, &open_home(cx)?, cx);
     }
     if !args.answers.local && !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());

@@ -5,20 +5,19 @@ use std::time::Duration;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
 
-use crate::addresses::listen_address;
-use crate::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
-use crate::community::Home;
-use crate::context::Context;
+use crate::cli::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
+use crate::cli::runtime::block_on;
+use crate::cli::signals::Stop;
+use crate::config::Context;
+use crate::daemon::metrics_server::MetricsServer;
 use crate::daemon::{self, Plan};
-use crate::failure::{Failure, Kind};
-use crate::host_config::{Ready, announcement, engine_failed, shard_config, stopping};
-use crate::host_engine::HostEngine;
-use crate::memory::named_layers_fit;
-use crate::metrics_server::MetricsServer;
+use crate::hosting::host_config::{Ready, announcement, engine_failed, shard_config, stopping};
+use crate::hosting::host_engine::{HostEngine, named_layers_fit};
 use crate::models::open_model;
-use crate::output::{note, print, print_json};
-use crate::runtime::block_on;
-use crate::signals::Stop;
+use crate::node::addresses::listen_address;
+use crate::node::restore_log::find_home;
 
 /// Default address of a standalone host: this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -30,7 +29,7 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
     }
     // With --peer-key the host is standalone; otherwise it serves the community.
     let home = match args.peer_key.is_empty() {
-        true => Home::find(cx)?,
+        true => find_home(cx)?,
         false => None,
     };
     if let Some(home) = home {

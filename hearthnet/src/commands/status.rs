@@ -21,24 +21,25 @@ use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
 
-use crate::args::StatusArgs;
-use crate::community::{Home, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::Failure;
-use crate::local_api;
+use crate::cli::args::StatusArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output::{bytes, note, print, print_json, span, table};
+use crate::cli::runtime::block_on;
+use crate::config::{Config, Context};
+use crate::home::community::{Home, now_ms};
+use crate::home::key_status::{self, KeyStatus};
 use crate::models::capacity::text_disagreement;
+use crate::node::local_api;
+use crate::node::restore_log::open_home;
 use crate::node::status::Running;
 use crate::node::transient::with_synced_node;
-use crate::output::{bytes, print, print_json, span, table};
-use crate::runtime::block_on;
 
 pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
-    let home = Home::open(cx)?;
+    let home = open_home(cx)?;
     let (running, hosts) = block_on(async {
         // If no node runs, the log is as old as the last command that synced.
         if let Err(failure) = with_synced_node(&home, &cx.config, async |_| Ok(())).await {
-            crate::output::note(format!("other members could not be asked: {failure}"));
+            note(format!("other members could not be asked: {failure}"));
         }
         let params = json!({ "hosts": true });
         let running: Option<Running> =
@@ -64,8 +65,8 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
     let durable: u64 = heads.authors.values().map(|head| head.seq).sum();
     let ephemeral: usize = heads.authors.values().map(|head| head.slots.len()).sum();
     let size = log_bytes(&home);
-    let ahead = crate::key_status::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
-    let back = crate::key_status::dated_back(&home);
+    let ahead = key_status::dated_ahead(&home, running.as_ref().map(|it| &it.dated_ahead));
+    let back = key_status::dated_back(&home);
     let log = json!({
         "dated_ahead": ahead,
         "dated_back": back.iter().map(|(node, n)| (node.to_string(), *n)).collect::<BTreeMap<_, _>>(),
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                 "short": home.key.id().short(),
                 "level": state.level(&home.key.id()),
                 "revoked": state.is_revoked(&home.key.id()),
-                "standing": crate::key_status::json(&home),
+                "standing": key_status::json(&home),
                 "running": running,
                 "research": cx.config.policy.research.enable,
             },
@@ -97,7 +98,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                     "who_may_invite": state.policy.who_may_invite,
                 },
             },
-            "members": crate::members::json(&state, &home.key.id(), &back),
+            "members": crate::home::members::json(&state, &home.key.id(), &back),
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
@@ -124,7 +125,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
             (None, Err(why)) => format!("NOTHING CAN BE WRITTEN: {why}"),
         }
     );
-    let back = crate::key_status::dated_back_line(&state, &back);
+    let back = key_status::dated_back_line(&state, &back);
     for line in ahead.into_iter().chain(back) {
         let _ = writeln!(out, "           {line}");
     }
@@ -181,8 +182,8 @@ fn try_disk(dir: &Path) -> Result<(), String> {
 fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
     let id = home.key.id();
     let level = match state.level(&id) {
-        Some(level) => match crate::key_status::KeyStatus::of(home) {
-            crate::key_status::KeyStatus::Refused(by) => format!("revoked, says {by}"),
+        Some(level) => match KeyStatus::of(home) {
+            KeyStatus::Refused(by) => format!("revoked, says {by}"),
             _ => level.to_string(),
         },
         None if state.is_revoked(&id) => "revoked".to_owned(),

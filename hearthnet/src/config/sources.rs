@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use hearthnet_bus::regular_file;
 use toml::de::{DeTable, DeValue};
 
-use super::{Config, EXAMPLE};
-use crate::failure::{Failure, Kind};
+use super::files::EXAMPLE;
+use super::schema::Config;
+use crate::cli::failure::{Failure, Kind};
 
 /// Longest configuration in bytes: about 60 times the commented example.
 const MAX_BYTES: u64 = 1 << 20;
@@ -169,6 +170,8 @@ fn nested(key: &str, value: toml::Value) -> toml::Table {
     }
 }
 
+pub(super) const HOST: &str = "research.distributed_inference.host";
+
 /// Alias of a key, and the key.
 const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
 const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
@@ -176,7 +179,7 @@ const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb"
 /// Replaces the alias by the key. Refuses a table that has both.
 fn rename(table: &mut toml::Table) -> Result<(), ConfigError> {
     let mut inner = Some(&mut *table);
-    for part in super::HOST.split('.') {
+    for part in HOST.split('.') {
         inner = inner.and_then(|table| table.get_mut(part)?.as_table_mut());
     }
     if let Some(inner) = inner

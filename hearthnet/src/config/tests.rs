@@ -1,6 +1,10 @@
 //! Properties of settings from all sources.
 
-use super::*;
+use super::files::EXAMPLE;
+use super::ranges::RANGES;
+use super::sources::{lookup, over_defaults};
+use super::{Config, Loaded, starter};
+use crate::cli::failure::{Failure, Kind};
 
 fn load(text: &str, sets: &[&str]) -> Result<Loaded, Failure> {
     let dir = tempfile::tempdir().unwrap();
@@ -39,19 +43,19 @@ fn library_defaults_equal_the_configured_defaults() {
         hearthnet_transport::Config::default(),
     );
     same(
-        crate::chat_backends::pump_settings(&all, false),
+        crate::answering::chat_backends::pump_settings(&all, false),
         hearthnet_orchestrator::sharded::PumpSettings::default(),
     );
     same(
-        crate::host_config::serve_config(host, listen),
+        crate::hosting::host_config::serve_config(host, listen),
         hearthnet_shard::ServeConfig::new(listen),
     );
     same(
-        crate::chat_setup::settings(&all),
+        crate::answering::chat_setup::settings(&all),
         hearthnet_orchestrator::service::ServiceSettings::default(),
     );
     same(
-        crate::chat_setup::http_settings(&all.http.listen, &all).unwrap(),
+        crate::answering::http::http_settings(&all.http.listen, &all).unwrap(),
         hearthnet_http::HttpSettings::default(),
     );
 }

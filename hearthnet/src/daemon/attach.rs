@@ -10,26 +10,27 @@ use std::sync::Arc;
 use hearthnet_bus::calls::{
     CallError, CallLimits, Client, Code, FrameSink, Kind as ParamKind, Params,
 };
-use hearthnet_model::catalogue::Resolved;
+use hearthnet_hub::catalogue::Resolved;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::Plan;
 use super::layers::{EventSink, LayerEvent, LayerHost, LayerRequest, print_event};
-use crate::args::{HostEngineArgs, Layers};
-use crate::community::Home;
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::host_config::Ready;
-use crate::host_engine::HostEngine;
-use crate::local_api::{self, NODE_STATUS, Offer, answer, internal};
+use super::plan::Plan;
+use crate::cli::args::{HostEngineArgs, Layers};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
+use crate::cli::signals::Stop;
+use crate::config::Context;
+use crate::home::community::Home;
+use crate::hosting::host_config::Ready;
+use crate::hosting::host_engine::HostEngine;
 use crate::models::find::{pick, resolve};
 use crate::models::open_resolved;
 use crate::node::DaemonNode;
+use crate::node::addresses::local_endpoints;
+use crate::node::local_api::{self, NODE_STATUS, Offer, answer, internal};
 use crate::node::status::Running;
-use crate::output::{note, print, print_json};
-use crate::signals::Stop;
 
 /// Local API call that serves layers until the call ends.
 const NODE_LAYERS: &str = "node.layers@1.0";
@@ -88,7 +89,7 @@ async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     if let Some(shard) = &running.serving {
         text.push_str(&format!("  layers    {shard}\n"));
     }
-    text.push_str(&super::local_endpoints(home, running.url.as_deref()));
+    text.push_str(&local_endpoints(home, running.url.as_deref()));
     print(text)
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_engine::kernels::PAGE;
 use hearthnet_http::Health;
-use hearthnet_model::kernels::PAGE;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::{
     Held, WaitLimits, choose, missing, room, runs_text, settle,
@@ -24,21 +24,21 @@ use hearthnet_shard::{RunningHost, check_kv_budget};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
-use crate::args::Layers;
-use crate::community::{Home, now_ms};
-use crate::config::{self, Config};
-use crate::failure::{Failure, Kind};
-use crate::host_config::{
-    Ready, announcement, engine_failed, serve_config, shard_config, start_failure, stopping,
+use crate::cli::args::Layers;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{bytes, note, print, print_json};
+use crate::cli::signals::Stop;
+use crate::config::{Config, Host};
+use crate::home::community::{Home, now_ms};
+use crate::hosting::host_config::{
+    Ready, announcement, engine_failed, serve_config, shard_config, stopping,
 };
-use crate::host_engine::HostEngine;
-use crate::memory::named_layers_fit;
+use crate::hosting::host_engine::start::start_failure;
+use crate::hosting::host_engine::{HostEngine, named_layers_fit};
 use crate::models::OpenModel;
-use crate::node::DaemonNode;
-use crate::node::status;
+use crate::models::memory::weights_budget;
 use crate::node::sync::wait_until_synced;
-use crate::output::{bytes, note, print, print_json};
-use crate::signals::Stop;
+use crate::node::{DaemonNode, status};
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -82,7 +82,7 @@ impl LayerRequest {
 
     /// Refuses a KV budget of less than a page of so many layers. An engine with pages of its own
     /// size checks them when it has loaded.
-    fn check_kv(&self, layers: u32, host: &config::Host) -> Result<(), Failure> {
+    fn check_kv(&self, layers: u32, host: &Host) -> Result<(), Failure> {
         let HostEngine::Exact = self.engine else {
             return Ok(());
         };
@@ -364,7 +364,7 @@ impl Serving<'_> {
                 "not one layer of {} ({} each) fits into the memory for weights ({})",
                 self.request.model.id,
                 bytes(layers.first().copied().unwrap_or_default()),
-                bytes(crate::memory::weights_budget(settings.memory_budget_mb)),
+                bytes(weights_budget(settings.memory_budget_mb)),
             ),
         )
         .hint("research.distributed_inference.host.memory_budget_mb sets this memory"))

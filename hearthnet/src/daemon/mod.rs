@@ -4,23 +4,28 @@
 //! | part | file |
 //! |---|---|
 //! | node, listener, local API | `../node/` |
-//! | chats | this file, `../chat_setup.rs` |
+//! | chats | this file, `../answering/` |
 //! | layers | `layers.rs` |
-//! | changes of the community that commands request, and their notification | `../log_writer.rs` |
+//! | changes of the community that commands request | `../node/log_writer.rs` |
 //! | use of a daemon that already runs | `attach.rs` |
+//! | sandbox | `isolation.rs` |
+//! | metrics of a host | `metrics_server.rs` |
 //!
 //! `hearthnet serve` and `hearthnet shard serve` both start it, or use the one that already runs.
 //! Parts fail independently: a daemon without the model's file, or without the right to serve
 //! layers, runs the other parts.
 
 mod attach;
+pub(crate) mod isolation;
 pub(crate) mod layers;
+pub(crate) mod metrics_server;
+mod plan;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::calls::{CHAT, ENDPOINT_FILE, Registry, SHARD_SERVE, Served, register_shards};
+use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
 use hearthnet_http::{Health, HttpServer, Part};
 use hearthnet_orchestrator::hosts::Links;
@@ -30,65 +35,31 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::args::{Layers, PrivateArgs, RunArgs, parse_layers};
-use crate::chat_backends::community_source;
-use crate::chat_setup::{close, count, hosted_model, open_http, settings};
-use crate::community::{Home, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::daemon::layers::{EventSink, LayerHost, LayerRequest, print_event};
-use crate::failure::{Failure, Kind};
-use crate::host_engine::HostEngine;
-use crate::local_api;
-use crate::lock::Lock;
-use crate::metrics_server::MetricsServer;
+use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
+use self::metrics_server::MetricsServer;
+pub(crate) use self::plan::{Plan, configured_layers};
+use crate::answering::chat_backends::community_source;
+use crate::answering::chat_setup::{hosted_model, settings};
+use crate::answering::http::{close, count, open_http};
+use crate::answering::{local_service, private_layers};
+use crate::cli::args::PrivateArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json};
+use crate::cli::runtime::block_on;
+use crate::cli::signals::{Stop, StopWhenDropped};
+use crate::config::{Config, Context};
+use crate::home::community::{Home, now_ms};
+use crate::home::lock::Lock;
+use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_model};
 use crate::node::DaemonNode;
+use crate::node::addresses::local_endpoints;
 use crate::node::transient::in_sync;
-use crate::output::{note, print, print_json};
-use crate::runtime::block_on;
-use crate::signals::{Stop, StopWhenDropped};
 
 /// Time limit for running chats when the daemon stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 /// Time for peers to receive the withdrawal of a shard before connections close.
 const WITHDRAW_GRACE: Duration = Duration::from_millis(300);
-
-#[derive(Debug)]
-pub(crate) struct Plan {
-    /// Arguments; they override the configuration.
-    pub(crate) args: RunArgs,
-    /// Started by `shard serve`: prints the layers when ready, and ends if they cannot be served.
-    pub(crate) for_layers: bool,
-    pub(crate) threads: Option<usize>,
-    /// Address for Prometheus; overrides the configuration.
-    pub(crate) metrics: Option<String>,
-}
-
-impl Plan {
-    /// Layers to serve, if any: of the command line, else of the configuration.
-    fn wanted_layers(&self, config: &Config) -> Result<Option<Layers>, Failure> {
-        match self.args.layers {
-            Some(layers) => Ok(Some(layers)),
-            None => configured_layers(config),
-        }
-    }
-}
-
-/// Layers to serve according to the configuration, if any.
-pub(crate) fn configured_layers(config: &Config) -> Result<Option<Layers>, Failure> {
-    let host = &config.research.distributed_inference.host;
-    if !host.serve_shards {
-        return Ok(None);
-    }
-    parse_layers(&host.serve_layers).map(Some).map_err(|why| {
-        Failure::new(
-            Kind::Config,
-            format!("the setting research.distributed_inference.host.serve_layers: {why}"),
-        )
-        .hint("for example \"auto\" or \"0-14\"")
-    })
-}
 
 /// Runs the daemon until it is asked to stop, or uses the daemon that already runs.
 pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure> {
@@ -158,8 +129,9 @@ impl Daemon {
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(request.is_some().then(|| short_name(SHARD_SERVE)));
         let listen = plan.args.listen.as_deref();
+        let isolation = isolation::stands();
         let daemon_node = tokio::select! {
-            node = DaemonNode::start(home, &cx.config, listen, registry, caps) => node?,
+            node = DaemonNode::start(home, &cx.config, listen, registry, caps, isolation) => node?,
             () = stop.asked() => return Err(ChatError::Cancelled.into()),
         };
         let daemon_node = Arc::new(daemon_node);
@@ -322,8 +294,8 @@ fn chat_model(
 ) -> Result<OpenModel, Failure> {
     home.require_research(config)?;
     let mut model = model?;
-    let chats = crate::private_layers::chats(config);
-    crate::private_layers::load(&mut model, private, chats, config)?;
+    let chats = private_layers::chats(config);
+    private_layers::load(&mut model, private, chats, config)?;
     Ok(model)
 }
 
@@ -347,7 +319,7 @@ fn offer_chats(
     let served = hosted_model(model, config, fallback, runtime, source)?;
     let service = Service::new(runtime.clone(), vec![served], settings(config));
     let registry = node.call_server().registry();
-    local_api::offer_chats(registry, &service, &model.file, config)?;
+    local_service::offer_chats(registry, &service, &model.file, config)?;
     Ok(service)
 }
 
@@ -379,15 +351,6 @@ async fn lost(home: &Home) -> Failure {
             std::future::pending::<()>().await;
         }
     }
-}
-
-/// Addresses for local programs, as text.
-fn local_endpoints(home: &Home, url: Option<&str>) -> String {
-    format!(
-        "  programs  {}{}\n",
-        home.dir.join(ENDPOINT_FILE).display(),
-        url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}")),
-    )
 }
 
 fn ready(

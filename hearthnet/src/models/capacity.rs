@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Community;
-use hearthnet_model::catalogue::ModelEntry;
-use hearthnet_model::{TextId, WeightsId};
+use hearthnet_files::{TextId, WeightsId};
+use hearthnet_hub::catalogue::ModelEntry;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
 use serde::Serialize;
 
-use crate::args::Global;
-use crate::community::{Home, OnDisk, now_ms};
-use crate::context::Context;
-use crate::memory::{available_bytes, needed_bytes, weights_budget};
+use crate::cli::args::Global;
+use crate::config::Context;
+use crate::home::community::{Home, OnDisk, now_ms};
+use crate::models::memory::{available_bytes, needed_bytes, weights_budget};
 
 /// Memory available to run models.
 pub(crate) struct Capacity {
@@ -185,6 +185,14 @@ pub(crate) fn text_disagreement(
     ))
 }
 
+/// Warning if hosts serve a file's weights with another tokenizer or chat template.
+pub(crate) fn other_text(model: &str, hosts: &[String]) -> String {
+    format!(
+        "warning: the tokenizer or the chat template of {model} here differs from that of {}, which serve the same weights: one of the files was changed. `hearthnet model inspect` shows the identity of the text",
+        hosts.join(", ")
+    )
+}
+
 /// Whether a served name and number of layers match this entry.
 pub(crate) fn is_called(entry: &ModelEntry, name: &str, layers: u32) -> bool {
     let shape = entry.shape.as_ref();
@@ -207,7 +215,7 @@ impl Capacity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hearthnet_model::catalogue::Catalogue;
+    use hearthnet_hub::catalogue::Catalogue;
 
     #[test]
     fn a_model_is_served_in_part_or_could_be_by_weights_or_by_name_and_depth() {

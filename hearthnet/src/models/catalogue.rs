@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::cache::NoCacheDirectory;
-use hearthnet_model::catalogue::{Band, Catalogue, ModelEntry, ResolveError};
-use hearthnet_model::sampler::SamplingChoice;
-use hearthnet_model::{Gguf, WeightsId};
+use hearthnet_files::cache::NoCacheDirectory;
+use hearthnet_files::magnitude::Band;
+use hearthnet_files::sampling::SamplingChoice;
+use hearthnet_files::{Gguf, WeightsId};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError};
 
-use crate::args::Global;
-use crate::failure::{Failure, Kind};
+use crate::cli::args::Global;
+use crate::cli::failure::{Failure, Kind};
 
 /// Loads the catalogue of `--catalogue`, or the built-in one, with the pins of earlier pulls.
 pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
@@ -46,7 +47,7 @@ pub(crate) fn not_resolved(error: &ResolveError) -> Failure {
 
 /// Folder of fetched models.
 pub(crate) fn models_dir() -> Result<PathBuf, Failure> {
-    hearthnet_model::cache::models().map_err(no_cache)
+    hearthnet_files::cache::models().map_err(no_cache)
 }
 
 pub(crate) fn no_cache(error: NoCacheDirectory) -> Failure {

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use hearthnet_model::ModelRef;
-use hearthnet_model::catalogue::{Catalogue, ResolveError, Resolved};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::{Catalogue, ResolveError, Resolved};
 
 use super::catalogue::{catalogue, models_dir, not_resolved};
-use super::{cache, capacity, import, pull};
-use crate::args::Global;
-use crate::community::{Home, now_ms};
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
+use super::{capacity, import, local_files, pull};
+use crate::cli::args::Global;
+use crate::cli::failure::{Failure, Kind};
+use crate::config::Context;
+use crate::home::community::{Home, now_ms};
 
 /// Model to use if none is named, configured or served.
 const FALLBACK: &str = "smollm2-135m-instruct";
@@ -84,7 +84,7 @@ fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<
             let here = entry.path_in(models).is_file();
             Some((ModelRef::Id(entry.id.clone()), here))
         }
-        None => cache::with_weights(models, weights).map(|fetched| (fetched, true)),
+        None => local_files::with_weights(models, weights).map(|fetched| (fetched, true)),
     }
 }
 

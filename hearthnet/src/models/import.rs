@@ -4,15 +4,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearthnet_model::catalogue::Resolved;
-use hearthnet_model::hugging_face::{self, Directory, ImportError};
-use hearthnet_model::{ModelRef, TensorType};
+use hearthnet_files::TensorType;
+use hearthnet_files::hugging_face::{self, Directory, ImportError};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::Resolved;
 
-use crate::args::Global;
-use crate::failure::{Failure, Kind};
+use crate::cli::args::Global;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Progress, note};
+use crate::cli::signals::cancel_on_interrupt;
 use crate::models::catalogue::models_dir;
-use crate::output::{Progress, note};
-use crate::signals::cancel_on_interrupt;
 
 /// Model file of a directory; `None` if the name is not a directory.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolved>, Failure> {

@@ -2,21 +2,21 @@
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_model::catalogue::{Catalogue, ModelEntry, Pinned, Source};
-use hearthnet_model::manifest::{FileState, file_state};
-use hearthnet_model::pins::Pin;
-use hearthnet_model::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
-use hearthnet_model::{Digest, ModelFile, ModelRef, WeightsId};
+use hearthnet_files::manifest::{FileState, Pinned, file_state};
+use hearthnet_files::{Digest, ModelFile, WeightsId};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Source};
+use hearthnet_hub::pins::Pin;
+use hearthnet_hub::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
 
-use super::cache::other_text;
-use super::capacity::{self, HostCapacity};
-use crate::args::Global;
-use crate::community::now_ms;
-use crate::failure::{Failure, Kind};
+use super::capacity::{self, HostCapacity, other_text};
+use crate::cli::args::Global;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Progress, bytes, note};
+use crate::cli::signals::cancel_on_interrupt;
+use crate::home::community::now_ms;
 use crate::models::catalogue::{no_cache, not_resolved};
-use crate::models::{changed, open_file};
-use crate::output::{Progress, bytes, note};
-use crate::signals::cancel_on_interrupt;
+use crate::models::open_file::{changed, open_file};
 
 /// Options of a pull.
 #[derive(Debug, Default)]
@@ -120,7 +120,8 @@ pub(crate) fn pull_model(
         // The record may belong to an earlier file of the same name.
         (None, true) => Progress::during(what, |set| file.accept(set)),
         (entry, _) => {
-            Progress::during(what, |set| file.check(entry, set)).map_err(|e| changed(&e))?
+            let expected = entry.map(ModelEntry::expected);
+            Progress::during(what, |set| file.check(expected, set)).map_err(|e| changed(&e))?
         }
     };
     let weights = manifest.weights_id();

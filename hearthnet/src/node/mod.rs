@@ -7,8 +7,16 @@
 //! | waiting for the first sync | `sync.rs` |
 //! | refusals by other members, and the clock offset | `neighbours.rs` |
 //! | status for local programs | `status.rs` |
+//! | addresses | `addresses.rs` |
+//! | calls of local programs | `local_api.rs` |
+//! | only writer of the log | `log_writer.rs` |
+//! | opening the community for a command; restoring a lost log | `restore_log.rs` |
 
+pub(crate) mod addresses;
+pub(crate) mod local_api;
+pub(crate) mod log_writer;
 mod neighbours;
+pub(crate) mod restore_log;
 pub(crate) mod status;
 pub(crate) mod sync;
 pub(crate) mod transient;
@@ -22,21 +30,19 @@ use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_transport::BindError;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use self::addresses::{listen_address, reachable};
+use self::local_api::offer_record;
 use self::status::{Serving, SharedStatus};
 use self::sync::{wait_for_neighbours, wait_until_synced};
-use crate::addresses::{listen_address, reachable};
-use crate::community::{Home, display_name, now_ms};
+use crate::cli::failure::{Failure, Kind};
 use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::local_api::offer_record;
-use crate::lock::Lock;
-use crate::log_writer;
-use crate::membership::Membership;
+use crate::home::community::{Home, display_name, now_ms};
+use crate::home::lock::Lock;
+use crate::home::membership::Membership;
 
 /// Discovery settings from the configuration, for one community.
 pub(crate) fn discovery_settings(
@@ -87,15 +93,6 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
     Ok(settings)
 }
 
-/// Kind of a failure to bind an address.
-pub(crate) fn bind_kind(error: &BindError) -> Kind {
-    match error {
-        BindError::Address { source, .. } => Kind::of_io(source),
-        BindError::Config(_) => Kind::Config,
-        _ => Kind::Host,
-    }
-}
-
 fn failure(error: &NodeError) -> Failure {
     let hint = match error {
         NodeError::Listen(_) => {
@@ -104,7 +101,7 @@ fn failure(error: &NodeError) -> Failure {
         _ => "`hearthnet config show` lists every setting",
     };
     let kind = match error {
-        NodeError::Listen(error) => bind_kind(error),
+        NodeError::Listen(error) => Kind::of_bind(error),
         _ => Kind::Host,
     };
     Failure::new(kind, error.to_string())
@@ -128,6 +125,7 @@ pub(crate) struct DaemonNode {
 impl DaemonNode {
     /// Starts the node: listens at `listen` (or as configured), admits joiners, and opens the local
     /// API. `registry` may hold further capabilities; `caps` are their names in discovery.
+    /// `isolation` describes the sandbox of this process.
     ///
     /// # Errors
     /// Returns an error if a node already runs here, or if an address or a file cannot be used.
@@ -137,6 +135,7 @@ impl DaemonNode {
         listen: Option<&str>,
         registry: Arc<Registry>,
         caps: Vec<String>,
+        isolation: &'static str,
     ) -> Result<Self, Failure> {
         let lock = Lock::take(&home.dir)?;
         // From here on this process is the only writer.
@@ -148,7 +147,7 @@ impl DaemonNode {
         let join = hearthnet_bus::joining::descriptor();
         let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
         let health = SharedHealth::default();
-        let told = status::offer(&registry, &health)?;
+        let told = status::offer(&registry, &health, isolation)?;
         offer_record(&registry)?;
         Readers::Nodes
             .register(&registry)

@@ -7,8 +7,9 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, WeakNode};
 
-use crate::community::Home;
-use crate::membership::Membership;
+use crate::home::community::Home;
+use crate::home::key_status;
+use crate::home::membership::Membership;
 
 /// Handles refusals of this node's key. A refusal by an anchor stops everything that runs here.
 /// Refusals by other members do not bind; they are only recorded, and shown by commands, if no
@@ -33,7 +34,7 @@ pub(super) fn handle_refusals(node: &Node, home: &Home) -> bool {
     if linked.iter().any(|node| alone || anchor(node)) {
         Membership::note_refusal(&home.dir, None);
     } else if let Some(by) = said.first().filter(|_| alone || linked.is_empty()) {
-        return Membership::note_refusal(&home.dir, Some(crate::key_status::by(home, by)));
+        return Membership::note_refusal(&home.dir, Some(key_status::by(home, by)));
     }
     false
 }
@@ -52,13 +53,13 @@ pub(super) async fn watch(node: WeakNode, home: Home, warns: bool) {
     while let Some(node) = node.upgrade() {
         let refused = handle_refusals(&node, &home);
         drop(node);
-        let wrong = crate::key_status::record_clock(&home.dir, &home.log);
+        let wrong = key_status::record_clock(&home.dir, &home.log);
         if warns && refused && home.level().is_ok() {
             // The node continues; only warn on the terminal.
-            crate::key_status::warn_of_key(&home.dir);
+            key_status::warn_of_key(&home.dir);
         }
         if warns && wrong {
-            crate::key_status::warn_of_clock(&home.dir);
+            key_status::warn_of_clock(&home.dir);
         }
         Membership::note(&home.dir, &home.state(), &home.key.id());
         tokio::select! {

@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::local_api::{self, NODE_STATUS, Offer};
 use super::sync::wait_until_synced;
-use crate::community::now_ms;
-use crate::failure::Failure;
-use crate::local_api::{self, NODE_STATUS, Offer};
+use crate::cli::failure::Failure;
+use crate::home::community::now_ms;
 
 /// Status shared between the daemon and its capability.
 #[derive(Default)]
@@ -25,6 +25,8 @@ pub(crate) struct SharedStatus {
     /// Weak, because the node holds its capabilities.
     node: OnceLock<WeakNode>,
     pub(super) state: Mutex<State>,
+    /// Parts of the sandbox that are in force.
+    isolation: &'static str,
 }
 
 #[derive(Default)]
@@ -92,8 +94,12 @@ pub(crate) struct Peer {
 pub(super) fn offer(
     registry: &Registry,
     health: &SharedHealth,
+    isolation: &'static str,
 ) -> Result<Arc<SharedStatus>, Failure> {
-    let told = Arc::new(SharedStatus::default());
+    let told = Arc::new(SharedStatus {
+        isolation,
+        ..SharedStatus::default()
+    });
     let (asked, health) = (Arc::clone(&told), health.clone());
     Offer {
         params: Params::none()
@@ -121,6 +127,7 @@ async fn status(
         wait_until_synced(&node).await;
     }
     let mut running = running(&node, &told.state.lock());
+    running.isolation = told.isolation.to_owned();
     let log = node.log().clone();
     let ahead = tokio::task::spawn_blocking(move || log.dated_ahead(now_ms())).await;
     let ahead = ahead
@@ -195,7 +202,7 @@ fn running(node: &Node, told: &State) -> Running {
         url: told.url.clone(),
         hosts: BTreeMap::new(),
         host_health: Vec::new(),
-        isolation: crate::isolation::stands().to_owned(),
+        isolation: String::new(),
         dated_ahead: BTreeMap::new(),
     }
 }

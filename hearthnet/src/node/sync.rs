@@ -7,8 +7,9 @@ use hearthnet_bus::log::Level;
 use hearthnet_bus::node::Node;
 use serde_json::json;
 
-use crate::community::Home;
-use crate::local_api::{self, NODE_STATUS};
+use super::local_api::{self, NODE_STATUS};
+use crate::home::community::Home;
+use crate::home::key_status;
 
 /// Longest wait for the first sync of a new node.
 const FIRST_SYNC: Duration = Duration::from_secs(4);
@@ -33,7 +34,7 @@ pub(crate) async fn wait_until_synced(node: &Node) {
         };
         let _ = tokio::time::timeout(FIRST_SYNC, settled).await;
         if let Some(dir) = node.log().path().parent() {
-            crate::key_status::record_clock(dir, node.log());
+            key_status::record_clock(dir, node.log());
         }
     }
 }
@@ -88,7 +89,7 @@ fn links_are_in_sync(node: &Node) -> bool {
 
 /// Waits for the sync of a daemon in another process, which may have just started: until `is`
 /// holds, the daemon has synced, or a time limit. The caller must
-/// [follow](crate::log_writer::follow) the daemon's log meanwhile.
+/// [follow](crate::node::log_writer::follow) the daemon's log meanwhile.
 pub(crate) async fn wait_for_daemon_sync(home: &Home, is: impl Fn() -> bool) {
     let mut changes = home.log.changes();
     let becomes = async {

@@ -4,23 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_bus::calls::Registry;
-use hearthnet_bus::node::{Connections, Node, WeakNode};
-use hearthnet_orchestrator::exact::Exact;
-use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{HostSource, InSync, Links};
-use tokio::runtime::Handle;
+use hearthnet_bus::node::{Node, WeakNode};
+use hearthnet_orchestrator::hosts::InSync;
 use tokio::task::JoinSet;
 
+use super::log_writer::follow;
 use super::sync::{self, wait_for_daemon_sync, wait_until_synced};
 use super::{failure, neighbours, settings};
-use crate::chat_backends::community_source;
-use crate::community::Home;
+use crate::cli::failure::Failure;
+use crate::cli::output::note;
 use crate::config::Config;
-use crate::failure::Failure;
-use crate::lock::Lock;
-use crate::log_writer::follow;
-use crate::models::OpenModel;
-use crate::output::note;
+use crate::home::community::Home;
+use crate::home::lock::Lock;
 
 /// Starts a node that keeps this home's log in sync while a command runs. Records refusals of its
 /// key, and its clock offset.
@@ -81,32 +76,18 @@ impl TransientNode {
         }
     }
 
-    /// Source of the community's hosts for each chat. With `fallback`, chats wait for hosts only
-    /// until the log has synced.
-    pub(crate) fn source(
-        &self,
-        runtime: &Handle,
-        home: &Home,
-        config: &Config,
-        fallback: bool,
-    ) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
-        let node = self.0.as_ref().map(|(node, _)| node);
-        let connections = match node {
-            Some(node) => node.connections().clone(),
-            // The local node watches only its own connections, so this process watches these.
-            None => {
-                let _inside = runtime.enter();
-                Connections::watched(home.log.clone())
-            }
-        };
-        let links = Links::new(connections, SharedHealth::default());
-        let discovery = node.map(|node| node.discovery().clone());
-        let even = fallback.then(|| match &self.0 {
+    /// The node of this process; `None` beside a node that already runs on this machine.
+    pub(crate) fn node(&self) -> Option<&Node> {
+        self.0.as_ref().map(|(node, _)| node)
+    }
+
+    /// Check whether the log has synced, or has had the time to.
+    pub(crate) fn in_sync(&self) -> InSync {
+        match &self.0 {
             // The local node keeps the log in sync.
-            None => Arc::new(|| true) as InSync,
+            None => Arc::new(|| true),
             Some((node, began)) => in_sync(node.downgrade(), *began),
-        });
-        community_source(runtime, home, config, links, discovery, None, even)
+        }
     }
 
     /// Runs `check`; if it refuses, syncs first and runs it again, since this node's log may be

@@ -1,6 +1,6 @@
 //! Bodies of events: the kinds, and the canonical form of each.
 //!
-//! A new kind is added here (variant, name, record), in `fold.rs` (effect and rights) and in
+//! A new kind is added here (variant, name, record), in `fold/` (effect and rights) and in
 //! `specs/event-log.md`.
 
 use std::collections::BTreeSet;

@@ -7,7 +7,7 @@
 //! | one signed event | [`Event`] | `event.rs` |
 //! | kinds of events and their bodies | [`Body`] | `body.rs` |
 //! | which events are kept | [`Quotas`] | `merge.rs`, in memory: `view.rs` |
-//! | membership, by the durable events | [`NoEffect`] | `fold.rs` |
+//! | membership, by the durable events | [`NoEffect`] | `fold/` |
 //! | the view for the rest of the program | [`Community`] | `community.rs` |
 //! | summary that two nodes compare | [`Heads`] | `heads.rs` |
 //! | events that a peer lacks | [`Batch`] | `batch.rs` |

@@ -4,8 +4,9 @@
 use bytes::Bytes;
 use hearthnet_transport::CloseCode;
 
+use super::budget::{Stored, SyncConfig};
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{Stored, SyncConfig, SyncSession, WINDOW, Work};
+use super::session::{SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 /// Drives a session. The input is a list of moves: a byte for the kind, a byte for the argument or

@@ -13,8 +13,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::SYNC_PATH;
+use super::budget::{Account, Budgets, Stored, SyncConfig};
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Account, Budgets, Progress, Stored, SyncConfig, SyncSession, Work};
+use super::session::{Progress, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;

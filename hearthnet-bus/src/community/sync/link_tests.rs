@@ -12,9 +12,10 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+use super::budget::SyncConfig;
 use super::link::{Accounts, gossip, path_rule};
 use super::message::SyncMessage;
-use super::session::{Progress, SyncConfig};
+use super::session::Progress;
 use crate::community::log::{Body, EventLog, Heads, Level, Policy};
 use crate::now_ms;
 use crate::testing::{Home, Open, id, key};

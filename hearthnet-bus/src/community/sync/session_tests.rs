@@ -9,8 +9,9 @@ use hearthnet_transport::CloseCode;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
+use super::budget::{Account, Budgets, Stored, SyncConfig};
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{Account, Budgets, Stored, SyncConfig, SyncSession, WINDOW, Work};
+use super::session::{SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 fn community() -> CommunityId {

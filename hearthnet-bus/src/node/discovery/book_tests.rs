@@ -2,6 +2,8 @@
 
 use proptest::prelude::*;
 
+use super::super::announcement::CommunityTag;
+use super::super::entry::MAX_PROVED;
 use super::super::local::LocalAddress;
 use super::*;
 use crate::NodeKey;

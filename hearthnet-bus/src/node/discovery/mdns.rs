@@ -19,7 +19,7 @@ use mdns_sd::{ServiceEvent, ServiceInfo};
 
 use super::announcement::{Announcement, AnnouncementError, SERVICE_TYPE};
 use super::local::Local;
-use super::{DiscoveryError, DiscoverySettings};
+use super::settings::{DiscoveryError, DiscoverySettings};
 
 /// Upper bound of cached records: enough for 64 nodes with several addresses, and for other
 /// devices' announcements.

@@ -6,8 +6,10 @@
 //! | mDNS announcement of a node | [`Announcement`] | `announcement.rs` |
 //! | configured peer | [`StaticPeer`] | `static_peer.rs` |
 //! | addresses of this machine, distances | [`Local`] | `local.rs` |
+//! | endpoints of one node | [`Hint`], [`Source`] | `entry.rs` |
 //! | endpoints of all nodes | [`AddressBook`] | `book.rs` |
 //! | the mDNS daemon and its guard | [`MdnsHealth`] | `mdns.rs` |
+//! | its settings | [`DiscoverySettings`] | `settings.rs` |
 //! | the running discovery | [`Discovery`] | this file |
 //!
 //! Normative for other implementations: `specs/discovery.md`.
@@ -18,18 +20,20 @@
 
 mod announcement;
 mod book;
+mod entry;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
 mod local;
 mod mdns;
+mod settings;
 mod static_peer;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,22 +44,16 @@ pub use announcement::{
     Announcement, AnnouncementError, CommunityTag, Instance, MAX_CAP_CHARS, MAX_CAPS, SERVICE_TYPE,
     TXT_VERSION,
 };
-pub use book::{
-    AddressBook, Hint, MAX_MEMBERS, MAX_PER_CLASS, MAX_PROVED, MAX_STRANGERS, MAX_UNNAMED, Source,
-    vouched_first,
-};
+pub use book::{AddressBook, MAX_MEMBERS, MAX_STRANGERS, MAX_UNNAMED, vouched_first};
+pub use entry::{Hint, MAX_PER_CLASS, MAX_PROVED, Source};
 pub use local::{Claims, Distance, Local, LocalAddress};
 pub use mdns::MdnsHealth;
+pub use settings::{DiscoveryError, DiscoverySettings, MAX_STATIC_PEERS, MDNS_PORT};
 pub use static_peer::{StaticPeer, StaticPeerError};
 
 use crate::NodeId;
 use crate::now_ms;
 use mdns::{Event, Mdns};
-
-/// The UDP port of mDNS (RFC 6762).
-pub const MDNS_PORT: u16 = 5353;
-/// Upper bound of static peers in a configuration.
-pub const MAX_STATIC_PEERS: usize = 64;
 
 /// Interval at which the daemon is checked, the book expires entries, and this machine's addresses
 /// are read.
@@ -82,52 +80,6 @@ const FIRST_REST: Duration = Duration::from_secs(5);
 const LONGEST_REST: Duration = Duration::from_secs(60);
 /// After this long without trouble the next pause is the first one again.
 const CALM: Duration = Duration::from_secs(10 * 60);
-
-/// Settings of discovery.
-#[derive(Debug, Clone)]
-pub struct DiscoverySettings {
-    /// This node, which is left out of the results.
-    pub own: Option<NodeId>,
-    /// Community whose announcements are accepted; `None`: all.
-    pub community: Option<CommunityTag>,
-    /// True to use mDNS.
-    pub mdns: bool,
-    /// Bound address of the announced listener; only addresses that reach it are announced. `None`,
-    /// like `::`: every address of this machine; `0.0.0.0`: every IPv4 address.
-    pub listen: Option<IpAddr>,
-    /// UDP port of mDNS; other than [`MDNS_PORT`] only in tests.
-    pub mdns_port: u16,
-    /// Names of the interfaces to use; empty: all.
-    pub interfaces: Vec<String>,
-    /// Peers from the configuration; those beyond [`MAX_STATIC_PEERS`] are ignored.
-    pub static_peers: Vec<StaticPeer>,
-}
-
-impl Default for DiscoverySettings {
-    fn default() -> Self {
-        Self {
-            own: None,
-            community: None,
-            mdns: true,
-            listen: None,
-            mdns_port: MDNS_PORT,
-            interfaces: Vec::new(),
-            static_peers: Vec::new(),
-        }
-    }
-}
-
-/// Cause of a failed start.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DiscoveryError {
-    /// The announcement is not valid.
-    #[error("cannot announce this node: {0}")]
-    Announcement(#[from] AnnouncementError),
-    /// The mDNS daemon could not be started, or refuses commands.
-    #[error("mDNS does not work on this machine ({0}); list the peers in the configuration")]
-    Mdns(String),
-}
 
 /// Counters since the start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

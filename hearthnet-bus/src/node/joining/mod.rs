@@ -53,7 +53,7 @@ pub const JOINS_MS: u64 = 10 * 60 * 1000;
 /// Longest text of a key, an id or a signature: 64 bytes in base64, with reserve.
 const MAX_ID_TEXT: usize = 96;
 
-/// Descriptor of [`Capability::community_join`].
+/// Descriptor of `Capability::community_join`.
 pub fn descriptor() -> CapabilityDescriptor {
     let id = || Kind::text(MAX_ID_TEXT);
     CapabilityDescriptor {

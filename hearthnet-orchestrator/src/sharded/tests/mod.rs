@@ -7,7 +7,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearthnet_bus::{Descriptor, NodeKey};
-use hearthnet_model::{ARITHMETIC, BoundaryDtype, WeightsId};
+use hearthnet_engine::ARITHMETIC;
+use hearthnet_files::{BoundaryDtype, WeightsId};
 use hearthnet_transport::{
     Admission, CloseCode, Code, Config, Connection, DType, Hello, Identity, Listener, Message,
     NodeId, Sender, Step, StepResult, StreamError, StreamOpened, Want,

@@ -42,7 +42,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::cbor::{Body as _, malformed};
+use super::cbor::{Body as _, bodies, malformed};
 use super::reader::Reader;
 use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
@@ -52,6 +52,15 @@ use crate::message::{
 };
 use crate::tensor::{DType, Dims};
 
+bodies!(
+    StreamOpen,
+    StreamOpened,
+    StreamClose,
+    StreamError,
+    Truncate,
+    Leaving
+);
+
 /// Length of STEP_RESULT's fixed header; STEP's is 32.
 pub(crate) const RESULT_HEAD_BYTES: usize = 40;
 /// Offset of the tensor id in both.
@@ -60,7 +69,7 @@ pub(crate) const TENSOR_ID_AT: usize = 24;
 /// Body of LEAVING.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Leaving {
+struct Leaving {
     within_ms: u32,
 }
 

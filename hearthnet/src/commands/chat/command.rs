@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::args::SamplingArgs;
+use crate::cli::args::SamplingArgs;
 
 /// Text of `/help`.
 pub(super) const HELP: &str = "\

@@ -12,8 +12,8 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::screen::clear_line;
-use crate::failure::Failure;
-use crate::output::TerminalStyle;
+use crate::cli::failure::Failure;
+use crate::cli::output::{TerminalStyle, report};
 
 /// Handler of SIGINT and SIGTERM.
 pub(super) struct Interrupts(Arc<Mutex<State>>);
@@ -133,6 +133,6 @@ fn end(terminal: Option<&Termios>, style: &TerminalStyle, json: bool) -> ! {
     }
     clear_line(style);
     let failure = Failure::from(ChatError::Cancelled);
-    crate::report(&failure, json);
+    report(&failure, json);
     std::process::exit(i32::from(failure.kind.exit_code()))
 }

@@ -26,31 +26,33 @@ use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_model::catalogue::Resolved;
-use hearthnet_model::{ChatMessage, ModelRef};
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::hosts::{Patience, PooledHosts};
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_tokens::ChatMessage;
 use tokio::runtime::Runtime;
 
 use self::interrupt::Interrupts;
 use self::question::question;
-pub(crate) use self::turns::{Print, print_text, stream_answer};
-use crate::args::{ChatArgs, SamplingArgs};
-use crate::chat_backends::pooled_hosts;
-use crate::chat_setup::{converse, hosted_model, local_model, pooled_model};
-use crate::community::{Home, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::local_api::{AskedService, Found, Process, find_service};
+use crate::answering::chat_backends::{pooled_hosts, transient_source};
+use crate::answering::chat_setup::{converse, hosted_model, local_model, pooled_model};
+use crate::answering::local_service::{AskedService, Found, find_service};
+use crate::answering::private_layers;
+use crate::cli::args::{ChatArgs, SamplingArgs};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Spinner, TerminalStyle, note};
+use crate::cli::runtime::runtime;
+use crate::config::{Config, Context};
+use crate::home::community::{Home, now_ms};
 use crate::models::find::resolve;
 use crate::models::{open_model, open_resolved};
+use crate::node::local_api::Process;
+use crate::node::restore_log::find_home;
 use crate::node::transient::TransientNode;
-use crate::output::{Spinner, TerminalStyle, note};
-use crate::runtime::runtime;
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
@@ -64,6 +66,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
         interrupts: Arc::new(Interrupts::watch(&runtime, style, args.json)),
         style,
         model: args.model.clone(),
+        resolved: None,
         sampling: args.sampling.clone(),
         explain: args.explain,
         interactive: false,
@@ -95,6 +98,8 @@ struct Chat<'a> {
     model: Option<ModelRef>,
     sampling: SamplingArgs,
     explain: bool,
+    /// File of the named or configured model, once it was searched for.
+    resolved: Option<Result<Resolved, Failure>>,
     /// Whether the input is typed on a terminal.
     interactive: bool,
     /// Cancels the answer in progress.
@@ -129,7 +134,7 @@ impl Chat<'_> {
         let (cx, known) = (self.cx.clone(), OnceCell::new());
         move |host| {
             let known = known.get_or_init(|| {
-                let home = home.clone().or_else(|| Home::find(&cx).ok().flatten());
+                let home = home.clone().or_else(|| find_home(&cx).ok().flatten());
                 home.map(|home| home.state())
             });
             let named = known.as_ref().zip(host.parse().ok());
@@ -139,6 +144,18 @@ impl Chat<'_> {
                 None => format!("host {}", host.chars().take(16).collect::<String>()),
             }
         }
+    }
+
+    /// File of the named or configured model, searched for once; `None` without a name.
+    fn resolved(&mut self) -> Result<Option<Resolved>, Failure> {
+        let cx = self.cx;
+        let Some(named) = self.model.clone().or(cx.config.model.default()) else {
+            return Ok(None);
+        };
+        let found = self
+            .resolved
+            .get_or_insert_with(|| resolve(&cx.global, &named));
+        found.clone().map(Some)
     }
 
     /// Service on this machine that would give the same answers as this process.
@@ -157,10 +174,7 @@ impl Chat<'_> {
         }
         let dir = self.cx.global.dir().ok()?;
         // Without a named model, any model of the service will do.
-        let wanted = match self.model.clone().or(self.cx.config.model.default()) {
-            Some(named) => Some(resolve(&self.cx.global, &named).ok()?),
-            None => None,
-        };
+        let wanted = self.resolved().ok()?;
         let finding = find_service(&dir, wanted.as_ref());
         let service = match self.runtime.block_on(finding) {
             Found::Service(service) => service,
@@ -254,7 +268,11 @@ impl Chat<'_> {
             Failure::new(Kind::BadRequest, format!("{e}"))
                 .hint("`hearthnet model list` lists the models")
         })?;
-        let before = (self.model.replace(new), self.begun.take());
+        let before = (
+            self.model.replace(new),
+            self.resolved.take(),
+            self.begun.take(),
+        );
         self.service = self.running_service();
         if self.service.is_some() {
             return Ok(());
@@ -267,7 +285,7 @@ impl Chat<'_> {
         self.own = match self.open() {
             Ok(own) => Some(own),
             Err(failure) => {
-                (self.model, self.begun) = before;
+                (self.model, self.resolved, self.begun) = before;
                 self.service = self.running_service();
                 if self.service.is_none() {
                     self.own = self.open().ok();
@@ -279,7 +297,7 @@ impl Chat<'_> {
     }
 
     /// Prepares this process to answer by itself, alone or over hosts.
-    fn open(&self) -> Result<LocalBackend, Failure> {
+    fn open(&mut self) -> Result<LocalBackend, Failure> {
         let (args, cx, runtime) = (self.args, self.cx, self.runtime);
         let config = &cx.config;
         if !args.local && !config.policy.research.enable {
@@ -290,11 +308,9 @@ impl Chat<'_> {
             false => Some(community(cx)?),
         };
         // Check that the model is here before anything that takes time.
-        let named = self.model.clone().or(config.model.default());
-        let resolved = match (&self.begun, named) {
-            (Some(begun), _) => Some(begun.clone()),
-            (None, Some(named)) => Some(resolve(&cx.global, &named)?),
-            (None, None) => None,
+        let resolved = match &self.begun {
+            Some(begun) => Some(begun.clone()),
+            None => self.resolved()?,
         };
         // Discovers members while the model is read.
         let transient = match &home {
@@ -317,14 +333,14 @@ impl Chat<'_> {
         let (served, named) = if args.local {
             (local_model(&model, config)?, None)
         } else {
-            crate::private_layers::load(&mut model, args.private, 1, config)?;
+            private_layers::load(&mut model, args.private, 1, config)?;
             let fallback =
                 config.research.distributed_inference.fallback_to_local && !args.no_fallback;
             match &home {
                 Some(home) => {
                     // Report a wrong setting now, instead of as a failure of the answer.
                     config.transport()?;
-                    let source = transient.source(handle, home, config, fallback);
+                    let source = transient_source(handle, &transient, home, config, fallback);
                     let served = hosted_model(&model, config, fallback, handle, source)?;
                     (served, None)
                 }
@@ -385,7 +401,7 @@ impl Chat<'_> {
 
 /// Finds the community of this node.
 fn community(cx: &Context) -> Result<Home, Failure> {
-    Home::find(cx)?.ok_or_else(|| {
+    find_home(cx)?.ok_or_else(|| {
         Failure::from(ChatError::ShardUnavailable("no hosts are named, and this node is not in a community".into()))
             .hint("join one with `hearthnet community join CODE`, name each host with --shard ENDPOINT#NODEID, or answer on this machine alone with --local")
     })

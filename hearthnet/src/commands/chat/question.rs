@@ -7,8 +7,8 @@ use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::failure::{Failure, Kind};
-use crate::output::{bytes, note};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{bytes, note};
 
 /// Most bytes of a question with its files: several times the longest context of a model.
 const MAX_BYTES: u64 = 8 << 20;

@@ -4,11 +4,11 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use hearthnet_bus::{regular_file, whole_file};
-use hearthnet_model::ChatMessage;
-use hearthnet_model::reference::expand_home;
+use hearthnet_hub::reference::expand_home;
+use hearthnet_tokens::ChatMessage;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{Failure, Kind};
+use crate::cli::failure::{Failure, Kind};
 
 /// Most bytes of a file: many times the longest context of a model.
 const MAX_BYTES: u64 = 16 << 20;

@@ -7,10 +7,10 @@ use std::os::fd::AsFd as _;
 use hearthnet_orchestrator::chat::Frame;
 use hearthnet_transport::Code;
 
-use crate::failure::Failure;
-use crate::output::{Spinner, TerminalStyle, columns, note, print, print_bytes};
-use crate::timing_report::waiting;
-use crate::wrap::Wrap;
+use crate::answering::timing_report::waiting;
+use crate::cli::failure::Failure;
+use crate::cli::output::{Spinner, TerminalStyle, columns, note, print, print_bytes};
+use crate::cli::wrap::Wrap;
 
 pub(super) struct Screen {
     style: TerminalStyle,

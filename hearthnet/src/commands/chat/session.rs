@@ -4,17 +4,17 @@ use std::io::BufRead as _;
 use std::path::Path;
 use std::time::Instant;
 
-use hearthnet_model::{ChatMessage, Role};
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::{Done, Frame, Prompt};
+use hearthnet_tokens::{ChatMessage, Role};
 
 use super::Chat;
 use super::command::{HELP, Line, read, set};
 use super::editor::{CUT, Input, Lines, unreadable, was_cut};
 use super::saved::{load, save};
-use crate::failure::{Failure, Kind};
-use crate::output::note;
-use crate::timing_report::explain;
+use crate::answering::timing_report::explain;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::note;
 
 impl Chat<'_> {
     /// A conversation on a terminal, until Ctrl-D.

@@ -3,18 +3,19 @@
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use hearthnet_model::sampler::SamplingChoice;
+use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_orchestrator::chat::{
-    ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, TextModel, check,
+    ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, check,
 };
-use hearthnet_orchestrator::{Cancel, ChatError, bus};
+use hearthnet_orchestrator::{ChatError, bus};
 
 use super::screen::Screen;
 use super::{Chat, LocalBackend};
-use crate::failure::Failure;
-use crate::local_api::Process;
-use crate::output::{note, print, print_bytes, print_json};
-use crate::timing_report::explain;
+use crate::answering::stream::{Printer, stream_answer};
+use crate::answering::timing_report::explain;
+use crate::cli::failure::Failure;
+use crate::cli::output::{note, print, print_json};
+use crate::node::local_api::Process;
 
 /// Result of a turn.
 pub(super) struct Turn {
@@ -157,22 +158,22 @@ impl Chat<'_> {
             let (runtime, cancel) = (self.runtime.handle(), &self.cancel);
             let inference = &self.cx.config.research.distributed_inference;
             let stall = Duration::from_secs_f64(inference.shard_health_timeout_seconds);
-            let answer = printing(told, cancel, |emit| {
-                let (client, model) = (&asked.client, &asked.model.id);
-                let mut tell = |news: bus::News<'_>| match news {
-                    bus::News::Frame(frame) => emit(Event::Frame(frame)),
-                    bus::News::Silent => {
-                        let process = Process::of(&asked.dir);
-                        let said = format!(
-                            "the service on this machine, {process}, does not answer; waiting up to {} s",
-                            stall.as_secs()
-                        );
-                        emit(Event::Silent(&said));
-                    }
-                    _ => {}
-                };
-                bus::answer(runtime, client, model, request, cancel, stall, &mut tell)
-            })?;
+            let mut printer = Printer::new(cancel);
+            let mut tell = |news: bus::News<'_>| match news {
+                bus::News::Frame(frame) => printer.run(|| told(Event::Frame(frame))),
+                bus::News::Silent => {
+                    let process = Process::of(&asked.dir);
+                    let said = format!(
+                        "the service on this machine, {process}, does not answer; waiting up to {} s",
+                        stall.as_secs()
+                    );
+                    printer.run(|| told(Event::Silent(&said)));
+                }
+                _ => {}
+            };
+            let (client, model) = (&asked.client, &asked.model.id);
+            let answer = bus::answer(runtime, client, model, request, cancel, stall, &mut tell);
+            let answer = printer.end(answer)?;
             match answer {
                 Ok(done) => return Ok(done),
                 // Other errors concern the call, or a service that is stopping: this process may
@@ -256,57 +257,3 @@ enum Event<'a> {
 }
 
 const ALONE: &str = "continuing without the service on this machine";
-
-/// Prints a frame to standard output.
-pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;
-
-/// Answers and prints frames as they arrive. If standard output is closed, the answer is cancelled.
-pub(crate) fn stream_answer(
-    conversation: &mut Conversation,
-    text: &TextModel,
-    request: &ChatRequest,
-    started: Instant,
-    cancel: &Cancel,
-    print: &mut dyn FnMut(&Frame) -> Result<(), Failure>,
-) -> Result<Done, Failure> {
-    let mut print = |event: Event<'_>| match event {
-        Event::Frame(frame) => print(frame),
-        Event::Silent(_) | Event::Alone => Ok(()),
-    };
-    let answer = printing(&mut print, cancel, |emit| {
-        let mut emit = |frame: &Frame| emit(Event::Frame(frame));
-        conversation.answer(text, request, started, cancel, &mut emit)
-    })?;
-    Ok(answer?)
-}
-
-/// Runs `run` and prints its events. If printing fails, cancels it.
-fn printing<T>(
-    print: &mut dyn FnMut(Event<'_>) -> Result<(), Failure>,
-    cancel: &Cancel,
-    run: impl FnOnce(&mut dyn FnMut(Event<'_>)) -> T,
-) -> Result<T, Failure> {
-    let mut failed = None;
-    let result = run(&mut |event| {
-        if failed.is_none()
-            && let Err(failure) = print(event)
-        {
-            failed = Some(failure);
-            cancel.cancel();
-        }
-    });
-    match failed {
-        Some(failure) => Err(failure),
-        None => Ok(result),
-    }
-}
-
-/// Prints the text of `token_delta` frames: sanitized on a terminal, else unchanged.
-pub(crate) fn print_text(frame: &Frame) -> Result<(), Failure> {
-    match frame {
-        Frame::TokenDelta { text, .. } if text.is_empty() => Ok(()),
-        Frame::TokenDelta { text, .. } if std::io::stdout().is_terminal() => print(text),
-        Frame::TokenDelta { text, .. } => print_bytes(text),
-        _ => Ok(()),
-    }
-}

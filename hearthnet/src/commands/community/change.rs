@@ -8,14 +8,14 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Community, Level};
 use hearthnet_bus::node::{LinkInfo, Node};
 
-use crate::community::{Home, now_ms};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::note;
+use crate::cli::runtime::block_on;
 use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::key_status::KeyStatus;
+use crate::home::community::{Home, now_ms};
+use crate::home::key_status::KeyStatus;
 use crate::node::sync::wait_for_neighbours;
 use crate::node::transient::{self, with_synced_node};
-use crate::output::note;
-use crate::runtime::block_on;
 
 /// Makes a change to the community; `work` checks the log and writes. If a daemon runs on this
 /// home, the daemon writes and sends the event.

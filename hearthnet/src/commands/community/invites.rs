@@ -10,12 +10,12 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::change::{change, is_anchor, signs_as_root};
-use crate::community::{Home, now_ms};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{note, print, print_json, span, table, when};
+use crate::cli::secret;
 use crate::config::Config;
-use crate::failure::{Failure, Kind};
-use crate::log_writer::{self, Change};
-use crate::output::{note, print, print_json, span, table, when};
-use crate::secret;
+use crate::home::community::{Home, now_ms};
+use crate::node::log_writer::{self, Change};
 
 /// Fewest characters of an id, after `ed25519:`, that identify an invite.
 const LEAST: usize = 4;

@@ -24,16 +24,15 @@ use tokio::task::JoinSet;
 use zeroize::Zeroizing;
 
 use super::change::in_community;
-use crate::args::JoinArgs;
-use crate::community::{Home, OnDisk, discard_unborn, display_name, now_ms};
-use crate::config::{Config, Loaded, default_path};
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::membership::Membership;
+use crate::cli::args::JoinArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Styled, note, print, print_json};
+use crate::cli::runtime::block_on;
+use crate::cli::secret;
+use crate::config::{Config, Context, Loaded, default_path};
+use crate::home::community::{Home, OnDisk, discard_unborn, display_name, now_ms};
+use crate::home::membership::Membership;
 use crate::node::transient::{self, with_synced_node};
-use crate::output::{Styled, note, print, print_json};
-use crate::runtime::block_on;
-use crate::secret;
 
 /// Delay before an address is tried again after a failure.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
@@ -92,7 +91,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
             Kind::Community,
             format!(
                 "the invite expired on {}",
-                crate::output::when(invite.expires().saturating_mul(1000))
+                crate::cli::output::when(invite.expires().saturating_mul(1000))
             ),
         )
         .code("bad_invite")

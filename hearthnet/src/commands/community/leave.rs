@@ -9,17 +9,16 @@ use hearthnet_bus::{CommunityId, whole_file};
 use serde_json::json;
 
 use super::change::{keeps_an_anchor, nothing_changed, sent, told};
-use crate::args::LeaveArgs;
-use crate::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::key_status::{CLOCK_FILE, KeyStatus};
-use crate::lock::Lock;
-use crate::membership;
+use crate::cli::args::LeaveArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{ask, note, print, print_json};
+use crate::cli::runtime::block_on;
+use crate::config::{Config, Context};
+use crate::home::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
+use crate::home::key_status::{CLOCK_FILE, KeyStatus};
+use crate::home::lock::Lock;
+use crate::home::membership;
 use crate::node::transient::{self, sync_log};
-use crate::output::{ask, note, print, print_json};
-use crate::runtime::block_on;
 
 pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
     let dir = cx.global.dir()?;

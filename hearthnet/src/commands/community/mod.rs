@@ -23,22 +23,23 @@ use zeroize::Zeroizing;
 use self::change::{
     change, in_community, is_anchor, keeps_an_anchor, nothing_changed, signs_as_root,
 };
-use crate::addresses::DEFAULT_PORT;
-use crate::args::{CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs};
-use crate::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::{Failure, Kind};
-use crate::key_status;
-use crate::log_writer::{self, Change};
-use crate::members::find;
-use crate::membership::Membership;
-use crate::output::{ask, note, print, print_json, span, table, when};
-use crate::root_key;
-use crate::secret;
+use crate::cli::args::{
+    CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs,
+};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{ask, note, print, print_json, span, table, when};
+use crate::cli::secret;
+use crate::config::{Config, Context};
+use crate::home::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms};
+use crate::home::members::find;
+use crate::home::membership::Membership;
+use crate::home::{key_status, root_key};
+use crate::node::addresses::DEFAULT_PORT;
+use crate::node::log_writer::{self, Change};
+use crate::node::restore_log::open_home;
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
-    let home = || Home::open(cx);
+    let home = || open_home(cx);
     let config = &cx.config;
     match command {
         CommunityCommand::Create(args) => create(&args, cx),
@@ -292,7 +293,7 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
             .parse()
             .unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)));
         if listen.port() != 0 {
-            hints.extend(crate::addresses::reachable(listen));
+            hints.extend(crate::node::addresses::reachable(listen));
         }
     }
     for (node, _) in state.members() {
@@ -314,7 +315,7 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
         return print_json(&json!({
             "community": home.log.community().to_string(),
             "name": state.name,
-            "members": crate::members::json(&state, &own, &back),
+            "members": crate::home::members::json(&state, &own, &back),
         }));
     }
     let rows = state.members().map(|(node, member)| {

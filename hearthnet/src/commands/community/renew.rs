@@ -12,24 +12,24 @@ use hearthnet_bus::log::{Body, Level};
 use serde_json::json;
 
 use super::change::{bring_as_root, nothing_changed};
-use crate::args::RenewArgs;
+use crate::cli::args::RenewArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output::{ask, note, print, print_json};
+use crate::cli::runtime::block_on;
 use crate::commands::backup::NODE_KEY;
-use crate::community::{Home, display_name, now_ms};
-use crate::config::Config;
-use crate::context::Context;
-use crate::failure::Failure;
-use crate::key_status::KeyStatus;
-use crate::lock::Lock;
-use crate::membership::Membership;
+use crate::config::{Config, Context};
+use crate::home::community::{Home, display_name, now_ms};
+use crate::home::key_status::KeyStatus;
+use crate::home::lock::Lock;
+use crate::home::membership::Membership;
+use crate::node::restore_log::open_home;
 use crate::node::transient::with_synced_node;
-use crate::output::{ask, note, print, print_json};
-use crate::runtime::block_on;
 
 /// Validity of the invite in ms. It is used at once.
 const INVITE_MS: u64 = 60_000;
 
 pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
-    let mut home = Home::open(cx)?;
+    let mut home = open_home(cx)?;
     home.open_root_key()?;
     // Sync first: other members know whether the key is still valid.
     block_on(with_synced_node(&home, &cx.config, async |_| Ok(())))?;

@@ -13,10 +13,10 @@ use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Config, Context, Helper};
 
-use super::{Input, NO_TEXT, unreadable};
+use super::input::{Input, NO_TEXT, unreadable};
+use crate::cli::failure::Failure;
+use crate::cli::output::{TerminalStyle, note};
 use crate::commands::chat::command::{NAMES, goes_on};
-use crate::failure::Failure;
-use crate::output::{TerminalStyle, note};
 
 /// Most lines in the history.
 const HISTORY: usize = 1000;

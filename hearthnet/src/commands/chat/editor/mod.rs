@@ -2,29 +2,18 @@
 
 #[cfg(feature = "line-editor")]
 mod edited;
+mod input;
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::PathBuf;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
+use self::input::NO_TEXT;
+pub(super) use self::input::{Input, unreadable};
 use super::command::goes_on;
-use crate::failure::{Failure, Kind};
-use crate::output::TerminalStyle;
-
-pub(super) enum Input {
-    Line(String),
-    /// The input is not a message, with the reason.
-    Refused(&'static str),
-    /// Ctrl-C.
-    #[cfg_attr(
-        not(feature = "line-editor"),
-        allow(dead_code, reason = "without the line editor Ctrl-C is a signal")
-    )]
-    Interrupted,
-    /// Ctrl-D.
-    End,
-}
+use crate::cli::failure::Failure;
+use crate::cli::output::TerminalStyle;
 
 pub(super) enum Lines {
     /// Line editor, on a terminal with cursor control.
@@ -70,8 +59,6 @@ const MOST_BYTES: usize = 4095;
 /// Message for a line that the terminal has cut.
 pub(super) const CUT: &str = "this line was not sent: the terminal passes on 4095 bytes of a line and \
     drops the rest; put a long text into a file, which `hearthnet chat FILE` reads";
-
-const NO_TEXT: &str = "this is not UTF-8 text";
 
 /// Longest gap between the lines of a paste.
 const PASTED: Timespec = Timespec {
@@ -124,12 +111,4 @@ fn comes_within(time: &Timespec) -> bool {
         && asked
             .iter()
             .all(|fd| !fd.revents().contains(PollFlags::HUP))
-}
-
-pub(super) fn unreadable(error: impl std::fmt::Display) -> Failure {
-    Failure::new(
-        Kind::BadRequest,
-        format!("cannot read the message: {error}"),
-    )
-    .hint("messages must be UTF-8 text")
 }

@@ -1,0 +1,188 @@
+//! Speed of the matrix and attention kernels on one thread, for the shapes of a small model
+//! (TinyLlama-1.1B, whose rows fill blocks of all types). The units are GB/s of weights for few
+//! rows (decoding), and billions of multiply-adds per second for 24 rows (a piece of a prompt). The
+//! first figure is the repacking speed of a type, in GB/s of the file.
+//!
+//! `cargo run --release -p hearthnet-engine --example kernel_speed [-- avx2|avx512|portable [TYPE...]]`
+
+#![allow(clippy::print_stdout, clippy::expect_used)]
+
+use std::time::{Duration, Instant};
+
+use hearthnet_engine::kernels::{
+    Act, ActForm, Arena, Attention, AttentionScratch, Isa, Kernels, Matrix, Output, PAGE, Packed,
+    Tile, TileMut, page_len,
+};
+use hearthnet_files::blocks::WeightType;
+
+/// Name, outputs, inputs; a quarter of the output matrix.
+const SHAPES: [(&str, usize, usize); 5] = [
+    ("qkv", 2560, 2048),
+    ("attention output", 2048, 2048),
+    ("gate+up", 11264, 2048),
+    ("down", 2048, 5632),
+    ("head", 8192, 2048),
+];
+/// Rows of a piece of a prompt; with fewer rows, weights come from memory.
+const PREFILL: usize = 24;
+
+fn main() {
+    let mut arguments = std::env::args().skip(1);
+    let wanted = arguments.next();
+    let types: Vec<String> = arguments.collect();
+    let named = |ty: &WeightType| {
+        let name = ty.tensor_type().name();
+        types.is_empty() || types.iter().any(|wanted| wanted == name)
+    };
+    WeightType::ALL
+        .into_iter()
+        .filter(named)
+        .for_each(repacking);
+    for isa in Isa::available() {
+        if wanted.as_deref().is_some_and(|name| name != isa.name()) {
+            continue;
+        }
+        let kernels = Kernels::new(isa).expect("listed as available");
+        for weight_type in WeightType::ALL.into_iter().filter(named) {
+            matrices(kernels, weight_type);
+        }
+        if types.is_empty() {
+            for depth in [0, 512, 2048] {
+                attention(kernels, depth);
+            }
+        }
+    }
+}
+
+/// Repeats `work` for a while, passing the call's number, and returns the time of the fastest call.
+/// Calls are short, so that some are not interrupted even on a busy machine.
+fn fastest(mut work: impl FnMut(usize)) -> Duration {
+    let started = Instant::now();
+    let mut best = Duration::MAX;
+    for count in 0.. {
+        if started.elapsed() >= Duration::from_millis(300) {
+            break;
+        }
+        let call = Instant::now();
+        work(count);
+        best = best.min(call.elapsed());
+    }
+    best
+}
+
+/// Bytes in a file for one row of `cols` weights.
+fn row_bytes(weight_type: WeightType, cols: usize) -> usize {
+    let bytes = weight_type.tensor_type().row_bytes(cols as u64);
+    bytes.expect("a valid shape") as usize
+}
+
+fn repacking(weight_type: WeightType) {
+    let (rows, cols) = (2048, 2048);
+    let row = row_bytes(weight_type, cols);
+    let bytes = vec![0x2c; rows * row];
+    let matrix = Matrix {
+        weight_type,
+        rows,
+        cols,
+        bytes: &bytes,
+    };
+    let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let time = alone.expect("a thread").install(|| {
+        fastest(|_| {
+            let mut arena = Arena::default();
+            Packed::pack(&mut arena, &matrix).expect("a valid matrix");
+        })
+    });
+    let speed = bytes.len() as f64 / time.as_nanos() as f64;
+    println!("repacking {:6} {speed:6.2} GB/s", weight_type.tensor_type());
+}
+
+fn matrices(kernels: Kernels, weight_type: WeightType) {
+    for (name, rows, cols) in SHAPES {
+        if !weight_type.quantised() && name == "head" {
+            continue;
+        }
+        // Enough copies that the weights of one pass do not fit into the cache.
+        let one = Packed::bytes_for(weight_type, rows, cols).expect("a valid shape");
+        let copies = (100_000_000 / one).max(1);
+        let mut arena = Arena::with_capacity(one * copies).expect("memory");
+        let row = row_bytes(weight_type, cols);
+        let bytes: Vec<u8> = (0..rows * row)
+            .map(|i| if i % 2 == 0 { 0x11 } else { 0x2c })
+            .collect();
+        let matrix = Matrix {
+            weight_type,
+            rows,
+            cols,
+            bytes: &bytes,
+        };
+        let packed: Vec<Packed> = (0..copies)
+            .map(|_| Packed::pack(&mut arena, &matrix).expect("a valid matrix"))
+            .collect();
+        let ty = weight_type.tensor_type();
+        let mut line = format!("{:9} {ty:6} {name:17}", kernels.isa().name());
+        for tokens in [1, 4, PREFILL] {
+            let x: Vec<f32> = (0..tokens * cols)
+                .map(|i| (i * 7919 % 1000) as f32 * 0.002 - 1.0)
+                .collect();
+            let mut act = Act::default();
+            kernels.prepare(&x, cols, ActForm::of(&packed), &mut act);
+            let mut out = vec![0.0; tokens * rows];
+            // Few rows: one copy after the other, from memory. Many rows: the same copy repeatedly.
+            let pass = if tokens < PREFILL {
+                &packed[..]
+            } else {
+                &packed[..1]
+            };
+            let time = fastest(|count| {
+                let packed = &pass[count % pass.len()];
+                let out = TileMut::whole(&mut out, rows);
+                kernels.matmul(packed, 0..packed.panels(), &act, Output::Store, out);
+            });
+            let weights = (rows * cols) as f64;
+            let ns = time.as_nanos() as f64;
+            line += &if tokens < PREFILL {
+                format!("  {tokens}: {:6.1} GB/s", one as f64 / ns)
+            } else {
+                format!("  {tokens}: {:6.1} GMAC/s", weights * tokens as f64 / ns)
+            };
+        }
+        println!("{line}");
+    }
+}
+
+fn attention(kernels: Kernels, depth: usize) {
+    const HEAD_DIM: usize = 64;
+    const HEADS: usize = 3;
+    for rows in [1, 64] {
+        let pages: Vec<Vec<u16>> =
+            vec![vec![0x2c00; page_len(HEAD_DIM)]; (depth + rows).div_ceil(PAGE)];
+        let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
+        let q = vec![0.01; rows * HEADS * HEAD_DIM];
+        let mut out = q.clone();
+        let mut scratch = AttentionScratch::default();
+        let a = Attention {
+            head_dim: HEAD_DIM,
+            heads: HEADS,
+            scale: 0.125,
+            softcap: None,
+            sinks: None,
+            position: depth,
+            window: None,
+            pages: &pages,
+        };
+        let time = fastest(|_| {
+            let width = HEADS * HEAD_DIM;
+            let out = TileMut::whole(&mut out, width);
+            kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, out);
+        });
+        let positions: usize = (0..rows).map(|r| depth + r + 1).sum();
+        let macs = (2 * positions * HEADS * HEAD_DIM) as f64;
+        println!(
+            "{:9} attention, {rows} rows at depth {depth}: {:.1} us, {:.1} GMAC/s",
+            kernels.isa().name(),
+            time.as_nanos() as f64 / 1e3,
+            macs / time.as_nanos() as f64
+        );
+    }
+}

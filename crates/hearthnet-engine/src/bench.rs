@@ -1,0 +1,535 @@
+//! Speed of the engine: the library part of `hearthnet bench engine`.
+//!
+//! The two figures are those of `llama-bench`: *prefill*, tokens per second of a prompt in one
+//! batch, and *decode*, tokens per second when each token is a step of its own, including logits.
+//! Loading, tokenising and sampling are not timed.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::type_uses;
+use serde::{Deserialize, Serialize};
+
+use crate::kernels::{Arena, Isa};
+use crate::{Engine, EngineOptions, Head, LoadError, SeqId, Span};
+
+/// Settings of a benchmark.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BenchOptions {
+    /// Thread counts, each measured separately.
+    pub threads: Vec<usize>,
+    /// Prompt lengths in tokens, each measured separately.
+    pub prefill: Vec<u32>,
+    /// Tokens to decode; 0 skips this measurement.
+    pub decode: u32,
+    /// Sequence lengths at the start of decoding, each measured separately.
+    pub depths: Vec<u32>,
+    /// Numbers of sequences that decode together, each measured separately.
+    pub batches: Vec<u32>,
+    /// Runs per measurement, after a warm-up run. The median is reported.
+    pub repetitions: u32,
+    pub isa: Isa,
+}
+
+impl Default for BenchOptions {
+    /// Prefill 512, decode 64 at depth 0 in one sequence, five times, with one thread and with one
+    /// per core.
+    fn default() -> Self {
+        let all = EngineOptions::default().threads;
+        let mut threads = vec![1, all];
+        threads.dedup();
+        Self {
+            threads,
+            prefill: vec![512],
+            decode: 64,
+            depths: vec![0],
+            batches: vec![1],
+            repetitions: 5,
+            isa: Isa::detect(),
+        }
+    }
+}
+
+/// All layers of a model on an engine under test.
+pub trait BenchLayers {
+    /// Sequence id.
+    type Seq: Copy;
+
+    /// Opens an empty sequence.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    fn open(&mut self) -> Result<Self::Seq, Box<dyn Error>>;
+
+    fn close(&mut self, seq: Self::Seq);
+
+    /// Drops the positions of a sequence from `len` on.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    fn truncate(&mut self, seq: Self::Seq, len: u32) -> Result<(), Box<dyn Error>>;
+
+    /// Runs rows through all layers in place: `width` values each, the rows of the spans in order.
+    ///
+    /// # Errors
+    /// Errors of the engine.
+    fn forward(
+        &mut self,
+        spans: &[Span<Self::Seq>],
+        rows: &mut [f32],
+    ) -> Result<(), Box<dyn Error>>;
+
+    /// Memory of the weights, in bytes.
+    fn weight_bytes(&self) -> u64;
+
+    /// Bytes of weights read per token; of experts, only those that the token is routed to.
+    fn token_bytes(&self) -> u64;
+}
+
+impl BenchLayers for Engine {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, Box<dyn Error>> {
+        Ok(Engine::open(self)?)
+    }
+
+    fn close(&mut self, seq: SeqId) {
+        Engine::close(self, seq);
+    }
+
+    fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), Box<dyn Error>> {
+        Ok(Engine::truncate(self, seq, len)?)
+    }
+
+    fn forward(&mut self, spans: &[Span<SeqId>], rows: &mut [f32]) -> Result<(), Box<dyn Error>> {
+        Ok(Engine::forward(self, spans, rows)?)
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        Engine::weight_bytes(self)
+    }
+
+    fn token_bytes(&self) -> u64 {
+        Engine::token_bytes(self)
+    }
+}
+
+/// Report of a benchmark.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct EngineBench {
+    pub version: String,
+    /// Name of the processor according to the system; empty if unknown.
+    pub cpu: String,
+    /// Cores that this process may use.
+    pub cores: usize,
+    /// Arithmetic of the layers, named as in descriptors.
+    pub engine: String,
+    /// Instruction set of the exact engine's kernels, which always compute the logits.
+    pub isa: String,
+    pub file: PathBuf,
+    pub architecture: String,
+    /// Types of the matrices in the blocks, sorted by bytes, largest first.
+    pub weight_types: Vec<String>,
+    /// Memory of the weights, in bytes.
+    pub weight_bytes: u64,
+    /// Bytes of weights read per token when one sequence decodes, including the logits.
+    pub token_bytes: u64,
+    /// Seconds for loading and repacking; depends on whether the file is in the system's cache.
+    pub load_seconds: f64,
+    /// Memory bandwidth of this machine in bytes per second, by number of threads, in the order of
+    /// the options: the median of five passes over more than its caches hold.
+    pub memory_bandwidth: Vec<f64>,
+    /// In the order of the options.
+    pub results: Vec<BenchResult>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BenchResult {
+    pub test: BenchTest,
+    pub threads: usize,
+    /// Timed tokens per sequence.
+    pub tokens: u32,
+    /// Sequences in a batch.
+    pub batch: u32,
+    /// Positions before the first timed token.
+    pub depth: u32,
+    /// Median of `samples`.
+    pub tokens_per_second: f64,
+    /// Tokens per second of each repetition, over all sequences, in order.
+    pub samples: Vec<f64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BenchTest {
+    /// Many tokens in one batch.
+    Prefill,
+    /// Single tokens, one after another.
+    Decode,
+}
+
+/// Measures a model file on the exact engine. `progress` receives short descriptions of the current
+/// step.
+///
+/// # Errors
+/// The file is not a loadable model, or the engine refuses a batch, most likely because the prompt
+/// exceeds the context.
+pub fn bench_engine(
+    path: &Path,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(&str),
+) -> Result<EngineBench, Box<dyn Error>> {
+    bench_layers(
+        path,
+        crate::ARITHMETIC,
+        options,
+        progress,
+        |file, options| {
+            let layers = Engine::load(file, 0..file.spec().layers, options, &mut |_, _| ())?;
+            let head = Head::beside(file, &layers)?;
+            Ok((layers, head))
+        },
+    )
+}
+
+/// Measures a model file on any engine; `engine` is its name in the report. `load` receives the
+/// options that the exact engine would have. `progress` is used as in [`bench_engine`].
+///
+/// # Errors
+/// As [`bench_engine`].
+pub fn bench_layers<L: BenchLayers>(
+    path: &Path,
+    engine: &str,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(&str),
+    mut load: impl FnMut(&ModelFile, &EngineOptions) -> Result<(L, Head), Box<dyn Error>>,
+) -> Result<EngineBench, Box<dyn Error>> {
+    let file = ModelFile::open(path)?;
+    let mut bench = EngineBench {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        cpu: cpu_name(),
+        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        engine: engine.to_owned(),
+        isa: options.isa.name().to_owned(),
+        file: path.to_owned(),
+        architecture: file.spec().architecture.clone(),
+        weight_types: weight_types(&file),
+        weight_bytes: 0,
+        token_bytes: 0,
+        load_seconds: 0.0,
+        memory_bandwidth: Vec::new(),
+        results: Vec::new(),
+    };
+    progress("reading memory");
+    bench.memory_bandwidth = memory_bandwidth(&options.threads)?;
+    for &threads in &options.threads {
+        progress(&format!("loading for {threads} threads"));
+        let begin = Instant::now();
+        let engine = EngineOptions {
+            threads,
+            isa: options.isa,
+            // As many as the longest measurement needs, whatever the budget.
+            max_kv_bytes: u64::MAX,
+            ..EngineOptions::default()
+        };
+        let (layers, head) = load(&file, &engine)?;
+        bench.load_seconds = begin.elapsed().as_secs_f64();
+        bench.weight_bytes = layers.weight_bytes() + head.weight_bytes();
+        bench.token_bytes = layers.token_bytes() + head.token_bytes();
+        let mut measured = Measured {
+            layers,
+            head,
+            rows: Vec::new(),
+            logits: Vec::new(),
+        };
+        for test in tests(options) {
+            let Test {
+                kind,
+                tokens,
+                batch,
+                depth,
+            } = test;
+            progress(&format!(
+                "{kind:?} of {tokens} in {batch} at depth {depth}, {threads} threads"
+            ));
+            let times = measured.run(test, options.repetitions)?;
+            let all = f64::from(tokens) * f64::from(batch);
+            let samples: Vec<f64> = times.iter().map(|time| all / time.as_secs_f64()).collect();
+            bench.results.push(BenchResult {
+                test: kind,
+                threads,
+                tokens,
+                batch,
+                depth,
+                tokens_per_second: median(&samples),
+                samples,
+            });
+        }
+    }
+    Ok(bench)
+}
+
+#[derive(Clone, Copy)]
+struct Test {
+    kind: BenchTest,
+    tokens: u32,
+    batch: u32,
+    depth: u32,
+}
+
+/// All measurements for one number of threads.
+fn tests(options: &BenchOptions) -> impl Iterator<Item = Test> {
+    let prefill = options.prefill.iter().map(|&tokens| Test {
+        kind: BenchTest::Prefill,
+        tokens,
+        batch: 1,
+        depth: 0,
+    });
+    let decode = options.depths.iter().flat_map(move |&depth| {
+        let batches = options.batches.iter();
+        batches.map(move |&batch| Test {
+            kind: BenchTest::Decode,
+            tokens: options.decode,
+            batch,
+            depth,
+        })
+    });
+    prefill.chain(decode).filter(|test| test.tokens > 0)
+}
+
+/// Whole model, with the buffers of a step.
+struct Measured<L> {
+    layers: L,
+    head: Head,
+    rows: Vec<f32>,
+    logits: Vec<f32>,
+}
+
+impl<L: BenchLayers> Measured<L> {
+    /// Times of `repetitions` runs, after a warm-up run unless there is only one.
+    fn run(&mut self, test: Test, repetitions: u32) -> Result<Vec<Duration>, Box<dyn Error>> {
+        let vocab = u64::from(self.head.spec().vocab);
+        let length = u64::from(test.depth) + u64::from(test.tokens);
+        let mut open = || self.layers.open();
+        let seqs: Vec<L::Seq> = (0..test.batch)
+            .map(|_| open())
+            .collect::<Result<_, Box<dyn Error>>>()?;
+        // Any tokens will do, but a single repeated token would be read from the cache.
+        let ids: Vec<Vec<u32>> = (0..u64::from(test.batch))
+            .map(|seq| {
+                let ids = seq * length..(seq + 1) * length;
+                ids.map(|i| (i * 7919 % vocab) as u32).collect()
+            })
+            .collect();
+        for (seq, ids) in seqs.iter().zip(&ids) {
+            let (before, _) = ids.split_at(test.depth as usize);
+            self.append(&[*seq], 0, before)?;
+        }
+        let mut times = Vec::new();
+        let mut step = Vec::new();
+        for repetition in 0..=repetitions {
+            for seq in &seqs {
+                self.layers.truncate(*seq, test.depth)?;
+            }
+            let begin = Instant::now();
+            match (test.kind, ids.first()) {
+                (BenchTest::Prefill, Some(ids)) => self.append(&seqs, test.depth, ids)?,
+                _ => {
+                    for position in test.depth..test.depth + test.tokens {
+                        step.clear();
+                        let at = ids.iter().filter_map(|ids| ids.get(position as usize));
+                        step.extend(at.copied());
+                        self.append(&seqs, position, &step)?;
+                    }
+                }
+            }
+            if repetition > 0 || repetitions == 0 {
+                times.push(begin.elapsed());
+            }
+        }
+        seqs.into_iter().for_each(|seq| self.layers.close(seq));
+        Ok(times)
+    }
+
+    /// Appends equally many tokens to each sequence at the same position, and computes the logits
+    /// of the last token of each. The tokens of a sequence are adjacent.
+    fn append(
+        &mut self,
+        seqs: &[L::Seq],
+        position: u32,
+        ids: &[u32],
+    ) -> Result<(), Box<dyn Error>> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let (width, each) = (
+            self.head.spec().width as usize,
+            ids.len() / seqs.len().max(1),
+        );
+        let spans: Vec<Span<L::Seq>> = seqs
+            .iter()
+            .map(|&seq| Span {
+                seq,
+                position,
+                rows: each as u32,
+            })
+            .collect();
+        self.head.embed(ids, &mut self.rows)?;
+        self.layers.forward(&spans, &mut self.rows)?;
+        // Moves the rows together at the beginning.
+        for seq in 0..seqs.len() {
+            let last = ((seq + 1) * each - 1) * width;
+            self.rows.copy_within(last..last + width, seq * width);
+        }
+        self.rows.truncate(seqs.len() * width);
+        Ok(self.head.logits(&self.rows, &mut self.logits)?)
+    }
+}
+
+/// Bytes read per pass: more than caches hold.
+const STREAM: usize = 1 << 30;
+/// Number of passes; the median is reported.
+const PASSES: usize = 5;
+
+/// Bytes per second read from memory, for each number of threads.
+fn memory_bandwidth(threads: &[usize]) -> Result<Vec<f64>, LoadError> {
+    // On huge pages, as weights are.
+    let memory = Arena::default().f16_buffer(STREAM / size_of::<u16>());
+    let mut memory = memory.map_err(|_| LoadError::OutOfMemory(STREAM))?;
+    // Memory that was never written maps to a single page of zeros.
+    memory.fill(1);
+    let words: &[u64] = bytemuck::cast_slice(&memory);
+    let mut each = Vec::new();
+    for &threads in threads {
+        let pass = || {
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                for part in words.chunks(words.len().div_ceil(threads.max(1))) {
+                    scope.spawn(|| {
+                        std::hint::black_box(part.iter().fold(0, |sum, word| sum ^ word))
+                    });
+                }
+            });
+            STREAM as f64 / begin.elapsed().as_secs_f64()
+        };
+        let passes: Vec<f64> = std::iter::repeat_with(pass).take(PASSES).collect();
+        each.push(median(&passes));
+    }
+    Ok(each)
+}
+
+/// Median, or the mean of the two middle samples; NaN if there are none.
+pub fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match (sorted.get(middle), sorted.get(middle.wrapping_sub(1))) {
+        (Some(upper), Some(lower)) if sorted.len().is_multiple_of(2) => (upper + lower) / 2.0,
+        (Some(one), _) => *one,
+        _ => f64::NAN,
+    }
+}
+
+/// Types of the blocks' matrices, sorted by bytes, largest first.
+fn weight_types(file: &ModelFile) -> Vec<String> {
+    let tensors = (0..file.spec().layers).flat_map(|layer| file.layer_tensors(layer));
+    let uses = type_uses(tensors.filter(|info| info.dims.len() > 1));
+    uses.iter().map(|used| used.dtype.to_string()).collect()
+}
+
+/// Name of the processor in `/proc/cpuinfo`: `model name` on x86, `Model` on ARM boards; empty if
+/// unknown.
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |key: &str| {
+        info.lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(name, _)| name.trim() == key)
+            .map(|(_, value)| value.trim().to_owned())
+    };
+    field("model name")
+        .or_else(|| field("Model"))
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EngineError;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[7.0]), 7.0);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_tiny_model_can_be_measured_and_the_report_survives_json() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+        let options = BenchOptions {
+            threads: vec![1, 2],
+            prefill: vec![40],
+            decode: 3,
+            depths: vec![0, 50],
+            batches: vec![1, 5],
+            repetitions: 3,
+            isa: Isa::Portable,
+        };
+        let mut bench = bench_engine(&path, &options, &mut |_| ()).unwrap();
+        let found: Vec<_> = bench
+            .results
+            .iter()
+            .map(|r| (r.test, r.threads, r.tokens, r.batch, r.depth))
+            .collect();
+        let expected: Vec<_> = [1, 2]
+            .into_iter()
+            .flat_map(|threads| {
+                [
+                    (BenchTest::Prefill, threads, 40, 1, 0),
+                    (BenchTest::Decode, threads, 3, 1, 0),
+                    (BenchTest::Decode, threads, 3, 5, 0),
+                    (BenchTest::Decode, threads, 3, 1, 50),
+                    (BenchTest::Decode, threads, 3, 5, 50),
+                ]
+            })
+            .collect();
+        assert_eq!(found, expected);
+        assert!(
+            bench
+                .results
+                .iter()
+                .all(|r| r.samples.len() == 3 && r.tokens_per_second > 0.0)
+        );
+        assert_eq!(bench.weight_types, ["Q4_1"]);
+        assert_eq!(bench.engine, "canonical-1");
+        // Times that decimal digits can represent.
+        bench.load_seconds = 0.25;
+        bench.memory_bandwidth = vec![17e9, 17.5e9];
+        for result in &mut bench.results {
+            result.samples = vec![100.0, 101.5, 99.75];
+            result.tokens_per_second = 100.0;
+        }
+        let json = serde_json::to_string(&bench).unwrap();
+        assert_eq!(serde_json::from_str::<EngineBench>(&json).unwrap(), bench);
+    }
+
+    #[test]
+    fn a_prompt_beyond_the_context_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = hearthnet_testkit::TinyLlama::default().write(directory.path());
+        let options = BenchOptions {
+            prefill: vec![257],
+            ..BenchOptions::default()
+        };
+        let error = bench_engine(&path, &options, &mut |_| ()).unwrap_err();
+        assert!(matches!(
+            error.downcast_ref(),
+            Some(EngineError::ContextFull { .. })
+        ));
+    }
+}

@@ -1,0 +1,453 @@
+//! Feed-forward layer of a mixture of experts (MoE).
+//!
+//! All rows of a pass that are routed to the same expert go through its weights together, across
+//! tiles and sequences. Experts without rows are not read:
+//!
+//! ```text
+//! each tile:    router -> scores -> the experts of each row, best first, and their weights
+//! once:         pairs of row and expert, sorted by expert; up to 64 of one expert are a chunk
+//! each chunk:   rows gathered, quantised -> gate, up -> h
+//! each chunk:   h quantised -> down -> outputs
+//! each tile:    outputs of a row times their weights, added up, best first
+//! ```
+//!
+//! If there are fewer chunks than the threads need, chunks are split by panels. An output does not
+//! depend on the other pairs of its chunk: kernels and order are the same.
+//!
+//! A thread that wakes late still goes through phases that are over, while the plan may already be
+//! that of a later layer. So the number of units of a phase is a bound that depends on the pass
+//! only, and a thread reads the plan only while it holds a unit.
+
+use std::cmp::Ordering;
+use std::ops::Range;
+
+use hearthnet_files::BoundaryDtype;
+
+use super::layer_steps::{Buffers, LayerRun, Rows, Widths, columns};
+use super::tiling::{PREFILL_TILE, UNITS, share};
+use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16, grow};
+use crate::weights::{Expert, Ffn, Router};
+
+/// Maximum rows of a pass: enough that each of many experts gets some rows, but so few that the
+/// outputs of all pairs (a row each) stay small.
+pub(super) const PASS_ROWS: usize = 8 * PREFILL_TILE;
+
+/// Expert that a row is routed to, and the weight of its output.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+struct Route {
+    expert: u32,
+    weight: f32,
+}
+
+/// Reusable buffers for the pairs of a pass.
+#[derive(Default)]
+pub(super) struct MoeBuffers {
+    normed: Vec<f32>,
+    routes: Vec<Route>,
+    h: Vec<f32>,
+    out: Vec<f32>,
+    plan: Plan,
+}
+
+/// [`MoeBuffers`], shared between threads. The index of a pair is `row * used + rank`.
+#[derive(Clone, Copy)]
+pub(super) struct Pairs<'a> {
+    /// `[row][width]`: input of the experts.
+    normed: SharedMut<'a, f32>,
+    /// `[pair]`
+    routes: SharedMut<'a, Route>,
+    /// `[place][ffn]`
+    h: SharedMut<'a, f32>,
+    /// `[place][width]`
+    out: SharedMut<'a, f32>,
+    plan: SharedMut<'a, Plan>,
+    units: Units,
+}
+
+/// Pairs sorted by expert. The *place* of a pair is its index in that order.
+#[derive(Default)]
+pub(super) struct Plan {
+    pairs: Vec<usize>,
+    places: Vec<usize>,
+    chunks: Vec<Chunk>,
+}
+
+/// Consecutive places with the same expert, at most [`PREFILL_TILE`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Chunk {
+    expert: usize,
+    places: Range<usize>,
+}
+
+/// Units of a phase of experts: `parts` ranges of panels for each chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Units {
+    /// Upper bound of the chunks of any plan.
+    chunks: usize,
+    parts: usize,
+}
+
+impl Units {
+    fn of(pairs: usize, experts: usize, threads: usize) -> Self {
+        // Each expert has at most one chunk that is not full.
+        let chunks = pairs.min(pairs / PREFILL_TILE + experts);
+        let wanted = if threads == 1 { 1 } else { threads * UNITS };
+        Self {
+            chunks,
+            parts: wanted.div_ceil(chunks.max(1)),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct ExpertScratch {
+    gathered: Vec<f32>,
+    act: Act,
+    up: Vec<f32>,
+}
+
+impl MoeBuffers {
+    pub(super) fn pairs(&mut self, pass: &LayerRun<'_>, rows: usize) -> Pairs<'_> {
+        let widths = &pass.widths;
+        let pairs = rows * widths.used;
+        // Without experts there are no pairs, and `normed` is unused.
+        let rows = if widths.used > 0 { rows } else { 0 };
+        grow(&mut self.normed, rows * widths.x);
+        grow(&mut self.routes, pairs);
+        grow(&mut self.h, pairs * widths.ffn);
+        grow(&mut self.out, pairs * widths.x);
+        Pairs {
+            normed: SharedMut::new(&mut self.normed),
+            routes: SharedMut::new(&mut self.routes),
+            h: SharedMut::new(&mut self.h),
+            out: SharedMut::new(&mut self.out),
+            plan: SharedMut::new(std::slice::from_mut(&mut self.plan)),
+            units: Units::of(pairs, widths.experts, pass.context.thread_pool.threads()),
+        }
+    }
+}
+
+impl Plan {
+    /// Sorts the pairs of `routes` by expert (stable) and splits them into chunks.
+    fn fill(&mut self, routes: &[Route], experts: usize) {
+        let mut starts = vec![0usize; experts + 1];
+        for route in routes {
+            starts[route.expert as usize + 1] += 1;
+        }
+        for expert in 0..experts {
+            starts[expert + 1] += starts[expert];
+        }
+        let mut next = starts.clone();
+        self.places.clear();
+        self.pairs.clear();
+        self.pairs.resize(routes.len(), 0);
+        for (pair, route) in routes.iter().enumerate() {
+            let place = &mut next[route.expert as usize];
+            self.places.push(*place);
+            self.pairs[*place] = pair;
+            *place += 1;
+        }
+        self.chunks.clear();
+        for (expert, range) in starts.windows(2).enumerate() {
+            let (start, end) = (range[0], range[1]);
+            self.chunks
+                .extend((start..end).step_by(PREFILL_TILE).map(|start| Chunk {
+                    expert,
+                    places: start..end.min(start + PREFILL_TILE),
+                }));
+        }
+    }
+}
+
+impl Pairs<'_> {
+    /// Number of units of each of the two phases of experts.
+    pub(super) fn units(&self) -> usize {
+        self.units.chunks * self.units.parts
+    }
+}
+
+/// Returns true if score `a` of expert `i` ranks before score `b` of expert `j`: larger scores
+/// first, lower indices first among equal scores, NaN last.
+fn before((a, i): (f32, usize), (b, j): (f32, usize)) -> bool {
+    let key = |score: f32| (!score.is_nan()).then_some(score);
+    match key(a).partial_cmp(&key(b)) {
+        Some(Ordering::Greater) => true,
+        Some(Ordering::Equal) => i < j,
+        _ => false,
+    }
+}
+
+/// The best score that ranks after `last`, and its index, in the order of [`before`].
+fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)> {
+    let mut best = None;
+    for (index, &score) in scores.iter().enumerate() {
+        let this = (score, index);
+        let open = last.is_none_or(|last| before(last, this));
+        if open && best.is_none_or(|best| before(this, best)) {
+            best = Some(this);
+        }
+    }
+    best
+}
+
+/// Fills `routes` with the best experts of a row. Overwrites `scores`. If `normalise`, weights are
+/// a softmax over the chosen experts and add up to 1; otherwise a softmax over all experts.
+fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [Route]) {
+    let mut last = None;
+    let mut top = 0.0;
+    for (rank, route) in routes.iter_mut().enumerate() {
+        last = next_best(scores, last);
+        let (score, expert) = last.unwrap_or_default();
+        if rank == 0 {
+            top = score;
+        }
+        route.expert = expert as u32;
+    }
+    scores.iter_mut().for_each(|score| *score -= top);
+    kernels.exp(scores);
+    let exp = |route: &Route| scores[route.expert as usize];
+    let sum = match normalise {
+        true => routes.iter().fold(0.0, |sum, route| sum + exp(route)),
+        false => fold16(scores),
+    };
+    for route in routes {
+        route.weight = exp(route) / sum;
+    }
+}
+
+/// Steps of a mixture of experts, with the safety contract of the steps of a tile.
+#[allow(unsafe_code)]
+impl LayerRun<'_> {
+    /// Reads `act`; writes the routes and the experts' input of each row of a tile.
+    pub(super) unsafe fn route(
+        &self,
+        router: &Router,
+        rows: &Rows<'_>,
+        buffers: Buffers<'_>,
+        pairs: Pairs<'_>,
+    ) {
+        let (kernels, widths) = (self.context.kernels, &self.widths);
+        let normalise = self
+            .context
+            .spec
+            .experts
+            .is_some_and(|experts| experts.normalise);
+        let (count, experts, used) = (rows.rows, widths.experts, widths.used);
+        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
+        unsafe {
+            let act = buffers.read_act();
+            let normed = rows.first * widths.x..(rows.first + count) * widths.x;
+            pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
+            let out = buffers.scores.tile_mut(count, experts, 0..experts);
+            let Router { matrix, bias } = router;
+            kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
+            let scores = buffers.scores.slice_mut(0..count * experts);
+            let routes = rows.first * used..(rows.first + count) * used;
+            let routes = pairs.routes.slice_mut(routes);
+            let rows = scores.chunks_exact_mut(experts);
+            for (scores, routes) in rows.zip(routes.chunks_exact_mut(used)) {
+                if let Some(bias) = bias {
+                    kernels.add_round(scores, bias, BoundaryDtype::F32);
+                }
+                choose(kernels, scores, normalise, routes);
+            }
+        }
+    }
+
+    /// Reads the routes of all rows of the pass; writes the plan.
+    pub(super) unsafe fn group(&self, rows: usize, pairs: Pairs<'_>) {
+        let Widths { experts, used, .. } = self.widths;
+        // SAFETY: all routes are written, and one unit plans; there is one plan.
+        let (plan, routes) = unsafe {
+            (
+                &mut pairs.plan.slice_mut(0..1)[0],
+                pairs.routes.slice(0..rows * used),
+            )
+        };
+        plan.fill(routes, experts);
+    }
+
+    /// Gate and up of a unit: reads `normed`, writes the unit's part of `h`.
+    pub(super) unsafe fn expert_gate_up(
+        &self,
+        experts: &[Expert],
+        unit: usize,
+        pairs: Pairs<'_>,
+        scratch: &mut ExpertScratch,
+    ) {
+        let Widths { x, ffn, used, .. } = self.widths;
+        // SAFETY: no unit of the phase writes the plan; there is one.
+        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
+        let Units { parts, .. } = pairs.units;
+        let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
+            return;
+        };
+        let Expert {
+            ffn: gates, bias, ..
+        } = &experts[*expert];
+        let panels = share(gates.panels(), parts, unit % parts);
+        if panels.is_empty() {
+            return;
+        }
+        let count = places.len();
+        grow(&mut scratch.gathered, count * x);
+        let gathered = &mut scratch.gathered[..count * x];
+        for (&pair, to) in plan.pairs[places.clone()]
+            .iter()
+            .zip(gathered.chunks_exact_mut(x))
+        {
+            let row = pair / used;
+            // SAFETY: no unit of the phase writes `normed`.
+            to.copy_from_slice(unsafe { pairs.normed.slice(row * x..(row + 1) * x) });
+        }
+        let act = &mut scratch.act;
+        self.context.kernels.prepare(gathered, x, gates.form(), act);
+        let columns = gates.columns(&panels);
+        let up = match gates {
+            Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+            Ffn::Split { .. } => {
+                grow(&mut scratch.up, count * columns.len());
+                TileMut::new(&mut scratch.up, count, columns.len(), columns.len())
+            }
+        };
+        let h = pairs.h.part(places.start * ffn..places.end * ffn);
+        // SAFETY: units have separate places or panels, and so separate parts of `h`.
+        let h = unsafe { h.tile_mut(count, ffn, columns) };
+        self.gate_up(gates, bias.as_ref(), panels, act, h, up);
+    }
+
+    /// Down of a unit: reads `h`, writes the unit's part of `out`.
+    pub(super) unsafe fn expert_down(
+        &self,
+        experts: &[Expert],
+        unit: usize,
+        pairs: Pairs<'_>,
+        scratch: &mut ExpertScratch,
+    ) {
+        let Widths { x, ffn, .. } = self.widths;
+        // SAFETY: no unit of the phase writes the plan; there is one.
+        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
+        let Units { parts, .. } = pairs.units;
+        let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
+            return;
+        };
+        let Expert { down, bias, .. } = &experts[*expert];
+        let panels = share(down.panels(), parts, unit % parts);
+        if panels.is_empty() {
+            return;
+        }
+        let (kernels, act) = (self.context.kernels, &mut scratch.act);
+        // SAFETY: no unit of the phase writes `h`.
+        let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
+        kernels.prepare(h, ffn, ActForm::of([down]), act);
+        let out = pairs.out.part(places.start * x..places.end * x);
+        let columns = columns(down, &panels, 0);
+        // SAFETY: units have separate places or panels, and so separate parts of `out`.
+        let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
+        kernels.matmul(down, panels, act, Output::Store, out.reborrow());
+        if let Some(bias) = bias {
+            for row in 0..out.rows() {
+                let bias = &bias.down[columns.clone()];
+                kernels.add_round(out.row_mut(row), bias, BoundaryDtype::F32);
+            }
+        }
+    }
+
+    /// Adds up the weighted outputs of each row of a tile, in `branch`.
+    pub(super) unsafe fn combine(&self, rows: &Rows<'_>, buffers: Buffers<'_>, pairs: Pairs<'_>) {
+        let Widths { x, used, .. } = self.widths;
+        // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.
+        let (plan, sums) = unsafe {
+            (
+                &pairs.plan.slice(0..1)[0],
+                buffers.branch.slice_mut(0..rows.rows * x),
+            )
+        };
+        sums.fill(0.0);
+        for (row, sum) in sums.chunks_exact_mut(x).enumerate() {
+            let first = (rows.first + row) * used;
+            for pair in first..first + used {
+                let place = plan.places[pair];
+                // SAFETY: no unit of the phase writes routes or outputs.
+                let (route, out) = unsafe {
+                    (
+                        pairs.routes.slice(pair..pair + 1)[0],
+                        pairs.out.slice(place * x..(place + 1) * x),
+                    )
+                };
+                self.context.kernels.add_scaled(sum, out, route.weight);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn best(scores: &[f32], count: usize) -> Vec<usize> {
+        let mut last = None;
+        (0..count)
+            .map(|_| {
+                last = next_best(scores, last);
+                last.unwrap().1
+            })
+            .collect()
+    }
+
+    #[test]
+    fn experts_are_ranked_by_score_then_index_with_nan_last() {
+        assert_eq!(best(&[1.0, 3.0, 2.0], 3), [1, 2, 0]);
+        assert_eq!(best(&[2.0, 5.0, 2.0, 5.0], 4), [1, 3, 0, 2]);
+        assert_eq!(best(&[-0.0, 0.0, -1.0], 2), [0, 1]);
+        let nan = f32::NAN;
+        assert_eq!(best(&[nan, f32::NEG_INFINITY, nan, 1.0], 4), [3, 1, 0, 2]);
+    }
+
+    #[test]
+    fn expert_weights_equal_the_specification() {
+        let spec = std::fs::read_to_string(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../specs/canonical-arithmetic.md"
+        ));
+        let spec = spec.unwrap();
+        for normalise in [true, false] {
+            let mut scores = [1.5, -0.25, 1.5, 0.75];
+            let mut routes = [Route::default(); 2];
+            choose(Kernels::best(), &mut scores, normalise, &mut routes);
+            let [first, second] = routes;
+            assert_eq!((first.expert, second.expert), (0, 2));
+            assert_eq!(first.weight.to_bits(), second.weight.to_bits());
+            let bits = format!("`{:08x}`", first.weight.to_bits());
+            assert!(spec.contains(&format!("{bits}, {bits}")), "{bits}");
+        }
+    }
+
+    #[test]
+    fn every_pair_has_one_place_and_every_place_is_worked_on_once() {
+        let experts = 5;
+        let mut plan = Plan::default();
+        for (pairs, threads) in [(1usize, 1), (8, 3), (150, 2), (700, 4)] {
+            let routes: Vec<Route> = (0..pairs)
+                .map(|pair| Route {
+                    expert: [3, 0, 3, 4][pair % 4],
+                    weight: 0.5,
+                })
+                .collect();
+            plan.fill(&routes, experts);
+            let units = Units::of(pairs, experts, threads);
+            assert!(plan.chunks.len() <= units.chunks && units.parts > 0);
+            let mut worked_on = vec![0; pairs];
+            for chunk in &plan.chunks {
+                assert!((1..=64).contains(&chunk.places.len()));
+                for place in chunk.places.clone() {
+                    let pair = plan.pairs[place];
+                    assert_eq!(plan.places[pair], place);
+                    assert_eq!(routes[pair].expert as usize, chunk.expert);
+                    worked_on[place] += 1;
+                }
+            }
+            assert!(worked_on.iter().all(|count| *count == 1), "{pairs} pairs");
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Matrix times a tile of activation rows.
+//!
+//! The driver walks panels and rows. A [`PanelDot`] (one per weight type and instruction set)
+//! multiplies a panel with a few rows; the driver calls it through pointers ([`PanelDots`]), so
+//! that the driver is compiled once per instruction set. Every output is one accumulator that
+//! takes the blocks of its row in ascending order, so neither the tiling nor the split between
+//! threads can change a bit of it.
+
+use std::ops::Range;
+
+use hearthnet_files::BoundaryDtype;
+
+use super::act::{Act, BlockMeta};
+use super::lanes::{LANES, Lanes};
+use super::math::silu;
+use super::pack::Packed;
+use super::record::record_bytes;
+use super::rows::round_one;
+use super::shared::TileMut;
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
+pub(super) mod float;
+pub(super) mod portable;
+
+/// Destination of a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Overwrites the output.
+    Store,
+    /// Adds the product to the output and rounds the sum (residual stream).
+    Add(BoundaryDtype),
+}
+
+/// Prefetch distance for one row, in bytes of a single stream of weights: what memory delivers
+/// in about 100 ns.
+const STREAM_AHEAD: usize = 4096;
+/// Prefetch distance for several rows, whose weights go to a larger cache.
+const SHARED_STREAM_AHEAD: usize = 2 * STREAM_AHEAD;
+
+/// Pointers to the forms of an activation row.
+#[derive(Clone, Copy)]
+pub(super) struct ActRow {
+    pub(super) plain: *const f32,
+    pub(super) quants: *const i8,
+    pub(super) meta: *const BlockMeta,
+}
+
+/// Upper limits of [`PanelDot::PANELS`] and [`PanelDot::ROWS`].
+pub(super) const MAX_PANELS: usize = 2;
+pub(super) const MAX_ROWS: usize = 6;
+
+/// Results of a [`PanelDot`]: `[panel][row][lane]`, without gaps.
+#[repr(align(64))]
+pub(super) struct Sums(pub(super) [f32; MAX_PANELS * MAX_ROWS * LANES]);
+
+/// Inner kernel of one weight type on one instruction set.
+pub(super) trait PanelDot {
+    /// Panels multiplied together from [`Self::TOGETHER_FROM`] rows on; 1 or 2.
+    const PANELS: usize;
+    /// Rows multiplied together; at most [`MAX_ROWS`].
+    const ROWS: usize;
+    /// Minimum number of rows for multiplying panels together. With fewer rows, panels are read
+    /// one after the other, in memory order.
+    const TOGETHER_FROM: usize;
+
+    /// Writes the products of `NP` panels of `records` records with `NT` rows to
+    /// `sums[panel][row][lane]`. It may prefetch the data `ahead` bytes further on; 0 disables
+    /// that.
+    ///
+    /// # Safety
+    /// The CPU has the instruction set; `panels` point to whole panels; `rows` point to rows of
+    /// the form that the weight type reads, `records` records long; `sums` has room for
+    /// `NP * NT * 16` values.
+    unsafe fn dot<const NP: usize, const NT: usize>(
+        panels: [*const u8; NP],
+        records: usize,
+        rows: [ActRow; NT],
+        ahead: usize,
+        sums: *mut f32,
+    );
+}
+
+/// [`PanelDot::dot`] as a function pointer. Arguments: first panel, distance of panels in bytes,
+/// records, rows, ahead, sums. The position in [`PanelDots`] gives the number of panels and rows.
+type Dot = unsafe fn(*const u8, usize, usize, *const ActRow, usize, *mut f32);
+
+/// Function pointers of a [`PanelDot`], `dots[panels - 1][rows - 1]`.
+pub(super) struct PanelDots {
+    together_from: usize,
+    rows: usize,
+    dots: [[Dot; MAX_ROWS]; MAX_PANELS],
+}
+
+impl PanelDots {
+    /// Dispatch table for `K`. Entries beyond `K::PANELS` and `K::ROWS` are never called.
+    pub(super) const fn of<K: PanelDot>() -> Self {
+        const { assert!(K::PANELS <= MAX_PANELS && K::ROWS <= MAX_ROWS) };
+        let one = if K::ROWS > 4 {
+            many_rows::<K, 1>()
+        } else {
+            few_rows::<K, 1>()
+        };
+        let two = if K::PANELS < 2 {
+            one
+        } else if K::ROWS > 4 {
+            many_rows::<K, 2>()
+        } else {
+            few_rows::<K, 2>()
+        };
+        Self {
+            together_from: if K::PANELS < 2 {
+                usize::MAX
+            } else {
+                K::TOGETHER_FROM
+            },
+            rows: K::ROWS,
+            dots: [one, two],
+        }
+    }
+}
+
+const fn many_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
+    [
+        apart::<K, NP, 1>,
+        apart::<K, NP, 2>,
+        apart::<K, NP, 3>,
+        apart::<K, NP, 4>,
+        apart::<K, NP, 5>,
+        apart::<K, NP, 6>,
+    ]
+}
+
+const fn few_rows<K: PanelDot, const NP: usize>() -> [Dot; MAX_ROWS] {
+    let four: Dot = apart::<K, NP, 4>;
+    [
+        apart::<K, NP, 1>,
+        apart::<K, NP, 2>,
+        apart::<K, NP, 3>,
+        four,
+        four,
+        four,
+    ]
+}
+
+/// [`PanelDot::dot`] as a [`Dot`].
+///
+/// # Safety
+/// As [`PanelDot::dot`]; `rows` points to `NT` rows.
+unsafe fn apart<K: PanelDot, const NP: usize, const NT: usize>(
+    panels: *const u8,
+    stride: usize,
+    records: usize,
+    rows: *const ActRow,
+    ahead: usize,
+    sums: *mut f32,
+) {
+    let mut each = [panels; NP];
+    for p in 1..NP {
+        each[p] = panels.wrapping_add(p * stride);
+    }
+    // SAFETY: the caller ensures the contract of `dot`, and that there are `NT` rows.
+    unsafe { K::dot::<NP, NT>(each, records, *rows.cast(), ahead, sums) };
+}
+
+/// Arguments of a matrix product, checked by [`super::Kernels::matmul`].
+pub(super) struct Job<'a> {
+    pub(super) packed: &'a Packed,
+    pub(super) panels: Range<usize>,
+    pub(super) act: &'a Act,
+    pub(super) output: Output,
+    pub(super) out: TileMut<'a>,
+}
+
+/// Runs a job with one kernel.
+///
+/// # Safety
+/// The CPU has the instruction set of `V` and `kernel`. The caller has checked the job: the
+/// panels exist, `act` has the matrix's columns and the form that `kernel` reads, `out` has
+/// `act.rows()` rows and a column for every output of the panels.
+#[inline(always)]
+pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
+    let rows = job.act.rows();
+    let gated = job.packed.gated();
+    let together = rows >= kernel.together_from;
+    let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
+    let mut panel = job.panels.start;
+    while panel < job.panels.end {
+        // Output panels of this round, and the weight panels that they need.
+        let outputs = if !gated && together && panel + 1 < job.panels.end {
+            2
+        } else {
+            1
+        };
+        let weights = if gated { 2 } else { outputs };
+        let first = panel * job.packed.streams();
+        for row in (0..rows).step_by(kernel.rows) {
+            let count = kernel.rows.min(rows - row);
+            // The first rows load the panels into the cache and prefetch the next ones.
+            let ahead = match (row, weights == 2 && together) {
+                (0, true) => 2 * job.packed.panel_bytes(),
+                (0, false) if rows == 1 => STREAM_AHEAD,
+                (0, false) => SHARED_STREAM_AHEAD,
+                _ => 0,
+            };
+            // The residual stream of a large tile does not stay in the L1 cache.
+            if together && matches!(job.output, Output::Add(_)) {
+                fetch_output(job, panel, outputs, row, count);
+            }
+            // SAFETY: the caller has checked the job; `row + count` rows and `first + weights`
+            // panels exist.
+            unsafe {
+                if weights == 2 && together {
+                    dot_rows(
+                        kernel,
+                        job,
+                        first..first + 2,
+                        row,
+                        count,
+                        ahead,
+                        &mut sums.0,
+                    );
+                } else {
+                    for i in 0..weights {
+                        let panel = first + i..first + i + 1;
+                        let sums = &mut sums.0[i * count * LANES..];
+                        dot_rows(kernel, job, panel, row, count, ahead, sums);
+                    }
+                }
+                if gated {
+                    gate::<V>(job, panel, row, count, &sums);
+                } else {
+                    for i in 0..outputs {
+                        finish::<V>(job, panel + i, row, count, &sums.0[i * count * LANES..]);
+                    }
+                }
+            }
+        }
+        panel += outputs;
+    }
+}
+
+/// Calls the kernel for one or two panels and `count` rows starting at `row`.
+///
+/// # Safety
+/// As [`run`].
+#[inline(always)]
+unsafe fn dot_rows(
+    kernel: &PanelDots,
+    job: &Job<'_>,
+    panels: Range<usize>,
+    row: usize,
+    count: usize,
+    ahead: usize,
+    sums: &mut [f32],
+) {
+    assert!(sums.len() >= panels.len() * count * LANES);
+    let bytes = job.packed.panel_bytes();
+    let data = job.packed.data();
+    assert!(panels.end * bytes <= data.len());
+    let records = bytes / record_bytes(job.packed.weight_type());
+    let dot = kernel.dots[panels.len() - 1][count - 1];
+    let rows = act_rows(job.act, row, count);
+    // SAFETY: bounds checked above; the rest is the caller's contract.
+    unsafe {
+        let first = data.as_ptr().add(panels.start * bytes);
+        dot(
+            first,
+            bytes,
+            records,
+            rows.as_ptr(),
+            ahead,
+            sums.as_mut_ptr(),
+        );
+    }
+}
+
+/// Pointers to `count` rows of activations starting at `first`. Unused entries repeat the last
+/// row.
+#[inline(always)]
+fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
+    assert!(0 < count && first + count <= act.rows);
+    let blocks = act.cols / super::BLOCK;
+    std::array::from_fn(|i| {
+        let row = first + i.min(count - 1);
+        ActRow {
+            plain: act
+                .plain
+                .as_ptr()
+                .wrapping_add(if act.form.plain { row * act.cols } else { 0 }),
+            quants: act.quants.as_ptr().wrapping_add(row * act.cols),
+            meta: act.meta.as_ptr().wrapping_add(row * blocks),
+        }
+    })
+}
+
+/// Prefetches the cache line at `p` into L1. `p` may be invalid.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Prefetches a cache line of weights that `ROWS` rows will be multiplied with.
+///
+/// A single row consumes weights as fast as memory delivers them, so they go to L1. With several
+/// rows, activations fill L1, so weights go to L2, which also has more outstanding misses.
+#[inline(always)]
+pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
+    if ROWS == 1 {
+        return prefetch(p);
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+}
+
+/// Columns of `out` that hold the outputs of `panel`.
+#[inline(always)]
+fn columns(job: &Job<'_>, panel: usize) -> Range<usize> {
+    let start = (panel - job.panels.start) * LANES;
+    start..start + LANES.min(job.packed.rows() - panel * LANES)
+}
+
+/// Stores or adds one panel's sums for `count` rows to the output.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn finish<V: Lanes>(
+    job: &mut Job<'_>,
+    panel: usize,
+    row: usize,
+    count: usize,
+    sums: &[f32],
+) {
+    assert!(sums.len() >= count * LANES);
+    let columns = columns(job, panel);
+    let (out, stride) = job.out.cells(row, count, &columns);
+    let sums = sums.as_ptr();
+    // SAFETY: `out` has `columns` of `count` rows, sixteen of them in the first three cases;
+    // there are sixteen sums for each row. The caller ensures the instruction set.
+    unsafe {
+        match job.output {
+            Output::Store if columns.len() == LANES => {
+                for i in 0..count {
+                    V::load(sums.add(i * LANES)).store(out.add(i * stride));
+                }
+            }
+            Output::Add(BoundaryDtype::F32) if columns.len() == LANES => {
+                for i in 0..count {
+                    let out = out.add(i * stride);
+                    V::load(out).add(V::load(sums.add(i * LANES))).store(out);
+                }
+            }
+            Output::Add(BoundaryDtype::F16) if columns.len() == LANES => {
+                for i in 0..count {
+                    let out = out.add(i * stride);
+                    let sum = V::load(out).add(V::load(sums.add(i * LANES)));
+                    sum.round_f16().store(out);
+                }
+            }
+            output => {
+                for i in 0..count {
+                    for column in 0..columns.len() {
+                        let out = out.add(i * stride + column);
+                        let sum = *sums.add(i * LANES + column);
+                        *out = match output {
+                            Output::Store => sum,
+                            Output::Add(dtype) => round_one(*out + sum, dtype),
+                        };
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes `silu(gate) * up` of a gated pair's sums for `count` rows to the output.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn gate<V: Lanes>(job: &mut Job<'_>, panel: usize, row: usize, count: usize, sums: &Sums) {
+    let columns = columns(job, panel);
+    let (out, stride) = job.out.cells(row, count, &columns);
+    let (gates, ups) = sums.0.split_at(count * LANES);
+    assert!(ups.len() >= gates.len());
+    let (gates, ups) = (gates.as_ptr(), ups.as_ptr());
+    for i in 0..count {
+        // SAFETY: there are sixteen gates and ups for each row, and `out` has `columns` of
+        // `count` rows. The caller ensures the instruction set.
+        unsafe {
+            let h = silu(V::load(gates.add(i * LANES))).mul(V::load(ups.add(i * LANES)));
+            let out = out.add(i * stride);
+            if columns.len() == LANES {
+                h.store(out);
+            } else {
+                h.store_partial(out, columns.len());
+            }
+        }
+    }
+}
+
+/// Prefetches the output cells of `outputs` panels and `count` rows.
+#[inline(always)]
+fn fetch_output(job: &mut Job<'_>, panel: usize, outputs: usize, row: usize, count: usize) {
+    let first = (panel - job.panels.start) * LANES;
+    let columns = first..job.out.cols().min(first + outputs * LANES);
+    let (out, stride) = job.out.cells(row, count, &columns);
+    for i in 0..count {
+        let row = out.wrapping_add(i * stride).cast_const();
+        for line in (0..columns.len()).step_by(LANES) {
+            prefetch(row.wrapping_add(line).cast());
+        }
+        // Rows need not be aligned to cache lines.
+        prefetch(row.wrapping_add(columns.len() - 1).cast());
+    }
+}

@@ -1,0 +1,500 @@
+//! Every kernel gives the bits of `reference` on every instruction set of this machine.
+
+use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
+use hearthnet_files::spec::RopeKind;
+use proptest::prelude::*;
+
+use super::super::pack::row_bytes;
+use super::super::*;
+use super::reference::{self, Fma};
+use super::values::{Kind, Values, assert_same, fields, matrix, same};
+
+fn all() -> Vec<Kernels> {
+    Isa::available()
+        .into_iter()
+        .filter_map(Kernels::new)
+        .collect()
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop::sample::select(Kind::ALL.to_vec())
+}
+
+fn weight_type() -> impl Strategy<Value = WeightType> {
+    prop::sample::select(WeightType::ALL.to_vec())
+}
+
+fn pack(matrix: &Matrix<'_>) -> Packed {
+    Packed::pack(&mut Arena::default(), matrix).unwrap()
+}
+
+fn act(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
+    let mut act = Act::default();
+    kernels.prepare(x, packed.cols(), ActForm::of([packed]), &mut act);
+    act
+}
+
+proptest! {
+    #[test]
+    fn a_matrix_is_finite_exactly_when_all_its_weights_are(ty in weight_type(), seed: u64) {
+        let mut values = Values(seed);
+        // Blocks of random bits: so few that many of the matrices are finite.
+        let cols = 2 * ty.inputs();
+        let bytes: Vec<u8> = (0..2 * ty.file_block()).map(|_| values.bits() as u8).collect();
+        let matrix = Matrix { weight_type: ty, rows: 1, cols, bytes: &bytes };
+        let packed = pack(&matrix);
+        let mut weights = vec![0.0; cols];
+        packed.dequantise_row(0, &mut weights);
+        let finite = weights.iter().all(|weight| weight.is_finite());
+        match packed.not_finite() {
+            None => prop_assert!(finite, "{ty:?}"),
+            // A scale is refused if only the largest value of the table would overflow.
+            Some(0) if ty == WeightType::MXFP4 => {}
+            Some(part) => prop_assert!(part == 0 && !finite, "{ty:?}"),
+        }
+    }
+}
+
+#[test]
+fn not_finite_returns_the_index_of_the_matrix() {
+    let ty = WeightType::Q8_0;
+    let whole = vec![0; 16 * ty.file_block()];
+    let mut broken = whole.clone();
+    // The scale of the last row is an infinity.
+    let last = 15 * ty.file_block();
+    broken[last..last + 2].copy_from_slice(&0x7c00_u16.to_le_bytes());
+    let matrix = |bytes| Matrix {
+        weight_type: ty,
+        rows: 16,
+        cols: 32,
+        bytes,
+    };
+    let (whole, broken) = (matrix(&whole), matrix(&broken));
+    for (part, expected) in [(0, Some(0)), (1, Some(1)), (2, Some(2)), (3, None)] {
+        let mut all = [whole; 3];
+        if let Some(at) = all.get_mut(part) {
+            *at = broken;
+        }
+        let packed = Packed::pack_stacked(&mut Arena::default(), &all).unwrap();
+        assert_eq!(packed.not_finite(), expected);
+    }
+    let packed = Packed::pack_gate_up(&mut Arena::default(), &whole, &broken).unwrap();
+    assert_eq!(packed.not_finite(), Some(1));
+}
+
+#[test]
+fn weight_types_have_the_names_of_the_file_format() {
+    for (place, ty) in WeightType::ALL.into_iter().enumerate() {
+        assert_eq!(ty as usize, place);
+        assert_eq!(format!("{ty:?}"), ty.tensor_type().name());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn matrices_agree_for_all_shapes_splits_and_values(
+        ty in weight_type(), rows in 1usize..=70, blocks in 1usize..=7, tokens in 1usize..=70,
+        weights_kind in kind(), kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = if ty.quantised() { ty.inputs() * blocks } else { 1 + values.below(100) };
+        let bytes = values.weights(ty, rows, cols, weights_kind);
+        let x = values.many(tokens * cols, kind);
+        let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let before = values.many(tokens * rows, Kind::Ordinary);
+        for kernels in all() {
+            let act = act(kernels, &packed, &x);
+            let what = format!("{} {ty:?}", kernels.isa());
+            let mut out = vec![f32::NAN; tokens * rows];
+            kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
+            assert_same(&what, &out, &wanted);
+
+            // In two parts, added to the output and rounded.
+            for dtype in BoundaryDtype::ALL {
+                let cut = values.below(packed.panels() + 1);
+                let mut sum = before.clone();
+                let (left, right) = TileMut::whole(&mut sum, rows).split_cols((cut * 16).min(rows));
+                kernels.matmul(&packed, cut..packed.panels(), &act, Output::Add(dtype), right);
+                kernels.matmul(&packed, 0..cut, &act, Output::Add(dtype), left);
+                let mut rounded: Vec<f32> = before.iter().zip(&wanted).map(|(b, w)| b + w).collect();
+                dtype.round(&mut rounded);
+                assert_same(&format!("{what} + {dtype}"), &sum, &rounded);
+            }
+        }
+    }
+
+    #[test]
+    fn gated_pairs_agree_with_two_matrices(
+        ty in weight_type(), rows in 1usize..=50, blocks in 1usize..=4, tokens in 1usize..=20,
+        kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = ty.inputs().max(32) * blocks;
+        let gate = values.weights(ty, rows, cols, Kind::Ordinary);
+        let up = values.weights(ty, rows, cols, Kind::Ordinary);
+        let x = values.many(tokens * cols, kind);
+        let g = reference::matmul(ty, &gate, cols, &x, Fma::Fused);
+        let u = reference::matmul(ty, &up, cols, &x, Fma::Fused);
+        let wanted: Vec<f32> = g.iter().zip(&u).map(|(g, u)| reference::silu(*g) * u).collect();
+        let (gate, up) = (matrix(ty, rows, cols, &gate), matrix(ty, rows, cols, &up));
+        let packed = Packed::pack_gate_up(&mut Arena::default(), &gate, &up).unwrap();
+        for kernels in all() {
+            let act = act(kernels, &packed, &x);
+            let mut out = vec![f32::NAN; tokens * rows];
+            let cut = values.below(packed.panels() + 1);
+            let (left, right) = TileMut::whole(&mut out, rows).split_cols((cut * 16).min(rows));
+            kernels.matmul_swiglu(&packed, 0..cut, &act, left);
+            kernels.matmul_swiglu(&packed, cut..packed.panels(), &act, right);
+            assert_same(kernels.isa().name(), &out, &wanted);
+            let mut apart = g.clone();
+            kernels.gate(hearthnet_files::spec::Activation::Silu, &mut apart, &u);
+            assert_same(kernels.isa().name(), &apart, &wanted);
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_the_rest_of_the_tile(
+        ty in weight_type(), blocks in 1usize..=4, tokens in 2usize..=70, seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let (rows, cols) = (40, ty.inputs().max(32) * blocks);
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let x = values.many(tokens * cols, Kind::Ordinary);
+        for kernels in all() {
+            let run = |x: &[f32]| {
+                let mut out = vec![f32::NAN; x.len() / cols * rows];
+                let act = act(kernels, &packed, x);
+                kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
+                out
+            };
+            let together = run(&x);
+            let alone: Vec<f32> = x.chunks(cols).flat_map(run).collect();
+            assert_same(kernels.isa().name(), &together, &alone);
+        }
+    }
+
+    #[test]
+    fn normalisation_and_quantisation_agree(
+        cols in 1usize..=40, tokens in 1usize..=4, whole: bool, kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = if whole { 32 * cols } else { cols };
+        let x = values.many(tokens * cols, kind);
+        let w = values.many(cols, Kind::Ordinary);
+        let eps = if values.below(2) == 0 { 1e-5 } else { 0.0 };
+        let wanted: Vec<f32> = x.chunks(cols).flat_map(|x| reference::rms_norm(x, &w, eps)).collect();
+        let form = ActForm { plain: true, quantised: cols % 32 == 0 };
+        let first = all().first().map(|k| {
+            let mut act = Act::default();
+            k.norm_prepare(&x, &w, eps, form, &mut act);
+            act
+        }).unwrap();
+        for kernels in all() {
+            let mut y = x.clone();
+            kernels.rms_norm_in_place(&mut y, &w, eps);
+            assert_same(kernels.isa().name(), &y, &wanted);
+            let mut act = Act::default();
+            kernels.norm_prepare(&x, &w, eps, form, &mut act);
+            assert_same(kernels.isa().name(), act.plain(), &wanted);
+            prop_assert_eq!(&act.quants, &first.quants);
+            for (a, b) in act.meta.iter().zip(&first.meta) {
+                prop_assert!(same(a.d, b.d) && same(a.ds, b.ds));
+                prop_assert_eq!((a.neg8s, a.neg128s, a.half_sums), (b.neg8s, b.neg128s, b.half_sums));
+            }
+        }
+    }
+
+    #[test]
+    fn activations_soft_caps_and_sums_of_experts_agree(n in 1usize..=70, kind in kind(), seed: u64) {
+        let mut values = Values(seed);
+        let (x, y) = (values.many(n, kind), values.many(n, Kind::Ordinary));
+        let gelu: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::gelu(*x) * y).collect();
+        // Scaled so that some values are clamped.
+        let (gates, ups): (Vec<f32>, Vec<f32>) = (x.iter().map(|x| 8.0 * x).collect(), y.iter().map(|y| 8.0 * y).collect());
+        let clamped: Vec<f32> = gates.iter().zip(&ups).map(|(g, u)| reference::clamped(*g, *u)).collect();
+        let capped: Vec<f32> = x.iter().map(|x| reference::tanh(x / 30.0) * 30.0).collect();
+        let summed: Vec<f32> = x.iter().zip(&y).map(|(x, y)| y.mul_add(0.3, *x)).collect();
+        let w = &y[..1 + n / 3];
+        let rows: Vec<f32> = x[..n / w.len() * w.len()].to_vec();
+        let normed: Vec<f32> = rows.chunks(w.len()).flat_map(|x| reference::rms_norm(x, w, 1e-6)).collect();
+        for kernels in all() {
+            let name = kernels.isa().name();
+            let mut out = x.clone();
+            kernels.gate(hearthnet_files::spec::Activation::Gelu, &mut out, &y);
+            assert_same(name, &out, &gelu);
+            let mut out = gates.clone();
+            kernels.gate(hearthnet_files::spec::Activation::Clamped, &mut out, &ups);
+            assert_same(name, &out, &clamped);
+            let mut out = x.clone();
+            kernels.softcap(&mut out, 30.0);
+            assert_same(name, &out, &capped);
+            let mut out = x.clone();
+            kernels.add_scaled(&mut out, &y, 0.3);
+            assert_same(name, &out, &summed);
+            let mut out = rows.clone();
+            kernels.rms_norm_in_place(&mut out, w, 1e-6);
+            assert_same(name, &out, &normed);
+        }
+    }
+
+    #[test]
+    fn attention_agrees_and_never_reads_a_stale_cell(
+        eighths in 1usize..=18, heads in 1usize..=9, position in 0usize..=150, rows in 1usize..=40,
+        window in prop::option::of(1usize..=100), softcap in prop::option::of(1.0f32..50.0),
+        with_sinks: bool, kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let sinks = with_sinks.then(|| values.many(heads, kind));
+        let sinks = sinks.as_deref();
+        let (d, n) = (8 * eighths, position + rows);
+        let cells = |values: &mut Values, kind| -> Vec<u16> {
+            values.many(n * d, kind).into_iter().map(f32_to_f16).collect()
+        };
+        let (keys, vals) = (cells(&mut values, kind), cells(&mut values, Kind::Ordinary));
+        // Pages start as NaN; only the positions in use are written.
+        let mut pages = vec![vec![0x7fffu16; page_len(d)]; n.div_ceil(PAGE) + 1];
+        for p in 0..n {
+            let cells = p * d..(p + 1) * d;
+            write_kv(&mut pages[p / PAGE], p % PAGE, &keys[cells.clone()], &vals[cells]);
+        }
+        let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
+        let q = values.many(rows * heads * d, kind);
+        let scale = 1.0 / (d as f32).sqrt();
+        let a = Attention { head_dim: d, heads, scale, softcap, sinks, position, window, pages: &pages };
+        let wanted: Vec<f32> = q
+            .chunks(d)
+            .enumerate()
+            .flat_map(|(i, q)| {
+                let limit = position + i / heads + 1;
+                let start = window.map_or(0, |window| limit.saturating_sub(window));
+                reference::attention(q, &keys, &vals, start..limit, scale, softcap, sinks.map(|sinks| sinks[i % heads]))
+            })
+            .collect();
+        for kernels in all() {
+            let mut out = vec![f32::NAN; q.len()];
+            let mut scratch = AttentionScratch::default();
+            let width = heads * d;
+            kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, TileMut::whole(&mut out, width));
+            assert_same(kernels.isa().name(), &out, &wanted);
+            // The last head of the last row alone.
+            let at = q.len() - d;
+            let sinks = sinks.map(|sinks| &sinks[heads - 1..]);
+            let one = Attention { heads: 1, position: n - 1, sinks, ..a };
+            let mut out = vec![f32::NAN; d];
+            kernels.attention(&one, Tile::new(&q[at..], 1, d, d), &mut scratch, TileMut::whole(&mut out, d));
+            assert_same(kernels.isa().name(), &out, &wanted[at..]);
+        }
+    }
+
+    #[test]
+    fn rotation_rounding_and_finiteness_agree(
+        eighths in 1usize..=18, heads in 1usize..=4, position in 0usize..200, kind in kind(), seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let d = 8 * eighths;
+        let dims = 2 * (1 + values.below(d / 2));
+        let x = values.many(heads * d, kind);
+        let y = values.many(heads * d, kind);
+        for rope in [RopeKind::Interleaved, RopeKind::Halves] {
+            let frequencies = RopeTable::frequencies(dims, 1e4);
+            let mut table = RopeTable::new(rope, frequencies.clone(), 1.0);
+            table.cover(200);
+            let mut wanted = x.clone();
+            for head in wanted.chunks_mut(d) {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = libm::sincos(position as f64 * frequency);
+                    let (sin, cos) = (sin as f32, cos as f32);
+                    let (i, j) = match rope {
+                        RopeKind::Interleaved => (2 * i, 2 * i + 1),
+                        RopeKind::Halves => (i, i + dims / 2),
+                    };
+                    let (a, b) = (head[i], head[j]);
+                    head[i] = a.mul_add(cos, -(b * sin));
+                    head[j] = a.mul_add(sin, b * cos);
+                }
+            }
+            for kernels in all() {
+                let mut got = x.clone();
+                kernels.rope(&table, position, &mut got, d);
+                assert_same(kernels.isa().name(), &got, &wanted);
+            }
+        }
+        for dtype in BoundaryDtype::ALL {
+            let mut wanted: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
+            dtype.round(&mut wanted);
+            for kernels in all() {
+                let mut got = x.clone();
+                kernels.add_round(&mut got, &y, dtype);
+                assert_same(kernels.isa().name(), &got, &wanted);
+                prop_assert_eq!(kernels.all_finite(&got), got.iter().all(|v| v.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn dequantised_rows_agree_with_the_format(
+        ty in weight_type(), rows in 1usize..=40, blocks in 1usize..=3, seed: u64,
+    ) {
+        let mut values = Values(seed);
+        let cols = ty.inputs().max(32) * blocks;
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let row_bytes = row_bytes(ty, cols).unwrap();
+        for row in 0..rows {
+            let mut got = vec![f32::NAN; cols];
+            packed.dequantise_row(row, &mut got);
+            let file = &bytes[row * row_bytes..][..row_bytes];
+            let mut wanted = vec![0.0; cols];
+            match ty {
+                WeightType::F32 | WeightType::F16 | WeightType::BF16 => {
+                    for (w, out) in file.chunks(ty.file_block()).zip(&mut wanted) {
+                        let low = [w[0], w[1]];
+                        *out = match ty {
+                            WeightType::F32 => f32::from_le_bytes([w[0], w[1], w[2], w[3]]),
+                            WeightType::F16 => half::f16::from_le_bytes(low).to_f32(),
+                            _ => half::bf16::from_le_bytes(low).to_f32(),
+                        };
+                    }
+                }
+                _ => wanted = reference::weights(ty, file),
+            }
+            assert_same("row", &got, &wanted);
+        }
+    }
+}
+
+#[test]
+fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
+    const UNTOUCHED: u16 = 0x5a5a;
+    let mut values = Values(11);
+    for d in [8, 16, 24, 40, 64, 128] {
+        for kind in Kind::ALL {
+            let (key, value) = (values.many(d, kind), values.many(d, kind));
+            let slot = values.below(PAGE);
+            for kernels in all() {
+                let mut page = vec![UNTOUCHED; page_len(d)];
+                // SAFETY: there is no other reference to the page.
+                unsafe { kernels.store_kv(SharedMut::new(&mut page), slot, &key, &value) };
+                for i in 0..d {
+                    for (cell, x) in [
+                        (key_cell(d, slot, i), key[i]),
+                        (value_cell(d, slot, i), value[i]),
+                    ] {
+                        let found = std::mem::replace(&mut page[cell], UNTOUCHED);
+                        let (found, wanted) = (f16_to_f32(found), f16_to_f32(f32_to_f16(x)));
+                        assert!(same(found, wanted), "{} {d} {i}: {x:e}", kernels.isa());
+                    }
+                }
+                assert!(page.iter().all(|cell| *cell == UNTOUCHED), "{d}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_exponential_agrees_over_its_whole_range() {
+    // A stride coprime to 2^32 visits all exponents and signs.
+    let x: Vec<f32> = (0..4_000_000u32)
+        .map(|i| f32::from_bits(i.wrapping_mul(1_073_741_827)))
+        .collect();
+    let dense: Vec<f32> = (0..2_000_000).map(|i| -88.5 + i as f32 * 9e-5).collect();
+    for x in [x, dense] {
+        let wanted: Vec<f32> = x.iter().map(|x| reference::exp(*x)).collect();
+        for kernels in all() {
+            let mut got = x.clone();
+            kernels.exp(&mut got);
+            assert_same(kernels.isa().name(), &got, &wanted);
+        }
+    }
+}
+
+#[test]
+fn the_largest_sums_of_every_type_are_exact() {
+    let cols = 512;
+    for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
+        // Rows of equal bytes: all quants and factors at their maximum or minimum.
+        let fill = [0x00, 0xff, 0x80, 0x7f, 0x88, 0x77, 0x0f, 0xf0];
+        let mut bytes = Vec::new();
+        for byte in fill {
+            for _ in 0..cols / ty.inputs() {
+                let start = bytes.len();
+                bytes.resize(start + ty.file_block(), byte);
+                for at in fields(ty) {
+                    bytes[start + at..][..2].copy_from_slice(&f32_to_f16(0.5).to_le_bytes());
+                }
+            }
+        }
+        let packed = pack(&matrix(ty, fill.len(), cols, &bytes));
+        // Activations of one magnitude, so that all quants are 127 or -127. The sign patterns add
+        // up within pairs, within groups of four, within 16 inputs, or nowhere.
+        let mut x = Vec::new();
+        for pattern in [0usize, 1, 2, 4, 8, 16, 32] {
+            let sign = |i: usize| if i & pattern == 0 { 1.0 } else { -1.0 };
+            x.extend((0..cols).map(sign));
+            x.extend((0..cols).map(|i| -sign(i)));
+        }
+        let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let rows = x.len() / cols;
+        for kernels in all() {
+            let mut out = vec![f32::NAN; rows * fill.len()];
+            let act = act(kernels, &packed, &x);
+            let to = TileMut::whole(&mut out, fill.len());
+            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+            assert_same(&format!("{} {ty:?}", kernels.isa()), &out, &wanted);
+        }
+    }
+}
+
+#[test]
+fn an_unfused_product_is_noticed() {
+    for ty in WeightType::ALL {
+        let mut values = Values(7);
+        let (rows, cols) = (64, 768);
+        let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
+        let x = values.many(4 * cols, Kind::Ordinary);
+        let fused = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
+        let separate = reference::matmul(ty, &bytes, cols, &x, Fma::Separate);
+        let differ = fused
+            .iter()
+            .zip(&separate)
+            .filter(|(a, b)| !same(**a, **b))
+            .count();
+        assert!(
+            2 * differ > fused.len(),
+            "{ty:?}: only {differ} of {} differ",
+            fused.len()
+        );
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_reaches_every_output() {
+    let (rows, cols) = (20, 256);
+    for ty in WeightType::ALL {
+        let bytes = Values(1).weights(ty, rows, cols, Kind::Ordinary);
+        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = Values(2).many(cols, Kind::Ordinary);
+            x[40] = bad;
+            for kernels in all() {
+                let mut out = vec![0.0; rows];
+                kernels.matmul(
+                    &packed,
+                    0..2,
+                    &act(kernels, &packed, &x),
+                    Output::Store,
+                    TileMut::whole(&mut out, rows),
+                );
+                assert!(
+                    out.iter().all(|v| !v.is_finite()),
+                    "{} {ty:?}",
+                    kernels.isa()
+                );
+            }
+        }
+    }
+}

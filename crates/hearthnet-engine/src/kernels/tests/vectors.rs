@@ -1,0 +1,180 @@
+//! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, section 9,
+//! and that the specification states them.
+
+use hearthnet_files::floats::f32_to_f16;
+use hearthnet_files::spec::{RopeKind, YarnSpec};
+use sha2::{Digest, Sha256};
+
+use super::super::*;
+use super::values::{fields, matrix};
+
+const SPEC: &str = include_str!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../specs/canonical-arithmetic.md"
+));
+
+fn assert_in_spec(line: &str) {
+    assert!(
+        SPEC.lines().any(|l| l.contains(line)),
+        "the specification lacks {line:?}"
+    );
+}
+
+#[test]
+fn the_exponentials_of_the_specification_hold() {
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        for (x, bits) in [
+            (0.0f32, 0x3f80_0000u32),
+            (1.0, 0x402d_f854),
+            (-1.0, 0x3ebc_5ab2),
+            (0.5, 0x3fd3_094c),
+            (f32::from_bits(0x3eb1_7218), 0x3fb5_04f3),
+            (-20.0, 0x310d_a433),
+            (-86.9, 0x00c6_0f89),
+            (88.0, 0x7ef8_82b7),
+        ] {
+            let mut y = [x];
+            kernels.exp(&mut y);
+            assert_eq!(y[0].to_bits(), bits, "exp({x}) on {}", kernels.isa());
+            assert_in_spec(&format!("| `{:08x}` | `{bits:08x}` |", x.to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_rotation_table_has_the_digest_of_the_specification() {
+    let mut table = RopeTable::new(RopeKind::Interleaved, RopeTable::frequencies(64, 1e5), 1.0);
+    table.cover(8192);
+    let mut hash = Sha256::new();
+    for position in 0..8192 {
+        let row = table.row(position);
+        for (i, (c, s)) in row.cos.iter().zip(row.sin).enumerate() {
+            hash.update(c.to_le_bytes());
+            hash.update(s.to_le_bytes());
+            if [(1, 0), (1, 1), (100, 5), (8191, 31)].contains(&(position, i)) {
+                let (c, s) = (c.to_bits(), s.to_bits());
+                assert_in_spec(&format!("| {position} | {i} | `{c:08x}` | `{s:08x}` |"));
+            }
+        }
+    }
+    let digest: String = hex::encode(hash.finalize());
+    assert_in_spec(&format!("`{digest}`"));
+}
+
+#[test]
+fn the_clamped_gates_of_the_specification_hold() {
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        for (g, u) in [
+            (1.0f32, 2.0f32),
+            (-3.0, 0.5),
+            (8.0, -9.0),
+            (20.0, 20.0),
+            (-60.0, 1.0),
+        ] {
+            let mut out = [g];
+            kernels.gate(hearthnet_files::spec::Activation::Clamped, &mut out, &[u]);
+            assert_in_spec(&format!("| {g} | {u} | `{:08x}` |", out[0].to_bits()));
+        }
+    }
+}
+
+#[test]
+fn the_stretched_rotations_of_the_specification_hold() {
+    let amplitude = YarnSpec::usual_amplitude(32.0, 0.0);
+    assert_in_spec(&format!("amplitude {amplitude}"));
+    for (whole, pairs) in [(false, &[5, 9, 12, 31][..]), (true, &[9, 12])] {
+        let yarn = YarnSpec {
+            factor: 32.0,
+            original: 4096,
+            fast: 32.0,
+            slow: 1.0,
+            whole,
+            amplitude,
+        };
+        let mut frequencies = RopeTable::frequencies(64, 150_000.0);
+        RopeTable::stretch(&mut frequencies, 150_000.0, &yarn);
+        let mut table = RopeTable::new(RopeKind::Halves, frequencies, amplitude);
+        table.cover(1001);
+        let row = table.row(1000);
+        for &pair in pairs {
+            let (c, s) = (row.cos[pair].to_bits(), row.sin[pair].to_bits());
+            assert_in_spec(&format!("| {whole} | {pair} | `{c:08x}` | `{s:08x}` |"));
+        }
+    }
+}
+
+#[test]
+fn the_quantised_block_of_the_specification_holds() {
+    let x: Vec<f32> = (0..32).map(|j| ((7 * j % 32) - 15) as f32 / 10.0).collect();
+    let u = |j: usize| ((5 * j + 3) % 16) as u8;
+    let mut block = vec![0x66, 0x2e, 0x00, 0xba];
+    block.extend((0..16).map(|j| u(j) | (u(j + 16) << 4)));
+    let packed = Packed::pack(
+        &mut Arena::default(),
+        &matrix(WeightType::Q4_1, 1, 32, &block),
+    )
+    .unwrap();
+    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+        let mut act = Act::default();
+        kernels.prepare(&x, 32, ActForm::of([&packed]), &mut act);
+        let mut out = [f32::NAN];
+        kernels.matmul(
+            &packed,
+            0..1,
+            &act,
+            Output::Store,
+            TileMut::whole(&mut out, 1),
+        );
+        let (q, meta) = (&act.quants, act.meta[0]);
+        let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
+        let integer: i32 = (0..32).map(|j| i32::from(u(j)) * i32::from(q[j])).sum();
+        assert_in_spec(&format!("| d | `{:08x}` |", meta.d.to_bits()));
+        assert_in_spec(&format!("| S | {sum} |"));
+        assert_in_spec(&format!("| {}, {}, {}, {} |", q[0], q[1], q[2], q[3]));
+        assert_in_spec(&format!("| I | {integer} |"));
+        assert_in_spec(&format!("| acc | `{:08x}` |", out[0].to_bits()));
+    }
+}
+
+#[test]
+fn the_blocks_of_every_type_in_the_specification_hold() {
+    for ty in WeightType::ALL {
+        let cols = ty.inputs().max(32);
+        let x: Vec<f32> = (0..cols)
+            .map(|j| ((7 * j % 61) as f32 - 30.0) / 10.0)
+            .collect();
+        let bytes: Vec<u8> = if ty.quantised() {
+            let mut block: Vec<u8> = (0..ty.file_block()).map(|i| (37 * i + 11) as u8).collect();
+            for (at, field) in fields(ty).iter().zip([0x2e66u16, 0xba00]) {
+                block[*at..at + 2].copy_from_slice(&field.to_le_bytes());
+            }
+            if ty == WeightType::MXFP4 {
+                block[0] = 125;
+            }
+            block
+        } else {
+            // Weights that all three types represent exactly.
+            let weights = (0..cols).map(|j| ((11 * j % 32) as f32 - 16.0) / 16.0);
+            let bytes = |w: f32| match ty {
+                WeightType::F32 => w.to_le_bytes().to_vec(),
+                WeightType::F16 => f32_to_f16(w).to_le_bytes().to_vec(),
+                _ => half::bf16::from_f32(w).to_le_bytes().to_vec(),
+            };
+            weights.flat_map(bytes).collect()
+        };
+        let packed = Packed::pack(&mut Arena::default(), &matrix(ty, 1, cols, &bytes)).unwrap();
+        let mut weights = vec![f32::NAN; cols];
+        packed.dequantise_row(0, &mut weights);
+        for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+            let mut act = Act::default();
+            kernels.prepare(&x, cols, ActForm::of([&packed]), &mut act);
+            let mut out = [f32::NAN];
+            let to = TileMut::whole(&mut out, 1);
+            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+            let [first, last, acc] = [weights[0], weights[cols - 1], out[0]].map(f32::to_bits);
+            assert_in_spec(&format!(
+                "| {ty:?} | `{first:08x}` | `{last:08x}` | `{acc:08x}` |"
+            ));
+        }
+    }
+}

@@ -1,0 +1,478 @@
+//! Loading and repacking of the weights of a layer range.
+
+use std::ops::Range;
+
+use hearthnet_files::blocks::{WeightType, all_finite};
+use hearthnet_files::spec::{Activation, LayerTensor, ModelSpec, Rotation};
+use hearthnet_files::{ModelError, ModelFile, TensorType, TensorView};
+
+use super::error::LoadError;
+use crate::kernels::{ActForm, Arena, LANES, Matrix, PackError, Packed};
+
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub(super) attn_norm: Vec<f32>,
+    /// Matrices that read the normalised residual stream. With latent attention, their outputs are
+    /// the low-rank rows.
+    pub(super) qkv: Qkv,
+    pub(super) latent: Option<Latent>,
+    pub(super) qk_norm: Option<QkNorms>,
+    pub(super) rotation: Rotation,
+    /// Sliding window in positions; `None` for all positions.
+    pub(super) window: Option<usize>,
+    /// Attention sink of each query head.
+    pub(super) sinks: Option<Vec<f32>>,
+    pub(super) attn_output: Packed,
+    pub(super) attn_output_bias: Option<Vec<f32>>,
+    pub(super) attn_post_norm: Option<Vec<f32>>,
+    pub(super) ffn_norm: Vec<f32>,
+    pub(super) feed_forward: FeedForward,
+    pub(super) ffn_post_norm: Option<Vec<f32>>,
+    /// Bytes of memory of all weights.
+    pub(super) bytes: usize,
+}
+
+/// RMSNorm weights of queries and keys.
+#[derive(Debug)]
+pub(super) struct QkNorms {
+    pub(super) q: Vec<f32>,
+    pub(super) k: Vec<f32>,
+}
+
+#[derive(Debug)]
+pub(super) enum FeedForward {
+    Dense {
+        ffn: Ffn,
+        down: Packed,
+    },
+    Experts {
+        router: Router,
+        /// All experts, which have equal sizes.
+        experts: Vec<Expert>,
+        bytes: usize,
+    },
+}
+
+/// Matrix that scores the experts of a layer.
+#[derive(Debug)]
+pub(super) struct Router {
+    pub(super) matrix: Packed,
+    pub(super) bias: Option<Vec<f32>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Expert {
+    pub(super) ffn: Ffn,
+    pub(super) down: Packed,
+    pub(super) bias: Option<ExpertBias>,
+}
+
+#[derive(Debug)]
+pub(super) struct ExpertBias {
+    pub(super) gate: Vec<f32>,
+    pub(super) up: Vec<f32>,
+    pub(super) down: Vec<f32>,
+}
+
+/// Query, key and value matrices. Their outputs form one row.
+#[derive(Debug)]
+pub(super) struct Qkv {
+    /// A fused matrix if types and shapes allow it, otherwise three (latent attention: two).
+    pub(super) parts: Vec<Packed>,
+    pub(super) form: ActForm,
+    pub(super) bias: Option<Vec<f32>>,
+}
+
+/// Norms and up-projections of the low-rank rows of latent attention.
+#[derive(Debug)]
+pub(super) struct Latent {
+    pub(super) q_norm: Vec<f32>,
+    pub(super) kv_norm: Vec<f32>,
+    /// Up-projection to queries.
+    pub(super) q: Packed,
+    /// Up-projection to keys and values.
+    pub(super) kv: Packed,
+}
+
+#[derive(Debug)]
+pub(super) enum Ffn {
+    /// Interleaved panels, so that the kernel applies the gate in the same pass.
+    Fused(Packed),
+    /// Separate matrices, for cases that the fused kernel does not cover (see [`Loader::ffn`]).
+    Split { gate: Packed, up: Packed },
+}
+
+impl Qkv {
+    fn of(parts: Vec<Packed>) -> Self {
+        let form = ActForm::of(&parts);
+        Self {
+            parts,
+            form,
+            bias: None,
+        }
+    }
+
+    pub(super) fn panels(&self) -> usize {
+        self.parts.iter().map(Packed::panels).sum()
+    }
+}
+
+impl Latent {
+    pub(super) fn panels(&self) -> usize {
+        self.q.panels() + self.kv.panels()
+    }
+}
+
+impl Ffn {
+    pub(super) fn form(&self) -> ActForm {
+        match self {
+            Self::Fused(both) => ActForm::of([both]),
+            Self::Split { gate, up } => ActForm::of([gate, up]),
+        }
+    }
+
+    /// Panels of each of the two matrices.
+    pub(super) fn panels(&self) -> usize {
+        self.gate().panels()
+    }
+
+    pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        let rows = self.gate().rows();
+        panels.start * LANES..rows.min(panels.end * LANES)
+    }
+
+    fn gate(&self) -> &Packed {
+        match self {
+            Self::Fused(both) => both,
+            Self::Split { gate, .. } => gate,
+        }
+    }
+}
+
+impl Layer {
+    /// Bytes of weights that one row reads, if it is routed to `used` experts.
+    pub(super) fn token_bytes(&self, used: usize) -> usize {
+        match &self.feed_forward {
+            FeedForward::Dense { .. } => self.bytes,
+            FeedForward::Experts { experts, bytes, .. } => {
+                let idle = experts.len().saturating_sub(used);
+                self.bytes - bytes / experts.len().max(1) * idle
+            }
+        }
+    }
+}
+
+/// Repacks tensors of a file into an arena of the right size, and releases the file's memory pages.
+pub(super) struct Loader<'a> {
+    file: &'a ModelFile,
+    arena: Arena,
+    /// Threads that repack the panels of a matrix in parallel.
+    pool: rayon::ThreadPool,
+    /// Bytes of memory of the weights loaded so far.
+    pub(super) bytes: usize,
+    done: u64,
+    total: u64,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl<'a> Loader<'a> {
+    /// A loader with memory for `packed` bytes of matrices. It reports progress out of `total`
+    /// bytes of the file.
+    pub(super) fn new(
+        file: &'a ModelFile,
+        threads: usize,
+        packed: usize,
+        total: u64,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let arena = Arena::with_capacity(packed).map_err(|_| LoadError::OutOfMemory(packed))?;
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        let pool = pool.thread_name(|_| "load".to_owned()).build();
+        let pool = pool.map_err(|error| LoadError::Threads(std::io::Error::other(error)))?;
+        progress(0, total);
+        Ok(Self {
+            file,
+            arena,
+            pool,
+            bytes: 0,
+            done: 0,
+            total,
+            progress,
+        })
+    }
+
+    /// Loads the layers of a range, which must lie within the model.
+    pub(super) fn layers(
+        file: &'a ModelFile,
+        threads: usize,
+        range: Range<u32>,
+        progress: &'a mut dyn FnMut(u64, u64),
+    ) -> Result<Vec<Layer>, LoadError> {
+        let mut packed = 0usize;
+        for layer in range.clone() {
+            let tensors = file.family().rules(file.spec());
+            for rule in tensors.filter(|rule| rule.is_matrix()) {
+                let view = file.layer_tensor(layer, rule.tensor)?;
+                for matrix in matrices(file.spec(), &view, rule.tensor) {
+                    packed = packed.saturating_add(packed_bytes(&matrix)?);
+                }
+            }
+        }
+        let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
+        let mut loader = Self::new(file, threads, packed, total, progress)?;
+        range.map(|layer| loader.layer(layer)).collect()
+    }
+
+    fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {
+        use LayerTensor as T;
+        let (file, spec) = (self.file, self.file.spec());
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        let before = self.bytes;
+        let attn_norm = self.vector(&get(T::AttnNorm)?)?;
+        let mut qkv = if file.has(T::AttnQkv) {
+            Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
+        } else if file.has(T::LatentQ) {
+            let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
+            Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
+        } else {
+            self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?
+        };
+        let latent = match file.has(T::LatentQ) {
+            true => Some(Latent {
+                q_norm: self.vector(&get(T::LatentQNorm)?)?,
+                kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
+                q: self.matrix(&get(T::LatentQUp)?)?,
+                kv: self.matrix(&get(T::LatentKvUp)?)?,
+            }),
+            false => None,
+        };
+        if file.has(T::AttnQBias) {
+            let mut bias = Vec::new();
+            for tensor in [T::AttnQBias, T::AttnKBias, T::AttnVBias] {
+                bias.append(&mut self.vector(&get(tensor)?)?);
+            }
+            qkv.bias = Some(bias);
+        }
+        let qk_norm = match file.has(T::AttnQNorm) {
+            true => Some(QkNorms {
+                q: self.vector(&get(T::AttnQNorm)?)?,
+                k: self.vector(&get(T::AttnKNorm)?)?,
+            }),
+            false => None,
+        };
+        Ok(Layer {
+            attn_norm,
+            qkv,
+            latent,
+            qk_norm,
+            rotation: spec.rotation(layer),
+            window: spec.window(layer).map(|positions| positions as usize),
+            sinks: self.optional(layer, T::AttnSinks)?,
+            attn_output: self.matrix(&get(T::AttnOutput)?)?,
+            attn_output_bias: self.optional(layer, T::AttnOutputBias)?,
+            attn_post_norm: self.optional(layer, T::AttnPostNorm)?,
+            ffn_norm: self.vector(&get(T::FfnNorm)?)?,
+            feed_forward: self.feed_forward(layer)?,
+            ffn_post_norm: self.optional(layer, T::FfnPostNorm)?,
+            bytes: self.bytes - before,
+        })
+    }
+
+    /// Loads a vector that the model may lack.
+    fn optional(&mut self, layer: u32, which: LayerTensor) -> Result<Option<Vec<f32>>, LoadError> {
+        match self.file.has(which) {
+            true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
+            false => Ok(None),
+        }
+    }
+
+    fn feed_forward(&mut self, layer: u32) -> Result<FeedForward, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        let get = |tensor| file.layer_tensor(layer, tensor);
+        if !file.has(T::Router) {
+            let (gate, up) = match file.has(T::FfnGateUp) {
+                true => {
+                    let both = get(T::FfnGateUp)?;
+                    match matrices(file.spec(), &both, T::FfnGateUp)[..] {
+                        [gate, up] => (gate, up),
+                        _ => return Err(LoadError::Unsupported(format!("{:?}", both.name))),
+                    }
+                }
+                false => (get(T::FfnGate)?, get(T::FfnUp)?),
+            };
+            return Ok(FeedForward::Dense {
+                ffn: self.ffn(&gate, &up)?,
+                down: self.matrix(&get(T::FfnDown)?)?,
+            });
+        }
+        let router = Router {
+            matrix: self.matrix(&get(T::Router)?)?,
+            bias: self.optional(layer, T::RouterBias)?,
+        };
+        let split = |tensor| Ok::<_, LoadError>(matrices(file.spec(), &get(tensor)?, tensor));
+        let (gates, ups) = (split(T::ExpertGate)?, split(T::ExpertUp)?);
+        let downs = split(T::ExpertDown)?;
+        let before = self.bytes;
+        let mut biases = self.expert_biases(layer)?.into_iter();
+        let mut experts = Vec::with_capacity(downs.len());
+        for ((gate, up), down) in gates.iter().zip(&ups).zip(&downs) {
+            experts.push(Expert {
+                ffn: self.ffn(gate, up)?,
+                down: self.matrix(down)?,
+                bias: biases.next(),
+            });
+        }
+        let bytes = self.bytes - before;
+        Ok(FeedForward::Experts {
+            router,
+            experts,
+            bytes,
+        })
+    }
+
+    /// Loads the biases of each expert of a layer. Empty if there are none.
+    fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
+        use LayerTensor as T;
+        let file = self.file;
+        if !file.has(T::ExpertGateBias) {
+            return Ok(Vec::new());
+        }
+        let (width, ffn) = (file.spec().width as usize, file.spec().ffn as usize);
+        let mut all = |which| self.vector(&file.layer_tensor(layer, which)?);
+        let (gates, ups) = (all(T::ExpertGateBias)?, all(T::ExpertUpBias)?);
+        let downs = all(T::ExpertDownBias)?;
+        let gates = gates.chunks_exact(ffn).zip(ups.chunks_exact(ffn));
+        let biases = gates.zip(downs.chunks_exact(width));
+        let biases = biases.map(|((gate, up), down)| ExpertBias {
+            gate: gate.to_vec(),
+            up: up.to_vec(),
+            down: down.to_vec(),
+        });
+        Ok(biases.collect())
+    }
+
+    fn qkv(&mut self, views: [TensorView<'_>; 3]) -> Result<Qkv, LoadError> {
+        let [q, k, v] = &views;
+        let same = q.dtype == k.dtype && q.dtype == v.dtype;
+        let whole = q.rows().is_multiple_of(LANES) && k.rows().is_multiple_of(LANES);
+        Ok(Qkv::of(match same && whole {
+            true => vec![self.pack(&[q, k, v], Packed::pack_stacked)?],
+            false => vec![self.matrix(q)?, self.matrix(k)?, self.matrix(v)?],
+        }))
+    }
+
+    fn ffn(&mut self, gate: &TensorView<'_>, up: &TensorView<'_>) -> Result<Ffn, LoadError> {
+        // The fused kernel supports only SiLU, without biases.
+        let spec = self.file.spec();
+        let plain = !spec.experts.is_some_and(|experts| experts.bias);
+        let fused = plain && spec.activation == Activation::Silu && gate.dtype == up.dtype;
+        Ok(match fused {
+            true => Ffn::Fused(self.pack(&[gate, up], |arena, both| match both {
+                [gate, up] => Packed::pack_gate_up(arena, gate, up),
+                _ => Err(PackError::Mismatch),
+            })?),
+            false => Ffn::Split {
+                gate: self.matrix(gate)?,
+                up: self.matrix(up)?,
+            },
+        })
+    }
+
+    pub(super) fn matrix(&mut self, view: &TensorView<'_>) -> Result<Packed, LoadError> {
+        self.pack(&[view], Packed::pack_stacked)
+    }
+
+    /// Loads several matrices as one.
+    fn pack(
+        &mut self,
+        views: &[&TensorView<'_>],
+        pack: impl FnOnce(&mut Arena, &[Matrix<'_>]) -> Result<Packed, PackError> + Send,
+    ) -> Result<Packed, LoadError> {
+        let matrices = views.iter().map(|view| matrix(view));
+        let matrices = matrices.collect::<Result<Vec<_>, _>>()?;
+        let arena = &mut self.arena;
+        let packed = self.pool.install(|| pack(arena, &matrices));
+        let packed = packed.map_err(|source| pack_error(views[0], source))?;
+        if let Some(view) = packed.not_finite().and_then(|part| views.get(part)) {
+            return Err(LoadError::NotFinite(view.name.to_owned()));
+        }
+        self.bytes += packed.bytes();
+        views.iter().for_each(|view| self.step(view));
+        Ok(packed)
+    }
+
+    /// Loads a vector. [`ModelFile`] accepts only F32 vectors.
+    pub(super) fn vector(&mut self, view: &TensorView<'_>) -> Result<Vec<f32>, LoadError> {
+        if view.dtype != TensorType::F32 {
+            return Err(LoadError::Unsupported(format!(
+                "{:?} is {}",
+                view.name, view.dtype
+            )));
+        }
+        if !all_finite(WeightType::F32, view.bytes) {
+            return Err(LoadError::NotFinite(view.name.to_owned()));
+        }
+        let (values, _) = view.bytes.as_chunks::<4>();
+        let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let values: Vec<f32> = values.collect();
+        self.bytes += size_of_val(&values[..]);
+        self.step(view);
+        Ok(values)
+    }
+
+    /// Releases a loaded tensor's file pages and reports progress.
+    fn step(&mut self, view: &TensorView<'_>) {
+        self.file.gguf().release(view.bytes);
+        self.done += view.bytes.len() as u64;
+        (self.progress)(self.done, self.total);
+    }
+}
+
+/// Splits a tensor into its matrices: those of all experts, gate and up, or a single one.
+fn matrices<'a>(
+    spec: &ModelSpec,
+    view: &TensorView<'a>,
+    which: LayerTensor,
+) -> Vec<TensorView<'a>> {
+    use LayerTensor as T;
+    view.parts(match which {
+        T::ExpertGate | T::ExpertUp | T::ExpertDown => {
+            spec.experts.map_or(1, |experts| experts.count as usize)
+        }
+        T::FfnGateUp => 2,
+        _ => 1,
+    })
+}
+
+pub(super) fn packed_bytes(view: &TensorView<'_>) -> Result<usize, LoadError> {
+    Packed::bytes_for(weight_type(view)?, view.rows(), view.cols())
+        .map_err(|source| pack_error(view, source))
+}
+
+fn matrix<'a>(view: &TensorView<'a>) -> Result<Matrix<'a>, LoadError> {
+    let weight_type = weight_type(view)?;
+    Ok(Matrix {
+        weight_type,
+        rows: view.rows(),
+        cols: view.cols(),
+        bytes: view.bytes,
+    })
+}
+
+fn weight_type(view: &TensorView<'_>) -> Result<WeightType, LoadError> {
+    WeightType::of(view.dtype).ok_or_else(|| {
+        LoadError::Model(ModelError::TensorType {
+            name: view.name.to_owned(),
+            dtype: view.dtype,
+            supported: TensorType::names(TensorType::supported()),
+        })
+    })
+}
+
+fn pack_error(view: &TensorView<'_>, source: PackError) -> LoadError {
+    LoadError::Pack {
+        tensor: view.name.to_owned(),
+        source,
+    }
+}

@@ -1,0 +1,103 @@
+//! Helpers of the engine's tests.
+#![allow(clippy::unwrap_used, clippy::panic)] // a failure fails the test
+
+use hearthnet_engine::kernels::Isa;
+use hearthnet_engine::{Engine, EngineOptions, FullModel, Head, SeqId, Span};
+use hearthnet_files::ModelFile;
+
+/// Options with this many threads and this instruction set, and little memory.
+pub(crate) fn options(threads: usize, isa: Isa) -> EngineOptions {
+    EngineOptions {
+        threads,
+        isa,
+        max_kv_bytes: 256 << 20,
+        ..EngineOptions::default()
+    }
+}
+
+pub(crate) fn whole(file: &ModelFile, options: &EngineOptions) -> FullModel {
+    FullModel::load(file, options, &mut |_, _| ()).unwrap()
+}
+
+pub(crate) fn engine(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    options: &EngineOptions,
+) -> Engine {
+    Engine::load(file, layers, options, &mut |_, _| ()).unwrap()
+}
+
+/// Pseudo-random token ids; deterministic for a seed.
+pub(crate) fn ids(file: &ModelFile, count: usize, seed: u64) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..count)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % u64::from(file.spec().vocab)) as u32
+        })
+        .collect()
+}
+
+pub(crate) fn embed(head: &Head, ids: &[u32]) -> Vec<f32> {
+    let mut rows = Vec::new();
+    head.embed(ids, &mut rows).unwrap();
+    rows
+}
+
+pub(crate) fn logits(head: &Head, rows: &[f32]) -> Vec<f32> {
+    let mut out = Vec::new();
+    head.logits(rows, &mut out).unwrap();
+    out
+}
+
+/// Appends tokens in chunks, and returns the rows of the last layer.
+pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
+    let mut all = Vec::new();
+    for ids in ids.chunks(chunk) {
+        let mut rows = embed(whole.head(), ids);
+        let position = whole.engine().len(seq).unwrap();
+        let span = Span {
+            seq,
+            position,
+            rows: ids.len() as u32,
+        };
+        whole.engine_mut().forward(&[span], &mut rows).unwrap();
+        all.extend(rows);
+    }
+    all
+}
+
+/// Runs tokens through a new sequence in one batch.
+pub(crate) fn run(whole: &mut FullModel, ids: &[u32]) -> (SeqId, Vec<f32>) {
+    let seq = whole.engine_mut().open().unwrap();
+    let rows = append(whole, seq, ids, ids.len().max(1));
+    (seq, rows)
+}
+
+/// Fails with the position of the first value whose bits differ.
+#[track_caller]
+pub(crate) fn assert_same_bits(found: &[f32], expected: &[f32], width: usize, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    if let Some(at) = differing(found, expected).first() {
+        panic!(
+            "{what}: row {}, column {}: {:e} instead of {:e}; {} of {} values differ",
+            at / width,
+            at % width,
+            found[*at],
+            expected[*at],
+            differing(found, expected).len(),
+            found.len()
+        );
+    }
+}
+
+/// Indices of values whose bits differ.
+pub(crate) fn differing(a: &[f32], b: &[f32]) -> Vec<usize> {
+    let pairs = a.iter().zip(b).enumerate();
+    pairs
+        .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
+        .map(|(at, _)| at)
+        .collect()
+}

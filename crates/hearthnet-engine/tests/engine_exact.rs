@@ -1,0 +1,314 @@
+//! The engine on the real model: a row's result depends only on the weights and the rows before it.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use hearthnet_engine::kernels::Isa;
+use hearthnet_engine::{EngineError, FullModel, Span};
+use hearthnet_files::ModelFile;
+
+use crate::engine_common::{
+    append, assert_same_bits, differing, embed, ids, logits, options, run, whole,
+};
+
+fn model() -> ModelFile {
+    ModelFile::open(&hearthnet_testkit::smollm2()).unwrap()
+}
+
+/// Logits of the last rows.
+fn last_logits(whole: &FullModel, rows: &[f32], count: usize) -> Vec<f32> {
+    let width = whole.engine().spec().width as usize;
+    logits(whole.head(), &rows[rows.len() - count * width..])
+}
+
+#[test]
+fn logits_do_not_depend_on_how_a_prompt_is_cut() {
+    let file = model();
+    let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
+    let prompt = ids(&file, 530, 1);
+    let mut whole = whole(&file, &options(2, Isa::detect()));
+    let (_, expected) = run(&mut whole, &prompt);
+    for chunk in [1, 7, 64, 512] {
+        let seq = whole.engine_mut().open().unwrap();
+        let rows = append(&mut whole, seq, &prompt, chunk);
+        assert_same_bits(&rows, &expected, width, &format!("chunks of {chunk}"));
+        assert_same_bits(
+            &last_logits(&whole, &rows, 20),
+            &last_logits(&whole, &expected, 20),
+            vocab,
+            "logits",
+        );
+        whole.engine_mut().close(seq);
+    }
+}
+
+#[test]
+fn logits_do_not_depend_on_the_number_of_threads() {
+    let file = model();
+    let vocab = file.spec().vocab as usize;
+    let prompt = ids(&file, 230, 2);
+    let mut results = Vec::new();
+    for threads in [1, 2, 3] {
+        let mut whole = whole(&file, &options(threads, Isa::detect()));
+        let seq = whole.engine_mut().open().unwrap();
+        // Many rows, some rows, single rows: every way of splitting the work.
+        let mut rows = append(&mut whole, seq, &prompt[..200], 200);
+        rows.extend(append(&mut whole, seq, &prompt[200..220], 20));
+        rows.extend(append(&mut whole, seq, &prompt[220..], 1));
+        let logits = last_logits(&whole, &rows, 40);
+        results.push((rows, logits));
+    }
+    for (rows, logits) in &results[1..] {
+        assert_same_bits(rows, &results[0].0, file.spec().width as usize, "rows");
+        assert_same_bits(logits, &results[0].1, vocab, "logits");
+    }
+}
+
+#[test]
+fn logits_do_not_depend_on_the_instruction_set() {
+    let file = model();
+    let prompt = ids(&file, 24, 3);
+    let mut results = Vec::new();
+    for isa in Isa::available() {
+        let mut whole = whole(&file, &options(2, isa));
+        let seq = whole.engine_mut().open().unwrap();
+        let mut rows = append(&mut whole, seq, &prompt[..20], 20);
+        rows.extend(append(&mut whole, seq, &prompt[20..], 1));
+        results.push((isa, rows.clone(), last_logits(&whole, &rows, 8)));
+    }
+    let (_, rows, logits) = &results[0];
+    for (isa, other_rows, other_logits) in &results[1..] {
+        assert_same_bits(other_rows, rows, file.spec().width as usize, isa.name());
+        assert_same_bits(other_logits, logits, file.spec().vocab as usize, isa.name());
+    }
+}
+
+#[test]
+fn a_row_does_not_depend_on_what_shares_its_batch() {
+    let file = model();
+    let width = file.spec().width as usize;
+    let mut whole = whole(&file, &options(2, Isa::detect()));
+    // Sequences of very different lengths, so that the batch mixes prefill and decoding.
+    let lengths = [1usize, 40, 3, 130, 17, 1, 66, 9];
+    let prompts: Vec<Vec<u32>> = (0..)
+        .zip(lengths)
+        .map(|(i, n)| ids(&file, n + 40, i))
+        .collect();
+    let alone: Vec<Vec<f32>> = prompts.iter().map(|ids| run(&mut whole, ids).1).collect();
+    // First rows together, in a batch of few rows for some sequences; then more, in two orders.
+    for reverse in [false, true] {
+        let mut order: Vec<usize> = (0..prompts.len()).collect();
+        if reverse {
+            order.reverse();
+        }
+        let seqs: Vec<_> = prompts
+            .iter()
+            .map(|_| whole.engine_mut().open().unwrap())
+            .collect();
+        let mut done = vec![0usize; prompts.len()];
+        let steps: [&dyn Fn(usize) -> usize; 4] = [&|i| lengths[i], &|_| 1, &|i| i % 3 * 4, &|i| {
+            if i == 3 { 30 } else { 1 }
+        }];
+        for step in steps {
+            let mut spans = Vec::new();
+            let mut rows = Vec::new();
+            for &i in &order {
+                let count = step(i);
+                if count > 0 {
+                    rows.extend(embed(whole.head(), &prompts[i][done[i]..done[i] + count]));
+                    let position = done[i] as u32;
+                    spans.push((
+                        i,
+                        Span {
+                            seq: seqs[i],
+                            position,
+                            rows: count as u32,
+                        },
+                    ));
+                }
+            }
+            let batch: Vec<Span> = spans.iter().map(|(_, span)| *span).collect();
+            whole.engine_mut().forward(&batch, &mut rows).unwrap();
+            let mut rest = &rows[..];
+            for (i, span) in spans {
+                let (own, others) = rest.split_at(span.rows as usize * width);
+                rest = others;
+                let expected = &alone[i][done[i] * width..][..own.len()];
+                assert_same_bits(own, expected, width, &format!("sequence {i}"));
+                done[i] += span.rows as usize;
+            }
+        }
+        seqs.into_iter()
+            .for_each(|seq| assert!(whole.engine_mut().close(seq)));
+    }
+}
+
+#[test]
+fn truncating_and_replaying_gives_the_same_rows() {
+    let file = model();
+    let width = file.spec().width as usize;
+    let mut whole = whole(&file, &options(2, Isa::detect()));
+    let prompt = ids(&file, 100, 4);
+    let (seq, expected) = run(&mut whole, &prompt);
+    let other = ids(&file, 50, 5);
+    for keep in [99, 64, 33, 32, 31, 1, 0] {
+        // Other rows in between, so that old cache cells cannot help.
+        whole.engine_mut().truncate(seq, keep).unwrap();
+        append(&mut whole, seq, &other, 50);
+        whole.engine_mut().truncate(seq, keep).unwrap();
+        let rows = append(&mut whole, seq, &prompt[keep as usize..], 23);
+        let expected = &expected[keep as usize * width..];
+        assert_same_bits(&rows, expected, width, &format!("replay from {keep}"));
+    }
+}
+
+#[test]
+fn a_fork_does_not_change_the_original() {
+    let file = model();
+    let width = file.spec().width as usize;
+    let mut whole = whole(&file, &options(2, Isa::detect()));
+    let trunk = ids(&file, 70, 6);
+    let branches = [ids(&file, 40, 7), ids(&file, 40, 8), ids(&file, 40, 9)];
+    let expected: Vec<Vec<f32>> = branches
+        .iter()
+        .map(|branch| run(&mut whole, &[&trunk[..], branch].concat()).1)
+        .collect();
+    let (seq, _) = run(&mut whole, &trunk);
+    let shared = whole.engine().kv_bytes_in_use();
+    let seqs = [
+        seq,
+        whole.engine_mut().fork(seq).unwrap(),
+        whole.engine_mut().fork(seq).unwrap(),
+    ];
+    assert_eq!(
+        whole.engine().kv_bytes_in_use(),
+        shared,
+        "a fork takes no memory"
+    );
+    let mut done = 0;
+    for count in [1, 1, 30, 8] {
+        let mut rows = Vec::new();
+        let mut spans = Vec::new();
+        for (seq, branch) in seqs.iter().zip(&branches) {
+            rows.extend(embed(whole.head(), &branch[done..done + count]));
+            let position = (trunk.len() + done) as u32;
+            spans.push(Span {
+                seq: *seq,
+                position,
+                rows: count as u32,
+            });
+        }
+        whole.engine_mut().forward(&spans, &mut rows).unwrap();
+        for ((own, expected), i) in rows.chunks(count * width).zip(&expected).zip(0..) {
+            let expected = &expected[(trunk.len() + done) * width..][..own.len()];
+            assert_same_bits(own, expected, width, &format!("branch {i}"));
+        }
+        done += count;
+    }
+    // Closing one leaves the others intact.
+    whole.engine_mut().close(seqs[0]);
+    whole
+        .engine_mut()
+        .truncate(seqs[1], trunk.len() as u32)
+        .unwrap();
+    let rows = append(&mut whole, seqs[1], &branches[0], 40);
+    assert_same_bits(
+        &rows,
+        &expected[0][trunk.len() * width..],
+        width,
+        "after closing",
+    );
+}
+
+#[test]
+fn the_comparison_notices_the_smallest_change() {
+    let file = model();
+    let width = file.spec().width as usize;
+    let mut whole = whole(&file, &options(2, Isa::detect()));
+    let prompt = ids(&file, 40, 11);
+    let mut rows = embed(whole.head(), &prompt);
+    let (_, expected) = run(&mut whole, &prompt);
+    // A value of row 20, by one unit in the last place of the boundary dtype (f16).
+    let value = &mut rows[20 * width + 100];
+    *value = f32::from_bits(value.to_bits() + (1 << 13));
+    let seq = whole.engine_mut().open().unwrap();
+    let span = Span {
+        seq,
+        position: 0,
+        rows: 40,
+    };
+    whole.engine_mut().forward(&[span], &mut rows).unwrap();
+    let (before, after) = (&rows[..20 * width], &rows[20 * width..]);
+    assert_same_bits(
+        before,
+        &expected[..20 * width],
+        width,
+        "rows before the change",
+    );
+    let changed = differing(after, &expected[20 * width..]).len();
+    assert!(
+        changed > after.len() / 2,
+        "{changed} of {} values",
+        after.len()
+    );
+    let logits = [&rows, &expected].map(|rows| last_logits(&whole, rows, 20));
+    let changed = differing(&logits[0], &logits[1]).len();
+    assert!(
+        changed > logits[0].len() / 2,
+        "{changed} of {} logits",
+        logits[0].len()
+    );
+}
+
+#[test]
+fn memory_is_reported_as_it_is() {
+    let file = model();
+    let whole = whole(&file, &options(1, Isa::detect()));
+    let layers: u64 = (0..file.spec().layers)
+        .map(|layer| file.layer_bytes(layer))
+        .sum();
+    // Packing keeps every weight once; the shapes of this model need no padding.
+    assert_eq!(whole.engine().weight_bytes(), layers);
+    assert_eq!(whole.head().weight_bytes(), file.head_bytes());
+    assert_eq!(whole.engine().kv_bytes_per_position(), 30 * 3 * 64 * 2 * 2);
+    assert_eq!(whole.engine().kv_bytes_in_use(), 0);
+}
+
+#[test]
+fn loading_reports_its_progress() {
+    let file = model();
+    let mut seen = Vec::new();
+    hearthnet_engine::Engine::load(
+        &file,
+        3..5,
+        &options(1, Isa::detect()),
+        &mut |done, total| seen.push((done, total)),
+    )
+    .unwrap();
+    let total = file.layer_bytes(3) + file.layer_bytes(4);
+    assert_eq!(
+        (seen[0], seen[seen.len() - 1]),
+        ((0, total), (total, total))
+    );
+    assert!(
+        seen.windows(2)
+            .all(|pair| pair[0].0 <= pair[1].0 && pair[1].1 == total)
+    );
+}
+
+#[test]
+fn the_context_ends_where_the_model_says() {
+    let file = model();
+    let mut whole = whole(&file, &options(1, Isa::detect()));
+    let seq = whole.engine_mut().open().unwrap();
+    let limit = file.spec().context;
+    let mut rows = vec![0.0; (limit as usize + 1) * file.spec().width as usize];
+    let span = Span {
+        seq,
+        position: 0,
+        rows: limit + 1,
+    };
+    let wanted = u64::from(limit) + 1;
+    assert_eq!(
+        whole.engine_mut().forward(&[span], &mut rows),
+        Err(EngineError::ContextFull { wanted, limit })
+    );
+}

@@ -1,0 +1,702 @@
+//! Every family against Hugging Face's `transformers`, and against itself.
+//!
+//! `data/families` has a tiny model of each with random weights, made by `transformers` and
+//! converted by llama.cpp's converter, with the logits and greedy tokens that `transformers`
+//! computes in f32 (see its README). Weights are F16, so that no activation is quantised, and the
+//! residual stream is F32 here. Besides the order of sums, the engine only differs by keys and
+//! values in half precision. So there are two references: *cache*, in which they are rounded too,
+//! which is close, and *plain*, in which they are not.
+//!
+//! The bounds are a small multiple of the observed values, and far below the effect of a mistake:
+//! an error in a norm, an angle, a bias or a factor changes these logits, of about 5, by 0.1 and
+//! more.
+//!
+//! `families/quantised.rs` compares quantised forms.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+mod ggml;
+mod quantised;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use hearthnet_engine::Span;
+use hearthnet_engine::kernels::Isa;
+use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::{TensorType, Value};
+use hearthnet_files::manifest::VerifyError;
+use hearthnet_files::spec::{
+    Activation, AttentionSpec, ExpertSpec, LatentSpec, QkNorm, RopeScaling, Rotation, ScaleSpec,
+    TemperatureSpec, WindowSpec, YarnSpec,
+};
+use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, ModelSpec, quantize};
+use serde::Deserialize;
+
+use crate::engine_common::{append, assert_same_bits, embed, engine, ids, logits, options, whole};
+
+/// Largest deviation of a logit from *cache*, relative to the largest logit, in the better half of
+/// the rows: observed 7.5e-7. (In the other half, an f32 rounding error may have moved a key or a
+/// value to the next f16.)
+const CACHE_BOUND: f32 = 3e-6;
+/// The same in all rows: observed 3.7e-5.
+const TIPPED_BOUND: f32 = 2e-4;
+/// From *plain*, in all rows: observed 1.4e-3.
+const PLAIN_BOUND: f32 = 3e-3;
+
+#[derive(Deserialize)]
+struct Reference {
+    prompt: Vec<u32>,
+    /// Tokens after the prompt, on which quantised forms are compared.
+    more: Vec<u32>,
+    greedy: Vec<u32>,
+    /// Difference of the best and second-best logit, for each greedy token.
+    margins: Vec<f32>,
+    largest_logit: f32,
+    /// Largest change of a prompt logit by rounding keys and values.
+    cache_rounding: f32,
+}
+
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families")
+}
+
+fn references() -> BTreeMap<String, Reference> {
+    let text = std::fs::read_to_string(data().join("reference.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn open(name: &str) -> ModelFile {
+    ModelFile::open(&data().join(format!("{name}.gguf"))).unwrap()
+}
+
+fn floats(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).unwrap();
+    let (values, rest) = bytes.as_chunks::<4>();
+    assert!(rest.is_empty());
+    values.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// The file with other metadata and tensors: `change` gets each tensor's values, and returns the
+/// type to store them in.
+fn rewrite(
+    name: &str,
+    metadata: &[(&str, Value<'_>)],
+    mut change: impl FnMut(&str, &mut Vec<f32>) -> TensorType,
+) -> Result<ModelFile, hearthnet_files::ModelError> {
+    let file = open(name);
+    let gguf = file.gguf();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        if !metadata.iter().any(|(changed, _)| *changed == key) {
+            writer.set(key, value).unwrap();
+        }
+    }
+    for (key, value) in metadata {
+        writer.set(key, *value).unwrap();
+    }
+    let mut contents = Vec::new();
+    for info in gguf.tensors() {
+        let (mut values, mut bytes) = (Vec::new(), Vec::new());
+        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
+        let dtype = change(&info.name, &mut values);
+        let dtype = match info.dims.len() {
+            _ if info.name.ends_with(".bias") => TensorType::F32,
+            1 => TensorType::F32,
+            _ => dtype,
+        };
+        ggml::encode(dtype, &values, &mut bytes);
+        writer.tensor(&info.name, &info.dims, dtype).unwrap();
+        contents.push(bytes);
+    }
+    let mut file = Vec::new();
+    writer
+        .write(&mut file, |index, out| {
+            out.write_all(&contents[index]).map_err(WriteError::Io)
+        })
+        .unwrap();
+    ModelFile::from_gguf(Gguf::from_bytes(file).unwrap())
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().zip(b);
+    pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let mut bad = Vec::new();
+    for (name, reference) in references() {
+        let file = open(&name).with_boundary(BoundaryDtype::F32);
+        let mut whole = whole(&file, &options(1, Isa::detect()));
+        let seq = whole.engine_mut().open().unwrap();
+        let mut found = Vec::new();
+        hearthnet_testkit::append_all(&mut whole, seq, &reference.prompt, &mut found);
+        let expected = floats(&data().join(format!("{name}.logits")));
+        let (plain, cache) = expected.split_at(expected.len() / 2);
+        let vocab = file.spec().vocab as usize;
+        let rows = found.chunks(vocab).zip(cache.chunks(vocab));
+        let mut rows: Vec<f32> = rows
+            .map(|(a, b)| largest_difference(a, b) / reference.largest_logit)
+            .collect();
+        rows.sort_by(f32::total_cmp);
+        let (half, worst) = (rows[rows.len() / 2], rows[rows.len() - 1]);
+        let from_plain = largest_difference(&found, plain) / reference.largest_logit;
+        let line = format!("{name:10} cache {half:.1e}, {worst:.1e}; plain {from_plain:.1e}");
+        println!("{line}");
+        if !(half <= CACHE_BOUND && worst <= TIPPED_BOUND && from_plain <= PLAIN_BOUND) {
+            bad.push(line);
+        }
+    }
+    assert!(bad.is_empty(), "{bad:#?}");
+}
+
+#[test]
+fn greedy_tokens_are_those_of_transformers() {
+    for (name, reference) in references() {
+        let file = open(&name).with_boundary(BoundaryDtype::F32);
+        let mut whole = whole(&file, &options(1, Isa::detect()));
+        let seq = whole.engine_mut().open().unwrap();
+        let mut logits = Vec::new();
+        whole.append(seq, &reference.prompt, &mut logits).unwrap();
+        // A choice with a margin below the rounding of keys and values may go either way. The test
+        // continues with the choice of `transformers`.
+        let bound = 2.0 * reference.cache_rounding;
+        let mut ties = 0;
+        for (nth, (theirs, margin)) in reference.greedy.iter().zip(&reference.margins).enumerate() {
+            let best = (0..logits.len() as u32).max_by(|a, b| {
+                let [a, b] = [a, b].map(|id| logits[*id as usize]);
+                a.total_cmp(&b)
+            });
+            let best = best.unwrap();
+            if *margin > bound {
+                assert_eq!(best, *theirs, "{name}, token {nth}");
+            } else {
+                ties += 1;
+                let behind = logits[best as usize] - logits[*theirs as usize];
+                assert!(behind <= bound, "{name}, token {nth}: {behind}");
+            }
+            whole.append(seq, &[*theirs], &mut logits).unwrap();
+        }
+        println!("{name:11} margin {bound:.4}, {ties} near ties");
+        assert_eq!((reference.greedy.len(), reference.margins.len()), (64, 64));
+        assert!(
+            ties <= 4,
+            "{name}: too many near ties to say anything: {ties}"
+        );
+    }
+}
+
+#[test]
+fn every_cut_gives_the_same_bits() {
+    for (name, reference) in references() {
+        let file = open(&name);
+        let options = options(2, Isa::detect());
+        let mut uncut = whole(&file, &options);
+        let seq = uncut.engine_mut().open().unwrap();
+        let prompt = &reference.prompt[..];
+        let expected = append(&mut uncut, seq, prompt, prompt.len());
+        let inputs = embed(uncut.head(), prompt);
+        let (layers, width) = (file.spec().layers, file.spec().width as usize);
+        // Bit i of a cut tells whether layer i + 1 begins a part.
+        for cut in 0..1u32 << (layers - 1) {
+            let mut rows = inputs.clone();
+            let mut start = 0;
+            for end in 1..=layers {
+                if end < layers && cut & (1 << (end - 1)) == 0 {
+                    continue;
+                }
+                let mut part = engine(&file, start..end, &options);
+                let seq = part.open().unwrap();
+                // A prefill, then decoding, with a hop's bytes before each.
+                let (mut position, mut all) = (0, Vec::new());
+                for batch in [
+                    &rows[..20 * width],
+                    &rows[20 * width..21 * width],
+                    &rows[21 * width..],
+                ] {
+                    let (mut bytes, mut batch_rows) = (Vec::new(), Vec::new());
+                    file.spec().boundary.encode(batch, &mut bytes);
+                    file.spec()
+                        .boundary
+                        .decode(&bytes, &mut batch_rows)
+                        .unwrap();
+                    let count = (batch_rows.len() / width) as u32;
+                    let span = Span {
+                        seq,
+                        position,
+                        rows: count,
+                    };
+                    part.forward(&[span], &mut batch_rows).unwrap();
+                    position += count;
+                    all.extend(batch_rows);
+                }
+                rows = all;
+                start = end;
+            }
+            assert_same_bits(&rows, &expected, width, &format!("{name}, cut {cut:b}"));
+        }
+    }
+}
+
+#[test]
+fn threads_chunks_batches_and_instruction_sets_change_no_bit() {
+    let types = [
+        TensorType::F16,
+        TensorType::Q8_0,
+        TensorType::Q4_1,
+        TensorType::Q4_0,
+        TensorType::F32,
+    ];
+    for (nth, (name, _)) in references().into_iter().enumerate() {
+        // Each family with a type of its own, and one with all of them mixed.
+        let mut next = nth;
+        let file = rewrite(&name, &[], |tensor, _| {
+            next += usize::from(name == "qwen3moe");
+            match tensor {
+                _ if tensor.contains("ffn_gate_inp") => TensorType::F32,
+                // As in the published models.
+                _ if name == "gptoss" && tensor.contains("_exps") => TensorType::MXFP4,
+                _ => types[next % types.len()],
+            }
+        });
+        let file = file.unwrap();
+        let width = file.spec().width as usize;
+        let prompts = [ids(&file, 90, 5), ids(&file, 3, 6), ids(&file, 41, 7)];
+        let mut reference = whole(&file, &options(1, Isa::Portable));
+        let expected: Vec<Vec<f32>> = prompts
+            .iter()
+            .map(|prompt| {
+                let seq = reference.engine_mut().open().unwrap();
+                append(&mut reference, seq, prompt, 1)
+            })
+            .collect();
+        let expected_logits = logits(reference.head(), &expected[2]);
+        for isa in Isa::available() {
+            for threads in [1, 3] {
+                let what = format!("{name}, {isa}, {threads} threads");
+                let mut whole = whole(&file, &options(threads, isa));
+                for chunk in [7, 90] {
+                    let seq = whole.engine_mut().open().unwrap();
+                    let rows = append(&mut whole, seq, &prompts[0], chunk);
+                    assert_same_bits(&rows, &expected[0], width, &format!("{what}, {chunk}"));
+                }
+                let found = logits(whole.head(), &expected[2]);
+                assert_same_bits(&found, &expected_logits, found.len(), &what);
+                // All three in one batch.
+                let mut rows = Vec::new();
+                let spans: Vec<Span> = prompts
+                    .iter()
+                    .map(|prompt| {
+                        rows.extend(embed(whole.head(), prompt));
+                        Span {
+                            seq: whole.engine_mut().open().unwrap(),
+                            position: 0,
+                            rows: prompt.len() as u32,
+                        }
+                    })
+                    .collect();
+                whole.engine_mut().forward(&spans, &mut rows).unwrap();
+                assert_same_bits(&rows, &expected.concat(), width, &format!("{what}, batch"));
+            }
+        }
+    }
+}
+
+#[test]
+fn specs_describe_each_family() {
+    let spec = |name: &str| open(name).spec().clone();
+    let base = spec("granite");
+    let attention = |name| spec(name).attention;
+    let none = AttentionSpec::default();
+    assert_eq!(spec("llama31").rope.scaling, Some(RopeScaling::Factors));
+    assert!(attention("qwen2").qkv_bias && !spec("qwen2").tied_embedding);
+    assert_eq!(
+        attention("qwen3"),
+        AttentionSpec {
+            qk_norm: Some(QkNorm::Head),
+            ..none
+        }
+    );
+    assert_eq!(
+        (spec("qwen3").head_dim, spec("qwen3").tied_embedding),
+        (16, true)
+    );
+    assert_eq!(attention("olmoe").qk_norm, Some(QkNorm::Row));
+    for (name, used, normalise) in [
+        ("mixtral", 2, true),
+        ("qwen3moe", 3, true),
+        ("olmoe", 3, false),
+    ] {
+        let experts = ExpertSpec {
+            count: 5,
+            used,
+            normalise,
+            bias: false,
+        };
+        assert_eq!(
+            (spec(name).experts, spec(name).ffn),
+            (Some(experts), 32),
+            "{name}"
+        );
+    }
+    let smollm3 = spec("smollm3");
+    let turned: Vec<Rotation> = (0..4).map(|layer| smollm3.rotation(layer)).collect();
+    assert_eq!(turned[2..], [Rotation::Global, Rotation::None]);
+    assert_eq!(
+        attention("mistral").window,
+        Some(WindowSpec {
+            positions: 7,
+            global_every: None
+        })
+    );
+    assert!(matches!(
+        spec("phi3long").rope.scaling,
+        Some(RopeScaling::Long { long: true, amplitude }) if (amplitude - 2f64.sqrt()).abs() < 1e-6
+    ));
+    let mistral3 = spec("mistral3");
+    assert_eq!(
+        mistral3.attention.temperature,
+        Some(TemperatureSpec {
+            scale: 0.3,
+            positions: 8
+        })
+    );
+    assert!(matches!(
+        mistral3.rope.scaling,
+        Some(RopeScaling::Yarn(yarn)) if yarn.amplitude == 1.0
+    ));
+    let minicpm3 = spec("minicpm3");
+    assert_eq!(
+        attention("minicpm3").latent,
+        Some(LatentSpec {
+            queries: 32,
+            keys: 32,
+            values: 8,
+            norm_eps: 1e-6
+        })
+    );
+    assert_eq!((minicpm3.head_dim, minicpm3.rope.dims), (16, 8));
+    assert_eq!(
+        minicpm3.rope.scaling,
+        Some(RopeScaling::Long {
+            long: false,
+            amplitude: 1.0
+        })
+    );
+    assert_eq!(
+        minicpm3.scales,
+        ScaleSpec {
+            embedding: Some(12.0),
+            residual: Some(1.4 / 2f32.sqrt()),
+            logits: Some(0.125),
+            logit_softcap: None
+        }
+    );
+    let gptoss = spec("gptoss");
+    assert_eq!((gptoss.window(0), gptoss.window(1)), (Some(7), None));
+    assert_eq!(
+        (gptoss.activation, gptoss.boundary),
+        (Activation::Clamped, BoundaryDtype::Bf16)
+    );
+    assert_eq!(
+        gptoss.attention,
+        AttentionSpec {
+            qkv_bias: true,
+            output_bias: true,
+            sinks: true,
+            window: gptoss.attention.window,
+            ..none
+        }
+    );
+    assert!(gptoss.experts.unwrap().bias && !gptoss.post_norms);
+    let yarn = |name| match spec(name).rope.scaling {
+        Some(RopeScaling::Yarn(yarn)) => yarn,
+        other => panic!("{name} has {other:?}"),
+    };
+    let usual = YarnSpec {
+        factor: 4.0,
+        original: 64,
+        fast: 32.0,
+        slow: 1.0,
+        whole: true,
+        amplitude: 0.1 * 4f64.ln() + 1.0,
+    };
+    let own = yarn("qwen3yarn");
+    assert!((own.amplitude - usual.amplitude).abs() < 1e-15);
+    assert_eq!(
+        own,
+        YarnSpec {
+            amplitude: own.amplitude,
+            ..usual
+        }
+    );
+    assert_eq!(
+        yarn("mistralyarn"),
+        YarnSpec {
+            fast: 4.0,
+            slow: 0.5,
+            amplitude: 1.25,
+            ..usual
+        }
+    );
+    assert_eq!(
+        yarn("gptoss"),
+        YarnSpec {
+            fast: 8.0,
+            whole: false,
+            amplitude: own.amplitude,
+            ..usual
+        }
+    );
+    let gemma2 = spec("gemma2");
+    assert_eq!((gemma2.window(0), gemma2.window(1)), (Some(7), None));
+    assert_eq!(
+        (gemma2.activation, gemma2.post_norms),
+        (Activation::Gelu, true)
+    );
+    assert_eq!(
+        (gemma2.attention.softcap, gemma2.scales.logit_softcap),
+        (Some(5.0), Some(9.0))
+    );
+    assert_eq!(gemma2.boundary, BoundaryDtype::Bf16);
+    let gemma3 = spec("gemma3");
+    assert_eq!(
+        (gemma3.rotation(4), gemma3.rotation(5)),
+        (Rotation::Local, Rotation::Global)
+    );
+    assert_eq!(
+        gemma3.rope.scaling,
+        Some(RopeScaling::Linear { factor: 8.0 })
+    );
+    assert_eq!(base.attention.scale, Some(0.2));
+    assert_eq!(
+        base.scales,
+        ScaleSpec {
+            embedding: Some(3.0),
+            residual: Some(0.4),
+            logits: Some(1.5),
+            logit_softcap: None
+        }
+    );
+    assert_eq!((spec("glm4").rope.dims, spec("glm4").head_dim), (8, 16));
+}
+
+#[test]
+fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
+    for (name, _) in references() {
+        let file = open(&name);
+        let manifest = Manifest::of(&file, &mut |_, _| {});
+        assert_eq!(manifest.tensors().len(), file.gguf().tensors().len());
+        let decoded = Manifest::decode(&manifest.encode()).unwrap();
+        assert_eq!(&decoded, &manifest, "{name}");
+        let layers = file.spec().layers;
+        for layer in 0..layers {
+            manifest
+                .verify(&file, layer..layer + 1, layer == 0, &mut |_, _| {})
+                .unwrap();
+        }
+        // Every part that uses a tensor verifies it.
+        for info in file.gguf().tensors() {
+            let mut dtypes = file.gguf().tensors().iter().map(|info| info.dtype);
+            let other = rewrite(&name, &[], |tensor, values| {
+                if tensor == info.name {
+                    values[0] += 1.0;
+                }
+                dtypes.next().unwrap()
+            });
+            let other = other.unwrap();
+            let layer = info.name.strip_prefix("blk.").map(|rest| {
+                let number = rest.split('.').next().unwrap();
+                number.parse::<u32>().unwrap()
+            });
+            let differs = VerifyError::Tensor(info.name.clone());
+            let verify = |layers, head| manifest.verify(&other, layers, head, &mut |_, _| {});
+            match layer {
+                Some(layer) => {
+                    assert_eq!(verify(layer..layer + 1, false), Err(differs), "{name}");
+                    assert_eq!(verify(0..layer, true), Ok(()), "{name}");
+                    assert_eq!(verify(layer + 1..layers, true), Ok(()), "{name}");
+                }
+                None if info.name.starts_with("rope") => {
+                    for layer in 0..layers {
+                        let found = verify(layer..layer + 1, false);
+                        assert_eq!(found, Err(differs.clone()), "{name}");
+                    }
+                }
+                None => {
+                    assert_eq!(verify(0..layers, true), Err(differs), "{name}");
+                    assert_eq!(verify(0..layers, false), Ok(()), "{name}");
+                }
+            }
+        }
+    }
+}
+
+fn refused(name: &str, key: &str, value: Value<'_>) -> String {
+    match rewrite(name, &[(key, value)], |_, _| TensorType::F32) {
+        Ok(_) => panic!("{name} with {key} = {value} was accepted"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn unsupported_keys_of_a_family_are_refused_by_name() {
+    for (name, key, value) in [
+        ("qwen3moe", "qwen3moe.expert_count", Value::U32(1 << 31)),
+        ("qwen3moe", "qwen3moe.expert_count", Value::U32(4097)),
+        ("qwen3moe", "qwen3moe.expert_used_count", Value::U32(6)),
+        ("qwen3moe", "qwen3moe.expert_used_count", Value::U32(0)),
+        ("qwen3moe", "qwen3moe.expert_gating_func", Value::U32(2)),
+        ("mixtral", "llama.expert_shared_count", Value::U32(1)),
+        ("qwen2", "qwen2.attention.sliding_window", Value::U32(5)),
+        ("qwen2", "qwen2.residual_scale", Value::F32(0.5)),
+        ("glm4", "glm4.rope.scaling.type", Value::String("yarn")),
+        ("qwen2", "qwen2.rope.scaling.type", Value::String("dynamic")),
+        ("qwen3yarn", "qwen3.rope.scaling.factor", Value::F32(0.5)),
+        (
+            "qwen3yarn",
+            "qwen3.rope.scaling.yarn_ext_factor",
+            Value::F32(0.5),
+        ),
+        (
+            "qwen3yarn",
+            "qwen3.rope.scaling.yarn_log_multiplier",
+            Value::F32(1.0),
+        ),
+        (
+            "qwen3yarn",
+            "qwen3.rope.scaling.yarn_beta_slow",
+            Value::F32(32.0),
+        ),
+        (
+            "qwen3yarn",
+            "qwen3.rope.scaling.original_context_length",
+            Value::U32(0),
+        ),
+        (
+            "qwen3yarn",
+            "qwen3.rope.scaling.attn_factor",
+            Value::F32(2.0),
+        ),
+        ("qwen3yarn", "qwen3.rope.freq_base", Value::F32(1.0)),
+        ("gptoss", "gpt-oss.expert_gating_func", Value::U32(2)),
+        (
+            "mistral3",
+            "mistral3.attention.temperature_scale",
+            Value::F32(-0.1),
+        ),
+        (
+            "mistral3",
+            "mistral3.attention.temperature_length",
+            Value::U32(8192),
+        ),
+        (
+            "minicpm3",
+            "minicpm3.attention.head_count_kv",
+            Value::U32(2),
+        ),
+        ("minicpm3", "minicpm3.attention.kv_lora_rank", Value::U32(0)),
+        (
+            "minicpm3",
+            "minicpm3.attention.value_length",
+            Value::U32(17),
+        ),
+        ("minicpm3", "minicpm3.rope.dimension_count", Value::U32(16)),
+        ("gptoss", "gpt-oss.rope.freq_base_swa", Value::F32(1e4)),
+        ("qwen2", "qwen2.rope.scaling.factor", Value::F32(4.0)),
+        ("qwen2", "qwen2.something_new", Value::U32(1)),
+        ("granite", "granite.residual_scale", Value::F32(-1.0)),
+        ("granite", "granite.attention.scale", Value::F64(1e300)),
+        (
+            "gemma2",
+            "gemma2.attention.sliding_window",
+            Value::U32(1 << 25),
+        ),
+        ("gemma3", "gemma3.rope.freq_base_swa", Value::F32(0.1)),
+        ("gemma3", "gemma3.rope.scaling.factor", Value::F32(-8.0)),
+    ] {
+        let error = refused(name, key, value);
+        assert!(error.contains(key), "{key}: {error}");
+    }
+    // Fewer experts than the tensors hold.
+    let error = refused("qwen3moe", "qwen3moe.expert_count", Value::U32(4));
+    assert!(
+        error.contains("ffn_gate_inp") && error.contains("shape"),
+        "{error}"
+    );
+}
+
+#[test]
+fn yarn_with_factor_1_is_ignored() {
+    let metadata = [("qwen3.rope.scaling.factor", Value::F32(1.0))];
+    let file = rewrite("qwen3yarn", &metadata, |_, _| TensorType::F16).unwrap();
+    assert_eq!(file.spec().rope.scaling, None);
+}
+
+#[test]
+fn every_sink_and_bias_of_gpt_oss_changes_the_output() {
+    let of = |changed: &str| {
+        let file = rewrite("gptoss", &[], |tensor, values| {
+            if tensor == changed {
+                values.iter_mut().for_each(|value| *value += 1.0);
+            }
+            TensorType::F16
+        });
+        let mut whole = whole(&file.unwrap(), &options(1, Isa::detect()));
+        let seq = whole.engine_mut().open().unwrap();
+        let mut logits = Vec::new();
+        whole
+            .append(seq, &[3, 14, 15, 9, 2, 6], &mut logits)
+            .unwrap();
+        logits
+    };
+    let plain = of("none");
+    for name in [
+        "attn_sinks.weight",
+        "attn_output.bias",
+        "attn_q.bias",
+        "attn_v.bias",
+        "ffn_gate_exps.bias",
+        "ffn_up_exps.bias",
+        "ffn_down_exps.bias",
+    ] {
+        let changed = of(&format!("blk.0.{name}"));
+        assert!(largest_difference(&plain, &changed) > 0.01, "{name}");
+    }
+}
+
+#[test]
+fn factors_that_are_no_numbers_are_refused_at_load() {
+    for bad in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        let file = rewrite("llama31", &[], |tensor, values| {
+            if tensor == "rope_freqs.weight" {
+                values[3] = bad;
+            }
+            TensorType::F32
+        });
+        let error = hearthnet_engine::FullModel::load(
+            &file.unwrap(),
+            &options(1, Isa::detect()),
+            &mut |_, _| (),
+        );
+        assert!(error.unwrap_err().to_string().contains("rope_freqs"));
+    }
+}
+
+#[test]
+fn models_without_a_feature_do_not_mention_it() {
+    // Their identities are the same as before these features were added.
+    let json = serde_json::to_value(ModelSpec::clone(open("qwen2").spec())).unwrap();
+    let keys: Vec<&str> = json
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
+    assert!(keys.contains(&"attention"));
+    for key in ["experts", "activation", "post_norms", "scales"] {
+        assert!(!keys.contains(&key), "{key}");
+    }
+    assert_eq!(json["rope"].as_object().unwrap().len(), 3);
+}

@@ -1,0 +1,130 @@
+//! A Hugging Face directory is the same model as the GGUF file of llama.cpp's converter: it has the
+//! same identity and bit-identical logits. (`hugging_face.rs` compares the tensors.)
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use hearthnet_engine::kernels::Isa;
+use hearthnet_files::hugging_face::import;
+use hearthnet_files::{Manifest, ModelFile, TensorType, fuzzing};
+use hearthnet_tokens::{Special, Tokenizer};
+use proptest::prelude::*;
+
+use crate::engine_common::{options, whole};
+
+static GO_ON: AtomicBool = AtomicBool::new(false);
+
+fn data() -> &'static Path {
+    Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../hearthnet-files/tests/data"
+    ))
+}
+
+fn logits(model: &ModelFile) -> Vec<u32> {
+    let mut whole = whole(model, &options(1, Isa::detect()));
+    let seq = whole.engine_mut().open().unwrap();
+    let mut logits = Vec::new();
+    let prompt: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % model.spec().vocab).collect();
+    hearthnet_testkit::append_all(&mut whole, seq, &prompt, &mut logits);
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+#[test]
+fn a_directory_has_the_identity_and_the_logits_of_the_converted_file() {
+    let cache = tempfile::tempdir().unwrap();
+    let mut models = 0;
+    for entry in std::fs::read_dir(data().join("families")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|e| e != "gguf") {
+            continue;
+        }
+        let name = path.file_stem().unwrap();
+        let directory = data().join("hugging_face").join(name);
+        if !directory.is_dir() {
+            continue;
+        }
+        let ours = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
+        let (ours, theirs) = (
+            ModelFile::open(&ours).unwrap(),
+            ModelFile::open(&path).unwrap(),
+        );
+        let id = |model| Manifest::of(model, &mut |_, _| {}).weights_id();
+        assert_eq!(id(&ours), id(&theirs), "{name:?}");
+        assert_eq!(logits(&ours), logits(&theirs), "{name:?}");
+        models += 1;
+    }
+    assert!(models >= 19);
+}
+
+#[test]
+fn each_weight_type_is_another_model() {
+    let cache = tempfile::tempdir().unwrap();
+    let directory = data().join("hugging_face/llama31");
+    let mut ids = Vec::new();
+    for dtype in [None, Some(TensorType::Q8_0), Some(TensorType::Q4_0)] {
+        let path = import(&directory, dtype, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
+        let model = ModelFile::open(&path).unwrap();
+        assert!(!logits(&model).is_empty());
+        ids.push(Manifest::of(&model, &mut |_, _| {}).weights_id());
+    }
+    assert!(ids[0] != ids[1] && ids[1] != ids[2] && ids[0] != ids[2]);
+}
+
+#[test]
+fn tokenizers_of_directories_give_back_every_text() {
+    let cache = tempfile::tempdir().unwrap();
+    for name in ["text-qwen2", "text-llama3", "text-olmoe"] {
+        let directory = data().join("hugging_face").join(name);
+        let path = import(&directory, None, cache.path(), &GO_ON, &mut |_, _| {}).unwrap();
+        let model = ModelFile::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_gguf(model.gguf()).unwrap();
+        let text = "The miller's cat, 1812 <think>naïve</think> 中文 🙂\n";
+        let ids = tokenizer.encode(text, Special::Plain).unwrap();
+        assert_eq!(tokenizer.decode(&ids), text, "{name}");
+        assert!(ids.len() < text.len(), "{name}: {ids:?}");
+        assert_eq!(tokenizer.adds_bos(), name == "text-llama3");
+        assert!(tokenizer.eos().is_some(), "{name}");
+    }
+}
+
+#[test]
+fn the_corpus_of_the_fuzz_target_passes() {
+    let corpus = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../fuzz/corpus/hugging_face"
+    ));
+    let mut seeds = 0;
+    for entry in std::fs::read_dir(corpus).unwrap() {
+        fuzzing::hugging_face(&std::fs::read(entry.unwrap().path()).unwrap());
+        seeds += 1;
+    }
+    assert!(seeds >= 4);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_refused_or_sound(
+        length in prop_oneof![0u64..200, any::<u64>()],
+        rest in prop::collection::vec(any::<u8>(), 0..200),
+    ) {
+        fuzzing::hugging_face(&rest);
+        fuzzing::hugging_face(&[&length.to_le_bytes()[..], &rest].concat());
+    }
+
+    #[test]
+    fn any_configuration_is_refused_or_sound(
+        pieces in prop::collection::vec(prop::sample::select(vec![
+            r#""architectures":["LlamaForCausalLM"]"#, r#""hidden_size":32"#, r#""head_dim":16"#,
+            r#""num_hidden_layers":2"#, r#""num_attention_heads":0"#, r#""num_attention_heads":4"#,
+            r#""architectures":["Phi3ForCausalLM"]"#, r#""rope_scaling":{"type":"su"}"#,
+            r#""max_position_embeddings":1e9"#, r#""max_position_embeddings":256"#,
+            r#""intermediate_size":64"#, r#""rms_norm_eps":1e-6"#, r#""vocab_size":4294967295"#,
+            r#""vocab_size":64"#, r#""text_config":{}"#, r#""hidden_act":"silu""#, "\"a\u{1b}\":1",
+            r#""rope_scaling":{"rope_type":"llama3","factor":0,"low_freq_factor":0,"high_freq_factor":0,"original_max_position_embeddings":1}"#,
+        ]), 0..14),
+    ) {
+        fuzzing::hugging_face(format!("{{{}}}", pieces.join(",")).as_bytes());
+    }
+}

@@ -1,0 +1,293 @@
+//! GGUF files: llama.cpp's container for models.
+//!
+//! [`Gguf`] reads versions 2 and 3, little-endian, over a memory map. The file is treated as
+//! hostile: every offset, length, count, type and alignment is checked before use, and a violation
+//! returns a [`GgufError`] that names the field. [`writer`] writes such files.
+//!
+//! Source of the format: the GGUF specification (`docs/gguf.md` of the ggml project), and, where
+//! the two differ, what ggml's own reader accepts.
+//!
+//! ```text
+//! "GGUF" | version u32 | tensor_count u64 | metadata_kv_count u64
+//! metadata_kv:  key string, value_type u32, value        string = length u64, bytes
+//! tensor_infos: name string, n_dimensions u32, dimensions u64 each, type u32, offset u64
+//! padding to general.alignment (default 32)
+//! tensor_data:  each tensor at its offset, counted from here, a multiple of the alignment
+//! ```
+//!
+//! Stricter than the specification: no arrays of arrays, no tensors without dimensions or with a
+//! zero dimension, no overlap, and nothing behind the last tensor but its padding.
+
+mod error;
+mod reader;
+mod tensor_type;
+mod type_use;
+mod value;
+pub mod writer;
+
+use std::path::Path;
+use std::time::SystemTime;
+
+pub use error::{GgufError, MetadataError};
+pub use tensor_type::TensorType;
+pub use type_use::{TypeUse, type_uses};
+pub use value::{Array, ArrayIter, Value, ValueType};
+
+use crate::regular_file;
+use reader::{Header, SlotKind};
+
+const MAGIC: &[u8] = b"GGUF";
+/// From the specification, for files that do not set one.
+const DEFAULT_ALIGNMENT: u64 = 32;
+/// The specification requires a multiple of 8.
+const MIN_ALIGNMENT: u64 = 8;
+/// Far beyond any page or sector, and small enough that padding never matters.
+const MAX_ALIGNMENT: u64 = 1 << 16;
+/// `GGML_MAX_DIMS`.
+const MAX_DIMENSIONS: u32 = 4;
+/// Limit of the specification.
+const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
+/// From the specification (`GGML_MAX_NAME`).
+const MAX_NAME_BYTES: u64 = 64;
+/// The largest known files have some 30,000 tensors (experts stored one by one).
+const MAX_TENSORS: u64 = 1 << 17;
+/// Known files have fewer than 100 keys.
+const MAX_METADATA: u64 = 1 << 16;
+
+/// Checked GGUF file: its metadata and its tensors.
+///
+/// Beside the map it holds only an index of the header: keys, names and shapes, a small multiple of
+/// the header's size. Values, token lists and weights stay in the map.
+#[derive(Debug)]
+pub struct Gguf {
+    data: Data,
+    header: Header,
+    modified: Option<SystemTime>,
+}
+
+#[derive(Debug)]
+enum Data {
+    Map(memmap2::Mmap),
+    Bytes(Vec<u8>),
+}
+
+impl Data {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Map(map) => map,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// Tensor of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorInfo {
+    /// At most 64 bytes, not empty, unique in the file.
+    pub name: String,
+    /// Lengths, one to four, none zero; the first is that of a row, which is contiguous.
+    pub dims: Vec<u64>,
+    pub dtype: TensorType,
+    /// Offset of the data from the start of the file, in bytes.
+    pub offset: u64,
+    /// Length of the data in bytes.
+    pub bytes: u64,
+}
+
+impl Gguf {
+    /// Maps a file and checks its header.
+    ///
+    /// # Errors
+    /// [`GgufError::Io`] if the file cannot be opened or mapped, any other variant if it is not a
+    /// valid GGUF file.
+    pub fn open(path: &Path) -> Result<Self, GgufError> {
+        let io = |source| GgufError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let file = regular_file::open(path).map_err(io)?;
+        let info = file.metadata().map_err(io)?;
+        if info.len() == 0 {
+            return Err(GgufError::Magic(Vec::new()));
+        }
+        // SAFETY: the map is read-only and private to this process. Its contents are only read as
+        // bytes and decoded with bounds checks each time, so a file that is changed underneath
+        // gives wrong numbers but no invalid memory access. The one assumption is that no process
+        // changes or truncates the file while it is open. Models are replaced by renaming a new
+        // file into place, which leaves this map unchanged.
+        #[allow(unsafe_code)]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Self::from_data(Data::Map(map), info.modified().ok())
+    }
+
+    /// Checks a file in memory.
+    ///
+    /// # Errors
+    /// Any variant but [`GgufError::Io`].
+    pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, GgufError> {
+        Self::from_data(Data::Bytes(bytes), None)
+    }
+
+    fn from_data(data: Data, modified: Option<SystemTime>) -> Result<Self, GgufError> {
+        let header = reader::parse(data.bytes())?;
+        Ok(Self {
+            data,
+            header,
+            modified,
+        })
+    }
+
+    /// Version of the format, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.header.version
+    }
+
+    /// Alignment of tensor data in bytes, a power of two.
+    pub fn alignment(&self) -> u64 {
+        self.header.alignment
+    }
+
+    /// Length of the file in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.data.bytes().len() as u64
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        self.data.bytes()
+    }
+
+    /// Bytes before the first tensor's data: metadata and the list of tensors.
+    pub fn head(&self) -> &[u8] {
+        let bytes = self.data.bytes();
+        let first = self.header.tensors.iter().map(|info| info.offset).min();
+        let end = first
+            .and_then(|at| usize::try_from(at).ok())
+            .unwrap_or(bytes.len());
+        bytes.get(..end).unwrap_or(bytes)
+    }
+
+    /// Modification time of the file when it was opened.
+    pub fn modified(&self) -> Option<SystemTime> {
+        self.modified
+    }
+
+    /// All metadata, sorted by key.
+    pub fn metadata(&self) -> impl Iterator<Item = (&str, Value<'_>)> {
+        self.header
+            .metadata
+            .keys()
+            .filter_map(|key| Some((key.as_str(), self.get(key)?)))
+    }
+
+    pub fn get(&self, key: &str) -> Option<Value<'_>> {
+        let slot = self.header.metadata.get(key)?;
+        let bytes = self.data.bytes().get(slot.bytes.clone())?;
+        match slot.kind {
+            SlotKind::One(value_type) => value::decode(value_type, bytes).map(|(value, _)| value),
+            SlotKind::Array { element, len } => Some(Value::Array(Array::new(element, len, bytes))),
+        }
+    }
+
+    /// Integer of any stored width that fits `u32`; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] if the value is no such integer.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, MetadataError> {
+        self.typed(key, "an integer from 0 to 4294967295", |value| {
+            value.as_integer().and_then(|v| u32::try_from(v).ok())
+        })
+    }
+
+    /// Finite float of either stored width, as stored; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] if the value is no float, infinite or NaN.
+    pub fn f64(&self, key: &str) -> Result<Option<f64>, MetadataError> {
+        self.typed(key, "a finite float", |value| {
+            value.as_float().filter(|v| v.is_finite())
+        })
+    }
+
+    /// Boolean; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] if the value is no boolean.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, MetadataError> {
+        self.typed(key, "a boolean", |value| value.as_bool())
+    }
+
+    /// String; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] if the value is no string.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, MetadataError> {
+        self.typed(key, "a string", |value| value.as_str())
+    }
+
+    /// Array; `None` if the key is missing.
+    ///
+    /// # Errors
+    /// [`MetadataError::Mismatch`] if the value is no array.
+    pub fn array(&self, key: &str) -> Result<Option<Array<'_>>, MetadataError> {
+        self.typed(key, "an array", |value| value.as_array())
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        read: impl FnOnce(Value<'a>) -> Option<T>,
+    ) -> Result<Option<T>, MetadataError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        read(value)
+            .map(Some)
+            .ok_or_else(|| MetadataError::Mismatch {
+                key: key.to_owned(),
+                expected,
+                found: value.to_string(),
+            })
+    }
+
+    /// All tensors, in file order.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.header.tensors
+    }
+
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.tensors.get(*self.header.by_name.get(name)?)
+    }
+
+    /// Advises the system that `data`, a part of a tensor's data, is not needed soon, so that its
+    /// pages can leave this process's memory. A later read fetches them from the file.
+    pub fn release(&self, data: &[u8]) {
+        if let Data::Map(map) = &self.data
+            && let Some(offset) = data.as_ptr().addr().checked_sub(map.as_ptr().addr())
+            && offset
+                .checked_add(data.len())
+                .is_some_and(|end| end <= map.len())
+        {
+            // SAFETY: the map is read-only and backed by the file, so a dropped page returns with
+            // the same content when it is read: borrowed data does not change. Refused advice has
+            // no effect.
+            #[allow(unsafe_code)]
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, data.len())
+            };
+        }
+    }
+
+    /// Data of a tensor of this file: `info.bytes` bytes. Empty for a tensor of another file that
+    /// does not fit into this one.
+    pub fn data(&self, info: &TensorInfo) -> &[u8] {
+        let range = usize::try_from(info.offset)
+            .ok()
+            .zip(usize::try_from(info.bytes).ok())
+            .and_then(|(start, len)| Some(start..start.checked_add(len)?));
+        range
+            .and_then(|range| self.data.bytes().get(range))
+            .unwrap_or_default()
+    }
+}

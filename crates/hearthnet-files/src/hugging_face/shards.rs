@@ -1,0 +1,264 @@
+//! Weights of a directory: one safetensors file, or several with an index.
+//!
+//! A safetensors file consists of the header's length (u64), the header (JSON: type, shape and
+//! offset of each tensor) and the tensors' data without gaps. The `safetensors` crate checks the
+//! header, and this module compares it with the file's length, before any of it is used. Data is
+//! read on demand, piece by piece.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::Metadata;
+use serde::Deserialize;
+
+use super::error::ImportError;
+use crate::error::FileError;
+use crate::gguf::TensorType;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The largest known headers have some 100 bytes for each of 50,000 tensors.
+const MAX_HEADER_BYTES: u64 = 16 << 20;
+const MAX_INDEX_BYTES: u64 = 16 << 20;
+/// The largest known models have some 200 files.
+const MAX_SHARDS: usize = 1 << 12;
+
+/// Tensor in a directory.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Index of the file.
+    file: usize,
+    /// Offset of the data in the file.
+    offset: u64,
+    pub(super) dtype: Dtype,
+    /// Lengths, row length last.
+    pub(super) shape: Vec<u64>,
+}
+
+impl Stored {
+    /// Number of values.
+    pub(super) fn values(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Tensor type, if it is supported.
+    pub(super) fn dtype(&self, tensor: &str) -> Result<TensorType, ImportError> {
+        match self.dtype {
+            Dtype::F32 => Ok(TensorType::F32),
+            Dtype::F16 => Ok(TensorType::F16),
+            Dtype::BF16 => Ok(TensorType::BF16),
+            other => Err(wrong_type(tensor, other)),
+        }
+    }
+}
+
+pub(super) fn wrong_type(tensor: &str, dtype: Dtype) -> ImportError {
+    ImportError::Dtype {
+        tensor: tensor.to_owned(),
+        dtype: dtype.to_string(),
+    }
+}
+
+/// All tensors of a directory.
+#[derive(Debug)]
+pub(super) struct Shards {
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, Stored>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// Reads the index of a directory; `None` if it has none.
+    fn read(directory: &Path) -> Result<Option<Self>, ImportError> {
+        let Some(text) = super::read(directory, INDEX, MAX_INDEX_BYTES)? else {
+            return Ok(None);
+        };
+        let index: Self =
+            serde_json::from_slice(&text).map_err(|e| ImportError::Index(e.to_string()))?;
+        // Every file in the index is opened, so their number is limited.
+        let files: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+        if files.len() > MAX_SHARDS {
+            let reason = format!("names {} files; at most {MAX_SHARDS} are read", files.len());
+            return Err(ImportError::Index(reason));
+        }
+        Ok(Some(index))
+    }
+}
+
+impl Shards {
+    /// Opens the files of a directory and reads their headers.
+    pub(super) fn open(directory: &Path) -> Result<Self, ImportError> {
+        let mut shards = Self {
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        match Index::read(directory)? {
+            Some(index) => shards.open_all(directory, &index.weight_map)?,
+            None => {
+                let tensors = shards.add(directory, SINGLE)?;
+                shards.tensors =
+                    tensors.ok_or_else(|| ImportError::NoWeights(directory.to_owned()))?;
+            }
+        }
+        Ok(shards)
+    }
+
+    /// Names of the files with weights, without opening them.
+    pub(super) fn names(directory: &Path) -> Result<Vec<String>, ImportError> {
+        let Some(index) = Index::read(directory)? else {
+            return Ok(vec![SINGLE.to_owned()]);
+        };
+        let mut names: Vec<String> = index.weight_map.into_values().collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn open_all(
+        &mut self,
+        directory: &Path,
+        map: &BTreeMap<String, String>,
+    ) -> Result<(), ImportError> {
+        let mut by_file: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, file) in map {
+            by_file.entry(file).or_default().push(tensor);
+        }
+        for (file, named) in by_file {
+            // Only a plain name is accepted: the index must not lead out of its directory.
+            let plain = Path::new(file).file_name().is_some_and(|name| name == file);
+            if !plain {
+                let reason = format!("{file:?} is not a file name in this directory");
+                return Err(ImportError::Index(reason));
+            }
+            let missing = || ImportError::MissingShard(file.to_owned());
+            let mut found = self.add(directory, file)?.ok_or_else(missing)?;
+            for tensor in named {
+                let Some(stored) = found.remove(tensor) else {
+                    return Err(ImportError::Unsound(format!(
+                        "tensor {tensor:?} is not in {file:?}, to which {INDEX} assigns it"
+                    )));
+                };
+                self.tensors.insert(tensor.to_owned(), stored);
+            }
+            if let Some((tensor, _)) = found.pop_first() {
+                return Err(ImportError::Unsound(format!(
+                    "{file:?} holds tensor {tensor:?}, which {INDEX} does not assign to it"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a file, if it exists, and adds its tensors.
+    fn add(
+        &mut self,
+        directory: &Path,
+        name: &str,
+    ) -> Result<Option<BTreeMap<String, Stored>>, ImportError> {
+        let Some((path, mut file)) = super::open(directory, name)? else {
+            return Ok(None);
+        };
+        let failed = |source| ImportError::File(FileError::new("read", &path, source));
+        let bytes = file.metadata().map_err(failed)?.len();
+        let tensors = header(&mut file, bytes, name, self.files.len(), &failed)?;
+        self.files.push((path, file));
+        Ok(Some(tensors))
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&Stored> {
+        self.tensors.get(name)
+    }
+
+    /// Names of all tensors, sorted by bytes.
+    pub(super) fn names_of_tensors(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Fills `out` with a tensor's data from byte `from` on.
+    pub(super) fn read(
+        &self,
+        stored: &Stored,
+        from: u64,
+        out: &mut [u8],
+    ) -> Result<(), ImportError> {
+        let Some((path, file)) = self.files.get(stored.file) else {
+            return Ok(());
+        };
+        file.read_exact_at(out, stored.offset.saturating_add(from))
+            .map_err(|source| FileError::new("read", path, source).into())
+    }
+}
+
+/// Reads and checks the header of a safetensors file of `bytes` bytes.
+fn header(
+    file: &mut impl Read,
+    bytes: u64,
+    name: &str,
+    index: usize,
+    failed: &dyn Fn(io::Error) -> ImportError,
+) -> Result<BTreeMap<String, Stored>, ImportError> {
+    let unsound = |problem: String| ImportError::Unsound(format!("{name:?} {problem}"));
+    let truncated = |expected: u64| {
+        unsound(format!(
+            "is cut off: it should have {expected} bytes and has {bytes}"
+        ))
+    };
+    let mut length = [0; 8];
+    if bytes < 8 {
+        return Err(truncated(8));
+    }
+    file.read_exact(&mut length).map_err(failed)?;
+    let header = u64::from_le_bytes(length);
+    if length == super::LFS_POINTER[..8] {
+        return Err(ImportError::Pointer(name.to_owned()));
+    }
+    if header > (bytes - 8).min(MAX_HEADER_BYTES) {
+        return Err(unsound(format!(
+            "says that its header has {header} bytes; the file has {bytes}"
+        )));
+    }
+    // The header's length is not trusted: reading stops at the end of the file.
+    let mut text = Vec::new();
+    file.take(header).read_to_end(&mut text).map_err(failed)?;
+    let metadata: Metadata = serde_json::from_slice(&text)
+        .map_err(|error| unsound(format!("is not a valid safetensors file: {error}")))?;
+    let data = 8 + header;
+    let expected = data.saturating_add(metadata.data_len() as u64);
+    if expected > bytes {
+        return Err(truncated(expected));
+    }
+    if expected < bytes {
+        return Err(unsound(format!(
+            "should have {expected} bytes and has {bytes}: there are unexpected bytes after its tensors"
+        )));
+    }
+    let tensors = metadata.tensors().into_iter().map(|(name, info)| {
+        let stored = Stored {
+            file: index,
+            offset: data + info.data_offsets.0 as u64,
+            dtype: info.dtype,
+            shape: info.shape.iter().map(|&n| n as u64).collect(),
+        };
+        (name, stored)
+    });
+    Ok(tensors.collect())
+}
+
+/// Fuzzing: reads bytes as a safetensors header. Returns whether accepted tensors lie in the file.
+#[cfg(feature = "fuzzing")]
+pub(super) fn check(bytes: &[u8]) -> bool {
+    let len = bytes.len() as u64;
+    let failed = |source| ImportError::File(FileError::new("read", Path::new(SINGLE), source));
+    match header(&mut &*bytes, len, SINGLE, 0, &failed) {
+        Ok(tensors) => tensors.values().all(|stored| stored.offset <= len),
+        Err(_) => true,
+    }
+}

@@ -1,0 +1,361 @@
+//! Manifest record beside a model file. It saves hashing a large file again, and reveals a change
+//! of the file.
+//!
+//! A record is valid while size, times and inode of the file are unchanged, it describes the file's
+//! tensors, and it carries a [`seal`]: proof that this user's programs wrote it on this machine.
+//! Without the seal, a record that came with the file, or that another user put there, could pass
+//! any weights off as genuine.
+//!
+//! Every write through the file system changes the inode's change time, which no program can set
+//! back. Corruption below the file system (a failing disk) is detected only by
+//! [`ModelFile::verify`], which reads all bytes.
+//!
+//! If the record does not fit, the file is hashed again. An unchanged file gets a new record. A
+//! changed one is refused until it is accepted ([`ModelFile::accept`]) or fetched again. Digests in
+//! the catalogue overrule any record.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+
+use super::seal::{MAC_BYTES, seal};
+use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
+use crate::atomic_file;
+use crate::model_file::ModelFile;
+use crate::regular_file;
+
+/// Distinguishes states of a file without reading it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    bytes: u64,
+    /// Since 1970-01-01 UTC.
+    modified_ns: u64,
+    /// Change time of the inode in nanoseconds, if the system has one. Unlike the modification
+    /// time, programs cannot set it.
+    changed_ns: Option<i128>,
+    inode: Option<u64>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredRecord {
+    stamp: Stamp,
+    /// Canonical encoding.
+    manifest: ciborium::Value,
+    /// SHA-256 of everything before the tensors: tokenizer, template, hyperparameters.
+    head: Digest,
+}
+
+/// Decoded record.
+struct Record {
+    stamp: Stamp,
+    contents: Contents,
+}
+
+/// Result of reading a whole file.
+#[derive(PartialEq)]
+struct Contents {
+    manifest: Manifest,
+    head: Digest,
+}
+
+/// State of a model file according to its record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum FileState {
+    /// Unchanged since it was read as a whole; these are its weights.
+    Verified(WeightsId),
+    /// Read before, and written to or moved since.
+    Changed,
+    /// There is no valid record.
+    Unverified,
+}
+
+/// The file differs from its record or from the catalogue.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{} {relation}: {what}", path.display())]
+#[non_exhaustive]
+pub struct ChangedError {
+    pub path: PathBuf,
+    /// Verb phrase with the reference.
+    relation: &'static str,
+    /// Description of the difference.
+    what: String,
+    /// Whether the catalogue or the first pull pins the file. Otherwise the reference is the
+    /// record, and [`ModelFile::accept`] can overrule it.
+    pub pinned: bool,
+}
+
+/// Contents that the catalogue of models, or the first pull, requires of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Expected {
+    /// SHA-256 of the file, if known.
+    pub sha256: Option<Digest>,
+    /// Identity of the weights in the file, if known.
+    pub weights: Option<WeightsId>,
+    pub pinned: Pinned,
+}
+
+/// Origin of the SHA-256 of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Pinned {
+    Catalogue,
+    /// The first pull on this machine.
+    FirstPull,
+    /// The file is not pinned yet.
+    #[default]
+    Never,
+}
+
+/// Current state of a file; `None` if it is missing.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let info = fs::metadata(path).ok()?;
+    let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    #[cfg(unix)]
+    let (changed_ns, inode) = {
+        use std::os::unix::fs::MetadataExt as _;
+        let changed = i128::from(info.ctime()) * 1_000_000_000 + i128::from(info.ctime_nsec());
+        (Some(changed), Some(info.ino()))
+    };
+    #[cfg(not(unix))]
+    let (changed_ns, inode) = (None, None);
+    Some(Stamp {
+        bytes: info.len(),
+        modified_ns: u64::try_from(modified.as_nanos()).ok()?,
+        changed_ns,
+        inode,
+    })
+}
+
+/// Path of the record of a model file.
+pub fn record_path(model: &Path) -> PathBuf {
+    let mut name = OsString::from(model);
+    name.push(".hearthnet");
+    PathBuf::from(name)
+}
+
+fn read(path: &Path) -> Option<Record> {
+    // Some bytes more than the longest manifest.
+    let most = MAX_MANIFEST_BYTES as u64 + 512;
+    let bytes = regular_file::read(&record_path(path), most).ok()?;
+    let (mac, bytes) = bytes.split_first_chunk::<MAC_BYTES>()?;
+    if seal(bytes)? != *mac {
+        return None;
+    }
+    let stored: StoredRecord = ciborium::de::from_reader_with_recursion_limit(bytes, 4).ok()?;
+    Some(Record {
+        stamp: stored.stamp,
+        contents: Contents {
+            manifest: Manifest::decode(stored.manifest.as_bytes()?).ok()?,
+            head: stored.head,
+        },
+    })
+}
+
+/// State of the file at `path`, without reading it.
+pub fn file_state(path: &Path) -> FileState {
+    match read(path) {
+        None => FileState::Unverified,
+        Some(record) if Some(record.stamp) == stamp(path) => {
+            FileState::Verified(record.contents.manifest.weights_id())
+        }
+        Some(_) => FileState::Changed,
+    }
+}
+
+/// Stores a record. Fails if the file has changed since it was opened.
+fn store(model: &ModelFile, contents: &Contents) -> io::Result<()> {
+    let path = model.path().ok_or(io::ErrorKind::Unsupported)?;
+    let now = stamp(path).ok_or(io::ErrorKind::Unsupported)?;
+    if model.gguf().modified() != fs::metadata(path)?.modified().ok()
+        || now.bytes != model.gguf().file_bytes()
+    {
+        return Err(io::Error::other(
+            "the model file changed while it was hashed",
+        ));
+    }
+    let stored = StoredRecord {
+        stamp: now,
+        manifest: ciborium::Value::Bytes(contents.manifest.encode()),
+        head: contents.head,
+    };
+    let mut bytes = Vec::new();
+    ciborium::into_writer(&stored, &mut bytes).map_err(io::Error::other)?;
+    let mac = seal(&bytes).ok_or(io::ErrorKind::Unsupported)?;
+    atomic_file::write(&record_path(path), &[&mac[..], &bytes].concat())
+}
+
+/// Stores a record if possible. A read-only folder costs only another reading.
+fn try_store(model: &ModelFile, contents: &Contents) {
+    if let Err(error) = store(model, contents)
+        && error.kind() != io::ErrorKind::Unsupported
+    {
+        tracing::debug!(%error, "the record cannot be stored beside the model");
+    }
+}
+
+fn read_contents(model: &ModelFile, progress: &mut dyn FnMut(u64, u64)) -> Contents {
+    let manifest = Manifest {
+        spec: model.stored_spec(),
+        ..Manifest::of(model, progress)
+    };
+    Contents {
+        manifest,
+        head: Digest::of(model.gguf().head()),
+    }
+}
+
+impl ModelFile {
+    /// Manifest of the file. Hashing reads the whole file, so the result is stored beside it
+    /// (`NAME.gguf.hearthnet`) if possible, and reused while the file is unchanged. A contradicting
+    /// record is left in place, so that [`Self::check`] refuses the file. `progress` receives the
+    /// bytes done and the total; it is not called if nothing is hashed.
+    pub fn manifest(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        let record = self.path().and_then(read);
+        if let Some(record) = record.as_ref().filter(|r| self.is_as(r)) {
+            return self.in_use(record.contents.manifest.clone());
+        }
+        let contents = read_contents(self, progress);
+        if record.is_none_or(|record| record.contents == contents) {
+            try_store(self, &contents);
+        }
+        self.in_use(contents.manifest)
+    }
+
+    /// Manifest of a file before use. The file must match its record and, if `pin` is given, the
+    /// catalogue. An unchanged file is not read.
+    ///
+    /// # Errors
+    /// The file differs.
+    pub fn check(
+        &self,
+        pin: Option<Expected>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        let record = self.path().and_then(read);
+        // A record holds the weights id, not the file's digest. If the catalogue pins only the
+        // digest, the whole file is read.
+        let as_pinned = |record: &Record| {
+            pinned(pin).is_none_or(|pin| pin.weights == Some(record.contents.manifest.weights_id()))
+        };
+        let fits = |record: &&Record| self.is_as(record) && as_pinned(record);
+        match record.as_ref().filter(fits) {
+            Some(record) => Ok(self.in_use(record.contents.manifest.clone())),
+            None => self.compare(record, pin, progress),
+        }
+    }
+
+    /// Same as [`Self::check`], but always reads all bytes.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn verify(
+        &self,
+        pin: Option<Expected>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        self.compare(self.path().and_then(read), pin, progress)
+    }
+
+    /// Accepts the current contents of the file whatever its record, and returns the manifest.
+    pub fn accept(&self, progress: &mut dyn FnMut(u64, u64)) -> Manifest {
+        let contents = read_contents(self, progress);
+        try_store(self, &contents);
+        self.in_use(contents.manifest)
+    }
+
+    fn compare(
+        &self,
+        record: Option<Record>,
+        pin: Option<Expected>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Manifest, ChangedError> {
+        let contents = read_contents(self, progress);
+        let pin = pinned(pin);
+        let refuse = |relation, what: String| ChangedError {
+            path: self.path().unwrap_or(Path::new("")).to_owned(),
+            relation,
+            what,
+            pinned: pin.is_some(),
+        };
+        if let Some(pin) = pin {
+            let relation = match pin.pinned {
+                Pinned::FirstPull => "differs from the first download",
+                _ => "differs from the file in the catalogue",
+            };
+            let weights = contents.manifest.weights_id();
+            if pin.weights.is_some_and(|pinned| pinned != weights) {
+                return Err(refuse(relation, "its weights are different".to_owned()));
+            }
+            // The weights id does not cover tokenizer and template.
+            if let Some(pinned) = pin.sha256 {
+                let found = Digest::of(self.gguf().bytes());
+                if found != pinned {
+                    let what = match pin.weights {
+                        Some(_) => "its tokenizer or description is different".to_owned(),
+                        None => format!("its SHA-256 is {found} instead of {pinned}"),
+                    };
+                    return Err(refuse(relation, what));
+                }
+            }
+        } else if let Some(Record { contents: was, .. }) = record {
+            let relation = "has changed since it was last used";
+            let (count, all) = differing(&was.manifest, &contents.manifest);
+            if count > 0 {
+                let what = format!("{count} of {all} tensors differ");
+                return Err(refuse(relation, what));
+            }
+            if was.manifest != contents.manifest {
+                return Err(refuse(
+                    relation,
+                    "its hyperparameters are different".to_owned(),
+                ));
+            }
+            if was.head != contents.head {
+                return Err(refuse(
+                    relation,
+                    "its tokenizer or description is different".to_owned(),
+                ));
+            }
+        }
+        try_store(self, &contents);
+        Ok(self.in_use(contents.manifest))
+    }
+
+    /// Turns the manifest of the file as stored into that of the file as used.
+    fn in_use(&self, manifest: Manifest) -> Manifest {
+        Manifest {
+            spec: self.spec().clone(),
+            ..manifest
+        }
+    }
+
+    /// Whether the file is unchanged since the record was made.
+    fn is_as(&self, record: &Record) -> bool {
+        self.path().and_then(stamp) == Some(record.stamp)
+            && record.stamp.bytes == self.gguf().file_bytes()
+            && record.contents.manifest.spec == self.stored_spec()
+            && record.contents.manifest.lists(self)
+    }
+}
+
+/// The expected contents, if they pin the file or its weights.
+fn pinned(pin: Option<Expected>) -> Option<Expected> {
+    pin.filter(|pin| pin.sha256.is_some() || pin.weights.is_some())
+}
+
+/// Number of tensors that were changed, added or removed, and of all tensors.
+fn differing(was: &Manifest, now: &Manifest) -> (usize, usize) {
+    let changed = now.tensors().iter();
+    let changed = changed.filter(|entry| was.tensor(&entry.name) != Some(entry));
+    let gone = was.tensors().iter();
+    let gone = gone.filter(|entry| now.tensor(&entry.name).is_none());
+    let gone = gone.count();
+    (changed.count() + gone, now.tensors().len() + gone)
+}

@@ -1,0 +1,14 @@
+//! Tests of model files. One binary; a file of this
+//! folder is a module. To run one file:
+//!
+//! ```text
+//! cargo test -p hearthnet-files --test files -- gguf::
+//! ```
+// Not named `main.rs`: proptest would then look for its seeds outside of this folder.
+
+mod convert;
+mod gguf;
+mod hugging_face;
+mod model_refusals;
+mod real_model_file;
+mod weights_identity;

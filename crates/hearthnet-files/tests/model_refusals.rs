@@ -1,0 +1,386 @@
+//! Valid GGUF files that are no runnable models: each is refused with a reason.
+#![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
+
+use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::{Gguf, MetadataError, TensorType, Value};
+use hearthnet_files::{BoundaryDtype, ModelError, ModelFile, ModelSpec};
+use hearthnet_testkit::TinyLlama;
+
+/// Tensor as a file describes it.
+type Tensor = (String, Vec<u64>, TensorType);
+
+/// The tiny model with other metadata (`None` omits a key) and other tensors.
+fn open(
+    metadata: &[(&str, Option<Value<'_>>)],
+    tensors: &dyn Fn(Tensor) -> Vec<Tensor>,
+) -> Result<ModelFile, ModelError> {
+    let tiny = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
+    let mut writer = Writer::new();
+    for (key, value) in tiny.metadata() {
+        if !metadata.iter().any(|(changed, _)| *changed == key) {
+            writer.set(key, value).unwrap();
+        }
+    }
+    for (key, value) in metadata {
+        if let Some(value) = value {
+            writer.set(key, *value).unwrap();
+        }
+    }
+    let mut sizes = Vec::new();
+    for info in tiny.tensors() {
+        for (name, dims, dtype) in tensors((info.name.clone(), info.dims.clone(), info.dtype)) {
+            writer.tensor(&name, &dims, dtype).unwrap();
+            let rows: u64 = dims[1..].iter().product();
+            sizes.push((dtype.row_bytes(dims[0]).unwrap() * rows) as usize);
+        }
+    }
+    let mut file = Vec::new();
+    writer
+        .write(&mut file, |index, out| {
+            out.write_all(&vec![0; sizes[index]])
+                .map_err(WriteError::Io)
+        })
+        .unwrap();
+    ModelFile::from_gguf(Gguf::from_bytes(file).unwrap())
+}
+
+fn with(key: &str, value: Value<'_>) -> Result<ModelFile, ModelError> {
+    open(&[(key, Some(value))], &|tensor| vec![tensor])
+}
+
+fn without(key: &str) -> Result<ModelFile, ModelError> {
+    open(&[(key, None)], &|tensor| vec![tensor])
+}
+
+fn spec(result: Result<ModelFile, ModelError>) -> ModelSpec {
+    result.unwrap().spec().clone()
+}
+
+#[test]
+fn an_unknown_architecture_is_named_with_those_that_are_known() {
+    for name in ["gpt2", "Llama", "", "llama2", "\x1b[31mllama"] {
+        let error = with("general.architecture", Value::String(name)).unwrap_err();
+        assert!(
+            matches!(error, ModelError::UnknownArchitecture { .. }),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains("supported are: llama") && !text.contains('\x1b'),
+            "{text}"
+        );
+    }
+    for result in [
+        without("general.architecture"),
+        with("general.architecture", Value::U32(1)),
+    ] {
+        assert!(matches!(result, Err(ModelError::Metadata(_))));
+    }
+}
+
+#[test]
+fn a_part_of_a_model_in_several_files_says_how_to_join_them() {
+    for count in [Value::U16(2), Value::U32(3)] {
+        // Parts after the first have no other metadata.
+        for architecture in [Some(Value::String("llama")), None] {
+            let keys = [
+                ("split.count", Some(count)),
+                ("general.architecture", architecture),
+            ];
+            let error = open(&keys, &|tensor| vec![tensor]).unwrap_err();
+            assert!(matches!(error, ModelError::Split { .. }), "{error}");
+            assert!(error.to_string().contains("--merge"), "{error}");
+        }
+    }
+    spec(with("split.count", Value::U16(1)));
+}
+
+#[test]
+fn web_pages_and_git_lfs_pointers_are_recognised() {
+    for (bytes, said) in [
+        (
+            "version https://git-lfs.github.com/spec/v1\n",
+            "git lfs pull",
+        ),
+        ("<!DOCTYPE html>", "web page"),
+        ("", "empty"),
+        ("PK\x03\x04", "50, 4b, 03, 04"),
+    ] {
+        let error = Gguf::from_bytes(bytes.into()).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
+fn hyperparameters_that_must_be_there_must_be_there() {
+    for key in [
+        "llama.block_count",
+        "llama.context_length",
+        "llama.embedding_length",
+        "llama.feed_forward_length",
+        "llama.attention.head_count",
+        "llama.attention.layer_norm_rms_epsilon",
+    ] {
+        match without(key) {
+            Err(ModelError::Metadata(MetadataError::Missing(missing))) => {
+                assert_eq!(missing, key);
+            }
+            other => panic!("{key}: {other:?}"),
+        }
+        let error = with(key, Value::String("64")).unwrap_err();
+        assert!(
+            matches!(error, ModelError::Metadata(MetadataError::Mismatch { .. })),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn hyperparameters_that_may_be_missing_have_their_defaults() {
+    let whole = spec(with("llama.vocab_size", Value::U64(320)));
+    for key in [
+        "llama.vocab_size",
+        "llama.attention.key_length",
+        "llama.attention.value_length",
+    ] {
+        assert_eq!(spec(without(key)), whole, "{key}");
+    }
+    assert_eq!(spec(without("llama.rope.dimension_count")), whole);
+    assert_eq!(spec(without("llama.rope.freq_base")).rope.theta, 10_000.0);
+    // Without its own count, each query head has its own keys, which contradicts the tensors here.
+    let error = without("llama.attention.head_count_kv").unwrap_err();
+    assert!(matches!(error, ModelError::TensorShape { .. }), "{error}");
+}
+
+#[test]
+fn hyperparameters_out_of_range_are_refused_by_name() {
+    for (key, value) in [
+        ("llama.block_count", Value::U32(0)),
+        ("llama.block_count", Value::U32(u32::MAX)),
+        ("llama.embedding_length", Value::U32(0)),
+        ("llama.embedding_length", Value::U32(u32::MAX)),
+        ("llama.feed_forward_length", Value::U32(0)),
+        ("llama.vocab_size", Value::U32(0)),
+        ("llama.context_length", Value::U32(0)),
+        ("llama.context_length", Value::U32(1 << 25)),
+        ("llama.attention.head_count", Value::U32(0)),
+        ("llama.attention.head_count", Value::U32(u32::MAX)),
+        ("llama.attention.head_count_kv", Value::U32(0)),
+        ("llama.attention.head_count_kv", Value::U32(3)),
+        ("llama.attention.value_length", Value::U32(8)),
+        ("llama.rope.dimension_count", Value::U32(0)),
+        ("llama.rope.dimension_count", Value::U32(15)),
+        ("llama.rope.dimension_count", Value::U32(18)),
+        ("llama.rope.freq_base", Value::F32(0.5)),
+        ("llama.rope.freq_base", Value::F32(-1.0)),
+        ("llama.rope.freq_base", Value::F64(1e300)),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F32(0.0)),
+        ("llama.attention.layer_norm_rms_epsilon", Value::F32(1.0)),
+        ("hearthnet.boundary_dtype", Value::String("f8")),
+    ] {
+        match with(key, value) {
+            Err(ModelError::Hyperparameter { key: named, .. }) => {
+                let implied = key == "llama.embedding_length" || named == key;
+                assert!(implied, "{key} = {value}: {named}");
+            }
+            other => panic!("{key} = {value}: {other:?}"),
+        }
+    }
+    for (key, value) in [
+        ("llama.rope.freq_base", Value::F32(f32::NAN)),
+        (
+            "llama.attention.layer_norm_rms_epsilon",
+            Value::F32(f32::INFINITY),
+        ),
+        ("llama.block_count", Value::I32(-1)),
+        ("llama.block_count", Value::U64(1 << 32)),
+        ("llama.attention.head_count", Value::F32(4.0)),
+        ("hearthnet.boundary_dtype", Value::U32(16)),
+    ] {
+        let error = with(key, value).unwrap_err();
+        assert!(
+            matches!(error, ModelError::Metadata(MetadataError::Mismatch { .. })),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn more_layers_than_the_file_has_are_missed() {
+    let error = with("llama.block_count", Value::U32(3)).unwrap_err();
+    let expected = "blk.2.attn_norm.weight";
+    assert!(
+        matches!(&error, ModelError::MissingTensor { name, .. } if name == expected),
+        "{error}"
+    );
+    // Fewer layers would leave out weights that the model was trained with.
+    let error = with("llama.block_count", Value::U32(1)).unwrap_err();
+    assert!(matches!(error, ModelError::Unsupported { .. }), "{error}");
+}
+
+#[test]
+fn features_that_the_engine_does_not_have_are_refused() {
+    for (key, value) in [
+        ("llama.rope.scaling.type", Value::String("longrope")),
+        ("llama.rope.scaling.type", Value::String("dynamic")),
+        ("llama.rope.scaling.factor", Value::F32(8.0)),
+        ("llama.expert_shared_count", Value::U32(8)),
+        ("llama.attention.scale", Value::F32(0.5)),
+        ("llama.attention.causal", Value::Bool(false)),
+        ("llama.logit_scale", Value::F32(0.5)),
+        ("llama.final_logit_softcapping", Value::F32(30.0)),
+        ("llama.something.new", Value::U32(1)),
+        ("llama.", Value::U32(1)),
+    ] {
+        let error = with(key, value).unwrap_err();
+        assert!(
+            matches!(error, ModelError::Unsupported { .. }),
+            "{key}: {error}"
+        );
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn disabled_features_are_accepted() {
+    let plain = spec(with("llama.rope.scaling.type", Value::String("none")));
+    for (key, value) in [
+        ("llama.rope.scaling.factor", Value::F32(1.0)),
+        ("llama.expert_count", Value::U32(0)),
+        ("llama.attention.causal", Value::Bool(true)),
+        ("llama.attention.clamp_kqv", Value::F32(0.0)),
+        (
+            "llama.tensor_data_layout",
+            Value::String("Meta AI original pth"),
+        ),
+        // Keys outside the architecture's prefix are ignored.
+        ("llama2.something", Value::U32(1)),
+        ("general.something", Value::U32(1)),
+    ] {
+        assert_eq!(spec(with(key, value)), plain, "{key}");
+    }
+}
+
+#[test]
+fn a_file_chooses_its_boundary_dtype() {
+    for dtype in BoundaryDtype::ALL {
+        let key = "hearthnet.boundary_dtype";
+        assert_eq!(spec(with(key, Value::String(dtype.name()))).boundary, dtype);
+    }
+    assert_eq!(
+        spec(without("hearthnet.boundary_dtype")).boundary,
+        BoundaryDtype::F16
+    );
+}
+
+#[test]
+fn every_tensor_must_be_there_with_its_shape_and_a_type_that_is_computed_with() {
+    let names: Vec<String> = open(&[], &|tensor| vec![tensor])
+        .unwrap()
+        .gguf()
+        .tensors()
+        .iter()
+        .map(|info| info.name.clone())
+        .collect();
+    assert_eq!(names.len(), 2 * 9 + 2);
+    for victim in &names {
+        let change = |change: &dyn Fn(Tensor) -> Vec<Tensor>| {
+            open(&[], &|tensor| match tensor.0 == *victim {
+                true => change(tensor),
+                false => vec![tensor],
+            })
+        };
+        let error = change(&|_| vec![]).unwrap_err();
+        assert!(
+            matches!(&error, ModelError::MissingTensor { name, .. } if name == victim),
+            "{error}"
+        );
+
+        let error = change(&|(name, mut dims, dtype)| {
+            *dims.last_mut().unwrap() *= 2;
+            vec![(name, dims, dtype)]
+        })
+        .unwrap_err();
+        assert!(
+            matches!(&error, ModelError::TensorShape { name, .. } if name == victim),
+            "{error}"
+        );
+
+        let error = change(&|(name, mut dims, dtype)| {
+            dims.push(1);
+            vec![(name, dims, dtype)]
+        })
+        .unwrap_err();
+        assert!(
+            matches!(&error, ModelError::TensorShape { name, .. } if name == victim),
+            "{error}"
+        );
+
+        for dtype in [TensorType::F64, TensorType::Q8_1, TensorType::I8] {
+            let error = change(&|(name, dims, _)| vec![(name, dims, dtype)]).unwrap_err();
+            match &error {
+                ModelError::TensorType {
+                    name, dtype: found, ..
+                } => {
+                    assert_eq!((name, *found), (victim, dtype));
+                }
+                other => panic!("{other}"),
+            }
+        }
+    }
+    // Norms are used in full precision, whatever else is supported.
+    let error = open(
+        &[],
+        &|(name, dims, dtype)| match name.ends_with("norm.weight") {
+            true => vec![(name, dims, TensorType::F16)],
+            false => vec![(name, dims, dtype)],
+        },
+    );
+    assert!(matches!(
+        error,
+        Err(ModelError::TensorType {
+            dtype: TensorType::F16,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn unused_tensors_are_refused() {
+    for extra in [
+        "rope_factors_long.weight",
+        "blk.0.attn_q.bias",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.2.attn_norm.weight",
+        "other",
+    ] {
+        let error = open(&[], &|tensor| match tensor.0 == "output_norm.weight" {
+            true => vec![tensor, (extra.to_owned(), vec![8], TensorType::F32)],
+            false => vec![tensor],
+        })
+        .unwrap_err();
+        assert!(matches!(error, ModelError::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains(extra), "{error}");
+    }
+}
+
+#[test]
+fn an_output_matrix_of_its_own_is_used() {
+    let model = open(&[], &|tensor| match tensor.0 == "output_norm.weight" {
+        true => vec![
+            tensor,
+            ("output.weight".to_owned(), vec![64, 320], TensorType::F16),
+        ],
+        false => vec![tensor],
+    })
+    .unwrap();
+    assert!(!model.spec().tied_embedding);
+    assert_eq!(
+        model.tensor("output.weight").unwrap().dtype,
+        TensorType::F16
+    );
+    assert_eq!(
+        model.tensor("token_embd.weight").unwrap().dtype,
+        TensorType::Q8_0
+    );
+}

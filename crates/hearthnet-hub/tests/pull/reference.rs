@@ -1,0 +1,184 @@
+//! References outside the catalogue: a file on the hub or at an address.
+
+use std::fs;
+use std::sync::atomic::AtomicBool;
+
+use hearthnet_files::Digest;
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::pull::{PullError, SourceError, Token, pull_reference};
+
+use super::server::{Answer, Server, answer, cut, file, redirect, status};
+use super::{HALF, Place, model};
+
+const REFERENCE: &str = "hf:a/b/d/m.gguf";
+
+/// Response with the file's size, given in a redirect as by the hub.
+fn size(sha256: &Digest) -> Answer {
+    let headers = [
+        "Location: /elsewhere".to_owned(),
+        format!("X-Linked-Size: {}", model().len()),
+        format!("X-Linked-ETag: \"{sha256}\""),
+    ];
+    answer("302 Found", &headers, b"")
+}
+
+/// Response with the first byte and the total size.
+fn first_byte() -> Answer {
+    let range = format!("Content-Range: bytes 0-0/{}", model().len());
+    answer("206 Partial Content", &[range], &model()[..1])
+}
+
+fn fetch(
+    place: &Place,
+    reference: &str,
+    sha256: Option<Digest>,
+) -> Result<std::path::PathBuf, PullError> {
+    let reference: ModelRef = reference.parse().unwrap();
+    let cancel = AtomicBool::new(false);
+    pull_reference(&reference, sha256, &place.options, &cancel, &mut |_| {})
+}
+
+fn only_reason(error: PullError) -> SourceError {
+    match error {
+        PullError::NoSource { mut failures, .. } if failures.len() == 1 => failures.remove(0).1,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
+    // Requests: for the digest, for the redirect, for its target, and for the file.
+    let digest = Digest::of(&model());
+    let server = Server::new(vec![
+        size(&digest),
+        size(&digest),
+        first_byte(),
+        file(&model()),
+    ]);
+    let place = Place::with(&server);
+    let path = fetch(&place, REFERENCE, None).unwrap();
+    assert_eq!(path, place.options.models.join("hf/a/b/d/m.gguf"));
+    assert!(fs::read(&path).unwrap() == model());
+    let paths: Vec<_> = server.requests().iter().map(|r| r.path.clone()).collect();
+    let asked = "/a/b/resolve/main/d/m.gguf";
+    assert_eq!(paths, [asked, asked, "/elsewhere", asked]);
+    // The file exists now, so no request is sent.
+    assert_eq!(fetch(&place, REFERENCE, None).unwrap(), path);
+    assert_eq!(server.requests().len(), 4);
+}
+
+#[test]
+fn a_busy_hub_is_retried_when_asked_for_the_size() {
+    let busy = || {
+        let headers = ["Retry-After: 0", "Content-Length: 0"].map(str::to_owned);
+        answer("429 Too Many Requests", &headers, b"")
+    };
+    let digest = Digest::of(&model());
+    let server = Server::new(vec![
+        busy(),
+        size(&digest),
+        busy(),
+        size(&digest),
+        first_byte(),
+        file(&model()),
+    ]);
+    let place = Place::with(&server);
+    fetch(&place, REFERENCE, None).unwrap();
+
+    let server = Server::new(vec![busy()]);
+    let place = Place::with(&server);
+    let error = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(error, SourceError::Busy { status: 429, .. }),
+        "{error}"
+    );
+    assert_eq!(server.requests().len(), 4, "it is not asked without end");
+}
+
+#[test]
+fn bytes_with_another_digest_are_refused_and_removed() {
+    for (told, pinned) in [
+        (Digest([7; 32]), None),
+        (Digest::of(&model()), Some(Digest([8; 32]))),
+    ] {
+        let server = Server::new(vec![size(&told), first_byte(), file(&model())]);
+        let place = Place::with(&server);
+        let error = only_reason(fetch(&place, REFERENCE, pinned).unwrap_err());
+        assert!(matches!(error, SourceError::Contents { .. }), "{error}");
+        let left = fs::read_dir(place.options.models.join("hf/a/b/d")).unwrap();
+        let left: Vec<_> = left.map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, [".lock"]);
+    }
+}
+
+#[test]
+fn an_address_is_fetched_and_resumed() {
+    let server = Server::new(vec![first_byte(), cut(&model(), HALF), file(&model())]);
+    let place = Place::new();
+    let path = fetch(&place, &format!("{}/x/m.gguf?y=1", server.address), None).unwrap();
+    assert!(fs::read(&path).unwrap() == model());
+    let requests = server.requests();
+    assert!(requests.iter().all(|r| r.path == "/x/m.gguf?y=1"));
+    assert_eq!(requests[2].from(), HALF);
+}
+
+#[test]
+fn a_missing_file_and_a_missing_size_are_reported() {
+    let server = Server::new(vec![status("404 Not Found")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(matches!(error, SourceError::Status(404)), "{error}");
+
+    let server = Server::new(vec![answer("206 Partial Content", &[], b"x")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(matches!(error, SourceError::Answer(_)), "{error}");
+
+    let server = Server::new(vec![redirect("/again")]);
+    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    assert!(
+        matches!(
+            error,
+            SourceError::Unreachable { .. } | SourceError::Answer(_)
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_unpinned_reference_needs_tls_or_this_machine() {
+    let mut place = Place::new();
+    // The address does not exist; no request may be sent.
+    place.options.hub = "http://hub.invalid".to_owned();
+    let error = fetch(&place, REFERENCE, None).unwrap_err();
+    assert!(matches!(error, PullError::Unprotected(_)), "{error:?}");
+    let error = fetch(&place, REFERENCE, Some(Digest([0; 32]))).unwrap_err();
+    assert!(matches!(
+        only_reason(error),
+        SourceError::Unreachable { .. }
+    ));
+}
+
+#[test]
+fn the_token_is_sent_only_to_the_hub() {
+    let hub = Server::new(vec![
+        status("401 Unauthorized"),
+        first_byte(),
+        file(&model()),
+    ]);
+    let mut place = Place::with(&hub);
+    let refused = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
+    assert!(matches!(refused, SourceError::Status(401)), "{refused}");
+    place.options.token = Token::new(" hf_secret\n".to_owned());
+    fetch(&place, REFERENCE, None).unwrap();
+    let told = |server: &Server| -> Vec<Option<String>> {
+        let of = |r: &super::server::Request| r.headers.get("authorization").cloned();
+        server.requests().iter().map(of).collect()
+    };
+    let bearer = Some("Bearer hf_secret".to_owned());
+    assert_eq!(told(&hub), [None, bearer.clone(), bearer]);
+    assert_eq!(format!("{:?}", place.options.token), "Some(Token(..))");
+
+    let other = Server::new(vec![first_byte(), file(&model())]);
+    fetch(&place, &format!("{}/m.gguf", other.address), None).unwrap();
+    assert_eq!(told(&other), [None, None]);
+    assert!(Token::new("a\nb".to_owned()).is_none());
+}

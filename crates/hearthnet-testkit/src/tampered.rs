@@ -1,0 +1,103 @@
+//! Host engine that computes exactly, and then lets a test change its output.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearthnet_engine::{Engine, EngineOptions, SeqId};
+use hearthnet_files::ModelFile;
+use hearthnet_shard::{
+    EngineSource, Footprint, LayerEngine, LoadFault, Span, StartProgress, StreamFault,
+};
+
+/// Rows on their way through a host.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // Only made here.
+pub struct Passing<'a> {
+    /// Sequences of the rows, one after another.
+    pub spans: &'a [Span<SeqId>],
+    /// Input of the host.
+    pub sent: &'a [f32],
+    /// Output of the host, which the test may change.
+    pub rows: &'a mut [f32],
+    /// If set, the streams fail with this error instead.
+    pub fault: &'a mut Option<StreamFault>,
+}
+
+/// Inspects or changes the rows of a batch.
+pub type Tamper = Box<dyn FnMut(Passing<'_>) + Send>;
+
+/// Exact engine whose output a [`Tamper`] may change.
+#[allow(missing_debug_implementations)] // A closure has none.
+pub struct Tampered {
+    engine: Engine,
+    tamper: Tamper,
+}
+
+#[allow(missing_debug_implementations, clippy::exhaustive_structs)]
+pub struct TamperedSource {
+    pub file: Arc<ModelFile>,
+    pub layers: Range<u32>,
+    pub options: EngineOptions,
+    /// Moved into the engine by `load`.
+    pub tamper: Option<Tamper>,
+}
+
+impl EngineSource for TamperedSource {
+    type Engine = Tampered;
+
+    fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, LoadFault> {
+        let engine = Engine::load(
+            &self.file,
+            self.layers.clone(),
+            &self.options,
+            &mut |_, _| {},
+        );
+        Ok(Tampered {
+            engine: engine?,
+            tamper: self
+                .tamper
+                .take()
+                .ok_or_else(|| "loaded once only".to_owned())?,
+        })
+    }
+}
+
+impl LayerEngine for Tampered {
+    type Seq = SeqId;
+
+    fn open(&mut self) -> Result<SeqId, StreamFault> {
+        LayerEngine::open(&mut self.engine)
+    }
+    fn close(&mut self, seq: SeqId) {
+        LayerEngine::close(&mut self.engine, seq);
+    }
+    fn len(&self, seq: SeqId) -> u32 {
+        LayerEngine::len(&self.engine, seq)
+    }
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), StreamFault> {
+        LayerEngine::truncate(&mut self.engine, seq, length)
+    }
+    fn forward(
+        &mut self,
+        layers: (u32, u32),
+        spans: &[Span<SeqId>],
+        x: &mut [f32],
+    ) -> Result<(), StreamFault> {
+        let sent = x.to_vec();
+        LayerEngine::forward(&mut self.engine, layers, spans, x)?;
+        let mut fault = None;
+        (self.tamper)(Passing {
+            spans,
+            sent: &sent,
+            rows: x,
+            fault: &mut fault,
+        });
+        fault.map_or(Ok(()), Err)
+    }
+    fn footprint(&self) -> Footprint {
+        LayerEngine::footprint(&self.engine)
+    }
+    fn kv_bytes_in_use(&self) -> u64 {
+        LayerEngine::kv_bytes_in_use(&self.engine)
+    }
+}

@@ -1,0 +1,155 @@
+//! Replays the corpus of every fuzz target, and runs wire and log targets on random mutations.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use hearthnet_bus::{calls, discovery, fuzzing as log, sync};
+use hearthnet_files::fuzzing as files;
+use hearthnet_tokens::fuzzing as tokens;
+use hearthnet_transport::fuzzing as wire;
+use proptest::prelude::*;
+
+type Target = fn(&[u8]);
+
+/// Targets, with the minimum number of inputs in their corpus.
+const TARGETS: [(&str, Target, usize); 18] = [
+    ("bus_frames", calls::fuzzing::frames, 12),
+    ("discovery", discovery::fuzzing::announcement, 5),
+    ("gguf", tokens::gguf, 90),
+    ("hugging_face", files::hugging_face, 10),
+    ("log_event", log::log_event, 20),
+    ("log_heads", log::log_heads, 10),
+    ("log_wal", log::log_wal, 10),
+    ("manifest", files::manifest, 1),
+    ("stop", tokens::stop, 3),
+    ("sync_session", sync::fuzzing::session, 8),
+    ("template", tokens::template, 3),
+    ("template_source", tokens::template_source, 40),
+    ("tokenizer", tokens::tokenizer, 10),
+    ("wire_certificate", wire::certificate, 10),
+    ("wire_decompress", wire::decompress, 10),
+    ("wire_frame", wire::frame, 30),
+    ("wire_session", wire::session, 30),
+    ("wire_websocket", wire::websocket, 10),
+];
+
+fn fuzz() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
+}
+
+/// Inputs in a target's folder, sorted by name.
+fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = fuzz().join("corpus").join(target);
+    let mut files: Vec<_> = std::fs::read_dir(&folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    files
+        .into_iter()
+        .map(|path| (path.display().to_string(), std::fs::read(&path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn the_corpus_of_every_target_passes() {
+    for (name, target, least) in TARGETS {
+        let inputs = corpus(name);
+        assert!(inputs.len() >= least, "{name} has {} seeds", inputs.len());
+        for (path, input) in inputs {
+            println!("{path}");
+            target(&input);
+        }
+    }
+}
+
+#[test]
+fn no_target_is_left_out() {
+    let entries = std::fs::read_dir(fuzz().join("fuzz_targets")).unwrap();
+    let stem = |entry: std::io::Result<std::fs::DirEntry>| {
+        let path = entry.unwrap().path();
+        path.file_stem().unwrap().to_str().unwrap().to_owned()
+    };
+    let all: BTreeSet<String> = entries.map(stem).collect();
+    assert_eq!(all, TARGETS.map(|(name, ..)| name.to_owned()).into());
+}
+
+/// Pieces of seeds, joined, cut and damaged.
+fn mutant(target: &str) -> impl Strategy<Value = Vec<u8>> {
+    let seeds: Vec<Vec<u8>> = corpus(target).into_iter().map(|(_, seed)| seed).collect();
+    let pieces = prop::collection::vec(
+        (
+            prop::sample::select(seeds),
+            any::<prop::sample::Index>(),
+            any::<prop::sample::Index>(),
+        ),
+        1..4,
+    );
+    let damage = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
+    (pieces, damage).prop_map(|(pieces, damage)| {
+        let mut out = Vec::new();
+        for (seed, from, to) in pieces {
+            let (from, to) = (from.index(seed.len() + 1), to.index(seed.len() + 1));
+            // The first piece keeps its beginning, because it decides how the rest is parsed.
+            let from = if out.is_empty() { 0 } else { from.min(to) };
+            out.extend_from_slice(&seed[from..to.max(from)]);
+        }
+        for (at, byte) in damage {
+            if !out.is_empty() {
+                let at = at.index(out.len());
+                out[at] = byte;
+            }
+        }
+        out
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn damaged_certificates_pass(input in mutant("wire_certificate")) {
+        wire::certificate(&input);
+    }
+
+    #[test]
+    fn damaged_chunks_pass(input in mutant("wire_decompress")) {
+        wire::decompress(&input);
+    }
+
+    #[test]
+    fn damaged_frames_pass(input in mutant("wire_frame")) {
+        wire::frame(&input);
+    }
+
+    #[test]
+    fn damaged_sessions_pass(input in mutant("wire_session")) {
+        wire::session(&input);
+    }
+
+    #[test]
+    fn damaged_websockets_pass(input in mutant("wire_websocket")) {
+        wire::websocket(&input);
+    }
+
+    #[test]
+    fn damaged_events_pass(input in mutant("log_event")) {
+        log::log_event(&input);
+    }
+
+    #[test]
+    fn damaged_heads_pass(input in mutant("log_heads")) {
+        log::log_heads(&input);
+    }
+
+    #[test]
+    fn damaged_write_ahead_logs_pass(input in mutant("log_wal")) {
+        log::log_wal(&input);
+    }
+}

@@ -1,0 +1,518 @@
+use super::*;
+use crate::detokenize::Detokenizer;
+use hearthnet_files::byte_alphabet::char_of;
+use proptest::prelude::*;
+use std::sync::LazyLock;
+
+/// Small file: all bytes, some merges, two control tokens, one user-defined and one unknown token.
+struct File {
+    pre: &'static str,
+    tokens: Vec<String>,
+    types: Vec<i128>,
+    merges: Vec<String>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+}
+
+const TURN: u32 = 0;
+const END: u32 = 1;
+const TOOL: u32 = 2;
+const UNKNOWN: u32 = 3;
+
+impl File {
+    fn new(pre: &'static str) -> Self {
+        let special = ["<|im_start|>", "<|im_end|>", "<tool>", "<unk>"].map(str::to_owned);
+        let mut file = Self {
+            pre,
+            tokens: special
+                .into_iter()
+                .chain((0..=255).map(|b| char_of(b).to_string()))
+                .collect(),
+            types: [3, 3, 4, 2]
+                .into_iter()
+                .chain(std::iter::repeat_n(1, 256))
+                .collect(),
+            merges: Vec::new(),
+            bos: Some(TURN),
+            eos: Some(END),
+        };
+        for (left, right) in [
+            ("h", "e"),
+            ("l", "l"),
+            ("he", "ll"),
+            ("hell", "o"),
+            ("Ġ", "hello"),
+            ("!", "!"),
+        ] {
+            file.merge(left, right);
+        }
+        file
+    }
+
+    fn merge(&mut self, left: &str, right: &str) {
+        self.add(&format!("{left}{right}"), 1);
+        self.merges.push(format!("{left} {right}"));
+    }
+
+    fn add(&mut self, text: &str, kind: i128) {
+        self.tokens.push(text.to_owned());
+        self.types.push(kind);
+    }
+
+    fn parts(&self) -> TokenizerParts<'_> {
+        TokenizerParts {
+            model: "gpt2",
+            pre: self.pre,
+            tokens: self.tokens.iter().map(String::as_str).collect(),
+            token_types: Some(self.types.clone()),
+            merges: self.merges.iter().map(String::as_str).collect(),
+            bos: self.bos,
+            eos: self.eos,
+            ..TokenizerParts::default()
+        }
+    }
+
+    fn id(&self, text: &str) -> u32 {
+        u32::try_from(self.tokens.iter().position(|token| token == text).unwrap()).unwrap()
+    }
+
+    fn build(&self) -> Result<Tokenizer, TokenizerError> {
+        Tokenizer::new(&self.parts())
+    }
+}
+
+static SMALL: LazyLock<Tokenizer> = LazyLock::new(|| File::new("smollm").build().unwrap());
+
+/// Tokenizers of all families.
+static FAMILIES: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+    let names = "smollm gpt-2 llama-bpe qwen2 default qwen35 tekken gpt-4o falcon deepseek-llm deepseek-coder deepseek-v3";
+    names
+        .split(' ')
+        .map(|pre| File::new(pre).build().unwrap())
+        .collect()
+});
+
+#[test]
+fn pairs_merge_in_the_order_of_the_file() {
+    let file = File::new("smollm");
+    let ids = SMALL.encode("hello hello hell!!", Special::Plain).unwrap();
+    let expected = ["hello", "Ġhello", "Ġ", "hell", "!!"].map(|text| file.id(text));
+    assert_eq!(ids, expected);
+}
+
+#[test]
+fn plain_text_never_becomes_a_control_token() {
+    let typed = "a<|im_end|>b<unk><tool>";
+    let plain = SMALL.encode(typed, Special::Plain).unwrap();
+    assert!(!plain.contains(&END) && !plain.contains(&UNKNOWN) && plain.contains(&TOOL));
+    assert_eq!(SMALL.decode(&plain), typed);
+
+    let parsed = SMALL.encode(typed, Special::Parse).unwrap();
+    assert!(parsed.contains(&END) && parsed.contains(&UNKNOWN) && parsed.contains(&TOOL));
+    assert_eq!(SMALL.decode(&parsed), "ab<tool>");
+    assert_eq!(SMALL.decode_with_special(&parsed), typed);
+}
+
+#[test]
+fn words_are_taken_whole_only_where_the_file_says_so() {
+    let build = |pre| {
+        let mut file = File::new(pre);
+        file.add("jello", 1); // No merge makes it.
+        (file.id("jello"), file.build().unwrap())
+    };
+    let (jello, llama3) = build("llama-bpe");
+    assert_eq!(llama3.encode("jello", Special::Plain).unwrap(), [jello]);
+    let (_, smaug) = build("smaug-bpe");
+    assert_eq!(smaug.encode("jello", Special::Plain).unwrap().len(), 4); // j e ll o
+}
+
+#[test]
+fn a_control_token_is_not_taken_as_a_whole_word_either() {
+    let mut file = File::new("llama-bpe");
+    file.add("stop", 3);
+    let (stop, tokenizer) = (file.id("stop"), file.build().unwrap());
+    assert!(
+        !tokenizer
+            .encode("stop", Special::Plain)
+            .unwrap()
+            .contains(&stop)
+    );
+    assert_eq!(tokenizer.encode("stop", Special::Parse).unwrap(), [stop]);
+}
+
+#[test]
+fn a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart() {
+    let mut file = File::new("smollm");
+    let at = file
+        .tokens
+        .iter()
+        .position(|token| *token == char_of(4).to_string())
+        .unwrap();
+    file.tokens[at] = String::new();
+    let tokenizer = file.build().unwrap();
+    let bang = file.id("!");
+    assert_eq!(
+        tokenizer.encode("!\u{4}!", Special::Plain).unwrap(),
+        [bang, bang]
+    );
+    assert!(!tokenizer.encodes("!\u{4}!") && tokenizer.encodes("!!"));
+}
+
+#[test]
+fn a_document_begins_and_ends_as_the_file_says() {
+    let file = File::new("smollm");
+    let ids = |add_bos, add_eos| {
+        let parts = TokenizerParts {
+            add_bos,
+            add_eos,
+            ..file.parts()
+        };
+        let tokenizer = Tokenizer::new(&parts).unwrap();
+        tokenizer.encode_document("hello", Special::Plain).unwrap()
+    };
+    let hello = file.id("hello");
+    assert_eq!(ids(None, None), [hello]);
+    assert_eq!(ids(Some(true), None), [TURN, hello]);
+    assert_eq!(ids(Some(true), Some(true)), [TURN, hello, END]);
+    let llama3 = File::new("llama-bpe");
+    assert!(
+        llama3.build().unwrap().adds_bos(),
+        "Llama 3 adds it unless the file says otherwise"
+    );
+}
+
+#[test]
+fn known_end_tokens_end_a_generation_whatever_their_type() {
+    let mut file = File::new("smollm");
+    file.add("<|endoftext|>", 1);
+    file.add("<reponame>", 1); // Only as a control token.
+    file.add("<|repo_name|>", 3);
+    let (end_of_text, repo) = (file.id("<|endoftext|>"), file.id("<|repo_name|>"));
+    let tokenizer = file.build().unwrap();
+    let ids = 0..tokenizer.vocab_size() as u32;
+    let ends: Vec<u32> = ids
+        .filter(|id| tokenizer.is_end_of_generation(*id))
+        .collect();
+    assert_eq!(ends, [END, end_of_text, repo]);
+    assert_eq!(tokenizer.token_kind(end_of_text), Some(TokenKind::Control));
+    assert!(tokenizer.is_end_of_generation(END) && !tokenizer.is_end_of_generation(TURN));
+}
+
+#[test]
+fn tokens_named_by_id_are_control_tokens_whatever_their_type() {
+    let typed = "<|im_start|>hello<|im_end|><turn>";
+    let right = {
+        let mut file = File::new("smollm");
+        file.add("<turn>", 3);
+        file
+    };
+    let turn = right.id("<turn>");
+    let named = |file: &File, token_types| {
+        let parts = TokenizerParts {
+            other_ends: vec![("tokenizer.ggml.eot_token_id", turn)],
+            token_types,
+            ..file.parts()
+        };
+        Tokenizer::new(&parts).unwrap()
+    };
+    let expected = named(&right, Some(right.types.clone()));
+    let ids = [TURN, right.id("hello"), END, turn];
+    assert_eq!(expected.encode(typed, Special::Parse).unwrap(), ids);
+    // Normal, user-defined, unused, and no types at all.
+    for kind in [Some(1), Some(4), Some(5), None] {
+        let types = kind.map(|kind| {
+            let mut types = right.types.clone();
+            for id in [TURN, END, turn] {
+                types[id as usize] = kind;
+            }
+            types
+        });
+        let tokenizer = named(&right, types);
+        for special in [Special::Parse, Special::Plain] {
+            // Without types, only `<tool>` and `<unk>` would differ, and they are not in this text.
+            assert_eq!(
+                tokenizer.encode(typed, special).unwrap(),
+                expected.encode(typed, special).unwrap(),
+                "{kind:?} {special:?}"
+            );
+        }
+        assert_eq!(tokenizer.decode(&ids), "hello");
+        assert!(tokenizer.is_end_of_generation(turn));
+    }
+}
+
+#[test]
+fn a_token_that_plain_text_needs_stays_text_although_the_file_names_it_by_id() {
+    let mut file = File::new("smollm");
+    let text = "hello hello hell h!";
+    let ids = file.build().unwrap().encode(text, Special::Plain).unwrap();
+    for named in ["hello", "he", "h", "Ġhello"] {
+        let id = file.id(named);
+        (file.bos, file.eos) = (Some(id), Some(id));
+        let tokenizer = file.build().unwrap();
+        assert_eq!(tokenizer.encode(text, Special::Plain).unwrap(), ids);
+        assert!(tokenizer.is_end_of_generation(id));
+    }
+}
+
+#[test]
+fn a_known_end_that_merges_make_stays_text() {
+    let mut file = File::new("smollm");
+    file.merge("<", "/");
+    file.merge("</", "s");
+    file.merge("</s", ">");
+    let tokenizer = file.build().unwrap();
+    let id = file.id("</s>");
+    assert_eq!(tokenizer.token_kind(id), Some(TokenKind::Normal));
+    assert!(!tokenizer.is_end_of_generation(id));
+}
+
+#[test]
+fn a_token_outside_the_byte_alphabet_is_its_own_text() {
+    let mut file = File::new("smollm");
+    file.add("日本 語", 1);
+    let id = file.id("日本 語");
+    assert_eq!(
+        file.build().unwrap().token_bytes(id),
+        Some("日本 語".as_bytes())
+    );
+}
+
+#[test]
+fn the_first_of_two_equal_merges_counts() {
+    let mut file = File::new("smollm");
+    file.merge("a", "b");
+    file.merge("b", "c");
+    file.merges.push("a b".to_owned());
+    let ids = file.build().unwrap().encode("abc", Special::Plain).unwrap();
+    assert_eq!(ids, [file.id("ab"), file.id("c")]);
+}
+
+#[test]
+fn a_text_beyond_the_limit_is_refused() {
+    let text = " ".repeat(MAX_TEXT_BYTES + 1);
+    let error = SMALL.encode(&text, Special::Plain).unwrap_err();
+    assert!(matches!(error, EncodeError::TextTooLong { .. }));
+}
+
+/// Error of a file after a change.
+fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
+    let mut file = File::new("smollm");
+    change(&mut file);
+    file.build().unwrap_err()
+}
+
+#[test]
+fn broken_files_are_refused_with_the_reason() {
+    use TokenizerError as E;
+    assert!(
+        matches!(refusal(|f| f.pre = "other"), E::Unsupported(why) if why.contains("\"other\""))
+    );
+    for (error, says) in [
+        (
+            refusal(|f| f.tokens.clear()),
+            "`tokenizer.ggml.tokens` is empty",
+        ),
+        (
+            refusal(|f| f.types.truncate(5)),
+            "has 5 token types for 266 tokens",
+        ),
+        (
+            refusal(|f| f.types[9] = 77),
+            "token 9 of the model file has the unknown type 77",
+        ),
+        (
+            refusal(|f| f.types[9] = -1),
+            "token 9 of the model file has the unknown type -1",
+        ),
+        (
+            refusal(|f| f.add("<|im_end|>", 1)),
+            "tokens 1 and 266 of the model file have the same text",
+        ),
+        (
+            refusal(|f| f.add(&"x".repeat(5000), 1)),
+            "is 5000 bytes long; at most",
+        ),
+        (
+            refusal(|f| f.bos = Some(u32::MAX)),
+            "bos_token_id` is 4294967295, but there are only 266",
+        ),
+        (
+            refusal(|f| f.eos = Some(266)),
+            "eos_token_id` is 266, but there are only 266 tokens",
+        ),
+    ] {
+        assert!(error.to_string().contains(says), "{error}");
+    }
+    for merge in ["", "ab", " ab", "ab ", " "] {
+        let error = refusal(|f| f.merges.push(merge.to_owned()));
+        let says = "merge 6 of the model file is not a pair of tokens";
+        assert_eq!(error.to_string(), says, "{merge:?}");
+    }
+    // The left, the right and the whole may each be missing.
+    for merge in ["nope a", "a nope", "a b", "a b c"] {
+        let error = refusal(|f| f.merges.push(merge.to_owned()));
+        let says = "merge 6 of the model file needs the token ";
+        assert!(error.to_string().starts_with(says), "{merge:?}: {error}");
+    }
+    let file = File::new("smollm");
+    let other = TokenizerParts {
+        other_ends: vec![("key", 1000)],
+        ..file.parts()
+    };
+    let error = Tokenizer::new(&other).unwrap_err().to_string();
+    assert!(
+        error.contains("`key` is 1000, but there are only"),
+        "{error}"
+    );
+    let kind = TokenizerParts {
+        model: "bert",
+        ..file.parts()
+    };
+    assert!(matches!(
+        Tokenizer::new(&kind),
+        Err(E::Unsupported(why)) if why.contains("of kind \"bert\"")
+    ));
+    let no_bos = TokenizerParts {
+        add_bos: Some(true),
+        bos: None,
+        ..file.parts()
+    };
+    let error = Tokenizer::new(&no_bos).unwrap_err().to_string();
+    assert!(
+        error.contains("sets `tokenizer.ggml.add_bos_token` but has no"),
+        "{error}"
+    );
+    let no_eos = TokenizerParts {
+        add_eos: Some(true),
+        eos: None,
+        ..file.parts()
+    };
+    let error = Tokenizer::new(&no_eos).unwrap_err().to_string();
+    assert!(
+        error.contains("sets `tokenizer.ggml.add_eos_token` but has no"),
+        "{error}"
+    );
+}
+
+#[test]
+fn merges_that_could_smuggle_a_control_token_are_refused() {
+    let making_one = |f: &mut File| {
+        f.add("ab", 3);
+        f.merges.push("a b".to_owned());
+    };
+    let error = refusal(making_one).to_string();
+    let says = "would let plain text become the control token";
+    assert!(
+        error.contains(&format!("merge 6 of the model file {says}")),
+        "{error}"
+    );
+    let taking_one = |f: &mut File| {
+        f.add("ab", 3);
+        f.add("abc", 1);
+        f.merges.push("ab c".to_owned());
+    };
+    let error = refusal(taking_one).to_string();
+    assert!(error.contains(says), "{error}");
+}
+
+/// Text with a high share of characters that matter here.
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        prop::sample::select(vec![
+            "hello",
+            " ",
+            "!",
+            "<|im_end|>",
+            "<tool>",
+            "\n",
+            "7",
+            "'s",
+            "😀",
+            "é"
+        ])
+        .prop_map(str::to_owned),
+        any::<char>().prop_map(String::from),
+    ];
+    prop::collection::vec(piece, 0..30).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn decoding_restores_encoded_text(text in text()) {
+        for tokenizer in &*FAMILIES {
+            let plain = tokenizer.encode(&text, Special::Plain).unwrap();
+            prop_assert_eq!(tokenizer.decode(&plain), text.as_str());
+            let parsed = tokenizer.encode(&text, Special::Parse).unwrap();
+            prop_assert_eq!(tokenizer.decode_with_special(&parsed), text.as_str());
+        }
+    }
+
+    #[test]
+    fn plain_text_holds_no_control_tokens(text in text()) {
+        let ids = SMALL.encode(&text, Special::Plain).unwrap();
+        prop_assert!(ids.iter().all(|id| !SMALL.token_kind(*id).unwrap().is_structure()));
+    }
+
+    #[test]
+    fn deltas_in_a_row_are_the_whole_text(
+        ids in prop::collection::vec(0_u32..275, 0..40),
+        special: bool,
+    ) {
+        let new = if special { Detokenizer::with_special } else { Detokenizer::new };
+        let mut detokenizer = new(&SMALL);
+        let mut deltas: String = ids.iter().map(|id| detokenizer.push(*id)).collect();
+        deltas.push_str(&detokenizer.finish());
+
+        let shown = ids.iter().filter(|id| special || !matches!(**id, TURN | END | UNKNOWN));
+        let bytes: Vec<u8> = shown
+            .flat_map(|id| SMALL.token_bytes(*id).unwrap_or("\u{fffd}".as_bytes()).to_vec())
+            .collect();
+        prop_assert_eq!(&deltas, &String::from_utf8_lossy(&bytes));
+        let whole = if special { SMALL.decode_with_special(&ids) } else { SMALL.decode(&ids) };
+        prop_assert_eq!(deltas, whole);
+    }
+
+    #[test]
+    fn characters_come_out_whole_and_as_soon_as_they_are_complete(text in any::<String>()) {
+        // A token for each byte: the hardest case.
+        let mut detokenizer = Detokenizer::new(&SMALL);
+        let mut out = String::new();
+        for (end, byte) in (1..).zip(text.bytes()) {
+            out.push_str(&detokenizer.push(4 + u32::from(byte)));
+            prop_assert_eq!(out.as_str(), &text[..text.floor_char_boundary(end)]);
+        }
+        prop_assert_eq!(detokenizer.finish(), "");
+    }
+
+    #[test]
+    fn hostile_parts_never_panic(
+        tokens in prop::collection::vec("[a-cĠ<>é]{0,3}", 0..12),
+        types in prop::option::of(prop::collection::vec(-2_i128..9, 0..12)),
+        merges in prop::collection::vec("[a-c ]{0,5}", 0..6),
+        (bos, eos, end) in (prop::option::of(0_u32..14), prop::option::of(0_u32..14), 0_u32..14),
+        (add_bos, add_eos) in (any::<Option<bool>>(), any::<Option<bool>>()),
+        text in any::<String>(),
+    ) {
+        let parts = TokenizerParts {
+            model: "gpt2",
+            pre: "smollm",
+            tokens: tokens.iter().map(String::as_str).collect(),
+            token_types: types,
+            merges: merges.iter().map(String::as_str).collect(),
+            bos,
+            eos,
+            other_ends: vec![("end", end)],
+            add_bos,
+            add_eos,
+            ..TokenizerParts::default()
+        };
+        if let Ok(tokenizer) = Tokenizer::new(&parts) {
+            for special in [Special::Plain, Special::Parse] {
+                let ids = tokenizer.encode_document(&text, special).unwrap();
+                prop_assert!(ids.iter().all(|id| tokenizer.token_bytes(*id).is_some()));
+                tokenizer.decode(&ids);
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Output of `model inspect`.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::{Gguf, Value};
+use hearthnet_files::{Manifest, ModelFile, TensorType};
+use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::inspect::{container, inspect};
+use hearthnet_tokens::template::{ChatTemplate, TemplateError};
+
+#[test]
+fn the_real_model_is_described_completely() {
+    let model = ModelFile::open(&hearthnet_testkit::smollm2()).unwrap();
+    let id = model.manifest(&mut |_, _| {}).weights_id();
+    let inspection = inspect(&model, id);
+    let text = inspection.to_string();
+    let rows: Vec<(&str, &str)> = text
+        .lines()
+        .map(|line| (line[..14].trim_end(), &line[14..]))
+        .collect();
+    for expected in [
+        ("size", "93.8 MiB (98362432 bytes)"),
+        ("name", "Smollm2 135M 8k Lc100K Mix1 Ep2"),
+        ("license", "apache-2.0"),
+        ("format", "GGUF 3"),
+        ("architecture", "llama"),
+        ("parameters", "134.5 million"),
+        ("layers", "30"),
+        ("width", "576, feed-forward 1536"),
+        ("heads", "9 query, 3 key/value, 64 wide"),
+        ("vocabulary", "49152 tokens"),
+        ("context", "8192 positions"),
+        ("rope", "interleaved, 64 wide, base 100000"),
+        ("boundary", "f16"),
+        ("output", "the embedding"),
+        ("stored as", "Q4_1, 5.74 bits per weight"),
+        ("tensors", "Q4_1   210 x, 63.3 MiB"),
+        ("", "Q8_0     1 x, 28.7 MiB"),
+        ("", "F32     61 x, 137.2 KiB"),
+        ("per layer", "2.1 MiB of weights"),
+        ("all layers", "63.4 MiB of weights"),
+        ("head", "28.7 MiB (embedding, last norm, output)"),
+        (
+            "kv cache",
+            "768 bytes per position and layer, 180.0 MiB for a full context",
+        ),
+        ("tokenizer", "gpt2, smollm pre-tokenizer, 49152 tokens"),
+        ("chat template", "yes"),
+        ("text", &model.gguf().text_id().unwrap().to_string()),
+        ("weights", &id.to_string()),
+    ] {
+        assert!(rows.contains(&expected), "{expected:?} in\n{text}");
+    }
+    let json = serde_json::to_value(&inspection).unwrap();
+    assert_eq!(json["weights"], id.to_string());
+    assert_eq!(json["spec"]["rope"]["theta"], 100_000.0);
+    assert_eq!(json["layer_bytes"].as_array().unwrap().len(), 30);
+    assert_eq!(json["tensor_types"][0]["dtype"], "Q4_1");
+}
+
+fn described(name: &str) -> (String, serde_json::Value) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families");
+    let model = ModelFile::open(&path.join(format!("{name}.gguf"))).unwrap();
+    let inspection = inspect(&model, Manifest::of(&model, &mut |_, _| {}).weights_id());
+    let json = serde_json::to_value(&inspection).unwrap();
+    (inspection.to_string(), json)
+}
+
+#[test]
+fn special_features_of_families_are_shown() {
+    for (name, line) in [
+        (
+            "gemma2",
+            "window        7 positions, except in every 2nd layer",
+        ),
+        (
+            "gemma3",
+            "window        7 positions, except in every 6th layer",
+        ),
+        (
+            "gemma3",
+            "rope          halves, 16 wide, base 1000000, linear scaling by 8; base 10000 in layers with a window",
+        ),
+        ("mistral", "window        7 positions, in all layers"),
+        (
+            "smollm3",
+            "rope          interleaved, 8 wide, base 5000000; none in every 4th layer",
+        ),
+        (
+            "phi3long",
+            "rope          halves, 8 wide, base 10000, with long factors",
+        ),
+        (
+            "mistralyarn",
+            "rope          interleaved, 16 wide, base 10000, YaRN scaling by 4 from 64 positions",
+        ),
+        ("qwen3moe", "experts       5 per layer, 3 per token"),
+        ("qwen3moe", "parameters    47648, 35360 per token"),
+        (
+            "minicpm3",
+            "latent        queries of rank 32, keys and values of rank 32",
+        ),
+        ("llama31", "parameters    26792"),
+    ] {
+        let (text, _) = described(name);
+        assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+    }
+    let (_, json) = described("qwen3moe");
+    assert_eq!(json["file_type"], "F16");
+    assert_eq!(json["spec"]["experts"]["used"], 3);
+    let (all, token) = (&json["parameters"], &json["parameters_per_token"]);
+    // Two of five experts, of three matrices each, are unused per token in two layers.
+    let rest = 2 * 2 * 3 * 32 * 32;
+    assert_eq!(all.as_u64().unwrap() - token.as_u64().unwrap(), rest);
+    let (_, json) = described("llama31");
+    assert_eq!(json["parameters"], json["parameters_per_token"]);
+}
+
+#[test]
+fn a_hostile_name_cannot_write_on_the_terminal() {
+    let tiny = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
+    let name = format!("\x1b]0;owned\x07\n{}", "n".repeat(100_000));
+    let mut writer = Writer::new();
+    for (key, value) in tiny.metadata() {
+        let value = if key == "general.name" {
+            Value::String(&name)
+        } else {
+            value
+        };
+        writer.set(key, value).unwrap();
+    }
+    for info in tiny.tensors() {
+        writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
+    }
+    let mut bytes = Vec::new();
+    let data = |index: usize| tiny.data(&tiny.tensors()[index]);
+    writer
+        .write(&mut bytes, |index, out| {
+            out.write_all(data(index)).map_err(WriteError::Io)
+        })
+        .unwrap();
+    let model = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
+    let id = Manifest::of(&model, &mut |_, _| {}).weights_id();
+    let text = inspect(&model, id).to_string();
+    assert!(text.contains(r"\u{1b}]0;owned\u{7}\n"), "{text}");
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'));
+    assert!(text.len() < 3000, "{}", text.len());
+}
+
+#[test]
+fn a_file_that_cannot_be_run_is_still_described() {
+    let mut writer = Writer::new();
+    for (key, value) in [
+        ("general.architecture", Value::String("of tomorrow")),
+        ("general.file_type", Value::U32(19)),
+        ("tokenizer.chat_template", Value::String(" \n")),
+    ] {
+        writer.set(key, value).unwrap();
+    }
+    writer.tensor("x", &[256, 3], TensorType::IQ2_XXS).unwrap();
+    let mut bytes = Vec::new();
+    writer
+        .write(&mut bytes, |_, out| {
+            out.write_all(&[0; 3 * 66]).map_err(WriteError::Io)
+        })
+        .unwrap();
+    let gguf = Gguf::from_bytes(bytes).unwrap();
+    let text = container(&gguf, None).to_string();
+    for line in [
+        "architecture  of tomorrow",
+        "parameters    768",
+        "stored as     IQ2_XXS, 2.06 bits per weight",
+        "tensors       IQ2_XXS    1 x, 198 bytes",
+        "tokenizer     none",
+        // A template of white space counts as none.
+        "chat template no",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+    }
+    let template = ChatTemplate::from_gguf(&gguf);
+    assert!(matches!(template, Err(TemplateError::Missing)));
+}

@@ -1,0 +1,228 @@
+//! Device, number format and limits of an engine.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hearthnet_files::gguf::TensorInfo;
+use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{OptionError, TorchLoadError, first_line};
+
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum DeviceChoice {
+    /// The first that works of: first CUDA device, Apple's GPU, processor.
+    #[default]
+    Auto,
+    Cpu,
+    /// NVIDIA GPU with this index. Builds of libtorch for AMD GPUs use the same name.
+    Cuda(usize),
+    /// Apple's GPU.
+    Mps,
+}
+
+/// Format of weights, keys, values and the activations multiplied with them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dtype {
+    /// IEEE 754 binary16.
+    Fp16,
+    /// bfloat16: the range of `Fp32`, 8 significant bits.
+    Bf16,
+    /// IEEE 754 binary32.
+    Fp32,
+}
+
+#[derive(Clone, Debug)]
+pub struct TorchOptions {
+    pub device: DeviceChoice,
+    /// Number format. `None`: fp32 on a processor, elsewhere the model's boundary dtype.
+    pub dtype: Option<Dtype>,
+    /// Compute threads on a processor, for the whole process. `None`: libtorch's default.
+    pub threads: Option<usize>,
+    /// Memory for keys and values, in bytes, allocated in pages as sequences grow. Default: 1 GiB.
+    pub max_kv_bytes: u64,
+    /// Default: 4096.
+    pub max_sequences: usize,
+    /// Limit of positions per sequence, if lower than the model's.
+    pub max_context: Option<u32>,
+}
+
+impl Default for TorchOptions {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::default(),
+            dtype: None,
+            threads: None,
+            max_kv_bytes: 1 << 30,
+            max_sequences: 4096,
+            max_context: None,
+        }
+    }
+}
+
+/// Available device and number format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    pub(crate) device: Device,
+    pub(crate) dtype: Dtype,
+}
+
+impl TorchOptions {
+    /// Selects the device and tests that it works.
+    ///
+    /// # Errors
+    /// [`TorchLoadError::Device`] if it does not.
+    pub fn target(&self, spec: &ModelSpec) -> Result<Target, TorchLoadError> {
+        let device = match self.device {
+            DeviceChoice::Auto => [Device::Cuda(0), Device::Mps]
+                .into_iter()
+                .find(|device| probe(*device).is_ok())
+                .unwrap_or(Device::Cpu),
+            DeviceChoice::Cpu => Device::Cpu,
+            DeviceChoice::Cuda(number) => Device::Cuda(number),
+            DeviceChoice::Mps => Device::Mps,
+        };
+        probe(device).map_err(|error| TorchLoadError::Device {
+            device: self.device,
+            reason: first_line(&error),
+        })?;
+        let dtype = self.dtype.unwrap_or(match (device, spec.boundary) {
+            (Device::Cpu, _) | (_, BoundaryDtype::F32) => Dtype::Fp32,
+            (_, BoundaryDtype::F16) => Dtype::Fp16,
+            (_, BoundaryDtype::Bf16) => Dtype::Bf16,
+        });
+        Ok(Target { device, dtype })
+    }
+}
+
+/// Computes a trivial tensor on a device.
+fn probe(device: Device) -> Result<(), tch::TchError> {
+    let ones = Tensor::f_ones([8], (Kind::Float, device))?;
+    ones.f_to_device(Device::Cpu).map(drop)
+}
+
+impl Target {
+    /// Computes a trivial tensor on this device.
+    pub(crate) fn probe(&self) -> Result<(), tch::TchError> {
+        probe(self.device)
+    }
+
+    /// Whether the device is not the processor, and so has memory of its own.
+    pub fn is_on_card(&self) -> bool {
+        self.device != Device::Cpu
+    }
+
+    /// Upper bound of the bytes of a layer's weights (biases are counted as fp32).
+    pub fn layer_bytes(&self, file: &ModelFile, layer: u32) -> u64 {
+        let bytes = |info: &TensorInfo| {
+            let values: u64 = info.dims.iter().product();
+            let dtype = match info.dims.len() {
+                ..=1 => Dtype::Fp32,
+                _ => self.dtype,
+            };
+            values.saturating_mul(dtype.bytes() as u64)
+        };
+        file.layer_tensors(layer).map(bytes).sum()
+    }
+
+    /// Arithmetic as in descriptors: `torch-<device>-<dtype>`.
+    pub fn arithmetic(&self) -> String {
+        let device = match self.device {
+            Device::Cpu => "cpu",
+            Device::Cuda(_) => "cuda",
+            Device::Mps => "mps",
+            Device::Vulkan => "vulkan",
+        };
+        format!("torch-{device}-{}", self.dtype)
+    }
+}
+
+impl Dtype {
+    pub const ALL: [Self; 3] = [Self::Fp16, Self::Bf16, Self::Fp32];
+
+    pub(crate) fn kind(self) -> Kind {
+        match self {
+            Self::Fp16 => Kind::Half,
+            Self::Bf16 => Kind::BFloat16,
+            Self::Fp32 => Kind::Float,
+        }
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Fp16 | Self::Bf16 => 2,
+            Self::Fp32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Fp16 => "fp16",
+            Self::Bf16 => "bf16",
+            Self::Fp32 => "fp32",
+        })
+    }
+}
+
+impl FromStr for Dtype {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|dtype| dtype.to_string() == text)
+            .ok_or(OptionError::Dtype)
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.pad("auto"),
+            Self::Cpu => f.pad("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+            Self::Mps => f.pad("mps"),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = OptionError;
+
+    fn from_str(text: &str) -> Result<Self, OptionError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
+            "mps" => Ok(Self::Mps),
+            // libtorch stores the index in a signed byte.
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|number| number.parse::<i8>().ok())
+                .and_then(|number| usize::try_from(number).ok())
+                .map(Self::Cuda)
+                .ok_or(OptionError::Device),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_formats_round_trip_as_text() {
+        for text in ["auto", "cpu", "cuda:0", "cuda:3", "mps"] {
+            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
+        }
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
+        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:128", "CPU"] {
+            assert_eq!(text.parse::<DeviceChoice>(), Err(OptionError::Device));
+        }
+        for text in ["fp16", "bf16", "fp32"] {
+            assert_eq!(text.parse::<Dtype>().unwrap().to_string(), text);
+        }
+        assert_eq!("f16".parse::<Dtype>(), Err(OptionError::Dtype));
+    }
+}

@@ -1,0 +1,160 @@
+//! Helpers of the libtorch engine's tests.
+#![allow(dead_code)] // each test binary uses a part
+
+use std::path::{Path, PathBuf};
+
+use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_files::gguf::TensorType;
+use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::{Gguf, ModelFile, quantize};
+use hearthnet_torch::{DeviceChoice, Dtype, Seq, TorchEngine, TorchOptions};
+
+/// On the processor, with one thread and little memory.
+pub(crate) fn options(dtype: Dtype) -> TorchOptions {
+    TorchOptions {
+        device: DeviceChoice::Cpu,
+        dtype: Some(dtype),
+        threads: Some(1),
+        max_kv_bytes: 64 << 20,
+        ..TorchOptions::default()
+    }
+}
+
+pub(crate) fn load(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    options: &TorchOptions,
+) -> TorchEngine {
+    TorchEngine::load(file, layers, options, &mut |_, _| ()).unwrap()
+}
+
+/// The small models made by `transformers` for the exact engine's tests.
+pub(crate) fn families() -> Vec<String> {
+    let names = std::fs::read_dir(folder()).unwrap().filter_map(|entry| {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        name.strip_suffix(".gguf").map(str::to_owned)
+    });
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../hearthnet-files/tests/data/families")
+}
+
+pub(crate) fn family(name: &str) -> ModelFile {
+    ModelFile::open(&folder().join(format!("{name}.gguf"))).unwrap()
+}
+
+/// The model with changed values of one F32 tensor.
+pub(crate) fn rewrite(file: &ModelFile, tensor: &str, change: impl Fn(&mut f32)) -> ModelFile {
+    let gguf = file.gguf();
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        writer.set(key, value).unwrap();
+    }
+    let mut contents = Vec::new();
+    for info in gguf.tensors() {
+        writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
+        let mut bytes = gguf.data(info).to_vec();
+        if info.name == tensor {
+            assert_eq!(info.dtype, TensorType::F32);
+            let mut values = Vec::new();
+            quantize::decode(info.dtype, &bytes, &mut values).unwrap();
+            values.iter_mut().for_each(&change);
+            bytes.clear();
+            quantize::encode(info.dtype, &values, &mut bytes).unwrap();
+        }
+        contents.push(bytes);
+    }
+    let mut out = Vec::new();
+    writer
+        .write(&mut out, |index, out| {
+            out.write_all(&contents[index]).map_err(WriteError::Io)
+        })
+        .unwrap();
+    ModelFile::from_gguf(Gguf::from_bytes(out).unwrap()).unwrap()
+}
+
+/// Embeddings of pseudo-random tokens; deterministic for a seed.
+pub(crate) fn rows(file: &ModelFile, count: usize, seed: u32) -> Vec<f32> {
+    let head = Head::load(file, &EngineOptions::default()).unwrap();
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let ids: Vec<u32> = (0..count)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) % file.spec().vocab
+        })
+        .collect();
+    let mut rows = Vec::new();
+    head.embed(&ids, &mut rows).unwrap();
+    rows
+}
+
+/// Rows at every layer boundary on the exact engine: the input of each layer, then the last output.
+pub(crate) fn exact(file: &ModelFile, rows: &[f32]) -> Vec<Vec<f32>> {
+    let mut all = vec![rows.to_vec()];
+    let mut x = rows.to_vec();
+    for layer in 0..file.spec().layers {
+        x = exact_layers(file, layer..layer + 1, &x);
+        all.push(x.clone());
+    }
+    all
+}
+
+/// Runs rows through some layers on the exact engine.
+pub(crate) fn exact_layers(
+    file: &ModelFile,
+    layers: std::ops::Range<u32>,
+    rows: &[f32],
+) -> Vec<f32> {
+    let options = EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    };
+    let mut engine = Engine::load(file, layers, &options, &mut |_, _| ()).unwrap();
+    let span = Span {
+        seq: engine.open().unwrap(),
+        position: 0,
+        rows: (rows.len() / file.spec().width as usize) as u32,
+    };
+    let mut x = rows.to_vec();
+    engine.forward(&[span], &mut x).unwrap();
+    x
+}
+
+/// Appends rows in batches of `at_once`, and returns their outputs.
+pub(crate) fn append(engine: &mut TorchEngine, seq: Seq, rows: &[f32], at_once: usize) -> Vec<f32> {
+    let width = engine.spec().width as usize;
+    let mut out = Vec::new();
+    for batch in rows.chunks(at_once * width) {
+        let mut x = batch.to_vec();
+        let span = Span {
+            seq,
+            position: engine.len(seq).unwrap(),
+            rows: (batch.len() / width) as u32,
+        };
+        engine.forward(&[span], &mut x).unwrap();
+        out.extend(x);
+    }
+    out
+}
+
+/// Per row, the largest difference of a value, relative to the row's largest value.
+pub(crate) fn deviations(found: &[f32], expected: &[f32], width: usize) -> Vec<f32> {
+    assert_eq!(found.len(), expected.len());
+    let rows = found.chunks(width).zip(expected.chunks(width));
+    rows.map(|(found, expected)| {
+        let largest = expected.iter().fold(0f32, |max, v| max.max(v.abs()));
+        let pairs = found.iter().zip(expected);
+        let difference = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        difference / largest
+    })
+    .collect()
+}
+
+pub(crate) fn deviation(found: &[f32], expected: &[f32], width: usize) -> f32 {
+    let rows = deviations(found, expected, width);
+    rows.into_iter().fold(0.0, f32::max)
+}

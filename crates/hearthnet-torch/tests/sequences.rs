@@ -1,0 +1,257 @@
+//! Sequences: truncation, fork, budgets and refusals.
+#![cfg(feature = "libtorch")]
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use common::{append, deviation, family, load, options, rewrite, rows};
+use hearthnet_engine::Span;
+use hearthnet_files::{BoundaryDtype, Gguf, ModelFile};
+use hearthnet_testkit::TinyLlama;
+use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchError, TorchLoadError, TorchOptions};
+
+fn tiny(model: &TinyLlama) -> ModelFile {
+    ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap()
+}
+
+/// The same operations on the same tensors give the same bits on one machine. Other batch sizes
+/// need not.
+const SAME: f32 = 1e-2;
+
+#[test]
+fn a_sequence_continues_equally_after_truncation_and_fork() {
+    // minicpm3 has latent attention; gptoss has sinks and a window.
+    for name in ["llama31", "minicpm3", "gptoss"] {
+        let file = family(name);
+        let (layers, width) = (file.spec().layers, file.spec().width as usize);
+        for dtype in [Dtype::Fp16, Dtype::Fp32] {
+            let what = format!("{name} {dtype}");
+            let (input, other) = (rows(&file, 80, 1), rows(&file, 40, 2));
+            let (before, after) = input.split_at(40 * width);
+            let mut engine = load(&file, 0..layers, &options(dtype));
+            let seq = engine.open().unwrap();
+            append(&mut engine, seq, before, 40);
+            let fork = engine.fork(seq).unwrap();
+            let expected = append(&mut engine, seq, after, 40);
+
+            let check = |engine: &mut TorchEngine, seq, way: &str| {
+                let found = append(engine, seq, after, 40);
+                let worst = deviation(&found, &expected, width);
+                assert!(worst <= SAME, "{what}, {way}: {worst:e}");
+            };
+            // Rows appended to the original are not in the fork, and vice versa.
+            append(&mut engine, fork, &other, 40);
+            engine.truncate(fork, 40).unwrap();
+            check(&mut engine, fork, "fork");
+            engine.truncate(seq, 40).unwrap();
+            check(&mut engine, seq, "truncated");
+            engine.truncate(seq, 0).unwrap();
+            append(&mut engine, seq, before, 7);
+            check(&mut engine, seq, "appended anew in pieces");
+        }
+    }
+}
+
+#[test]
+fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
+    let file = tiny(&TinyLlama::default());
+    let probe = load(&file, 0..2, &options(Dtype::Fp16));
+    // Two layers, keys and values, two heads of 16, two bytes each.
+    assert_eq!(probe.kv_bytes_per_position(), 2 * 2 * 2 * 16 * 2);
+    let page = probe.kv_bytes_per_position() * u64::from(probe.kv_page_positions());
+    let three = TorchOptions {
+        max_kv_bytes: 3 * page + page / 2,
+        ..options(Dtype::Fp16)
+    };
+    let mut engine = load(&file, 0..2, &three);
+    let (a, b) = (engine.open().unwrap(), engine.open().unwrap());
+    assert_eq!(engine.kv_bytes_in_use(), 0);
+    append(&mut engine, a, &rows(&file, 33, 1), 33);
+    assert_eq!(engine.kv_bytes_in_use(), 2 * page);
+    append(&mut engine, b, &rows(&file, 32, 2), 32);
+    assert_eq!(engine.kv_bytes_in_use(), 3 * page);
+    // Only one of the two fits: the batch is refused as a whole.
+    let mut x = rows(&file, 2, 3);
+    let spans = [(a, 33), (b, 32)].map(|(seq, position)| Span {
+        seq,
+        position,
+        rows: 1,
+    });
+    let full = engine.forward(&spans, &mut x);
+    let expected = TorchError::KvFull {
+        needed: page,
+        free: 0,
+        limit: 3 * page + page / 2,
+    };
+    assert_eq!(full, Err(expected));
+    assert_eq!((engine.len(a), engine.len(b)), (Ok(33), Ok(32)));
+    // A fork needs no memory until it appends; then it needs all of its pages.
+    let fork = engine.fork(a).unwrap();
+    assert_eq!(engine.kv_bytes_in_use(), 3 * page);
+    let mut x = rows(&file, 1, 3);
+    let span = Span {
+        seq: fork,
+        position: 33,
+        rows: 1,
+    };
+    let full = engine.forward(&[span], &mut x);
+    assert!(matches!(full, Err(TorchError::KvFull { .. })), "{full:?}");
+    assert!(engine.close(a));
+    assert_eq!(engine.kv_bytes_in_use(), 3 * page);
+    append(&mut engine, fork, &rows(&file, 1, 3), 1);
+    engine.truncate(fork, 32).unwrap();
+    assert_eq!(engine.kv_bytes_in_use(), 2 * page);
+    assert!(engine.close(b) && engine.close(fork) && !engine.close(a));
+    assert_eq!(engine.kv_bytes_in_use(), 0);
+    assert_eq!(engine.len(a), Err(TorchError::UnknownSequence(a)));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let file = tiny(&TinyLlama::default());
+    let few = TorchOptions {
+        max_sequences: 2,
+        max_context: Some(40),
+        ..options(Dtype::Fp32)
+    };
+    let mut engine = load(&file, 0..2, &few);
+    let (a, b) = (engine.open().unwrap(), engine.open().unwrap());
+    assert_eq!(engine.open(), Err(TorchError::TooManySequences(2)));
+    assert_eq!(engine.fork(a), Err(TorchError::TooManySequences(2)));
+    append(&mut engine, a, &rows(&file, 3, 1), 3);
+    let span = |seq, position, rows| Span {
+        seq,
+        position,
+        rows,
+    };
+    let mut x = rows(&file, 2, 1);
+    let gap = |seq, position, len| TorchError::PositionGap { seq, position, len };
+    assert_eq!(engine.forward(&[span(a, 4, 2)], &mut x), Err(gap(a, 4, 3)));
+    assert_eq!(engine.truncate(a, 4), Err(gap(a, 4, 3)));
+    assert_eq!(
+        engine.forward(&[span(a, 3, 1), span(a, 3, 1)], &mut x),
+        Err(TorchError::DuplicateSequence(a))
+    );
+    assert_eq!(
+        engine.forward(&[span(a, 3, 2), span(b, 0, 0)], &mut x),
+        Err(TorchError::EmptySpan(b))
+    );
+    assert_eq!(
+        engine.forward(&[span(a, 3, 1)], &mut x),
+        Err(TorchError::RowsMismatch {
+            expected: 64,
+            found: 128
+        })
+    );
+    assert_eq!(
+        engine.forward_layers(1..2, &[span(a, 3, 2)], &mut x),
+        Err(TorchError::OtherLayers {
+            seq: a,
+            ran: 0..2,
+            asked: 1..2
+        })
+    );
+    assert_eq!(
+        engine.forward_layers(1..3, &[span(b, 0, 2)], &mut x),
+        Err(TorchError::Layers {
+            asked: 1..3,
+            engine: 0..2
+        })
+    );
+    let mut long = rows(&file, 41, 1);
+    assert_eq!(
+        engine.forward(&[span(b, 0, 41)], &mut long),
+        Err(TorchError::ContextFull {
+            wanted: 41,
+            limit: 40
+        })
+    );
+    assert_eq!((engine.len(a), engine.len(b)), (Ok(3), Ok(0)));
+    append(&mut engine, a, &x, 2);
+}
+
+#[test]
+fn rows_that_are_not_finite_are_refused() {
+    let file = tiny(&TinyLlama::default());
+    for dtype in Dtype::ALL {
+        let mut engine = load(&file, 0..2, &options(dtype));
+        let seq = engine.open().unwrap();
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut x = rows(&file, 3, 1);
+            x[2 * 64 + 5] = bad;
+            let span = Span {
+                seq,
+                position: 0,
+                rows: 3,
+            };
+            let found = engine.forward(&[span], &mut x);
+            assert_eq!(found, Err(TorchError::InputNotFinite(2)));
+            assert_eq!((engine.len(seq), engine.kv_bytes_in_use()), (Ok(0), 0));
+        }
+    }
+}
+
+#[test]
+fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
+    let model = TinyLlama {
+        weights: "f32",
+        layers: 3,
+        ..TinyLlama::default()
+    };
+    let file = rewrite(&tiny(&model), "blk.1.ffn_down.weight", |value| {
+        *value *= 1e7;
+    });
+    // The weights themselves are beyond the range of fp16.
+    let found = TorchEngine::load(&file, 0..3, &options(Dtype::Fp16), &mut |_, _| ());
+    match found {
+        Err(TorchLoadError::Range { tensor, dtype }) => {
+            assert_eq!(
+                (tensor.as_str(), dtype),
+                ("blk.1.ffn_down.weight", Dtype::Fp16)
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    for dtype in [Dtype::Bf16, Dtype::Fp32] {
+        let mut engine = load(&file, 0..3, &options(dtype));
+        let (quiet, loud) = (engine.open().unwrap(), engine.open().unwrap());
+        // Rows of zeros stay zero, whatever the weights.
+        append(&mut engine, quiet, &[0.0; 3 * 64], 3);
+        let used = engine.kv_bytes_in_use();
+        let mut x = vec![0.0; 3 * 64];
+        x.extend(rows(&file, 2, 1));
+        let spans = [(quiet, 3, 3), (loud, 0, 2)].map(|(seq, position, rows)| Span {
+            seq,
+            position,
+            rows,
+        });
+        let expected = TorchError::OutOfRange {
+            layer: 1,
+            row: 3,
+            dtype,
+            boundary: BoundaryDtype::F16,
+        };
+        assert_eq!(engine.forward(&spans, &mut x), Err(expected));
+        assert_eq!((engine.len(quiet), engine.len(loud)), (Ok(3), Ok(0)));
+        assert_eq!(engine.kv_bytes_in_use(), used);
+        // The sequence can go on.
+        append(&mut engine, quiet, &[0.0; 64], 1);
+    }
+}
+
+#[test]
+fn a_missing_device_is_an_error_and_auto_selects_an_available_one() {
+    let file = tiny(&TinyLlama::default());
+    let missing = TorchOptions {
+        device: DeviceChoice::Cuda(127),
+        ..TorchOptions::default()
+    };
+    let found = TorchEngine::load(&file, 0..2, &missing, &mut |_, _| ());
+    assert!(
+        matches!(found, Err(TorchLoadError::Device { .. })),
+        "{found:?}"
+    );
+    let mut engine = load(&file, 0..2, &TorchOptions::default());
+    let seq = engine.open().unwrap();
+    append(&mut engine, seq, &rows(&file, 3, 1), 3);
+}

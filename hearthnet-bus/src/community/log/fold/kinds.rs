@@ -1,0 +1,246 @@
+//! Effect of each kind of event.
+
+use std::collections::BTreeSet;
+
+use super::no_effect::NoEffect;
+use super::rights::{ANCHOR, Actor};
+use super::{Fold, MAX_INVITES, MAX_MEMBERS, key};
+use crate::NodeId;
+use crate::community::log::body::{Body, Level};
+use crate::community::log::community::{Code, Member, OpenInvite, Revocation};
+use crate::community::log::event::Event;
+
+impl Fold {
+    pub(super) fn apply_revocation(
+        &mut self,
+        event: &Event,
+        actor: Actor,
+        node: NodeId,
+        last_seq: u64,
+    ) {
+        if actor != Actor::Root {
+            self.found.insert(key(event.position()));
+        }
+        // The revoked node has the code of its invite and could come back with another key. The
+        // same holds for a node that left before its revocation.
+        let member = self.state.members.remove(&node);
+        let invite = member.and_then(|member| member.invite);
+        let invite = invite.or_else(|| self.state.left.remove(&node).map(|code| code.0));
+        if let Some(open) = invite.and_then(|invite| self.state.invites.get_mut(&invite)) {
+            open.withdrawn = true;
+        }
+        let new = Revocation {
+            last_seq,
+            time_ms: event.time_ms,
+        };
+        self.state
+            .revoked
+            .entry(node)
+            .and_modify(|old| old.last_seq = old.last_seq.min(last_seq))
+            .or_insert(new);
+    }
+
+    /// Removes members that joined with `invite` but are not in the withdrawal's list `named`. A
+    /// backdated event may have admitted them. An anchor cannot remove anchors; the root can.
+    fn remove_unnamed(&mut self, invite: &NodeId, named: &BTreeSet<NodeId>, actor: Actor) {
+        let came = self.state.members.extract_if(.., |node, member| {
+            let anchor = member.level == Level::Anchor && actor != Actor::Root;
+            member.invite == Some(*invite) && !named.contains(node) && !anchor
+        });
+        // Events that they signed stay in the log.
+        self.acted.extend(came.map(|(node, _)| *node.as_bytes()));
+    }
+
+    /// Applies every kind except revocations and changes of level.
+    pub(super) fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
+        let community = self.community();
+        let actor = self.actor(event);
+        let at_least = |needed: Actor| match actor {
+            _ if actor >= needed => Ok(()),
+            Actor::Stranger => Err(NoEffect::NotMember(event.author)),
+            _ => Err(needed.needed()),
+        };
+        match &event.body {
+            Body::CommunityCreated {
+                name,
+                policy,
+                founder,
+            } => {
+                // The form check ensures that this is a first event of the root. If the root's
+                // history forks, the event that sorts first counts.
+                if self.state.created {
+                    return Err(NoEffect::Nothing);
+                }
+                self.state.created = true;
+                self.state.name.clone_from(name);
+                self.state.policy = *policy;
+                if *founder != self.root {
+                    self.state.members.insert(
+                        *founder,
+                        Member {
+                            name: String::new(),
+                            level: Level::Anchor,
+                            since_ms: event.time_ms,
+                            invite: None,
+                            by: None,
+                        },
+                    );
+                }
+                Ok(())
+            }
+            Body::PolicyChanged(policy) => {
+                at_least(ANCHOR)?;
+                self.state.policy = *policy;
+                Ok(())
+            }
+            Body::Invited {
+                invite,
+                level,
+                uses,
+                expires_ms,
+            } => {
+                at_least(self.state.inviter(*level))?;
+                if self.state.invites.contains_key(invite) {
+                    return Err(NoEffect::InviteExists);
+                }
+                if self.state.invites.len() >= MAX_INVITES {
+                    let now = event.time_ms;
+                    self.state
+                        .invites
+                        .retain(|_, i| !i.withdrawn && i.used < i.uses && i.expires_ms > now);
+                }
+                if self.state.invites.len() >= MAX_INVITES {
+                    return Err(NoEffect::Full);
+                }
+                self.state.invites.insert(
+                    *invite,
+                    OpenInvite {
+                        used: 0,
+                        uses: *uses,
+                        level: *level,
+                        expires_ms: *expires_ms,
+                        author: event.author,
+                        withdrawn: false,
+                    },
+                );
+                Ok(())
+            }
+            Body::InviteWithdrawn { invite, members } => {
+                let open = self
+                    .state
+                    .invites
+                    .get_mut(invite)
+                    .ok_or(NoEffect::NoSuchInvite)?;
+                if event.author != open.author {
+                    at_least(ANCHOR)?;
+                }
+                if open.withdrawn {
+                    return Err(NoEffect::InviteWithdrawn);
+                }
+                open.withdrawn = true;
+                if let (Some(members), true) = (members, actor >= ANCHOR) {
+                    self.remove_unnamed(invite, members, actor);
+                }
+                Ok(())
+            }
+            Body::Admitted { request, level } => {
+                let node = request.node;
+                let open = self
+                    .state
+                    .invites
+                    .get(&request.invite)
+                    .ok_or(NoEffect::NoSuchInvite)?;
+                // The admitting node vouches that the invite had not expired by its clock. Its
+                // level must be at least that of the invite.
+                at_least(Actor::Member(open.level.max(Level::Trusted)))?;
+                // Revoking the node withdrew its own invite. This check comes first, so that the
+                // joiner gets the true reason.
+                if self.state.revoked.contains_key(&node) {
+                    return Err(NoEffect::Revoked(node));
+                }
+                if open.withdrawn || !self.state.may_invite(community, &open.author, open.level) {
+                    return Err(NoEffect::InviteWithdrawn);
+                }
+                if open.level != *level {
+                    return Err(NoEffect::InviteLevel);
+                }
+                if event.time_ms >= open.expires_ms {
+                    return Err(NoEffect::InviteExpired);
+                }
+                if open.used >= open.uses {
+                    return Err(NoEffect::InviteUsed);
+                }
+                let by = open.author;
+                if node == self.root {
+                    return Err(NoEffect::Root);
+                }
+                if self.state.members.contains_key(&node) {
+                    return Err(NoEffect::AlreadyMember(node));
+                }
+                if !self.has_room() {
+                    return Err(NoEffect::Full);
+                }
+                if let Some(open) = self.state.invites.get_mut(&request.invite) {
+                    open.used = open.used.saturating_add(1);
+                }
+                self.state.left.remove(&node);
+                self.state.members.insert(
+                    node,
+                    Member {
+                        name: request.name.clone(),
+                        level: *level,
+                        since_ms: event.time_ms,
+                        invite: Some(request.invite),
+                        by: (*level <= Level::Member).then_some(by),
+                    },
+                );
+                Ok(())
+            }
+            Body::Left {} => {
+                let members = &self.state.members;
+                let member = members
+                    .get(&event.author)
+                    .ok_or(NoEffect::NotMember(event.author))?;
+                let others = || members.iter().filter(|(node, _)| **node != event.author);
+                if member.level == Level::Anchor
+                    && others().next().is_some()
+                    && others().all(|(_, other)| other.level != Level::Anchor)
+                {
+                    return Err(NoEffect::LastAnchor(event.author));
+                }
+                let gone = self.state.members.remove(&event.author);
+                // A later revocation of the node closes this invite. Forget nodes whose invites are
+                // closed.
+                self.state.left.retain(|_, code| {
+                    let open = self.state.invites.get(&code.0);
+                    open.is_some_and(|open| !open.withdrawn && open.used < open.uses)
+                });
+                if let Some(invite) = gone.and_then(|member| member.invite)
+                    && self.state.left.len() < MAX_MEMBERS
+                {
+                    self.state.left.insert(event.author, Code(invite));
+                }
+                Ok(())
+            }
+            Body::Named { name } => {
+                let member = self
+                    .state
+                    .members
+                    .get_mut(&event.author)
+                    .ok_or(NoEffect::NotMember(event.author))?;
+                if member.name == *name {
+                    return Err(NoEffect::SameName(event.author));
+                }
+                member.name.clone_from(name);
+                Ok(())
+            }
+            Body::Revoked { .. }
+            | Body::LevelChanged { .. }
+            | Body::ShardAdvertised(_)
+            | Body::ShardWithdrawn { .. }
+            | Body::NodeSeen { .. }
+            | Body::GrantRevoked { .. }
+            | Body::Unknown { .. } => Err(NoEffect::Nothing),
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Computes the durable state from the durable events.
+//!
+//! | concept | file |
+//! |---|---|
+//! | passes over the events, cuts | here |
+//! | rights of authors | `rights.rs` |
+//! | effect of each kind | `kinds.rs` |
+//! | reasons why an event has no effect | [`NoEffect`], `no_effect.rs` |
+//!
+//! Events are applied in the order of their [`Position`]s. Each is judged in the state just before
+//! it. An event that its author may not make has no effect.
+//!
+//! # Demotions and revocations are retroactive
+//!
+//! A revocation or a change of level names the last event of the node that its author had seen.
+//! Later events of the node have no more effect than its remaining level allows, *even if they sort
+//! before*. Otherwise a revoked or demoted node could keep its former rights by making events with
+//! small Lamport times. The effect of an event can therefore depend on events after it, and the
+//! state is defined in three steps (`specs/event-log.md`, section 5):
+//!
+//! 1. The root's revocations and changes of level always hold. They give the first cuts: for a
+//!    revoked node `node -> last event`, for another node `node -> (level, last event)`.
+//! 2. All events are applied under these cuts. This decides which revocations and changes of level
+//!    by anchors hold. Being an anchor depends on the root and on anchors only, never on nodes that
+//!    anchors may revoke or demote.
+//! 3. If step 2 cuts off an event that had an effect, all events are applied once more, under all
+//!    cuts and with the revocations of step 2.
+//!
+//! Normally no effect is cut off, because the revocation or demotion names the node's last event.
+//! Then one pass gives the same result, and events that sort last are applied as they come.
+//! [`Fold::apply`] returns [`Applied::Retroactive`] if that shortcut is not possible.
+
+mod kinds;
+mod no_effect;
+mod rights;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::no_effect::NoEffect;
+use self::rights::Actor;
+use super::body::{Body, Level};
+use super::community::{Durable, Fork};
+use super::event::{Event, Position};
+use crate::identity::raw_keys;
+use crate::{CommunityId, NodeId};
+
+/// Maximum number of members and revoked nodes together. Heads and views list them all.
+pub const MAX_MEMBERS: usize = 4096;
+
+/// Maximum number of invites in the state. Closed ones are removed to make room for new ones.
+pub const MAX_INVITES: usize = 1024;
+
+/// Result of applying an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Applied {
+    /// The event changed the state.
+    Effect,
+    /// The event changed nothing.
+    None(NoEffect),
+    /// The event takes a level from a node, and with it the right to events that already had an
+    /// effect: the state must be computed again from all events. [`Fold::apply`] does not apply
+    /// this event.
+    Retroactive,
+}
+
+/// State while events are applied, with all that is needed to continue. Snapshots store this.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Fold {
+    #[serde(with = "raw_keys")]
+    root: NodeId,
+    pub(super) state: Durable,
+    /// Last event of each of these authors that counts (revocations).
+    #[serde(with = "raw_keys::map")]
+    cuts: BTreeMap<NodeId, u64>,
+    /// Changes of level, by node. An event that sorts before such a change, but has a greater
+    /// number than the change names, is judged by the lower of the two levels.
+    #[serde(default, with = "raw_keys::map")]
+    levels: BTreeMap<NodeId, BTreeSet<LevelCut>>,
+    /// Number of the last event of each author that had an effect.
+    #[serde(with = "raw_keys::map")]
+    effective: BTreeMap<NodeId, u64>,
+    /// Authors whose events had an effect in step 2 or 3. Their events are kept even if the result
+    /// does not list the authors as members.
+    acted: BTreeSet<[u8; 32]>,
+    /// Positions of the revocations that hold, in step 3 and in a replay.
+    decided: Option<BTreeSet<(u64, [u8; 32], u64)>>,
+    /// Positions of the revocations by anchors that were found to hold.
+    found: BTreeSet<(u64, [u8; 32], u64)>,
+    /// Position of the last applied event.
+    at: Option<(u64, [u8; 32], u64)>,
+    /// Number of applied events.
+    pub(super) count: u64,
+}
+
+/// Change of a member's level, as a limit on events that sort before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct LevelCut {
+    /// Position of the change.
+    place: (u64, [u8; 32], u64),
+    /// Last event of the member that the author of the change had seen.
+    last_seq: u64,
+    level: Level,
+}
+
+fn key(at: Position) -> (u64, [u8; 32], u64) {
+    (at.lamport, *at.author.as_bytes(), at.seq)
+}
+
+impl Fold {
+    pub(super) fn new(community: CommunityId) -> Self {
+        Self {
+            root: community.root(),
+            state: Durable::default(),
+            cuts: BTreeMap::new(),
+            levels: BTreeMap::new(),
+            effective: BTreeMap::new(),
+            acted: BTreeSet::new(),
+            decided: None,
+            found: BTreeSet::new(),
+            at: None,
+            count: 0,
+        }
+    }
+
+    pub(super) fn is_of(&self, community: CommunityId) -> bool {
+        self.root == community.root()
+    }
+
+    /// Returns whether the log stores this author's events without the limits for strangers. That
+    /// holds for the root, for current and former members, and for authors of events that had an
+    /// effect.
+    pub(super) fn knows(&self, author: &NodeId) -> bool {
+        self.state.knows(self.community(), author) || self.acted.contains(author.as_bytes())
+    }
+
+    /// Position of the last applied event.
+    pub(super) fn at(&self) -> Option<Position> {
+        self.at.map(|(lamport, author, seq)| Position {
+            lamport,
+            author: NodeId::from_checked(author),
+            seq,
+        })
+    }
+
+    /// Returns whether an event at this position sorts after all applied ones.
+    pub(super) fn is_before(&self, position: Position) -> bool {
+        self.at.is_none_or(|at| at < key(position))
+    }
+
+    /// Returns whether events that sort last can be applied and snapshots used. After a retroactive
+    /// revocation they cannot, because the states before it have changed.
+    pub(super) fn is_plain(&self) -> bool {
+        self.decided.is_none()
+    }
+
+    /// Returns whether an event of this author with at least this number had an effect.
+    pub(super) fn had_effect(&self, author: &NodeId, from_seq: u64) -> bool {
+        self.effective
+            .get(author)
+            .is_some_and(|seq| *seq >= from_seq)
+    }
+
+    /// Computes the state from all events. Each call of `scan` passes all of them in their order.
+    pub(super) fn of_all<E>(
+        community: CommunityId,
+        mut scan: impl FnMut(&mut dyn FnMut(&Event)) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let root = community.root();
+        let mut first = Self::new(community);
+        scan(&mut |event| {
+            if event.author != root {
+                return;
+            }
+            match event.body {
+                Body::Revoked { node, last_seq } if node != root => first.cut(node, last_seq),
+                Body::LevelChanged {
+                    node,
+                    level,
+                    last_seq: Some(last_seq),
+                } => first.cut_level(event, node, level, last_seq),
+                _ => {}
+            }
+        })?;
+        let mut second = first.clone();
+        let mut retroactive = false;
+        scan(&mut |event| {
+            // An event that is cut off keeps its effect here: this pass only decides which
+            // revocations hold.
+            retroactive |= second.step(event, true) == Applied::Retroactive;
+        })?;
+        if !retroactive {
+            return Ok(second);
+        }
+        let mut third = first;
+        third.cuts = std::mem::take(&mut second.cuts);
+        third.levels = std::mem::take(&mut second.levels);
+        third.decided = Some(std::mem::take(&mut second.found));
+        third.acted = std::mem::take(&mut second.acted);
+        scan(&mut |event| {
+            third.step(event, true);
+        })?;
+        Ok(third)
+    }
+
+    /// Creates a fold without applied events. Applying all events to it leads to the state of this
+    /// one, with the same result for each event.
+    pub(super) fn replay(&self) -> Self {
+        let mut replay = Self::new(self.community());
+        replay.cuts.clone_from(&self.cuts);
+        replay.levels.clone_from(&self.levels);
+        replay.decided = Some(self.decided.as_ref().unwrap_or(&self.found).clone());
+        replay
+    }
+
+    /// Applies the next event of a replay and returns whether it had an effect.
+    pub(super) fn again(&mut self, event: &Event) -> Result<(), NoEffect> {
+        match self.step(event, true) {
+            Applied::None(why) => Err(why),
+            Applied::Effect | Applied::Retroactive => Ok(()),
+        }
+    }
+
+    /// Applies an event that sorts after all others. With [`Applied::Retroactive`], the state is
+    /// unchanged.
+    pub(super) fn apply(&mut self, event: &Event) -> Applied {
+        let takes = matches!(event.body, Body::Revoked { .. } | Body::LevelChanged { .. });
+        if !self.is_plain() && takes {
+            return Applied::Retroactive;
+        }
+        self.step(event, false)
+    }
+
+    /// Returns whether an event that sorts after all others would have an effect.
+    pub(super) fn check(&self, event: &Event) -> Result<(), NoEffect> {
+        let mut after = self.clone();
+        after.decided = None;
+        match after.step(event, true) {
+            Applied::None(why) => Err(why),
+            Applied::Effect | Applied::Retroactive => Ok(()),
+        }
+    }
+
+    fn cut(&mut self, node: NodeId, last_seq: u64) {
+        let cut = self.cuts.entry(node).or_insert(last_seq);
+        *cut = last_seq.min(*cut);
+    }
+
+    /// Records that `event` sets a level. If all cuts are known already, this changes nothing.
+    fn cut_level(&mut self, event: &Event, node: NodeId, level: Level, last_seq: u64) {
+        let cut = LevelCut {
+            place: key(event.position()),
+            last_seq,
+            level,
+        };
+        self.levels.entry(node).or_default().insert(cut);
+    }
+
+    /// Returns whether an event, the next one of a [replay](Self::replay), counts for less than its
+    /// author's level at its position: the author of a later revocation or demotion had not seen
+    /// it.
+    pub(super) fn is_void(&self, event: &Event) -> bool {
+        let cut = self.cuts.get(&event.author);
+        cut.is_some_and(|last| event.seq > *last)
+            || self.actor(event) < self.state.actor(self.community(), &event.author)
+    }
+
+    fn step(&mut self, event: &Event, go_on: bool) -> Applied {
+        let applied = self.judge(event, go_on);
+        if applied == Applied::Retroactive && !go_on {
+            return applied;
+        }
+        if !matches!(applied, Applied::None(_)) {
+            self.effective.insert(event.author, event.seq);
+            self.acted.insert(*event.author.as_bytes());
+        }
+        self.at = Some(key(event.position()));
+        self.count = self.count.saturating_add(1);
+        applied
+    }
+
+    fn judge(&mut self, event: &Event, go_on: bool) -> Applied {
+        if self
+            .cuts
+            .get(&event.author)
+            .is_some_and(|last| event.seq > *last)
+        {
+            return Applied::None(NoEffect::Revoked(event.author));
+        }
+        let (node, last_seq, level) = match event.body {
+            Body::Revoked { node, last_seq } => (node, Some(last_seq), None),
+            Body::LevelChanged {
+                node,
+                level,
+                last_seq,
+            } => (node, last_seq, Some(level)),
+            _ => {
+                return match self.change(event) {
+                    Ok(()) => Applied::Effect,
+                    Err(why) => Applied::None(why),
+                };
+            }
+        };
+        let actor = self.actor(event);
+        let holds = match level {
+            None => self.may_revoke(event, actor, &node),
+            Some(level) => self.may_set_level(event, actor, &node, level),
+        };
+        // A change of level by the root is in the first cuts, so it binds earlier events even if it
+        // has no effect at its own position.
+        let by_root = level.is_some() && actor == Actor::Root;
+        let binds = last_seq.filter(|_| holds.is_ok() || by_root);
+        let retroactive = self.decided.is_none()
+            && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
+        if retroactive && !go_on {
+            return Applied::Retroactive;
+        }
+        match (binds, level) {
+            (Some(last), None) => self.cut(node, last),
+            (Some(last), Some(level)) => self.cut_level(event, node, level, last),
+            (None, _) => {}
+        }
+        match (holds, level) {
+            (Err(why), _) => return Applied::None(why),
+            (Ok(()), None) => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
+            (Ok(()), Some(level)) => {
+                if let Some(member) = self.state.members.get_mut(&node) {
+                    member.level = level;
+                }
+            }
+        }
+        match retroactive {
+            true => Applied::Retroactive,
+            false => Applied::Effect,
+        }
+    }
+
+    fn community(&self) -> CommunityId {
+        CommunityId::from(self.root)
+    }
+
+    /// Sets the frozen authors, which do not follow from the order of events.
+    pub(super) fn set_frozen(&mut self, frozen: BTreeMap<NodeId, Fork>) {
+        self.state.frozen = frozen;
+    }
+}

@@ -1,0 +1,484 @@
+//! The compute thread's state: streams, their waiting steps, and the engine.
+//!
+//! Uses no socket, thread or system clock: commands come in through [`Scheduler::handle`], answers
+//! go out through each stream's [`ResponseSink`](crate::stream_handle::ResponseSink), and the
+//! caller loops
+//!
+//! ```text
+//! handle(command) for each queued command         opens, steps, closes
+//! turn()                                          one batch; false: no step waits
+//! upkeep()                                        timeouts, eviction; returns when to call again
+//! ```
+//!
+//! so that a close or a cancel takes effect before the next batch. A batch is in `run.rs`.
+
+mod run;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_transport::Step;
+use zeroize::Zeroize as _;
+
+use crate::batch::wipe;
+use crate::chunked_prefill::ChunkedPrefill;
+use crate::clock::Clock;
+use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, StartProgress};
+use crate::events::HostEvents;
+use crate::fault::StreamFault;
+use crate::plan::{Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, holders, may_grow};
+use crate::stream::{Job, Stream, Work};
+use crate::stream_handle::{StreamHandle, Ticket};
+
+/// Command from a connection to the compute thread.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Begin a stream.
+    Open(Arc<StreamHandle>),
+    /// Let a stream hold more positions.
+    Grow { handle: u64, max_positions: u32 },
+    /// Run a step. Shape, dtype and values are already checked.
+    Step {
+        handle: u64,
+        step: Step,
+        ticket: Ticket,
+        arrived: Duration,
+    },
+    /// Shorten a stream.
+    Truncate {
+        handle: u64,
+        position: u32,
+        ticket: Ticket,
+    },
+    /// Free an ended stream.
+    Close { handle: u64 },
+}
+
+/// Part of the configuration for the scheduler.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) kv_budget: u64,
+    /// Share of the KV budget that one caller may hold, in per cent.
+    pub(crate) kv_share: u32,
+    pub(crate) stream_idle: Duration,
+    /// `None`: never.
+    pub(crate) evict_after: Option<Duration>,
+    pub(crate) chunk: Duration,
+}
+
+/// A stream "returns at once" if its next step arrives within this part of a decode batch, at most
+/// `RETURN_LIMIT`.
+const RETURN_FRACTION: u32 = 4;
+const RETURN_LIMIT: Duration = Duration::from_millis(5);
+
+pub(crate) struct Scheduler<S: EngineSource> {
+    source: S,
+    /// `None` while the weights are unloaded; then there are no streams.
+    engine: Option<S::Engine>,
+    served: Served,
+    limits: Limits,
+    events: Arc<HostEvents>,
+    clock: Arc<dyn Clock>,
+    streams: BTreeMap<u64, Stream<<S::Engine as LayerEngine>::Seq>>,
+    /// KV pages; empty before the first load of the weights.
+    pool: Pool,
+    page_bytes: u64,
+    /// When the last stream ended, or the weights were loaded.
+    empty_since: Duration,
+    planner: Planner,
+    turn: u64,
+    prefill: ChunkedPrefill,
+    /// See [`Self::delays_decode`].
+    delays_decode: bool,
+    /// Snapshots of the streams for the planner, kept to reuse the memory.
+    snapshots: Vec<StreamSnapshot>,
+    /// Rows of the batch, kept to reuse the memory; zeroed between batches.
+    x: Vec<f32>,
+}
+
+fn at_once(prefill: &ChunkedPrefill) -> Duration {
+    RETURN_LIMIT.min(prefill.decode_turn() / RETURN_FRACTION)
+}
+
+impl<S: EngineSource> Scheduler<S> {
+    pub(crate) fn new(
+        source: S,
+        served: Served,
+        limits: Limits,
+        events: Arc<HostEvents>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let prefill = ChunkedPrefill::new(limits.chunk);
+        Self {
+            source,
+            engine: None,
+            served,
+            limits,
+            events,
+            clock,
+            streams: BTreeMap::new(),
+            pool: Pool::new(0, 1, 1, 100),
+            page_bytes: 0,
+            empty_since: Duration::ZERO,
+            planner: Planner::new(),
+            turn: 0,
+            prefill,
+            delays_decode: false,
+            snapshots: Vec::new(),
+            x: Vec::new(),
+        }
+    }
+
+    /// Loads the weights if they are not in memory.
+    ///
+    /// # Errors
+    /// Error of the source.
+    pub(crate) fn load(
+        &mut self,
+        progress: &mut dyn FnMut(StartProgress),
+    ) -> Result<&mut S::Engine, LoadFault> {
+        // Not `get_or_insert_with`, since loading can fail.
+        let engine = match self.engine.take() {
+            Some(engine) => engine,
+            None => {
+                let engine = self.source.load(progress)?;
+                let footprint = engine.footprint();
+                self.events.loaded(footprint.weight_bytes);
+                let (budget, page) = (self.limits.kv_budget, footprint.kv_page_positions);
+                let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
+                self.page_bytes = page_bytes;
+                self.pool = Pool::new(budget, page, page_bytes, self.limits.kv_share);
+                self.events.kv(0, 0, self.pool.total.into());
+                self.empty_since = self.clock.now();
+                engine
+            }
+        };
+        Ok(self.engine.insert(engine))
+    }
+
+    /// Applies one command.
+    pub(crate) fn handle(&mut self, command: Command) {
+        match command {
+            Command::Open(handle) => self.open(&handle),
+            Command::Grow {
+                handle,
+                max_positions,
+            } => self.grow(handle, max_positions),
+            Command::Step {
+                handle,
+                step,
+                ticket,
+                arrived,
+            } => {
+                let job = Job::new(step, ticket, arrived);
+                self.enqueue(handle, Work::Step(Box::new(job)));
+            }
+            Command::Truncate {
+                handle,
+                position,
+                ticket,
+            } => {
+                self.enqueue(
+                    handle,
+                    Work::Truncate {
+                        position,
+                        _ticket: ticket,
+                    },
+                );
+            }
+            Command::Close { handle } => self.remove(handle),
+        }
+    }
+
+    /// See [`may_grow`].
+    pub(crate) fn may_grow(&self) -> bool {
+        // Resting streams are not waited for.
+        let streams = self
+            .streams
+            .values()
+            .filter(|stream| !stream.handle.rests());
+        let standing =
+            streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
+        may_grow(standing, self.clock.now())
+    }
+
+    /// How long to hold back the next batch for streams that return at once and would otherwise
+    /// wait for a whole batch. At most a quarter of a decode batch, and 5 ms, from their last
+    /// answer.
+    pub(crate) fn awaited(&self) -> Option<Duration> {
+        let (now, at_once) = (self.clock.now(), at_once(&self.prefill));
+        let waiting = self.streams.values().filter(|one| !one.work.is_empty());
+        let waiting: BTreeSet<_> = waiting.map(|one| one.handle.caller.party).collect();
+        if waiting.is_empty() {
+            return None;
+        }
+        let idle = |one: &&Stream<_>| one.work.is_empty() && !one.handle.rests();
+        // A caller whose steps wait has its part of the batch, unless it is the only one.
+        let apart = |one: &&Stream<_>| {
+            let party = one.handle.caller.party;
+            !waiting.contains(&party) || waiting.len() == 1
+        };
+        let awaited = self.streams.values().filter(idle).filter(apart);
+        awaited
+            .filter_map(|one| one.return_estimator.awaited(at_once, now, self.turn))
+            .max()
+    }
+
+    /// Ends idle streams, and unloads the weights if no stream used them for long. Returns the time
+    /// after which to call again if nothing else happens.
+    pub(crate) fn upkeep(&mut self) -> Option<Duration> {
+        let now = self.clock.now();
+        let limit = self.limits.stream_idle;
+        let idle = |stream: &Stream<_>| {
+            stream.work.is_empty() && now.saturating_sub(stream.active) >= limit
+        };
+        let over: Vec<u64> = self
+            .streams
+            .iter()
+            .filter(|(_, s)| idle(s))
+            .map(|(&id, _)| id)
+            .collect();
+        for id in over {
+            self.fail(
+                id,
+                None,
+                &StreamFault::IdleTimeout {
+                    seconds: limit.as_secs(),
+                },
+            );
+        }
+        if let Some(first) = self.streams.values().map(|stream| stream.active).min() {
+            return Some((first + limit).saturating_sub(now));
+        }
+        let evict_at = self.empty_since + self.limits.evict_after?;
+        self.engine.as_ref()?;
+        if now < evict_at {
+            return Some(evict_at - now);
+        }
+        self.evict();
+        None
+    }
+
+    /// Returns whether the last batch was prefill while another caller decodes. The compute thread
+    /// then yields before the next batch so that arrived messages are read: on a machine without a
+    /// free core they could wait for milliseconds.
+    pub(crate) fn delays_decode(&self) -> bool {
+        self.delays_decode
+    }
+
+    /// Returns whether the engine's device is gone.
+    pub(crate) fn is_lost(&mut self) -> bool {
+        self.engine.as_mut().is_some_and(LayerEngine::is_lost)
+    }
+
+    /// Takes snapshots of the streams.
+    fn take_snapshots(&mut self) {
+        let Self {
+            snapshots,
+            streams,
+            engine,
+            ..
+        } = self;
+        snapshots.clear();
+        if let Some(engine) = engine {
+            snapshots.extend(
+                streams
+                    .iter()
+                    .map(|(&id, stream)| stream.snapshot(id, engine)),
+            );
+        }
+    }
+
+    /// Ends a stream so that others get its pages.
+    fn preempt(&mut self, id: u64) {
+        let position = self.head(id).map(|job| job.step.position);
+        self.fail(id, position, &StreamFault::Preempted);
+    }
+
+    pub(crate) fn end_all(&mut self, fault: &StreamFault) {
+        for id in self.streams.keys().copied().collect::<Vec<_>>() {
+            self.fail(id, None, fault);
+        }
+    }
+
+    fn open(&mut self, handle: &Arc<StreamHandle>) {
+        if handle.has_ended() {
+            return;
+        }
+        match self.try_open(handle) {
+            Ok(()) => handle.opened(),
+            Err(fault) => {
+                handle.end(|| handle.failed(None, &fault));
+            }
+        }
+        self.count_kv();
+    }
+
+    /// Answers a caller that wants more positions for a stream. As at the open, the host only
+    /// promises that so many positions can fit.
+    fn grow(&mut self, id: u64, max_positions: u32) {
+        let Some(handle) = self
+            .streams
+            .get(&id)
+            .map(|stream| Arc::clone(&stream.handle))
+        else {
+            return;
+        };
+        match self.could_hold(max_positions) {
+            Ok(()) => handle.opened(),
+            Err(fault) => self.fail(id, None, &fault),
+        }
+    }
+
+    fn could_hold(&self, positions: u32) -> Result<(), StreamFault> {
+        let pool = self.pool;
+        if pool.pages(positions) <= pool.quota {
+            return Ok(());
+        }
+        Err(StreamFault::KvTooSmall {
+            asked: positions,
+            holds: pool.quota.saturating_mul(pool.page),
+        })
+    }
+
+    fn try_open(&mut self, handle: &Arc<StreamHandle>) -> Result<(), StreamFault> {
+        self.load(&mut |step| tracing::debug!(?step, "loading the weights again"))
+            .map_err(|LoadFault { reason, .. }| StreamFault::WeightsUnavailable { reason })?;
+        self.admit(handle)?;
+        let Some(engine) = self.engine.as_mut() else {
+            let reason = "it is not loaded".into();
+            return Err(StreamFault::Internal { reason });
+        };
+        let seq = engine.open()?;
+        let stream = Stream {
+            handle: Arc::clone(handle),
+            seq,
+            work: VecDeque::new(),
+            served: self.turn,
+            active: self.clock.now(),
+            return_estimator: ReturnEstimator::default(),
+        };
+        self.streams.insert(handle.id, stream);
+        Ok(())
+    }
+
+    /// Checks that the stream fits the pool, and that a page is free for it to begin with. More is
+    /// not promised: when no page is left, growth may preempt another stream.
+    fn admit(&mut self, handle: &StreamHandle) -> Result<(), StreamFault> {
+        let (pool, percent) = (self.pool, self.limits.kv_share);
+        self.could_hold(handle.max_positions())?;
+        self.take_snapshots();
+        let holders = holders(&self.snapshots, &pool, self.clock.now());
+        admit(&holders, &pool, handle.caller.party).map_err(|full| match full {
+            Full::Host => StreamFault::KvFull,
+            Full::Caller => StreamFault::KvQuota { percent },
+        })
+    }
+
+    fn enqueue(&mut self, handle: u64, work: Work) {
+        match self.streams.get_mut(&handle) {
+            Some(stream) => {
+                stream.active = self.clock.now();
+                if let Work::Step(job) = &work {
+                    let at_once = at_once(&self.prefill);
+                    stream
+                        .return_estimator
+                        .came(job.step.rows, job.arrived, at_once);
+                }
+                stream.work.push_back(work);
+            }
+            // The stream ended while this was on its way; the caller has been told of the end.
+            None => self.drop_work([work]),
+        }
+    }
+
+    /// Prepares the step at the head of every stream.
+    fn settle(&mut self) {
+        let Some(engine) = self.engine.as_mut() else {
+            return;
+        };
+        let mut faults = Vec::new();
+        for (&id, stream) in &mut self.streams {
+            if stream.handle.has_ended() {
+                // Its close command is on its way: compute nothing more of it.
+                faults.push((id, None));
+            } else if let Err((position, fault)) = stream.settle(engine) {
+                faults.push((id, Some((position, fault))));
+            }
+        }
+        for (id, fault) in faults {
+            match fault {
+                Some((position, fault)) => self.fail(id, position, &fault),
+                None => self.remove(id),
+            }
+        }
+    }
+
+    fn head(&self, id: u64) -> Option<&Job> {
+        self.streams.get(&id)?.head()
+    }
+
+    /// Ends a stream from the host's side.
+    fn fail(&mut self, id: u64, position: Option<u32>, fault: &StreamFault) {
+        let Some(handle) = self
+            .streams
+            .get(&id)
+            .map(|stream| Arc::clone(&stream.handle))
+        else {
+            return;
+        };
+        self.remove(id);
+        // No message if its caller has ended it meanwhile.
+        handle.end(|| handle.failed(position, fault));
+    }
+
+    /// Frees everything that a stream holds.
+    fn remove(&mut self, id: u64) {
+        let Some(stream) = self.streams.remove(&id) else {
+            return;
+        };
+        if let Some(engine) = self.engine.as_mut() {
+            engine.close(stream.seq);
+        }
+        if self.streams.is_empty() {
+            self.empty_since = self.clock.now();
+        }
+        self.drop_work(stream.work);
+        self.count_kv();
+    }
+
+    fn drop_work(&self, work: impl IntoIterator<Item = Work>) {
+        let mut steps = 0;
+        for work in work {
+            if let Work::Step(mut job) = work {
+                steps += 1;
+                job.out.zeroize();
+                wipe(job.step.data);
+            }
+        }
+        if steps > 0 {
+            self.events.dropped(steps);
+        }
+    }
+
+    fn evict(&mut self) {
+        if self.engine.take().is_some() {
+            self.x = Vec::new();
+            self.events.evicted();
+            self.count_kv();
+        }
+    }
+
+    fn count_kv(&self) {
+        let used = self.engine.as_ref().map_or(0, LayerEngine::kv_bytes_in_use);
+        let page = self.page_bytes;
+        let pages = used.checked_div(page).unwrap_or(0);
+        self.events.kv(used, pages, self.pool.total.into());
+    }
+
+    fn count_waiting(&self) {
+        self.events
+            .waiting(self.streams.values().map(|stream| stream.work.len()).sum());
+    }
+}

@@ -1,0 +1,190 @@
+//! Backends that run a model's layers for chats, as configured: hosts, this machine alone, or hosts
+//! with this machine as fallback.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearthnet_bus::discovery::Discovery;
+use hearthnet_bus::node::{Connections, WeakNode};
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_engine::{Engine, EngineOptions, Head, LoadError};
+use hearthnet_files::ModelSpec;
+use hearthnet_orchestrator::ChatError;
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::fallback::LoadLocal;
+use hearthnet_orchestrator::health::SharedHealth;
+use hearthnet_orchestrator::hosts::{
+    Choice, CommunityHosts, HostPool, HostSource, InSync, Links, ModelOnWire, PooledHosts,
+};
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
+use hearthnet_orchestrator::sharded::PumpSettings;
+use tokio::runtime::Handle;
+
+use crate::cli::failure::Failure;
+use crate::cli::output::Progress;
+use crate::config::Config;
+use crate::home::community::Home;
+use crate::models::OpenModel;
+use crate::models::open_file::load_failure;
+use crate::node::transient::TransientNode;
+
+/// Upper bound in bytes of the KV caches of `chats` conversations, each with the model's full
+/// context. Pages are allocated as the conversations grow, so most of it is never used.
+pub(crate) fn kv_bytes(spec: &ModelSpec, chats: usize) -> u64 {
+    let position = spec
+        .kv_bytes_per_position_and_layer()
+        .saturating_mul(spec.layers.into());
+    // The 64 extra positions cover partly filled pages.
+    (chats as u64)
+        .saturating_mul(u64::from(spec.context).saturating_add(64))
+        .saturating_mul(position)
+}
+
+/// Loads all layers and the head on this machine; they share their threads. The KV caches of all
+/// conversations take at most `kv_budget` bytes.
+pub(crate) fn local_engine(
+    model: &OpenModel,
+    options: &EngineOptions,
+    kv_budget: u64,
+) -> Result<(SharedEngine, Head), Failure> {
+    let fail = |e: &LoadError| load_failure(&model.path, e);
+    let layers = 0..model.file.spec().layers;
+    let engine = Progress::during("loading the model", |set| {
+        Engine::load(&model.file, layers, options, set)
+    })
+    .map_err(|e| fail(&e))?;
+    let head = Head::beside(&model.file, &engine).map_err(|e| fail(&e))?;
+    Ok((SharedEngine::new(engine, &model.id, kv_budget), head))
+}
+
+/// Loads the hosted layers on this machine when the first chat without hosts needs them.
+pub(crate) fn on_demand(
+    model: &OpenModel,
+    options: EngineOptions,
+) -> impl Fn() -> LoadLocal + use<> {
+    let (file, id) = (Arc::clone(&model.file), model.id.clone());
+    let layers = model.private.hosted();
+    let engine = Arc::new(EngineOnDemand::new(Box::new(move || {
+        let engine = Engine::load(&file, layers.clone(), &options, &mut |_, _| {})
+            .map_err(|e| ChatError::Engine(e.to_string()))?;
+        Ok(SharedEngine::new(engine, &id, options.max_kv_bytes))
+    })));
+    move || {
+        let engine = Arc::clone(&engine);
+        Box::new(move || Ok(Box::new(engine.open()?) as Box<dyn Backend>))
+    }
+}
+
+pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choice {
+    let inference = &config.research.distributed_inference;
+    Choice {
+        model: on_wire(model),
+        max_shards: inference.max_shards_per_request,
+        own_id,
+        allow_self: inference.allow_self_as_shard,
+        exact: inference.exact,
+        health: SharedHealth::default(),
+    }
+}
+
+fn on_wire(model: &OpenModel) -> ModelOnWire {
+    let (spec, bands) = (model.file.spec(), model.bands.clone());
+    ModelOnWire {
+        hosted: model.private.hosted(),
+        ..ModelOnWire::new(&model.id, model.weights, spec, bands)
+    }
+}
+
+/// Hosts known by address, for chats with `model`. Does not connect yet.
+pub(crate) fn pooled_hosts(
+    runtime: &Handle,
+    hosts: &[HostAddr],
+    key: &Arc<NodeKey>,
+    model: &OpenModel,
+    config: &Config,
+) -> Result<PooledHosts, Failure> {
+    let (transport, hosts) = (config.transport()?, hosts.iter().cloned());
+    let choice = choice(model, key.id(), config);
+    let (runtime, key, health) = (runtime.clone(), Arc::clone(key), choice.health.clone());
+    let pool = Arc::new(HostPool::new(runtime, key, transport, hosts, health));
+    Ok(PooledHosts { pool, choice })
+}
+
+/// Factory of the source in which each chat finds the hosts of `home`'s community. All chats share
+/// `links`. `discovery` provides addresses if a node runs in this process; `here` is that node if
+/// it serves layers. With `in_sync`, chats wait for hosts only until the log has synced.
+pub(crate) fn community_source(
+    runtime: &Handle,
+    home: &Home,
+    config: &Config,
+    links: Links,
+    discovery: Option<Discovery>,
+    here: Option<WeakNode>,
+    in_sync: Option<InSync>,
+) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
+    let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
+    move |model, exact| {
+        let mut hosts = CommunityHosts::new(
+            runtime.clone(),
+            Arc::clone(&home.key),
+            home.log.clone(),
+            config.transport()?,
+            Choice {
+                exact,
+                ..choice(model, home.key.id(), &config)
+            },
+            links.clone(),
+        );
+        let asked = home.clone();
+        hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
+        if let Some(discovery) = discovery.clone() {
+            hosts.known_addresses = Arc::new(move |node| discovery.endpoints_by_source(node));
+        }
+        hosts.here.clone_from(&here);
+        hosts.in_sync.clone_from(&in_sync);
+        Ok(Box::new(hosts))
+    }
+}
+
+/// [`community_source`] of a command. With `fallback`, chats wait for hosts only until the log has
+/// synced.
+pub(crate) fn transient_source(
+    runtime: &Handle,
+    transient: &TransientNode,
+    home: &Home,
+    config: &Config,
+    fallback: bool,
+) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
+    let node = transient.node();
+    let connections = match node {
+        Some(node) => node.connections().clone(),
+        // The local node watches only its own connections, so this process watches these.
+        None => {
+            let _inside = runtime.enter();
+            Connections::watched(home.log.clone())
+        }
+    };
+    let links = Links::new(connections, SharedHealth::default());
+    let discovery = node.map(|node| node.discovery().clone());
+    let even = fallback.then(|| transient.in_sync());
+    community_source(runtime, home, config, links, discovery, None, even)
+}
+
+/// Settings of the pipeline pump. With `fallback` it gives up on hosts after a few failures.
+pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
+    let inference = &config.research.distributed_inference;
+    PumpSettings {
+        prefill_rows: inference.prefill_rows,
+        depth: inference.steps_in_flight,
+        health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
+        history_bytes: inference.history_mb << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+        room_timeout: Duration::from_secs(match fallback {
+            true => inference.room_timeout_before_fallback_seconds,
+            false => inference.room_timeout_seconds,
+        }),
+        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
+    }
+}

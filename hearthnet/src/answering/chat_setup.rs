@@ -1,0 +1,173 @@
+//! Set-up of chats: models with the backends that run them, and limits of the service.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_engine::EngineOptions;
+use hearthnet_engine::Head;
+use hearthnet_orchestrator::backend::Backend;
+use hearthnet_orchestrator::chat::Conversation;
+use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::fallback::WithFallback;
+use hearthnet_orchestrator::hosts::{HostSource, Patience, PooledHosts};
+use hearthnet_orchestrator::service::fair_queue::QueueLimits;
+use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
+use hearthnet_orchestrator::service::{Opener, ServedModel, ServiceSettings};
+use hearthnet_orchestrator::sharded::ShardedBackend;
+use hearthnet_orchestrator::{Cancel, ChatError};
+use tokio::runtime::Handle;
+
+use super::chat_backends::{kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings};
+use super::private_layers;
+use crate::cli::args::AnswerArgs;
+use crate::cli::failure::Failure;
+use crate::cli::output::note;
+use crate::config::Config;
+use crate::models::{OpenModel, load_head, text_model};
+
+/// Model that runs on this machine alone.
+pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedModel, Failure> {
+    let options = local_options(model, config);
+    let (engine, head) = local_engine(model, &options, options.max_kv_bytes)?;
+    let open = move |_: Exact, _: &Cancel| Ok(Box::new(engine.open()?) as Box<dyn Backend>);
+    served(model, head, config, Box::new(open))
+}
+
+/// Model that runs on hosts known by address.
+pub(crate) fn pooled_model(
+    model: &OpenModel,
+    config: &Config,
+    fallback: bool,
+    runtime: &Handle,
+    hosts: PooledHosts,
+) -> Result<ServedModel, Failure> {
+    let source = move |_: &OpenModel, exact| {
+        let mut hosts = hosts.clone();
+        hosts.choice.exact = exact;
+        Ok(Box::new(hosts) as Box<dyn HostSource>)
+    };
+    hosted_model(model, config, fallback, runtime, source)
+}
+
+/// Model that runs on the hosts of `source`, which are looked up for each chat. With `fallback`
+/// this machine continues when hosts cannot; all such chats share one engine.
+pub(crate) fn hosted_model(
+    model: &OpenModel,
+    config: &Config,
+    fallback: bool,
+    runtime: &Handle,
+    source: impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + Send + Sync + 'static,
+) -> Result<ServedModel, Failure> {
+    let head = load_head(model, &config.engine_options(None))?;
+    let local = fallback.then(|| on_demand(model, local_options(model, config)));
+    let (handle, all, asked) = (runtime.clone(), config.clone(), model.clone());
+    let open = move |exact: Exact, cancel: &Cancel| {
+        let source = source(&asked, exact).map_err(|e| ChatError::Engine(e.to_string()))?;
+        let local = local.as_ref().map(|load| load());
+        let settings = pump_settings(&all, local.is_some());
+        let since = Instant::now();
+        let hosts = ShardedBackend::open(handle.clone(), source, settings, cancel);
+        asked.private.around(match local {
+            Some(local) => {
+                let begun = WithFallback::begin(hosts, since, local, exact, &handle, cancel);
+                Box::new(begun?)
+            }
+            None => Box::new(hosts?),
+        })
+    };
+    served(model, head, config, Box::new(open))
+}
+
+fn served(
+    model: &OpenModel,
+    head: Head,
+    config: &Config,
+    open: Opener,
+) -> Result<ServedModel, Failure> {
+    Ok(ServedModel {
+        id: model.id.clone(),
+        weights: model.weights,
+        text: text_model(model, head)?,
+        open,
+        exact: config.research.distributed_inference.exact,
+    })
+}
+
+/// Starts a conversation in this process, without a service's queue. Connects to `named` hosts
+/// first. A host that cannot be reached is left out if other hosts have its layers, or if this
+/// machine can answer (`Patience::Short`). Returns warnings about such hosts.
+pub(crate) fn converse(
+    runtime: &Handle,
+    served: &ServedModel,
+    named: Option<&(PooledHosts, Patience)>,
+    exact: Option<Exact>,
+    cancel: &Cancel,
+) -> Result<(Conversation, Vec<String>), Failure> {
+    let left_out = named.map_or_else(Vec::new, |(hosts, patience)| {
+        runtime.block_on(hosts.reach(*patience))
+    });
+    match (served.open)(exact.unwrap_or(served.exact), cancel) {
+        Ok(backend) => {
+            let warning = |why| format!("warning: continuing without one host: {why}");
+            let warnings = left_out.into_iter().map(warning).collect();
+            Ok((Conversation::new(backend), warnings))
+        }
+        // The connection error explains the missing layers better.
+        Err(error @ ChatError::ShardUnavailable(_)) => {
+            Err(left_out.into_iter().next().unwrap_or(error).into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Engine options with KV memory for all running and kept conversations at full context.
+fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
+    let all = kv_bytes(model.file.spec(), private_layers::chats(config));
+    let options = config.engine_options(None);
+    EngineOptions {
+        max_kv_bytes: options.max_kv_bytes.max(all),
+        ..options
+    }
+}
+
+/// Limits of the service from the configuration.
+pub(crate) fn settings(config: &Config) -> ServiceSettings {
+    let inference = &config.research.distributed_inference;
+    ServiceSettings {
+        turns: QueueLimits {
+            places: inference.max_concurrent_pipelines,
+            waiting: inference.max_waiting_chats,
+            waiting_per_caller: inference.max_waiting_chats_per_caller,
+            ..ServiceSettings::default().turns
+        },
+        keep: PrefixCacheLimits {
+            count: inference.kept_conversations,
+            idle_ms: inference.kept_conversation_seconds.saturating_mul(1000),
+            ..ServiceSettings::default().keep
+        },
+        slow_reader: Duration::from_secs(inference.slow_reader_seconds),
+    }
+}
+
+/// Model that `args` request, over named hosts or on this machine.
+pub(crate) async fn model_of(
+    args: &AnswerArgs,
+    model: &mut OpenModel,
+    key: Option<Arc<NodeKey>>,
+    config: &Config,
+) -> Result<ServedModel, Failure> {
+    let Some(key) = key.filter(|_| !args.local) else {
+        return local_model(model, config);
+    };
+    let chats = private_layers::chats(config);
+    private_layers::load(model, args.private, chats, config)?;
+    let runtime = Handle::current();
+    let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config)?;
+    // The host may start later, so this is only a warning.
+    for failure in hosts.pool.reach().await.failures {
+        note(format!("warning: a host cannot be reached: {failure}"));
+    }
+    let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
+    pooled_model(model, config, fallback, &runtime, hosts)
+}

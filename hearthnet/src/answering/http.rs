@@ -1,0 +1,104 @@
+//! HTTP listeners: the interface for other programs, settings, the key of clients, and errors.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::Duration;
+
+use hearthnet_bus::{regular_file, whole_file};
+use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
+use hearthnet_hub::reference::expand_home;
+use hearthnet_orchestrator::http::serve;
+use hearthnet_orchestrator::service::Service;
+
+use crate::cli::failure::{Failure, Kind};
+use crate::config::Config;
+use crate::home::paths::close_folder;
+
+/// Time limit for responses after their chats have ended.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Time limit for running chats when the service stops.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Installs the metrics. Call it before anything that should be counted.
+pub(crate) fn count(part: Part) -> Result<Metrics, Failure> {
+    Metrics::install(part).map_err(Failure::internal)
+}
+
+/// Opens the HTTP interface of a service; `listen` overrides the configuration.
+pub(crate) async fn open_http(
+    service: &Service,
+    listen: Option<&str>,
+    config: &Config,
+) -> Result<HttpServer, Failure> {
+    let settings = http_settings(listen.unwrap_or(&config.http.listen), config)?;
+    let metrics = count(Part::Caller)?;
+    let server = serve(service.clone(), Some(metrics), &settings).await;
+    server.map_err(|error| http_failure(&error, "--http"))
+}
+
+/// Finishes running answers, then closes the listener. New requests are refused meanwhile.
+pub(crate) async fn close(server: HttpServer, service: &Service) {
+    service.drain(DRAIN_DEADLINE).await;
+    server.shutdown(CLOSE_DEADLINE).await;
+}
+
+/// Settings of an HTTP listener at `listen`, with the configured key.
+pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSettings, Failure> {
+    Ok(HttpSettings {
+        listen: listen.to_owned(),
+        api_key: match config.http.api_key_file.as_str() {
+            "" => None,
+            path => Some(read_key(&expand_home(Path::new(path)))?),
+        },
+        max_body_bytes: config.http.max_body_bytes,
+        ..HttpSettings::default()
+    })
+}
+
+/// Error of a listener; `flag` is the flag that sets its address.
+pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
+    match error {
+        HttpError::KeyNeeded(_) => Failure::new(Kind::Config, error.to_string()).hint(
+            "name a file that holds a key with http.api_key_file, or listen on 127.0.0.1 only",
+        ),
+        HttpError::Listen { source, .. } => Failure::new(Kind::of_io(source), error.to_string())
+            .hint(format!(
+                "is another program using the port? {flag} 127.0.0.1:0 takes a free one"
+            )),
+        _ => Failure::new(Kind::Host, error.to_string()),
+    }
+}
+
+/// Reads the key that clients must send, from a file that only its owner can read.
+fn read_key(path: &Path) -> Result<ApiKey, Failure> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let fail = |why: String| {
+        Failure::new(
+            Kind::Config,
+            format!("http.api_key_file {}: {why}", path.display()),
+        )
+        .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
+    };
+    let folder = whole_file::folder_of(path);
+    if let Some(mode) = whole_file::writable_by_others(folder) {
+        let why = format!("other users may write to its folder (mode {mode:03o})");
+        return Err(fail(why).hint(close_folder(folder)));
+    }
+    let file = regular_file::open(path).map_err(|e| fail(e.to_string()))?;
+    let metadata = file.metadata().map_err(|e| fail(e.to_string()))?;
+    if metadata.permissions().mode() & 0o077 != 0 {
+        return Err(fail("other users may read it: chmod 600".into()));
+    }
+    // A key is one line; a longer file is surely something else.
+    let text = regular_file::all_of(file, 4096).map_err(|e| match e.kind() {
+        ErrorKind::FileTooLarge => fail("it is too long for a key".into()),
+        _ => fail(e.to_string()),
+    })?;
+    let text = String::from_utf8_lossy(&text);
+    ApiKey::new(&text).ok_or_else(|| {
+        fail(format!(
+            "a key has at least {MIN_KEY_BYTES} printable ASCII characters"
+        ))
+    })
+}

@@ -1,0 +1,217 @@
+//! Chats for programs on this machine: the calls of a service, and the search for a running one.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use hearthnet_bus::calls::{Authority, CallServer, Client, LocalApi, Registry, Research, Trust};
+use hearthnet_bus::{NodeId, NodeKey, whole_file};
+use hearthnet_files::ModelFile;
+use hearthnet_files::sampling::SamplingChoice;
+use hearthnet_hub::catalogue::Resolved;
+use hearthnet_orchestrator::Service;
+use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::cli::failure::Failure;
+use crate::cli::output::note;
+use crate::config::Config;
+use crate::home::lock::Lock;
+use crate::home::paths::refuse_open_to_others;
+use crate::node::local_api::{CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
+
+/// Call that returns the model files that chats use. Local only.
+const NODE_MODELS: &str = "node.models@1.0";
+
+/// Subfolder of the data directory for the local API of a standalone service, since a node of the
+/// community may use the same directory.
+pub(crate) const STANDALONE: &str = "service";
+
+/// Result of the search for a service.
+pub(crate) enum Found {
+    /// A service that answers with the model.
+    Service(AskedService),
+    /// A process holds the lock of this directory, but does not respond.
+    Silent(PathBuf),
+    Nothing,
+}
+
+/// Finds a running service of `data_dir`, in the community or standalone, that answers with the
+/// model file `wanted`, or with any model if `None`. Requires a held lock, so that leftovers of a
+/// killed service are ignored.
+pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> Found {
+    let file = match wanted.map(|wanted| (&wanted.id, wanted.path.canonicalize())) {
+        Some((id, Ok(path))) => Some((id, path)),
+        Some((_, Err(_))) => return Found::Nothing,
+        None => None,
+    };
+    let mut found = Found::Nothing;
+    for dir in [data_dir.to_owned(), data_dir.join(STANDALONE)] {
+        if !Lock::is_held(&dir) {
+            continue;
+        }
+        let asking = async {
+            let client = Client::connect_local(&dir).await.ok()?;
+            let offer: Models = ask_over(&client, NODE_MODELS, &json!({})).await?;
+            let suits = |model: &Offered| match &file {
+                Some((id, path)) => model.id == **id && model.path == *path,
+                None => true,
+            };
+            let model = offer.models.into_iter().find(suits)?;
+            Some(AskedService {
+                client,
+                dir: dir.clone(),
+                model: Resolved {
+                    path: model.path,
+                    id: model.id,
+                },
+                sampling: model.sampling,
+                file_replaced: model.replaced,
+            })
+        };
+        match tokio::time::timeout(CALL_TIMEOUT, asking).await {
+            Ok(Some(service)) => return Found::Service(service),
+            Ok(None) => {}
+            Err(_) => found = Found::Silent(dir),
+        }
+    }
+    found
+}
+
+/// Service that runs on this machine.
+pub(crate) struct AskedService {
+    pub(crate) client: Client,
+    /// Directory whose lock it holds.
+    pub(crate) dir: PathBuf,
+    pub(crate) model: Resolved,
+    /// Default sampling of the service. A process that takes over must use the same.
+    pub(crate) sampling: SamplingChoice,
+    /// The model file was replaced or changed after the service had opened it.
+    pub(crate) file_replaced: bool,
+}
+
+/// Result of [`NODE_MODELS`].
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Models {
+    models: Vec<Offered>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Offered {
+    id: String,
+    #[serde(serialize_with = "as_text")]
+    path: PathBuf,
+    /// Default sampling. Greedy if the service does not report it.
+    #[serde(default = "greedy")]
+    sampling: SamplingChoice,
+    /// Whether the file at `path` changed after the service had opened it.
+    #[serde(default)]
+    replaced: bool,
+}
+
+/// Serializes a path, lossily, since JSON strings must be UTF-8. A file with another name is not
+/// found by its path; the chat then answers in its own process.
+fn as_text<S: serde::Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&path.to_string_lossy())
+}
+
+fn greedy() -> SamplingChoice {
+    SamplingChoice::GREEDY
+}
+
+/// Registers `experimental.distributed_llm.chat` and [`NODE_MODELS`] for a service.
+pub(crate) fn offer_chats(
+    registry: &Registry,
+    service: &Service,
+    file: &Arc<ModelFile>,
+    config: &Config,
+) -> Result<(), Failure> {
+    let inference = &config.research.distributed_inference;
+    let at_once = inference.max_concurrent_pipelines + inference.max_waiting_chats;
+    let chats = descriptor(u32::try_from(at_once).unwrap_or(u32::MAX));
+    registry
+        .register(chats, Arc::new(ChatHandler(service.clone())))
+        .map_err(Failure::internal)?;
+    // A path that is not UTF-8 is not reported, so a chat does not find its model here.
+    let path = file.path().and_then(|path| path.canonicalize().ok());
+    let path = path.filter(|path| path.to_str().is_some());
+    let models = path.into_iter().flat_map(|path| {
+        let models = service.models().iter();
+        models.map(move |model| Offered {
+            id: model.id.clone(),
+            path: path.clone(),
+            sampling: model.text.sampling,
+            replaced: false,
+        })
+    });
+    let models: Vec<Offered> = models.collect();
+    let (file, told) = (Arc::clone(file), AtomicBool::new(false));
+    Offer::new(
+        NODE_MODELS,
+        "Lists the model files that chats use, for programs on the node's own machine.",
+        move |_, _| {
+            let mut models = models.clone();
+            let replaced = file.is_replaced();
+            models.iter_mut().for_each(|m| m.replaced = replaced);
+            if replaced && !told.swap(true, Ordering::Relaxed) {
+                note(
+                    "warning: the model file was replaced or changed after this service had loaded it; \
+                     answers are those of the earlier file until the service is restarted",
+                );
+            }
+            std::future::ready(answer(&Models { models }))
+        },
+    )
+    .register(registry)
+}
+
+/// Local API of a standalone service. Only programs of this user can connect; the command line has
+/// already allowed all calls.
+pub(crate) struct StandaloneApi {
+    api: LocalApi,
+    _lock: Lock,
+}
+
+struct ThisUser;
+
+impl Authority for ThisUser {
+    fn trust(&self, _: &NodeId) -> Trust {
+        Trust::Member
+    }
+
+    fn research(&self) -> Research {
+        Research::On
+    }
+}
+
+impl StandaloneApi {
+    /// Opens the local API. Returns an error if another standalone service uses this data
+    /// directory, or if a file cannot be written.
+    pub(crate) async fn open(
+        data_dir: &Path,
+        service: &Service,
+        file: &Arc<ModelFile>,
+        config: &Config,
+    ) -> Result<Self, Failure> {
+        refuse_open_to_others(data_dir)?;
+        let dir = data_dir.join(STANDALONE);
+        whole_file::make_folder(&dir, 0o700).map_err(|e| Failure::file("make", &dir, e))?;
+        let lock = Lock::take(&dir)?;
+        let registry = Arc::new(Registry::new());
+        offer_chats(&registry, service, file, config)?;
+        offer_record(&registry)?;
+        // A random id is enough, because only this user calls here.
+        let own = NodeKey::generate().map_err(Failure::internal)?.id();
+        let server = CallServer::new(own, registry, Arc::new(ThisUser));
+        let api = LocalApi::open(&dir, Arc::new(server)).await;
+        Ok(Self {
+            api: api.map_err(Failure::internal)?,
+            _lock: lock,
+        })
+    }
+
+    pub(crate) async fn close(self) {
+        self.api.close().await;
+    }
+}

@@ -1,0 +1,149 @@
+//! Private layers: layers that this machine computes itself for its chats over hosts.
+
+use hearthnet_engine::EngineOptions;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
+use hearthnet_orchestrator::service::ServiceSettings;
+use hearthnet_orchestrator::service::fair_queue::QueueLimits;
+
+use crate::answering::chat_backends::kv_bytes;
+use crate::cli::args::PrivateArgs;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::note;
+use crate::config::Config;
+use crate::models::OpenModel;
+use crate::models::memory::weights_budget;
+use crate::models::open_file::load_failure;
+
+/// Loads the private layers of a model for at most `chats` conversations: as many layers as
+/// requested, as far as memory allows.
+pub(crate) fn load(
+    model: &mut OpenModel,
+    args: PrivateArgs,
+    chats: usize,
+    config: &Config,
+) -> Result<(), Failure> {
+    let inference = &config.research.distributed_inference;
+    let (first, last) = (args.private_first, args.private_last);
+    let asked = (
+        first.unwrap_or(inference.private_first_layers),
+        last.unwrap_or(inference.private_last_layers),
+    );
+    let total = model.file.spec().layers;
+    // An explicit number for this run must be possible.
+    if first.unwrap_or(0).saturating_add(last.unwrap_or(0)) >= total {
+        return Err(Failure::new(
+            Kind::Config,
+            format!(
+                "--private-first and --private-last leave none of the {total} layers for hosts"
+            ),
+        )
+        .hint("--local answers on this machine alone"));
+    }
+    let bytes: Vec<u64> = (0..total)
+        .map(|layer| model.file.layer_bytes(layer))
+        .collect();
+    let taken = fit(asked, &bytes, weights_budget(0));
+    if let Some(why) = said(asked, taken) {
+        note(why);
+    }
+    if taken == (0, 0) {
+        return Ok(());
+    }
+    // Room for one more conversation than may run: a conversation may end shortly after the next
+    // has started, and none may run out of memory.
+    let chats = chats.saturating_add(1);
+    let options = EngineOptions {
+        max_kv_bytes: kv_bytes(model.file.spec(), chats),
+        max_sequences: chats,
+        ..config.engine_options(None)
+    };
+    let rows = inference.prefill_rows;
+    model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
+        .map_err(|e| load_failure(&model.path, &e))?;
+    Ok(())
+}
+
+/// Most conversations of `serve`, running or kept.
+pub(crate) fn chats(config: &Config) -> usize {
+    let inference = &config.research.distributed_inference;
+    let turns = QueueLimits {
+        places: inference.max_concurrent_pipelines,
+        ..ServiceSettings::default().turns
+    };
+    turns.most_running() + inference.kept_conversations
+}
+
+/// Numbers of first and last layers that fit, of those requested. Leaves at least one layer to
+/// hosts, and takes at most `budget` bytes of weights. First layers take precedence.
+fn fit((first, last): (u32, u32), layer_bytes: &[u64], budget: u64) -> (u32, u32) {
+    let most = layer_bytes.len().saturating_sub(1);
+    let mut left = budget;
+    let mut room = |layers: &mut dyn Iterator<Item = &u64>| {
+        let fits = layers.take_while(|bytes| match left.checked_sub(**bytes) {
+            Some(rest) => {
+                left = rest;
+                true
+            }
+            None => false,
+        });
+        u32::try_from(fits.count()).unwrap_or(u32::MAX)
+    };
+    let first = room(&mut layer_bytes.iter().take(most.min(first as usize)));
+    let most = most - first as usize;
+    let last = room(&mut layer_bytes.iter().rev().take(most.min(last as usize)));
+    (first, last)
+}
+
+/// Warning for the user if there are no private first layers, or fewer private layers than
+/// requested.
+fn said(asked: (u32, u32), taken: (u32, u32)) -> Option<String> {
+    const READ: &str = "hosts of the first layer can read your questions and the answers exactly";
+    match (asked, taken) {
+        ((0, _), _) => Some(format!("no private first layers: {READ}")),
+        (_, (0, _)) => Some(format!(
+            "warning: this machine has no memory free for private layers: {READ}"
+        )),
+        _ if asked != taken => Some(format!(
+            "private layers: the first {} and the last {} instead of {} and {}: there is no memory for more",
+            taken.0, taken.1, asked.0, asked.1
+        )),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1 << 30;
+
+    #[test]
+    fn private_layers_are_limited_by_memory() {
+        let layers = [GB; 30];
+        assert_eq!(fit((2, 0), &layers, 64 * GB), (2, 0));
+        assert_eq!(fit((2, 1), &layers, 64 * GB), (2, 1));
+        assert_eq!(fit((2, 1), &layers, 2 * GB), (2, 0));
+        assert_eq!(fit((2, 0), &layers, 2 * GB - 1), (1, 0));
+        assert_eq!(fit((2, 0), &layers, GB - 1), (0, 0));
+        assert_eq!(fit((0, 3), &layers, 64 * GB), (0, 3));
+    }
+
+    #[test]
+    fn one_layer_is_left_to_hosts() {
+        assert_eq!(fit((2, 0), &[GB; 2], 64 * GB), (1, 0));
+        assert_eq!(fit((2, 2), &[GB; 4], 64 * GB), (2, 1));
+        assert_eq!(fit((u32::MAX, u32::MAX), &[GB; 3], 64 * GB), (2, 0));
+        assert_eq!(fit((2, 0), &[GB], 64 * GB), (0, 0));
+        assert_eq!(fit((2, 0), &[], 64 * GB), (0, 0));
+    }
+
+    #[test]
+    fn fewer_private_layers_than_requested_are_reported() {
+        assert_eq!(said((2, 0), (2, 0)), None);
+        for (asked, taken) in [((0, 0), (0, 0)), ((2, 0), (0, 0)), ((0, 1), (0, 1))] {
+            let said = said(asked, taken).expect("a line");
+            assert!(said.contains("exactly"), "{said}");
+        }
+        assert!(said((2, 1), (2, 0)).is_some());
+    }
+}

@@ -1,0 +1,540 @@
+//! Command-line arguments.
+
+mod community;
+mod diagnose;
+mod engine;
+mod private;
+pub(crate) mod sampling;
+mod service;
+mod values;
+
+use std::borrow::Cow;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
+use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use hearthnet_bus::NodeId;
+use hearthnet_engine::kernels::Isa;
+use hearthnet_files::Digest;
+use hearthnet_hub::ModelRef;
+use hearthnet_orchestrator::exact::Exact;
+use hearthnet_orchestrator::link::HostAddr;
+
+pub(crate) use community::{
+    BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
+    LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
+};
+pub(crate) use diagnose::DiagnoseArgs;
+pub(crate) use engine::{EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype};
+pub(crate) use private::PrivateArgs;
+pub(crate) use sampling::SamplingArgs;
+pub(crate) use service::AnswerArgs;
+pub(crate) use values::{Layers, parse_layers, parse_listen};
+use values::{MODEL, MODEL_OR_DEFAULT, home_path, model_ref, parse_node_listen};
+
+const EXIT_CODES: &str = "\
+Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
+4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
+8 model file, 9 port, disk or memory of this machine, 10 community (not a member, no right, no answer), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that needs to be fixed, 130 Ctrl-C.";
+
+/// Run one language model together across several homes, each of which holds some of its layers.
+#[derive(Debug, Parser)]
+#[command(name = "hearthnet", version = env!("HEARTHNET_VERSION"), after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Global {
+    /// Configuration file [default: the user's own, if there is one].
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CONFIG", value_parser = home_path())]
+    pub(crate) config: Option<PathBuf>,
+    /// Override one setting for this run, for example policy.research.enable=true.
+    #[arg(long, global = true, value_name = "KEY=VALUE", action = ArgAction::Append)]
+    pub(crate) set: Vec<String>,
+    /// Model catalogue [default: the one built into the program].
+    #[arg(long, global = true, value_name = "FILE", env = "HEARTHNET_CATALOGUE", value_parser = home_path())]
+    pub(crate) catalogue: Option<PathBuf>,
+    /// Directory of this node's key [default: ~/.local/share/hearthnet].
+    #[arg(long, global = true, value_name = "DIR", env = "HEARTHNET_DATA_DIR", value_parser = home_path())]
+    pub(crate) data_dir: Option<PathBuf>,
+    /// File whose first line is the passphrase of the community's root key, for example /dev/fd/3
+    /// [default: asked for, or a line of standard input].
+    #[arg(long, global = true, value_name = "FILE", value_parser = home_path())]
+    pub(crate) passphrase_file: Option<PathBuf>,
+    /// Weight type for a model that is a Hugging Face directory, for example q8_0 [default:
+    /// unchanged].
+    #[arg(long, global = true, value_name = "TYPE")]
+    pub(crate) quantize: Option<String>,
+}
+
+impl Args {
+    /// Reads a command line: the program's name and its arguments.
+    pub(crate) fn read(
+        args: impl IntoIterator<Item = OsString>,
+    ) -> Result<(Self, ArgMatches), clap::Error> {
+        let args: Vec<OsString> = args.into_iter().collect();
+        let matches = Self::command().try_get_matches_from(&args)?;
+        let mut read = Self::from_arg_matches(&matches)?;
+        read.global.set = every_set(&args);
+        Ok((read, matches))
+    }
+}
+
+/// The value of each `--set` of a command line that clap has accepted. Of a global option that is
+/// given both before and after a subcommand, clap keeps only what stands after it.
+fn every_set(args: &[OsString]) -> Vec<String> {
+    let mut args = args.iter().map(|arg| arg.to_string_lossy());
+    let mut all = Vec::new();
+    while let Some(arg) = args.next() {
+        match arg.strip_prefix("--set") {
+            _ if arg == "--" => break,
+            Some("") => all.extend(args.next().map(Cow::into_owned)),
+            Some(value) => all.extend(value.strip_prefix('=').map(str::to_owned)),
+            None => {}
+        }
+    }
+    all
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make this machine a node: its key, its directory, its configuration.
+    Init(InitArgs),
+    /// Found or join a community, invite and manage its members.
+    #[command(subcommand)]
+    Community(CommunityCommand),
+    /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
+    Serve(RunArgs),
+    /// Show members, peers, served layers, and the state of the log.
+    Status(StatusArgs),
+    /// Show recent events of all reachable nodes in one timeline.
+    Diagnose(DiagnoseArgs),
+    /// Show, check or export the community's event log.
+    #[command(subcommand)]
+    Log(LogCommand),
+    /// Write this node's key, its community's log and its configuration into one file.
+    Backup(BackupArgs),
+    /// Make this machine the node of a backup again.
+    Restore(RestoreArgs),
+    /// Fetch, inspect or convert model files.
+    #[command(subcommand)]
+    Model(ModelCommand),
+    /// Host layers of a model for other machines.
+    #[command(subcommand)]
+    Shard(ShardCommand),
+    /// Ask a model, on hosts or on this machine.
+    Chat(ChatArgs),
+    /// Show everything on this machine: host processes, an orchestrator, an answer.
+    Demo(DemoArgs),
+    /// Measure the engine or the transport.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Print this node's id (made on first use).
+    Id(IdArgs),
+    /// Show the configuration, or check a configuration file.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a completion script for a shell.
+    ///
+    /// For example: hearthnet completions bash > ~/.local/share/bash-completion/completions/hearthnet
+    Completions {
+        /// bash, zsh, fish, elvish or powershell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual, a page for each command.
+    Man {
+        /// Directory to write to; it is created if it does not exist.
+        #[arg(value_name = "DIR", value_parser = home_path())]
+        directory: PathBuf,
+    },
+}
+
+impl Command {
+    /// Arguments of the daemon, if the command starts one.
+    pub(crate) fn serves(&self) -> Option<Serves<'_>> {
+        let (model, engine) = match self {
+            Self::Serve(args) => (&args.model, &args.engine),
+            Self::Shard(ShardCommand::Serve(args)) => (&args.model, &args.engine),
+            _ => return None,
+        };
+        Some(Serves {
+            model: model.as_ref(),
+            engine,
+        })
+    }
+
+    /// Model that the command reads and file that it writes, if the command does nothing else.
+    pub(crate) fn reads(&self) -> Option<(ModelRef, Option<&Path>)> {
+        let Self::Model(command) = self else {
+            return None;
+        };
+        match command {
+            ModelCommand::Verify { model, .. } | ModelCommand::Inspect { model, .. } => {
+                Some((model.clone(), None))
+            }
+            ModelCommand::Convert { model, output, .. } => Some((model.clone(), Some(output))),
+            ModelCommand::Import { directory, output } => {
+                Some((ModelRef::Path(directory.clone()), output.as_deref()))
+            }
+            ModelCommand::Pull { .. } | ModelCommand::List { .. } | ModelCommand::Rm { .. } => None,
+        }
+    }
+
+    /// Whether the command exchanges rows with other processes.
+    pub(crate) fn moves_rows(&self) -> bool {
+        matches!(
+            self,
+            Self::Serve(_) | Self::Shard(_) | Self::Chat(_) | Self::Demo(_) | Self::Bench(_)
+        )
+    }
+}
+
+/// Arguments of a daemon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Serves<'a> {
+    pub(crate) model: Option<&'a ModelRef>,
+    pub(crate) engine: &'a HostEngineArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Fetch a model of the catalogue into the user's cache.
+    Pull {
+        /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
+        #[arg(value_parser = model_ref())]
+        model: ModelRef,
+        /// Take the file from this path instead; it is checked like any other source.
+        #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
+        from: Option<PathBuf>,
+        /// SHA-256 of the whole file, for a model that no catalogue pins.
+        #[arg(long, value_name = "HEX")]
+        sha256: Option<Digest>,
+        /// Fetch it again even if it is here.
+        #[arg(long)]
+        force: bool,
+    },
+    /// List the catalogue: models on this machine, and models that could run here and in the
+    /// community.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a fetched model from this machine.
+    Rm {
+        #[arg(help = MODEL, value_parser = model_ref())]
+        model: ModelRef,
+        /// Do not ask for confirmation.
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Check every byte of a model file against the catalogue's pin, or against its recorded hash.
+    Verify {
+        #[arg(help = MODEL, value_parser = model_ref())]
+        model: ModelRef,
+        /// Accept the file as it is now. (A pin of the catalogue cannot be overruled.)
+        #[arg(long)]
+        accept: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the contents of a model file.
+    Inspect {
+        #[arg(help = MODEL, value_parser = model_ref())]
+        model: ModelRef,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a Hugging Face directory (config.json, safetensors, tokenizer) as a model file.
+    ///
+    /// Every command that takes a model also takes such a directory, and converts it once, into the
+    /// user's cache.
+    Import {
+        /// Directory to read.
+        #[arg(value_name = "DIR", value_parser = home_path())]
+        directory: PathBuf,
+        /// File to write, which must not exist yet [default: one in the user's cache].
+        #[arg(long, short, value_name = "FILE", value_parser = home_path())]
+        output: Option<PathBuf>,
+    },
+    /// Write a model file with another weight type.
+    Convert {
+        #[arg(help = MODEL, value_parser = model_ref())]
+        model: ModelRef,
+        /// Weight type: f32, f16, q8_0, q6_k, q4_1, q4_k or q4_0.
+        #[arg(long, value_name = "TYPE")]
+        to: String,
+        /// File to write; it must not exist yet.
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ShardCommand {
+    /// Serve a range of layers until stopped, as `hearthnet serve --layers`. If a node already runs
+    /// here, it is asked to serve them.
+    Serve(ServeArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// First and last layer, for example 0-14, or `auto`: what the community lacks most.
+    #[arg(long, value_name = "LO-HI|auto", default_value = "auto", value_parser = parse_layers, long_help = LAYERS)]
+    pub(crate) layers: Layers,
+    /// Address to listen on; port 0 takes a free one [default: node.listen; without a community
+    /// 127.0.0.1:0].
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_node_listen)]
+    pub(crate) listen: Option<String>,
+    /// Address of the OpenAI-compatible HTTP interface of the community's node; port 0 takes a free
+    /// one [default: http.listen, 127.0.0.1:7602].
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with = "peer_key", value_parser = parse_listen)]
+    pub(crate) http: Option<String>,
+    /// Admit this node to a standalone host, outside of any community (repeat for more); this node
+    /// itself is always admitted.
+    #[arg(long, value_name = "NODEID")]
+    pub(crate) peer_key: Vec<NodeId>,
+    /// Compute threads [default: engine.threads, else one per core].
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    #[command(flatten)]
+    pub(crate) engine: HostEngineArgs,
+    /// Address for Prometheus metrics; port 0 takes a free one [default: metrics.listen].
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listen)]
+    pub(crate) metrics: Option<String>,
+    /// Print the descriptor as one line of JSON when ready.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Stop when standard input ends, so that the host ends with its parent process.
+    #[arg(long, hide = true)]
+    pub(crate) lifeline: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChatArgs {
+    /// Question: words, and files whose text belongs to the question. Standard input, unless it is
+    /// a terminal, belongs to it too. Without any of them: a conversation.
+    #[arg(value_name = "QUESTION|FILE", verbatim_doc_comment)]
+    pub(crate) question: Vec<OsString>,
+    /// Each line of standard input is a message of one conversation, for programs.
+    #[arg(long, conflicts_with_all = ["question", "raw"])]
+    pub(crate) lines: bool,
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// A host, as its `shard serve` prints it (repeat for more) [default: those of the community].
+    #[arg(long, value_name = "ENDPOINT#NODEID", conflicts_with = "local")]
+    pub(crate) shard: Vec<HostAddr>,
+    /// Answer on this machine alone.
+    #[arg(long, conflicts_with_all = ["private_first", "private_last"])]
+    pub(crate) local: bool,
+    /// End with an error when the hosts cannot finish the answer, instead of continuing on this
+    /// machine.
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) no_fallback: bool,
+    /// Answer in this process even if `hearthnet serve` of the same data directory runs with this
+    /// model. (Implied by --shard, --local, --no-fallback and --set.)
+    #[arg(long)]
+    pub(crate) no_service: bool,
+    /// Hosts that may answer: `require`, exact hosts only; `prefer`, exact hosts if they have all
+    /// layers; `any`, the best hosts of either kind, also when a host is replaced during the answer
+    /// [default: as the configuration says, which is prefer].
+    #[arg(long, value_name = "WHICH", value_parser = PossibleValuesParser::new(Exact::NAMES).try_map(|name| name.parse::<Exact>()))]
+    pub(crate) exact: Option<Exact>,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
+    /// System message that precedes the conversation.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Continue the prompt as plain text, without the chat template.
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print one JSON object at the end instead of the text.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print every frame as a line of JSON while the answer is made.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) frames: bool,
+    /// Show where the time went.
+    #[arg(long)]
+    pub(crate) explain: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// Question to ask.
+    #[arg(default_value = "Why is it good to share?")]
+    pub(crate) prompt: String,
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// Host processes that share the layers evenly [default: 2].
+    #[arg(long, value_name = "N")]
+    pub(crate) shards: Option<u32>,
+    /// Cut points instead of equal shares: first layers of the second and further hosts, as 7,20
+    /// for three hosts.
+    #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
+    pub(crate) cuts: Vec<u32>,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Print one JSON object at the end instead of the text and the table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Tokens per second of prefill and decode.
+    Engine(EngineArgs),
+    /// Speed of one answer and of many over host processes, compared with this machine alone.
+    Mesh(MeshArgs),
+    /// Round trips and throughput between two processes on loopback, by size.
+    Transport {
+        /// Round trips per size.
+        #[arg(long, default_value_t = 2000)]
+        rounds: u32,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+        /// Run the echoing side (started by the command itself).
+        #[arg(long, hide = true, value_name = "NODEID")]
+        echo_for: Option<NodeId>,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EngineArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// Thread counts to measure.
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
+    pub(crate) threads: Vec<usize>,
+    /// Tokens of prompt.
+    #[arg(long, value_delimiter = ',', default_value = "512")]
+    pub(crate) prefill: Vec<u32>,
+    /// Tokens to decode.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) decode: u32,
+    /// Tokens that precede the measured ones.
+    #[arg(long, value_delimiter = ',', default_value = "0")]
+    pub(crate) depth: Vec<u32>,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Chats that decode at once, each number measured by itself.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) batch: Vec<u32>,
+    /// Instruction set of the exact engine's kernels: avx512, avxvnni, avx2 or portable. Default:
+    /// the best that this machine has. Results are identical with each.
+    #[arg(long)]
+    pub(crate) isa: Option<Isa>,
+    /// Engine that computes the layers. Embedding and logits always use the exact engine, as a
+    /// caller does.
+    #[arg(long, value_name = "ENGINE", value_enum, default_value_t = EngineKind::Exact)]
+    pub(crate) engine: EngineKind,
+    #[command(flatten)]
+    pub(crate) torch: TorchArgs,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeshArgs {
+    #[arg(long, help = MODEL_OR_DEFAULT, value_parser = model_ref())]
+    pub(crate) model: Option<ModelRef>,
+    /// Host processes, each with one thread, and with a core of its own if there are enough cores.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) shards: u32,
+    /// Tokens of the long prompt.
+    #[arg(long, default_value_t = 512)]
+    pub(crate) prefill: u32,
+    /// Tokens of each answer, at most.
+    #[arg(long, default_value_t = 96)]
+    pub(crate) decode: u32,
+    /// Chats at the same time.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) chats: usize,
+    #[command(flatten)]
+    pub(crate) private: PrivateArgs,
+    /// Times to measure; the median is printed.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) repetitions: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct InitArgs {
+    /// Switch distributed inference on in the configuration that is written.
+    #[arg(long)]
+    pub(crate) research: bool,
+    /// Name of this node that other members see [default: the machine's name].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct IdArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print every setting, its value, and where the value comes from.
+    Show,
+    /// Check a configuration file without using it.
+    Check {
+        /// The file [default: --config, else the user's own].
+        #[arg(value_name = "FILE", value_parser = home_path())]
+        file: Option<PathBuf>,
+    },
+}
+
+const LAYERS: &str = "\
+First and last layer, for example 0-14, or `auto`.
+
+auto takes a fair share: the model divided by the hosts that serve it, this one included, and \
+never more than half as the first one; or, where others serve already and layers are missing, \
+the longest missing run if that is more. Of all ranges of that length it takes the one with the \
+most missing layers, then the one that is served least. It never takes more than fits into \
+research.distributed_inference.host.memory_budget_mb. While layers are missing, a host all of \
+whose layers others serve as well moves to them: of hosts with the same layers, the one with the \
+smallest node id stays.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn a_setting_counts_before_and_after_the_subcommand() {
+        let line = "hearthnet --set a=1 config --set=b=2 show --set c=--set";
+        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
+        assert_eq!(args.global.set, ["a=1", "b=2", "c=--set"]);
+        let line = "hearthnet chat --set a=1 -- --set";
+        let (args, _) = Args::read(line.split(' ').map(OsString::from)).unwrap();
+        assert_eq!(args.global.set, ["a=1"]);
+    }
+}

@@ -1,0 +1,318 @@
+//! Errors of the program: a message, a hint, a stable code, and an exit status.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use hearthnet_bus::calls::CallError;
+use hearthnet_bus::log::LogError;
+use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_transport::{BindError, Code};
+
+/// Category of a failure; each has its own exit status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Error in this program or machine; exit 1.
+    Internal,
+    /// The command line or a configuration file; exit 2, as clap does.
+    Config,
+    /// `bad_request`: the request is invalid for this model; exit 3.
+    BadRequest,
+    /// `shard_unavailable`; exit 4.
+    ShardUnavailable,
+    /// `pipeline_stalled`; exit 5.
+    PipelineStalled,
+    /// `weights_mismatch`; exit 6.
+    WeightsMismatch,
+    /// `experimental_disabled`; exit 7.
+    ExperimentalDisabled,
+    /// A model file is missing, broken or could not be fetched; exit 8.
+    Model,
+    /// A port, a disk or memory of this machine; exit 9. A later attempt may succeed.
+    Host,
+    /// The community: not a member, no right, unknown member, no answer; exit 10.
+    Community,
+    /// `busy` or `shutting_down`: ask again later; exit 11.
+    Busy,
+    /// `arithmetic_mismatch`; exit 12.
+    ArithmeticMismatch,
+    /// A key, a file or a folder of this machine that the user has to put right; exit 13. Unlike
+    /// with [`Kind::Host`], a restart without a change fails again.
+    Refused,
+    /// Stopped by Ctrl-C; exit 130, as shells expect of SIGINT.
+    Interrupted,
+    /// The reader of the output closed it; exit 141, as shells expect of SIGPIPE.
+    OutputClosed,
+}
+
+impl Kind {
+    /// Exit status, and the default error code.
+    fn facts(self) -> (u8, &'static str) {
+        match self {
+            Self::Internal => (1, "internal"),
+            Self::Config => (2, "bad_config"),
+            Self::BadRequest => (3, "bad_request"),
+            Self::ShardUnavailable => (4, "shard_unavailable"),
+            Self::PipelineStalled => (5, "pipeline_stalled"),
+            Self::WeightsMismatch => (6, "weights_mismatch"),
+            Self::ExperimentalDisabled => (7, "experimental_disabled"),
+            Self::Model => (8, "model_unavailable"),
+            Self::Host => (9, "host_failed"),
+            Self::Community => (10, "community"),
+            Self::Busy => (11, "busy"),
+            Self::ArithmeticMismatch => (12, "arithmetic_mismatch"),
+            Self::Refused => (13, "host_refused"),
+            Self::Interrupted => (130, "interrupted"),
+            Self::OutputClosed => (141, "output_closed"),
+        }
+    }
+
+    /// Kind of an I/O error: [`Kind::Refused`] if a later attempt would fail as well.
+    pub(crate) fn of_io(error: &io::Error) -> Self {
+        use io::ErrorKind::{InvalidInput, IsADirectory, NotADirectory, PermissionDenied};
+        match error.kind() {
+            PermissionDenied | InvalidInput | IsADirectory | NotADirectory => Self::Refused,
+            _ => Self::Host,
+        }
+    }
+
+    /// Kind of a failure to bind an address.
+    pub(crate) fn of_bind(error: &BindError) -> Self {
+        match error {
+            BindError::Address { source, .. } => Self::of_io(source),
+            BindError::Config(_) => Self::Config,
+            _ => Self::Host,
+        }
+    }
+
+    pub(crate) fn exit_code(self) -> u8 {
+        self.facts().0
+    }
+
+    /// Kind of an answer's error. `None` if the error concerns the call or the service, so that
+    /// another attempt may succeed.
+    fn of_answer(code: &Code) -> Option<Self> {
+        let known = [
+            Self::BadRequest,
+            Self::ShardUnavailable,
+            Self::PipelineStalled,
+            Self::WeightsMismatch,
+            Self::ArithmeticMismatch,
+            Self::Busy,
+        ];
+        match code.as_str() {
+            "cancelled" => Some(Self::Interrupted),
+            "engine_failed" => Some(Self::Internal),
+            "boundary_overflow" => Some(Self::BadRequest),
+            code => known.into_iter().find(|kind| kind.facts().1 == code),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    pub(crate) kind: Kind,
+    code: Code,
+    message: String,
+    hint: Option<String>,
+    /// Results before the failure, for `--json`: members of an object.
+    found: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Failure {
+    pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            code: Code::new(kind.facts().1),
+            message: message.into(),
+            hint: None,
+            found: serde_json::Map::new(),
+        }
+    }
+
+    /// Adds a hint: what the user can do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into()).filter(|hint| !hint.is_empty());
+        self
+    }
+
+    /// Prepends a possible cause to the hint.
+    pub(crate) fn beside_hint(self, cause: &str) -> Self {
+        let hint = match self.hint_text() {
+            Some(hint) => format!("{cause}; {hint}"),
+            None => cause.to_owned(),
+        };
+        self.hint(hint)
+    }
+
+    /// Changes the kind, and resets the code.
+    pub(crate) fn of_kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }.code(kind.facts().1)
+    }
+
+    /// Adds an object with results before the failure to the output of `--json`.
+    pub(crate) fn beside(mut self, found: serde_json::Value) -> Self {
+        if let serde_json::Value::Object(found) = found {
+            self.found = found;
+        }
+        self
+    }
+
+    /// Sets a more specific code.
+    pub(crate) fn code(mut self, code: impl Into<Code>) -> Self {
+        self.code = code.into();
+        self
+    }
+
+    /// Sets the code of an answer's error if it is more specific than that of its kind.
+    fn of_model(self, code: &Code) -> Self {
+        match *code == Code::BOUNDARY_OVERFLOW {
+            true => self.code(code.clone()),
+            false => self,
+        }
+    }
+
+    pub(crate) fn has_code(&self, code: &str) -> bool {
+        self.code == code
+    }
+
+    pub(crate) fn internal(error: impl fmt::Display) -> Self {
+        Self::new(Kind::Internal, error.to_string())
+    }
+
+    /// Error of a file or folder operation; `what` is a verb.
+    pub(crate) fn file(what: &str, path: &Path, error: impl fmt::Display) -> Self {
+        Self::new(
+            Kind::Host,
+            format!("cannot {what} {}: {error}", path.display()),
+        )
+    }
+
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let mut object = self.found.clone();
+        let error =
+            serde_json::json!({ "code": self.code, "message": self.message, "hint": self.hint });
+        object.insert("error".to_owned(), error);
+        object.into()
+    }
+
+    pub(crate) fn hint_text(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl Failure {
+    /// Failure of an answer, from a service. `None` if the error concerns the call, or if the
+    /// service cancelled without a request from here.
+    pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
+        let kind = Kind::of_answer(error.code())?;
+        let ours = kind != Kind::Interrupted || cancel.is_cancelled();
+        ours.then(|| {
+            Self::new(kind, error.message())
+                .of_model(error.code())
+                .hint(error.hint())
+        })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// Error if the system refuses a thread.
+pub(crate) fn no_thread(error: &dyn std::fmt::Display) -> Failure {
+    Failure::new(
+        Kind::Host,
+        format!("the system gives this program no more threads: {error}"),
+    )
+    .code("no_threads")
+    .hint(
+        "end other programs, or raise the limit: `ulimit -u` shows that of this user, TasksMax= is that \
+         of a systemd unit, pids.max that of a container",
+    )
+}
+
+impl From<ChatError> for Failure {
+    fn from(error: ChatError) -> Self {
+        let kind = match &error {
+            ChatError::ExperimentalDisabled => Kind::ExperimentalDisabled,
+            ChatError::ShuttingDown => Kind::Busy,
+            error => Kind::of_answer(&error.code()).unwrap_or(Kind::Internal),
+        };
+        let failure = Self::new(kind, error.to_string()).of_model(&error.code());
+        failure.hint(error.hint())
+    }
+}
+
+/// Error for local programs.
+impl From<Failure> for CallError {
+    fn from(why: Failure) -> Self {
+        Self::new(why.code, &why.message).with_hint(why.hint.unwrap_or_default())
+    }
+}
+
+const MAKE_WRITABLE: &str =
+    "free some space on the disk of the data directory, or make it writable";
+
+fn is_disk_full_or_read_only(error: &io::Error) -> bool {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    matches!(
+        error.kind(),
+        QuotaExceeded | ReadOnlyFilesystem | StorageFull
+    )
+}
+
+impl From<LogError> for Failure {
+    fn from(error: LogError) -> Self {
+        let (kind, hint) = match error {
+            LogError::Behind { .. } => {
+                return Self::new(
+                    Kind::Community,
+                    "the event log was restored from a backup or repaired; writing is paused until it has synced with another member",
+                )
+                .code(error.code())
+                .hint("start `hearthnet serve` in another home and try again; if no other member is left, `hearthnet log resume --yes` continues without a sync");
+            }
+            LogError::Thread(_) => return no_thread(&error),
+            LogError::NoEffect(_) => (
+                Kind::Community,
+                "`hearthnet community members` shows each member's level",
+            ),
+            LogError::Clock { .. } => (
+                Kind::Community,
+                "set the clock (`timedatectl set-ntp true`) and repeat the command; if the other members' clocks are wrong, disconnect this machine from the network first",
+            ),
+            LogError::ReadOnly { .. } => (Kind::Host, MAKE_WRITABLE),
+            LogError::Io { ref source, .. } if is_disk_full_or_read_only(source) => {
+                (Kind::Host, MAKE_WRITABLE)
+            }
+            LogError::Format { .. } => (
+                Kind::Refused,
+                "`hearthnet --version` shows the version of this program",
+            ),
+            LogError::Corrupt { .. } => (
+                Kind::Refused,
+                "`hearthnet restore` restores a backup; `hearthnet community leave` puts the log aside",
+            ),
+            LogError::Io { ref source, .. } => (
+                Kind::of_io(source),
+                "look at that file: it must be this user's regular file, on a disk that has space",
+            ),
+            _ => (Kind::Host, "`hearthnet status` shows the state of the log"),
+        };
+        Self::new(kind, error.to_string())
+            .code(error.code())
+            .hint(hint)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => Self::new(Kind::OutputClosed, "output closed"),
+            _ => Self::internal(error),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Input of a chat, or why it is refused.
+
+use crate::cli::failure::{Failure, Kind};
+
+pub(in super::super) enum Input {
+    Line(String),
+    /// The input is not a message, with the reason.
+    Refused(&'static str),
+    /// Ctrl-C.
+    #[cfg_attr(
+        not(feature = "line-editor"),
+        allow(dead_code, reason = "without the line editor Ctrl-C is a signal")
+    )]
+    Interrupted,
+    /// Ctrl-D.
+    End,
+}
+
+pub(super) const NO_TEXT: &str = "this is not UTF-8 text";
+
+pub(in super::super) fn unreadable(error: impl std::fmt::Display) -> Failure {
+    Failure::new(
+        Kind::BadRequest,
+        format!("cannot read the message: {error}"),
+    )
+    .hint("messages must be UTF-8 text")
+}

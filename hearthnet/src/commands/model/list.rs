@@ -1,0 +1,269 @@
+//! `hearthnet model list`.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use hearthnet_files::Digest;
+use hearthnet_files::Gguf;
+use hearthnet_files::TextId;
+use hearthnet_files::WeightsId;
+use hearthnet_files::manifest::FileState;
+use hearthnet_files::manifest::Pinned;
+use hearthnet_files::manifest::file_state;
+use hearthnet_hub::catalogue::Catalogue;
+use hearthnet_hub::catalogue::ModelEntry;
+use hearthnet_hub::catalogue::Shape;
+use serde::Serialize;
+
+use crate::cli::failure::Failure;
+use crate::cli::output::{bytes, note, print, print_json, table};
+use crate::models::capacity::{Availability, Capacity, other_text};
+use crate::models::catalogue::models_dir;
+use crate::models::local_files::{State, bytes_here, fetched, named, state};
+
+/// Model that is on this machine, or in the catalogue.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// Name for the command line.
+    model: String,
+    path: PathBuf,
+    /// Size on this machine, in bytes.
+    bytes: u64,
+    /// Size in the catalogue, in bytes.
+    expected_bytes: Option<u64>,
+    state: State,
+    license: Option<String>,
+    /// Address of a licence that the user of the model accepts.
+    terms: Option<String>,
+    name: Option<String>,
+    /// Pinned hash, and the origin of the pin.
+    sha256: Option<Digest>,
+    pinned: Pinned,
+    /// Identity of the weights, if pinned or verified.
+    weights: Option<WeightsId>,
+    /// Identity of tokenizer and chat template, if the file is here.
+    text: Option<TextId>,
+    /// Hosts that serve the same weights with another tokenizer or chat template.
+    other_text: Vec<String>,
+    shape: Option<Shape>,
+    /// Whether the model fits into this machine's free memory, if known.
+    runs_here: Option<bool>,
+    /// Availability in the community, if this node is in one.
+    community: Option<Availability>,
+}
+
+impl Row {
+    /// Row of a catalogue entry, or without an entry, of another fetched model.
+    fn of(model: String, path: PathBuf, entry: Option<&ModelEntry>, capacity: &Capacity) -> Self {
+        let here = bytes_here(&path);
+        let size = entry.map_or(here, |entry| entry.bytes);
+        let read = match file_state(&path) {
+            FileState::Verified(weights) => Some(weights),
+            _ => None,
+        };
+        let weights = entry.map_or(read, |entry| entry.weights.or(read));
+        let given = capacity.community.as_ref();
+        let text = Gguf::open(&path).ok().and_then(|file| file.text_id().ok());
+        let known = given.zip(weights.zip(text));
+        Self {
+            model,
+            state: state(&path, entry),
+            bytes: here,
+            expected_bytes: entry.map(|entry| entry.bytes),
+            license: entry.map(|entry| entry.license.clone()),
+            terms: entry.and_then(|entry| entry.terms.clone()),
+            name: entry.map(|entry| entry.name.clone()),
+            sha256: entry.and_then(|entry| entry.sha256),
+            pinned: entry.map_or(Pinned::Never, |entry| entry.pinned),
+            weights,
+            text,
+            other_text: known.map_or_else(Vec::new, |(given, (weights, text))| {
+                given.with_other_text(weights, text)
+            }),
+            shape: entry.and_then(|entry| entry.shape.clone()),
+            runs_here: capacity.runs_here(size),
+            community: given.map(|given| given.of_model(entry, weights, size)),
+            path,
+        }
+    }
+}
+
+pub(super) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Result<(), Failure> {
+    let models = models_dir()?;
+    let known: Vec<Row> = catalogue
+        .models()
+        .map(|entry| {
+            Row::of(
+                entry.id.clone(),
+                entry.path_in(&models),
+                Some(entry),
+                capacity,
+            )
+        })
+        .collect();
+    let fetched: Vec<Row> = fetched(&models)
+        .into_iter()
+        .map(|path| Row::of(named(&path, &models), path, None, capacity))
+        .collect();
+    if json {
+        return print_json(&known.iter().chain(&fetched).collect::<Vec<_>>());
+    }
+    print(listing(&known, &fetched, capacity))?;
+    for row in known.iter().chain(&fetched) {
+        if !row.other_text.is_empty() {
+            note(other_text(&row.model, &row.other_text));
+        }
+    }
+    let wrong = |row: &Row| matches!(row.state, State::Truncated | State::Changed);
+    if known.iter().chain(&fetched).any(wrong) {
+        note(
+            "`hearthnet model verify MODEL` reads all of a file; `hearthnet model pull MODEL` fetches it again",
+        );
+    }
+    Ok(())
+}
+
+/// Table of models, 80 columns wide except for long file names outside the catalogue.
+fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
+    let mut heads = vec!["model", "size", "licence", "on disk", "here"];
+    if capacity.community.is_some() {
+        heads.push("community");
+    }
+    let cells: Vec<Vec<String>> = known
+        .iter()
+        .map(|row| {
+            let mark = if row.terms.is_some() { "*" } else { "" };
+            let license = row.license.as_deref().unwrap_or_default();
+            let mut cells = vec![
+                row.model.clone(),
+                bytes(row.expected_bytes.unwrap_or(row.bytes)),
+                format!("{license}{mark}"),
+                on_disk(row.state).to_owned(),
+                here(row).to_owned(),
+            ];
+            cells.extend(row.community.map(|there| there.text().to_owned()));
+            cells
+        })
+        .collect();
+    let mut out = table(&heads, &cells);
+    if !fetched.is_empty() {
+        out.push_str("\n also on this machine:\n");
+    }
+    for row in fetched {
+        let size = bytes(row.bytes);
+        let _ = writeln!(
+            out,
+            " {}\n   {size}, on disk: {}; here: {}",
+            row.model,
+            on_disk(row.state),
+            here(row)
+        );
+    }
+    out.push('\n');
+    let _ = match capacity.free {
+        Some(free) => writeln!(
+            out,
+            " here       fits into the {} of memory that are free now",
+            bytes(free)
+        ),
+        None => writeln!(
+            out,
+            " here       this system does not tell how much memory is free"
+        ),
+    };
+    if let Some(given) = &capacity.community {
+        let _ = writeln!(
+            out,
+            " community  {:?} serves it, or could with the {} given to layers",
+            given.name,
+            bytes(given.bytes)
+        );
+    }
+    if known.iter().any(|row| row.terms.is_some()) {
+        out.push_str(
+            " *          a licence with conditions, which the user of the model accepts\n",
+        );
+    }
+    out
+}
+
+fn here(row: &Row) -> &'static str {
+    match row.runs_here {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => "?",
+    }
+}
+
+fn on_disk(state: State) -> &'static str {
+    match state {
+        State::Ok => "yes",
+        State::Unverified => "not read",
+        State::Changed => "changed",
+        State::Truncated => "cut short",
+        State::Partial => "partly",
+        State::NotHere => "no",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_the_catalogue_is_aligned_and_fits_into_80_columns() {
+        let models = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::built_in().unwrap();
+        let capacity = Capacity::for_test(Some(4 << 30), Some(6 << 30));
+        let rows: Vec<Row> = catalogue
+            .models()
+            .map(|e| Row::of(e.id.clone(), e.path_in(models.path()), Some(e), &capacity))
+            .collect();
+        let text = listing(&rows, &[], &capacity);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        let line = |id: &str| text.lines().find(|line| line.contains(id)).unwrap();
+        let words = |id: &str| line(id).split_whitespace().collect::<Vec<_>>();
+        assert_eq!(
+            words(" qwen3-4b "),
+            ["qwen3-4b", "2.3", "GiB", "Apache-2.0", "no", "yes", "could"]
+        );
+        assert_eq!(
+            words("gemma-3-12b-it"),
+            ["gemma-3-12b-it", "6.8", "GiB", "Gemma*", "no", "no", "no"]
+        );
+        // All cells of a column begin under its heading.
+        let at = line("licence").find("on disk").unwrap();
+        for row in &rows {
+            let cell = line(&format!(" {} ", row.model)).get(at - 1..at + 2);
+            assert_eq!(cell, Some(" no"), "{text}");
+        }
+        let json = serde_json::to_value(&rows).unwrap();
+        let of = |id: &str| {
+            json.as_array()
+                .unwrap()
+                .iter()
+                .find(|r| r["model"] == id)
+                .unwrap()
+                .clone()
+        };
+        let llama = of("llama-3.2-1b-instruct");
+        assert_eq!(llama["terms"], "https://www.llama.com/llama3_2/license/");
+        assert_eq!(llama["shape"]["layers"], 16);
+        assert_eq!(
+            (&llama["pinned"], &llama["weights"]),
+            (&"catalogue".into(), &serde_json::Value::Null)
+        );
+        assert_eq!(
+            (&llama["runs_here"], &llama["community"]),
+            (&true.into(), &"could".into())
+        );
+        let alone = listing(&rows, &[], &Capacity::for_test(None, None));
+        assert!(
+            !alone.contains("community") && alone.contains("does not tell"),
+            "{alone}"
+        );
+    }
+}

@@ -1,0 +1,136 @@
+//! `hearthnet model`: pulls, lists, inspects, verifies and converts models.
+
+mod list;
+mod remove;
+mod verify;
+
+use std::fmt::Display;
+use std::path::Path;
+
+use hearthnet_engine::LoadError;
+use hearthnet_files::convert::{ConvertError, convert};
+use hearthnet_files::{Gguf, ModelError, ModelFile};
+use hearthnet_tokens::inspect::{container, inspect};
+use serde::Serialize;
+
+use crate::cli::args::ModelCommand;
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{Progress, print, print_json};
+use crate::cli::signals::cancel_on_interrupt;
+use crate::config::Context;
+use crate::models::capacity::Capacity;
+use crate::models::catalogue::catalogue;
+use crate::models::find::resolve;
+use crate::models::import::{self, weight_type};
+use crate::models::open_file::open_file;
+use crate::models::pull::{PullRequest, pull_model};
+
+pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
+    match command {
+        ModelCommand::Pull {
+            model,
+            from,
+            sha256,
+            force,
+        } => {
+            let request = PullRequest {
+                from,
+                sha256,
+                force,
+            };
+            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, request)?;
+            print(format!("{}\n", path.display()))
+        }
+        ModelCommand::List { json } => list::list(&catalogue(&cx.global)?, &Capacity::of(cx), json),
+        ModelCommand::Rm { model, yes } => remove::remove(&catalogue(&cx.global)?, &model, yes),
+        ModelCommand::Verify {
+            model,
+            accept,
+            json,
+        } => verify::verify(
+            &catalogue(&cx.global)?,
+            &resolve(&cx.global, &model)?.path,
+            accept,
+            json,
+        ),
+        ModelCommand::Inspect { model, json } => {
+            let resolved = resolve(&cx.global, &model)?;
+            let file = match ModelFile::open(&resolved.path) {
+                Ok(file) => file,
+                Err(error) => return Err(inspect_container(&resolved.path, &error, json)),
+            };
+            let manifest = Progress::during("hashing", |set| file.manifest(set));
+            let mut inspection = inspect(&file, manifest.weights_id());
+            let broken = Progress::during("reading the weights", |set| file.not_finite(set));
+            if let Some(tensor) = broken {
+                inspection.chat_refused = Some(LoadError::NotFinite(tensor.to_owned()).to_string());
+            }
+            let refused = inspection.chat_refused.as_ref().map(|why| {
+                Failure::new(Kind::Model, format!("chat: not with this file: {why}")).hint(
+                    "a fresh `hearthnet model pull` replaces a broken file; otherwise ask its publisher for a corrected one",
+                )
+            });
+            match (refused, json) {
+                (None, true) => print_json(&inspection),
+                (None, false) => print(format!("{inspection}")),
+                (Some(refused), _) => Err(shown_beside(refused, &inspection, json)),
+            }
+        }
+        ModelCommand::Import { directory, output } => {
+            let path = import::run(&cx.global, &directory, output.as_deref())?;
+            print(format!("{}\n", path.display()))
+        }
+        ModelCommand::Convert { model, to, output } => {
+            let resolved = resolve(&cx.global, &model)?;
+            convert_file(&resolved.path, &to, &output)
+        }
+    }
+}
+
+/// Shows the container of a file whose model cannot be run.
+fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
+    let failure = Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(
+        "`hearthnet model list` names models that run; a fresh `hearthnet model pull` replaces a \
+         broken file",
+    );
+    let Ok(gguf) = Gguf::open(path) else {
+        return failure;
+    };
+    shown_beside(failure, &container(&gguf, Some(path)), json)
+}
+
+/// Prints what could be read of the file, then returns the failure.
+fn shown_beside(failure: Failure, shown: &(impl Serialize + Display), json: bool) -> Failure {
+    match json {
+        true => match serde_json::to_value(shown) {
+            Ok(found) => failure.beside(found),
+            Err(_) => failure,
+        },
+        false => match print(shown.to_string()) {
+            Ok(()) => failure,
+            Err(closed) => closed,
+        },
+    }
+}
+
+fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
+    let dtype = weight_type(to)?;
+    let file = open_file(source)?;
+    let cancel = cancel_on_interrupt()?;
+    let done = Progress::during("converting", |set| {
+        convert(&file, dtype, output, &cancel, set)
+    });
+    done.map_err(|error| match error {
+        ConvertError::Cancelled => {
+            Failure::new(Kind::Interrupted, "stopped; nothing is left behind")
+        }
+        ConvertError::Exists(_) => Failure::new(Kind::Config, error.to_string())
+            .hint("name a file that does not exist yet"),
+        other @ (ConvertError::Tensor { .. } | ConvertError::Model(_)) => {
+            Failure::new(Kind::Model, format!("{}: {other}", source.display()))
+                .hint("`hearthnet model inspect` says more; a fresh `hearthnet model pull` replaces a broken file")
+        }
+        other => Failure::new(Kind::Host, other.to_string()),
+    })?;
+    print(format!("{}\n", output.display()))
+}

@@ -1,0 +1,74 @@
+//! `hearthnet model rm`.
+
+use std::path::PathBuf;
+use std::{fs, io};
+
+use hearthnet_files::manifest::record_path;
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::Catalogue;
+
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::{ask, bytes, note};
+use crate::models::catalogue::{models_dir, not_resolved};
+use crate::models::local_files::{bytes_here, part_of};
+
+pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Result<(), Failure> {
+    let models = models_dir()?;
+    let path = match model {
+        ModelRef::Id(id) => catalogue
+            .get(id)
+            .ok_or_else(|| not_resolved(&catalogue.unknown(id)))?
+            .path_in(&models),
+        ModelRef::Path(path) => path.clone(),
+        fetched => models.join(fetched.place().unwrap_or_default()),
+    };
+    let part = part_of(&path);
+    if !path.is_file() && !part.is_file() {
+        return Err(
+            Failure::new(Kind::Model, format!("model {model} is not on this machine"))
+                .hint("`hearthnet model list` shows the models that are"),
+        );
+    }
+    // Removes only fetched files: a link may lead to another program's file.
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    let inside = models
+        .canonicalize()
+        .is_ok_and(|models| folder.is_some_and(|f| f.starts_with(&models) && f != models));
+    if !inside {
+        return Err(Failure::new(
+            Kind::BadRequest,
+            format!(
+                "{} was not fetched by this program: it is not below {}",
+                path.display(),
+                models.display()
+            ),
+        )
+        .hint("remove the file yourself, and NAME.gguf.hearthnet beside it"));
+    }
+    let size = bytes(bytes_here(&path));
+    if !yes && !ask(&format!("Remove {} ({size})?", path.display()), None)? {
+        return Err(Failure::new(Kind::Interrupted, "nothing was removed"));
+    }
+    let etag = PathBuf::from(format!("{}.etag", part.display()));
+    for file in [
+        &path,
+        &record_path(&path),
+        &part,
+        &etag,
+        &path.with_file_name(".lock"),
+    ] {
+        match fs::remove_file(file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(Failure::file("remove", file, e));
+            }
+            _ => {}
+        }
+    }
+    // Removes folders that are empty now; the first non-empty one ends the loop.
+    let mut folder = path.parent();
+    while let Some(empty) = folder.filter(|f| *f != models && fs::remove_dir(f).is_ok()) {
+        folder = empty.parent();
+    }
+    note(format!("removed {} ({size})", path.display()));
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! Configuration of a host of layers, and its announcement.
+
+use std::time::Duration;
+
+use hearthnet_bus::Descriptor;
+use hearthnet_orchestrator::exact::is_exact;
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, resident_bytes};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::failure::Failure;
+use crate::cli::output::bytes;
+use crate::config::{Config, Host};
+use crate::models::OpenModel;
+
+/// Number of positions below which the announcement warns: many conversations are longer.
+const FEW_POSITIONS: u64 = 2000;
+
+/// Output of `--json` when the host is ready.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// `ADDR:PORT#NODEID`, as `chat --shard` takes it.
+    pub(crate) address: String,
+    pub(crate) descriptor: Descriptor,
+    /// Bytes of the weights in memory.
+    pub(crate) weight_bytes: u64,
+    /// Bytes of KV cache per position of a sequence.
+    pub(crate) kv_bytes_per_position: u64,
+    /// Positions that the KV cache holds, of all conversations together.
+    #[serde(default)]
+    pub(crate) kv_positions: u64,
+    /// Resident memory of the process, if the system reports it.
+    pub(crate) resident_bytes: Option<u64>,
+    /// URL of the metrics, if they are served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) metrics: Option<String>,
+}
+
+impl Ready {
+    /// Describes a host that is reachable at `address`.
+    pub(crate) fn of(host: &RunningHost, address: String, metrics: Option<String>) -> Self {
+        let memory = host.memory();
+        Self {
+            address,
+            descriptor: host.descriptor(),
+            weight_bytes: memory.weight_bytes,
+            kv_bytes_per_position: memory.kv_bytes_per_position,
+            kv_positions: memory.kv_positions,
+            resident_bytes: resident_bytes(std::process::id()),
+            metrics,
+        }
+    }
+}
+
+/// Configuration of a host of layers of `model`. `threads` overrides the configuration.
+pub(crate) fn shard_config(
+    model: &OpenModel,
+    layers: (u32, u32),
+    listen: &str,
+    threads: Option<usize>,
+    config: &Config,
+) -> Result<ShardConfig, Failure> {
+    let settings = &config.research.distributed_inference.host;
+    Ok(ShardConfig {
+        model_id: Some(model.id.clone()),
+        boundary: Some(model.file.spec().boundary),
+        expected_weights: Some(model.weights),
+        engine: config.engine_options(threads),
+        serve: ServeConfig {
+            transport: config.transport()?,
+            ..serve_config(settings, listen)
+        },
+        ..ShardConfig::new(&model.path, layers, listen)
+    })
+}
+
+/// Serve options from the settings.
+pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
+    ServeConfig {
+        max_concurrent_streams: settings.max_concurrent_streams,
+        max_streams_per_caller: match settings.max_streams_per_caller {
+            0 => u32::MAX,
+            most => most,
+        },
+        max_waiting_steps_per_caller: settings.max_waiting_steps_per_caller,
+        kv_budget_bytes: settings.kv_budget_mb << 20,
+        kv_share_per_caller: settings.kv_share_per_caller_percent,
+        prefill_piece: Duration::from_millis(settings.prefill_piece_ms),
+        niceness: settings.niceness,
+        evict_after: Some(settings.shard_eviction_idle_seconds)
+            .filter(|&seconds| seconds > 0)
+            .map(Duration::from_secs),
+        ..ServeConfig::new(listen)
+    }
+}
+
+/// Message when a host is asked to stop.
+pub(crate) fn stopping(settings: &Host) -> String {
+    format!(
+        "stopping: open streams may go on for {} s, new ones are refused; ask again to stop at once",
+        settings.drain_seconds
+    )
+}
+
+/// Error of a host whose engine has failed.
+pub(crate) fn engine_failed() -> Failure {
+    Failure::internal("the engine has failed: its device is gone, or it has a defect")
+        .code("engine_failed")
+        .hint("start it again; the log names the cause")
+}
+
+pub(crate) fn announcement(ready: &Ready) -> String {
+    let d = &ready.descriptor;
+    let resident = ready
+        .resident_bytes
+        .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
+    format!(
+        "serving {} (layers {}-{} of {})\n  \
+         weights   {} in memory{resident}\n  \
+         context   {} MiB for {} positions of all conversations together, {} each{}\n  \
+         identity  {}\n  \
+         streams   at most {}\n  \
+         address   {}\n{}{}",
+        d.model_id,
+        d.layer_range.0,
+        d.layer_range.1,
+        d.total_layers,
+        bytes(ready.weight_bytes),
+        d.kv_mb,
+        ready.kv_positions,
+        bytes(ready.kv_bytes_per_position),
+        match ready.kv_positions < FEW_POSITIONS {
+            true => ": few, longer conversations are refused (host.kv_budget_mb)",
+            false => "",
+        },
+        d.weights_sha256,
+        d.max_concurrent_streams,
+        ready.address,
+        match is_exact(&d.arithmetic) {
+            true => String::new(),
+            false => format!(
+                "  engine    {}: answers may differ from those of exact hosts\n",
+                d.arithmetic
+            ),
+        },
+        ready
+            .metrics
+            .as_ref()
+            .map_or_else(String::new, |url| format!("  metrics   {url}\n")),
+    )
+}

@@ -1,0 +1,256 @@
+//! Engine of a host: the exact one or, with the feature `torch`, libtorch's.
+//!
+//! Only this folder knows whether the program was built with libtorch.
+
+#[cfg(not(feature = "torch"))]
+mod no_torch;
+pub(crate) mod start;
+#[cfg(feature = "torch")]
+mod torch;
+
+use hearthnet_files::ModelFile;
+use hearthnet_orchestrator::placement::room;
+use hearthnet_shard::{Place, RunningHost, ShardConfig, ShardHost, StartError};
+
+#[cfg(not(feature = "torch"))]
+use self::no_torch::Torch;
+use self::start::{start_failure, start_progress};
+#[cfg(feature = "torch")]
+use self::torch::Torch;
+use crate::cli::args::{EngineKind, HostEngineArgs, TorchArgs};
+use crate::cli::failure::{Failure, Kind};
+use crate::cli::output::bytes;
+use crate::config::Config;
+use crate::models::OpenModel;
+use crate::models::memory::weights_budget;
+
+#[cfg(feature = "torch")]
+pub(crate) use self::torch::bench;
+
+#[cfg(not(feature = "torch"))]
+pub(crate) use self::no_torch::bench;
+
+#[derive(Debug, Clone)]
+pub(crate) enum HostEngine {
+    Exact,
+    Torch(Torch),
+}
+
+/// Engine chosen on the command line, else in the configuration.
+fn asked(args: &HostEngineArgs, config: &Config) -> EngineKind {
+    let configured = config.research.distributed_inference.engine();
+    args.backend.unwrap_or(configured)
+}
+
+impl HostEngine {
+    /// Engine chosen on the command line, else in the configuration.
+    ///
+    /// # Errors
+    /// Returns an error if the program was built without the engine, or if `--device` or `--dtype`
+    /// do not apply to it.
+    pub(crate) fn of(args: &HostEngineArgs, config: &Config) -> Result<Self, Failure> {
+        let host = &config.research.distributed_inference.host;
+        match asked(args, config) {
+            EngineKind::Exact => exact_has_no(&args.torch).map(|()| Self::Exact),
+            EngineKind::Torch => {
+                let device = args.torch.device.as_ref().unwrap_or(&host.device);
+                let dtype = args.torch.dtype.as_ref().unwrap_or(&host.dtype);
+                Torch::of(device, dtype).map(Self::Torch)
+            }
+        }
+    }
+
+    /// Starts a host. `listen` is only used in error messages.
+    pub(crate) async fn start(
+        &self,
+        config: ShardConfig,
+        place: impl Into<Place<'_>>,
+        listen: &str,
+    ) -> Result<RunningHost, Failure> {
+        let (place, progress) = (place.into(), start_progress());
+        let started = match self {
+            Self::Exact => ShardHost::start(config, place, progress).await,
+            Self::Torch(torch) => torch.start(config, place, progress).await,
+        };
+        started.map_err(|error| {
+            let failure = start_failure(listen, &error);
+            match (self, &error) {
+                (Self::Torch(_), StartError::Load { .. }) => failure.hint(
+                    "serve fewer layers, or choose another --device or --dtype; `--backend exact` \
+                     needs no graphics card",
+                ),
+                _ => failure,
+            }
+        })
+    }
+
+    /// Bytes of each layer in memory. An upper bound, because vectors are padded.
+    pub(crate) fn layer_bytes(&self, file: &ModelFile) -> Result<Vec<u64>, Failure> {
+        match self {
+            Self::Exact => {
+                let layers = 0..file.spec().layers;
+                Ok(layers.map(|layer| file.layer_bytes(layer)).collect())
+            }
+            Self::Torch(torch) => torch.layer_bytes(file),
+        }
+    }
+
+    /// Bytes of weights that `--layers auto` may take, given the setting in MiB.
+    pub(crate) fn auto_budget(&self, file: &ModelFile, setting_mb: u64) -> Result<u64, Failure> {
+        if let Self::Torch(torch) = self
+            && setting_mb == 0
+            && torch.is_on_card(file)?
+        {
+            return Err(Failure::new(
+                Kind::Config,
+                "the memory of the graphics card is not known, so --layers auto needs a budget",
+            )
+            .hint(
+                "set research.distributed_inference.host.memory_budget_mb, or name layers: --layers LO-HI",
+            ));
+        }
+        Ok(weights_budget(setting_mb))
+    }
+}
+
+/// Checks that explicitly named layers fit into `memory_budget_mb`. Without a setting there is no
+/// limit.
+pub(crate) fn named_layers_fit(
+    model: &OpenModel,
+    engine: &HostEngine,
+    (lo, hi): (u32, u32),
+    setting_mb: u64,
+) -> Result<(), Failure> {
+    if setting_mb == 0 {
+        return Ok(());
+    }
+    let all = engine.layer_bytes(&model.file)?;
+    // Missing layers are refused elsewhere.
+    let layers = all.get(lo as usize..=hi as usize).unwrap_or_default();
+    let needed = layers
+        .iter()
+        .fold(0, |all: u64, one| all.saturating_add(*one));
+    let budget = weights_budget(setting_mb);
+    if needed <= budget {
+        return Ok(());
+    }
+    let fit = match room(budget, layers) {
+        0 => "not one of them does".to_owned(),
+        n => format!(
+            "{n} of them do, {lo}-{} for example",
+            lo.saturating_add(n - 1)
+        ),
+    };
+    let whole = needed.div_ceil(1 << 20);
+    Err(Failure::new(
+        Kind::Config,
+        format!(
+            "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
+             memory_budget_mb = {setting_mb} allows; {fit}",
+            model.id,
+            bytes(needed),
+            bytes(budget),
+        ),
+    )
+    .hint(format!(
+        "name fewer layers, or set research.distributed_inference.host.memory_budget_mb to {whole} or more"
+    )))
+}
+
+/// Refuses libtorch's options for the exact engine.
+pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
+    if !torch.are_given() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        Kind::Config,
+        "--device and --dtype are for libtorch; the exact engine computes on processors, in its own numbers",
+    )
+    .hint("add --backend torch, or leave them out"))
+}
+
+/// Whether a daemon with these arguments and settings needs access to graphics cards.
+pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
+    let host = &config.research.distributed_inference.host;
+    cfg!(feature = "torch")
+        && asked(args, config) == EngineKind::Torch
+        && args.torch.device.as_ref().unwrap_or(&host.device) != "cpu"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Loaded;
+
+    fn config(sets: &[&str]) -> Config {
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        Loaded::load(Some("/dev/null".as_ref()), &sets)
+            .unwrap()
+            .config
+    }
+
+    fn args(backend: Option<EngineKind>, device: Option<&str>) -> HostEngineArgs {
+        HostEngineArgs {
+            backend,
+            torch: TorchArgs {
+                device: device.map(str::to_owned),
+                dtype: None,
+            },
+        }
+    }
+
+    const TORCH: &str = "research.distributed_inference.backend=torch";
+
+    #[test]
+    fn the_command_line_overrules_the_configuration() {
+        let (plain, torch) = (config(&[]), config(&[TORCH]));
+        let none = args(None, None);
+        assert!(matches!(
+            HostEngine::of(&none, &plain),
+            Ok(HostEngine::Exact)
+        ));
+        let exact = args(Some(EngineKind::Exact), None);
+        assert!(matches!(
+            HostEngine::of(&exact, &torch),
+            Ok(HostEngine::Exact)
+        ));
+        assert_eq!(asked(&none, &torch), EngineKind::Torch);
+        assert_eq!(
+            asked(&args(Some(EngineKind::Torch), None), &plain),
+            EngineKind::Torch
+        );
+    }
+
+    #[test]
+    fn a_device_without_libtorch_is_refused() {
+        let failure = HostEngine::of(&args(None, Some("cuda")), &config(&[])).unwrap_err();
+        assert_eq!(failure.kind, Kind::Config);
+        assert!(failure.hint_text().unwrap().contains("--backend torch"));
+    }
+
+    #[test]
+    #[cfg(not(feature = "torch"))]
+    fn a_program_without_libtorch_says_how_to_build_one_with_it() {
+        for (args, config) in [
+            (args(Some(EngineKind::Torch), None), config(&[])),
+            (args(None, None), config(&[TORCH])),
+        ] {
+            let failure = HostEngine::of(&args, &config).unwrap_err();
+            assert!(failure.has_code("backend_not_built"), "{failure}");
+            assert!(failure.hint_text().unwrap().contains("--features torch"));
+            assert!(!may_use_cards(&args, &config));
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "torch")]
+    fn only_libtorch_on_a_card_may_access_cards() {
+        let torch = config(&[TORCH]);
+        assert!(may_use_cards(&args(None, None), &torch));
+        assert!(!may_use_cards(&args(None, Some("cpu")), &torch));
+        assert!(!may_use_cards(&args(None, None), &config(&[])));
+        let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
+        assert!(!may_use_cards(&args(None, None), &on_processor));
+        assert!(may_use_cards(&args(None, Some("cuda:1")), &on_processor));
+    }
+}

@@ -1,0 +1,356 @@
+//! Host processes that this program starts on this machine, for `demo` and `bench mesh`.
+
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeKey;
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_shard::resident_bytes;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::cli::failure::{Failure, Kind};
+use crate::config::Config;
+use crate::hosting::host_config::Ready;
+use crate::models::OpenModel;
+
+/// Time limit to load the layers. Loading is bound by the disk.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Time after which a host that does not end is killed.
+const LEAVE_DEADLINE: Duration = Duration::from_secs(3);
+
+/// Splits the layers into inclusive ranges: evenly, or at the user's cuts.
+pub(crate) fn split(
+    hosted: Range<u32>,
+    shards: Option<u32>,
+    cuts: &[u32],
+) -> Result<Vec<(u32, u32)>, Failure> {
+    let layers = hosted.end.saturating_sub(hosted.start);
+    let wrong =
+        |why: String| Err(Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`"));
+    let hosts = cuts.len() + 1;
+    if let Some(shards) = shards.filter(|n| !cuts.is_empty() && *n as usize != hosts) {
+        return wrong(format!(
+            "--cuts makes {hosts} hosts, and --shards asks for {shards}: leave one of them out"
+        ));
+    }
+    let shards = shards.unwrap_or(2);
+    let firsts: Vec<u32> = if cuts.is_empty() {
+        if shards == 0 || shards > layers {
+            return wrong(format!(
+                "--shards must lie between 1 and {layers}, the number of layers that hosts run"
+            ));
+        }
+        (0..shards)
+            .map(|i| hosted.start + (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32)
+            .collect()
+    } else {
+        std::iter::once(hosted.start)
+            .chain(cuts.iter().copied())
+            .collect()
+    };
+    let ends = firsts.iter().skip(1).copied().chain([hosted.end]);
+    let mut ranges = Vec::new();
+    for (lo, end) in firsts.iter().copied().zip(ends) {
+        if lo >= end {
+            return wrong(format!(
+                "--cuts must rise and lie between {} and {}",
+                hosted.start + 1,
+                hosted.end - 1
+            ));
+        }
+        ranges.push((lo, end - 1));
+    }
+    Ok(ranges)
+}
+
+/// Common settings of the host processes.
+pub(crate) struct HostPlan<'a> {
+    pub(crate) model: &'a OpenModel,
+    pub(crate) config: &'a Config,
+    /// Compute threads of each host.
+    pub(crate) threads: usize,
+    /// Most streams of each host.
+    pub(crate) streams: usize,
+}
+
+/// Host processes that share the layers of a model. Dropping them ends the processes.
+pub(crate) struct HostProcesses {
+    pub(crate) all: Vec<HostProcess>,
+    /// Key of the only caller that they admit.
+    pub(crate) key: Arc<NodeKey>,
+    /// Whether each host is pinned to a core of its own.
+    pub(crate) pinned: bool,
+    _homes: tempfile::TempDir,
+}
+
+impl HostProcesses {
+    /// Starts one host for each range of layers, and waits until all of them serve.
+    pub(crate) fn start(
+        plan: &HostPlan<'_>,
+        ranges: &[(u32, u32)],
+        cancel: &Cancel,
+    ) -> Result<Self, Failure> {
+        let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
+        let homes = tempfile::tempdir().map_err(|e| {
+            Failure::new(
+                Kind::Host,
+                format!("cannot make a temporary directory: {e}"),
+            )
+        })?;
+        let cores = own_cores(ranges.len(), plan.threads);
+        let pinned = cores.iter().all(Option::is_some);
+        let mut all = Vec::new();
+        for (index, (&layers, core)) in ranges.iter().zip(cores).enumerate() {
+            let home = homes.path().join(format!("host-{index}"));
+            all.push(HostProcess::spawn(plan, layers, core, &key, &home)?);
+        }
+        for host in &mut all {
+            host.wait_until_ready(cancel)?;
+        }
+        Ok(Self {
+            all,
+            key,
+            pinned,
+            _homes: homes,
+        })
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<HostAddr> {
+        self.all.iter().filter_map(HostProcess::address).collect()
+    }
+
+    pub(crate) fn stop(&mut self) {
+        self.all.iter_mut().for_each(HostProcess::stop);
+    }
+}
+
+/// Error if the hosts' answer differs from this machine's.
+pub(crate) fn different_answers(command: &str) -> Failure {
+    Failure::new(
+        Kind::Internal,
+        "the hosts and this machine alone gave different answers, which must never happen",
+    )
+    .hint(format!(
+        "please report this with the output of `{command} --json`"
+    ))
+}
+
+/// Runs `act` while this thread is pinned to `core`; a process that it starts inherits the pinning.
+fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    let Some(core) = core else { return act() };
+    let before = sched_getaffinity(None)?;
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only)?;
+    let result = act();
+    sched_setaffinity(None, &before)?;
+    result
+}
+
+/// Cores that this process may run on. Empty if the system does not report them; then nothing is
+/// pinned.
+pub(crate) fn cores() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU)
+        .filter(|&core| set.is_set(core))
+        .collect()
+}
+
+/// Assigns a core to each host, if hosts have one thread and there are enough cores.
+fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
+    let cores = cores();
+    let enough = threads == 1 && cores.len() >= hosts;
+    (0..hosts)
+        .map(|host| cores.get(host).copied().filter(|_| enough))
+        .collect()
+}
+
+/// A `hearthnet shard serve` child process. Dropping it ends the process.
+pub(crate) struct HostProcess {
+    child: Child,
+    /// Files with its standard output and standard error.
+    said: PathBuf,
+    trouble: PathBuf,
+    pub(crate) layers: (u32, u32),
+    pub(crate) ready: Option<Ready>,
+}
+
+impl HostProcess {
+    /// Starts a host in the directory `home`, for a caller with `key`. `core` pins the process to
+    /// one core.
+    fn spawn(
+        plan: &HostPlan<'_>,
+        layers: (u32, u32),
+        core: Option<usize>,
+        key: &NodeKey,
+        home: &Path,
+    ) -> Result<Self, Failure> {
+        let fail = |e: std::io::Error| {
+            Failure::new(Kind::Host, format!("cannot start a host process: {e}"))
+        };
+        let program = std::env::current_exe().map_err(fail)?;
+        let [said, trouble] = ["json", "log"].map(|kind| home.with_extension(kind));
+        let streams = format!(
+            "research.distributed_inference.host.max_concurrent_streams={}",
+            plan.streams
+        );
+        let activations = format!(
+            "research.distributed_inference.activation_dtype={}",
+            plan.config.research.distributed_inference.activation_dtype
+        );
+        let (lo, hi) = layers;
+        let mut command = Command::new(program);
+        command
+            .args(["--set", "policy.research.enable=true", "--set", &streams])
+            .args(["--set", "research.distributed_inference.enabled=true"])
+            .args(["--set", &activations])
+            .arg("--data-dir")
+            .arg(home)
+            .args(["shard", "serve", "--json", "--lifeline"])
+            .args(["--listen", "127.0.0.1:0"])
+            .arg("--model")
+            .arg(&plan.model.path)
+            .args(["--layers", &format!("{lo}-{hi}")])
+            .args(["--threads", &plan.threads.to_string()])
+            .args(["--peer-key", &key.id().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(File::create(&said).map_err(fail)?)
+            .stderr(File::create(&trouble).map_err(fail)?)
+            // A separate process group, so that Ctrl-C reaches only the caller, which then stops
+            // its hosts in order. If the caller dies, their standard input ends, and so do they.
+            .process_group(0);
+        Ok(Self {
+            child: on_core(core, || command.spawn()).map_err(fail)?,
+            said,
+            trouble,
+            layers,
+            ready: None,
+        })
+    }
+
+    fn wait_until_ready(&mut self, cancel: &Cancel) -> Result<(), Failure> {
+        let deadline = Instant::now() + READY_DEADLINE;
+        loop {
+            if cancel.is_cancelled() {
+                return Err(ChatError::Cancelled.into());
+            }
+            // Check first: if the process has ended, its output is complete.
+            let ended = self.child.try_wait()?.is_some();
+            let said = fs::read_to_string(&self.said)?;
+            if let Some((line, _)) = said.split_once('\n') {
+                let ready = serde_json::from_str(line).map_err(|e| {
+                    Failure::internal(format!("a host process printed an unexpected line: {e}"))
+                })?;
+                self.ready = Some(ready);
+                return Ok(());
+            }
+            if ended || Instant::now() >= deadline {
+                let why = fs::read_to_string(&self.trouble)?;
+                let why = match why.trim() {
+                    "" => "no reason given".to_owned(),
+                    why => why.replace('\n', "; "),
+                };
+                let layers = self.layers_text();
+                let what = format!("the host process for layers {layers} did not start: {why}");
+                return Err(Failure::new(Kind::Host, what));
+            }
+            sleep(Duration::from_millis(50));
+        }
+    }
+
+    pub(crate) fn layers_text(&self) -> String {
+        format!("{}-{}", self.layers.0, self.layers.1)
+    }
+
+    fn address(&self) -> Option<HostAddr> {
+        self.ready.as_ref()?.address.parse().ok()
+    }
+
+    pub(crate) fn address_text(&self) -> String {
+        self.ready
+            .as_ref()
+            .map_or_else(String::new, |r| r.address.clone())
+    }
+
+    /// Resident memory of the process, if the system reports it.
+    pub(crate) fn resident_bytes(&self) -> Option<u64> {
+        resident_bytes(self.child.id())
+    }
+
+    /// Ends the process: closes its standard input, then kills it after a timeout.
+    fn stop(&mut self) {
+        drop(self.child.stdin.take());
+        let deadline = Instant::now() + LEAVE_DEADLINE;
+        while Instant::now() < deadline {
+            match self.child.try_wait() {
+                Ok(None) => sleep(Duration::from_millis(5)),
+                _ => return,
+            }
+        }
+        // Errors mean that the process has already ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for HostProcess {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_split_evenly_and_completely() {
+        assert_eq!(split(0..30, Some(2), &[]).unwrap(), [(0, 14), (15, 29)]);
+        assert_eq!(split(2..30, Some(2), &[]).unwrap(), [(2, 15), (16, 29)]);
+        assert_eq!(split(0..5, Some(3), &[]).unwrap(), [(0, 0), (1, 2), (3, 4)]);
+        assert_eq!(split(0..3, Some(3), &[]).unwrap(), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!(split(0..30, Some(1), &[]).unwrap(), [(0, 29)]);
+    }
+
+    #[test]
+    fn layers_are_cut_where_the_user_says() {
+        let cuts = [7, 20];
+        assert_eq!(
+            split(0..30, None, &cuts).unwrap(),
+            [(0, 6), (7, 19), (20, 29)]
+        );
+        assert_eq!(
+            split(2..29, None, &cuts).unwrap(),
+            [(2, 6), (7, 19), (20, 28)]
+        );
+        assert_eq!(split(0..30, Some(3), &cuts).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn cuts_and_a_number_of_hosts_must_not_contradict_each_other() {
+        assert_eq!(split(0..30, None, &[]).unwrap().len(), 2);
+        for shards in [1, 2, 4] {
+            let refused = split(0..30, Some(shards), &[7, 20]).unwrap_err();
+            assert!(refused.to_string().contains("makes 3 hosts"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn impossible_splits_are_refused() {
+        assert!(split(0..4, Some(0), &[]).is_err());
+        assert!(split(0..4, Some(5), &[]).is_err());
+        for cuts in [&[0][..], &[4], &[2, 2], &[3, 1], &[u32::MAX]] {
+            assert!(split(0..4, None, cuts).is_err(), "{cuts:?}");
+        }
+        assert!(split(2..6, None, &[2]).is_err());
+        assert!(split(2..6, Some(5), &[]).is_err());
+    }
+}

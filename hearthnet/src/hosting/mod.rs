@@ -1,0 +1,5 @@
+//! Hosts of layers: engine, configuration, and processes.
+
+pub(crate) mod host_config;
+pub(crate) mod host_engine;
+pub(crate) mod host_process;

@@ -1,0 +1,124 @@
+//! Opens the model of a command: its file, identity, and default sampling.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hearthnet_engine::EngineOptions;
+use hearthnet_engine::Head;
+use hearthnet_files::BoundaryDtype;
+use hearthnet_files::ModelFile;
+use hearthnet_files::WeightsId;
+use hearthnet_files::magnitude::Band;
+use hearthnet_files::sampling::SamplingChoice;
+use hearthnet_hub::ModelRef;
+use hearthnet_hub::catalogue::ModelEntry;
+use hearthnet_hub::catalogue::Resolved;
+use hearthnet_orchestrator::chat::TextModel;
+use hearthnet_orchestrator::private_layers::PrivateLayers;
+use hearthnet_tokens::template::TemplateError;
+use hearthnet_tokens::template::TemplateTime;
+use hearthnet_tokens::text::ModelText;
+use hearthnet_tokens::text::TextError;
+
+use super::catalogue::{self, catalogue, pin};
+use super::find::{pick, resolve, resolve_or_pull};
+use super::open_file::{changed, load_failure, model_failure, open_file};
+use crate::cli::failure::{Failure, no_thread};
+use crate::cli::output::{Progress, note};
+use crate::config::Context;
+use crate::home::community::{Home, now_ms};
+
+/// Open model file with its identity.
+#[derive(Clone)]
+pub(crate) struct OpenModel {
+    pub(crate) id: String,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<ModelFile>,
+    pub(crate) weights: WeightsId,
+    pub(crate) bands: Option<Vec<Band>>,
+    /// Layers that this machine computes itself for its chats over hosts. Empty until
+    /// [`crate::answering::private_layers::load`].
+    pub(crate) private: PrivateLayers,
+    /// Default sampling.
+    pub(crate) sampling: SamplingChoice,
+}
+
+/// Opens the model that `named` or [`pick`] chooses. Does not fetch.
+pub(crate) fn open_model(
+    cx: &Context,
+    named: Option<&ModelRef>,
+    home: Option<&Home>,
+) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, home)?;
+    open_resolved(cx, resolve(&cx.global, &name)?)
+}
+
+/// Opens a model without a community; fetches it if it is missing and can be fetched.
+pub(crate) fn open_or_pull_model(
+    cx: &Context,
+    named: Option<&ModelRef>,
+) -> Result<OpenModel, Failure> {
+    let name = pick(cx, named, None)?;
+    open_resolved(cx, resolve_or_pull(&cx.global, &name)?)
+}
+
+pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenModel, Failure> {
+    let Resolved { id, path, .. } = resolved;
+    let catalogue = catalogue(&cx.global)?;
+    let pin = pin(&catalogue, &path)?;
+    let mut file = open_file(&path)?;
+    let fp32 = cx.config.research.distributed_inference.activation_dtype == "fp32";
+    if fp32 && file.spec().boundary != BoundaryDtype::F32 {
+        note(format!(
+            "activations are fp32 for debugging: answers differ from those with {}, and only hosts with the same setting can compute them",
+            file.spec().boundary
+        ));
+        file = file.with_boundary(BoundaryDtype::F32);
+    }
+    let manifest = Progress::during("hashing the model", |set| {
+        file.check(pin.map(ModelEntry::expected), set)
+    });
+    let weights = manifest.map_err(|e| changed(&e))?.weights_id();
+    // Magnitudes do not depend on the rounding of activations, so the bands still apply.
+    let bands = match pin {
+        Some(pin) => pin.boundary_magnitude.clone(),
+        None => catalogue::bands(&catalogue, weights),
+    };
+    let sampling = catalogue::sampling(&catalogue, weights, file.gguf());
+    Ok(OpenModel {
+        id,
+        path,
+        weights,
+        private: PrivateLayers::none(file.spec().layers),
+        file: Arc::new(file),
+        bands,
+        sampling,
+    })
+}
+
+/// Caller's part of a model: tokenizer, template, embedding and output matrix.
+pub(crate) fn text_model(model: &OpenModel, head: Head) -> Result<TextModel, Failure> {
+    let text = ModelText::of(&model.file);
+    let mut text = text.map_err(|error| match error {
+        TextError::Template(TemplateError::Thread(error)) => no_thread(&error),
+        error => model_failure(&model.path, error),
+    })?;
+    let clock = || TemplateTime::from_unix(now_ms() / 1000);
+    text.template = text.template.map(|template| template.with_clock(clock));
+    if let Some(warning) = text.warning() {
+        note(format!("warning: {warning}"));
+    }
+    Ok(TextModel {
+        tokenizer: text.tokenizer,
+        template: text.template,
+        head: head.into(),
+        context: model.file.spec().context,
+        sampling: model.sampling,
+    })
+}
+
+/// Loads embedding and output matrix, for a caller whose layers mostly run on hosts.
+pub(crate) fn load_head(model: &OpenModel, options: &EngineOptions) -> Result<Head, Failure> {
+    let head = model.private.head(&model.file, options);
+    head.map_err(|e| load_failure(&model.path, &e))
+}
