@@ -165,7 +165,8 @@ pub(crate) async fn start<S: EngineSource>(
         });
     };
 
-    let pool = kv_pool(&config, &footprint)?;
+    let (bytes, page) = (footprint.kv_bytes_per_position, footprint.kv_page_positions);
+    let pool = kv_pool(&config, bytes, page)?;
     let quota = Quota {
         streams: config.max_streams_per_caller,
         steps: config.max_waiting_steps_per_caller,
@@ -237,32 +238,18 @@ fn parties(place: Place<'_>) -> Parties {
     }
 }
 
-/// KV pages that fit the budget.
+/// KV pages that fit the budget, for layers that take `bytes_per_position` bytes for each position,
+/// in pages of `page` positions.
 ///
 /// # Errors
-/// As [`check_kv_budget`].
-fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartError> {
-    let page = footprint.kv_page_positions;
-    check_kv_budget(config, footprint.kv_bytes_per_position, page)?;
-    let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
-    let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    Ok(Pool::new(budget, page, page_bytes, percent))
-}
-
-/// Checks that the share of one caller holds at least one page of KV, for layers that take
-/// `bytes_per_position` bytes for each position, in pages of `page` positions.
-///
-/// # Errors
-/// [`StartError::KvBudget`] if it does not: the host would refuse every stream.
-pub fn check_kv_budget(
-    config: &ServeConfig,
-    bytes_per_position: u64,
-    page: u32,
-) -> Result<(), StartError> {
+/// [`StartError::KvBudget`] if the share of one caller holds no page: the host would refuse every
+/// stream.
+fn kv_pool(config: &ServeConfig, bytes_per_position: u64, page: u32) -> Result<Pool, StartError> {
     let page_bytes = bytes_per_position.saturating_mul(page.into());
     let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    if Pool::new(budget, page, page_bytes, percent).quota > 0 {
-        return Ok(());
+    let pool = Pool::new(budget, page, page_bytes, percent);
+    if pool.quota > 0 {
+        return Ok(pool);
     }
     Err(StartError::KvBudget {
         budget,
@@ -271,6 +258,19 @@ pub fn check_kv_budget(
             .div_ceil(percent.max(1).into()),
         page,
     })
+}
+
+/// Checks that the share of one caller holds at least one page of KV, for layers that take
+/// `bytes_per_position` bytes for each position, in pages of `page` positions.
+///
+/// # Errors
+/// [`StartError::KvBudget`] if it does not.
+pub fn check_kv_budget(
+    config: &ServeConfig,
+    bytes_per_position: u64,
+    page: u32,
+) -> Result<(), StartError> {
+    kv_pool(config, bytes_per_position, page).map(drop)
 }
 
 /// Source of sessions until the weights are loaded.
