@@ -22,6 +22,7 @@ use crate::support::{Home, TIMEOUT, interrupt, text};
 
 /// Prompt of a chat that is ready for input.
 const READY: &str = "Ctrl-D leaves.\n> ";
+const ROWS: u16 = 40;
 const GREEDY: [&str; 2] = ["--temperature", "0"];
 
 /// Terminal of a given width with the program on it, as its controlling terminal: Ctrl-C reaches
@@ -36,13 +37,18 @@ struct Terminal {
 }
 
 impl Terminal {
+    /// A terminal that answers where its cursor is.
     fn start(command: &Command, columns: u16, term: &str) -> Self {
+        Self::start_with(command, columns, term, true)
+    }
+
+    fn start_with(command: &Command, columns: u16, term: &str, answers: bool) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("a terminal");
         grantpt(&master).expect("a terminal of our own");
         unlockpt(&master).expect("a terminal that can be opened");
         let size = Winsize {
-            ws_row: 40,
+            ws_row: ROWS,
             ws_col: columns,
             ws_xpixel: 0,
             ws_ypixel: 0,
@@ -75,9 +81,19 @@ impl Terminal {
         let mut output = keys.try_clone().expect("another handle");
         let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
+            let mut asked = 0;
             while let Ok(count @ 1..) = output.read(&mut piece) {
-                shown.0.lock().extend(&piece[..count]);
+                let positions = {
+                    let mut screen = shown.0.lock();
+                    screen.extend(&piece[..count]);
+                    positions(&screen)
+                };
                 shown.1.notify_all();
+                for position in positions.iter().skip(asked).filter(|_| answers) {
+                    // The last program may have ended.
+                    let _ = output.write_all(position.as_bytes());
+                }
+                asked = positions.len();
             }
         });
         Self {
@@ -152,6 +168,18 @@ impl Drop for Terminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Answers to all questions for the position of the cursor so far. The program asks at the begin of
+/// a line, so the column is always the first one; rows are counted by line feeds.
+fn positions(screen: &[u8]) -> Vec<String> {
+    let question = b"\x1b[6n";
+    let asked = screen.windows(question.len()).enumerate();
+    let asked = asked.filter(|(_, bytes)| **bytes == question[..]);
+    let row = |at: usize| screen[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+    asked
+        .map(|(at, _)| format!("\x1b[{};1R", row(at).min(usize::from(ROWS))))
+        .collect()
 }
 
 /// Text without escape sequences.
@@ -263,6 +291,116 @@ fn several_lines_that_are_pasted_or_quoted_are_one_message() {
     assert_eq!(
         asked,
         ["line one\nline two", quoted, "again and", "again and again"]
+    );
+}
+
+/// Messages of the user in a conversation that `/save` writes.
+fn asked(home: &Home, terminal: &mut Terminal) -> Vec<String> {
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for("messages written");
+    terminal.wait_for("> ");
+    let messages = saved(home, "talk.json").into_iter().step_by(2);
+    messages.map(|message| message.1).collect()
+}
+
+#[test]
+fn lines_of_a_burst_are_one_message_and_drawn_once() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "2"]].concat());
+    // What a terminal without bracketed paste makes of a paste; some send line feeds.
+    for burst in [
+        "line one\r\r\tline two\rline three\r",
+        "one\ntwo\n",
+        "Hello.\n",
+    ] {
+        terminal.press(burst);
+        terminal.wait_for_answer();
+    }
+    // Each command of a burst is one line.
+    terminal.press("/seed 7\r/seed\r");
+    terminal.wait_for("seed 7\n");
+    terminal.wait_for("> ");
+    let expected = ["line one\n\n\tline two\nline three", "one\ntwo", "Hello."];
+    assert_eq!(asked(&home, &mut terminal), expected);
+    for line in [
+        "word ".repeat(9600),
+        "a line of eighty columns\r".repeat(1900),
+    ] {
+        let before = terminal.screen.0.lock().len();
+        terminal.press(&line);
+        terminal.press("\r");
+        terminal.wait_for("this model reads at most");
+        let written = terminal.screen.0.lock().len() - before;
+        assert!(written < 16 * line.len(), "{written} bytes");
+        terminal.wait_for("> ");
+    }
+    // Ctrl-D right behind a message is processed too.
+    terminal.press("Hello.\r\u{4}");
+    assert_eq!(terminal.end().0, Some(0));
+}
+
+#[test]
+fn a_terminal_that_does_not_say_where_its_cursor_is_gets_plain_lines() {
+    let home = Home::new();
+    let args = ["chat", "--local", "--max-tokens", "2"];
+    let command = home.hearthnet(&[&args[..], &GREEDY].concat());
+    let mut terminal = Terminal::start_with(&command, 80, "xterm-256color", false);
+    terminal.wait_for("Ctrl-D leaves.\n");
+    // Text typed before the terminal is given up is not lost.
+    terminal.press("Hel");
+    terminal.wait_for("warning: lines cannot be edited on this terminal");
+    terminal.wait_for("> Hel");
+    terminal.press("lo.\n");
+    terminal.wait_for_answer();
+    terminal.press("line one\nline two\n");
+    terminal.wait_for_answer();
+    let file = home.path().join("talk.json");
+    terminal.press(&format!("/save {}\n", file.display()));
+    terminal.wait_for("4 messages written");
+    terminal.wait_for("> ");
+    let (status, all) = terminal.leave();
+    assert_eq!(status, Some(0));
+    assert_eq!(all.matches("warning:").count(), 1, "{all:?}");
+    let messages = saved(&home, "talk.json");
+    assert_eq!(
+        (&*messages[0].1, &*messages[2].1),
+        ("Hello.", "line one\nline two")
+    );
+}
+
+#[test]
+fn commands_are_completed_and_standard_output_gets_only_answers() {
+    let home = Home::new();
+    let mut terminal = Terminal::chat(&home, &["--max-tokens", "2"]);
+    terminal.press("/he");
+    terminal.press("\t");
+    terminal.wait_for("/help");
+    terminal.press("\r");
+    terminal.wait_for("show this list");
+    terminal.wait_for("> ");
+    assert_eq!(terminal.leave().0, Some(0));
+    let answers = home.path().join("answers");
+    let chat = home.hearthnet(&["chat", "--local", "--max-tokens", "2"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "out=$1; shift; exec \"$@\" > \"$out\"", "sh"]);
+    shell
+        .arg(&answers)
+        .arg(chat.get_program())
+        .args(chat.get_args());
+    shell.envs(
+        chat.get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    let mut terminal = Terminal::start(&shell, 80, "xterm-256color");
+    terminal.wait_for(READY);
+    terminal.enter("Hello.");
+    terminal.wait_for_answer();
+    assert_eq!(terminal.leave().0, Some(0));
+    let answers = std::fs::read_to_string(answers).expect("the answers");
+    assert!(
+        !answers.trim().is_empty() && !answers.contains('\u{1b}'),
+        "{answers:?}"
     );
 }
 

@@ -21,8 +21,8 @@ pub(super) const HELP: &str = "\
 /exit               leave, as Ctrl-D does
 
 Ctrl-C stops an answer. Its text so far stays part of the conversation.
-Put \"\"\" before and after a message of several lines. Most terminals paste
-several lines as one message without them.
+Put \"\"\" before and after a message of several lines. Pasted lines are one
+message without them.
 To send a message that begins with a slash, type two slashes.";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +54,12 @@ pub(super) fn goes_on(text: &str) -> bool {
         Some(rest) => !rest.contains(QUOTES),
         None => false,
     }
+}
+
+/// Whether the next line of a paste may belong to the same message: not behind a command, nor
+/// behind quoted text.
+pub(super) fn may_go_on(text: &str) -> bool {
+    !text.starts_with('/') && !text.trim_start().starts_with(QUOTES)
 }
 
 const QUOTES: &str = "\"\"\"";

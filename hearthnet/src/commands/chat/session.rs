@@ -21,7 +21,7 @@ impl Chat<'_> {
     pub(super) fn converse(&mut self) -> Result<(), Failure> {
         self.interactive = true;
         let mut transcript = Transcript::new(self.system());
-        let mut lines = Lines::new(&self.style, self.history_file())?;
+        let mut lines = Lines::new(&self.style, self.history_file());
         note(self.style.dim(&format!(
             "{} answers. /help lists commands, \"\"\" begins and ends a message of several lines, \
              Ctrl-C stops an answer, Ctrl-D leaves.",

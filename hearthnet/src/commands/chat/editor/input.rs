@@ -1,5 +1,9 @@
 //! Input of a chat, or why it is refused.
 
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use crate::cli::failure::{Failure, Kind};
 
 pub(in super::super) enum Input {
@@ -16,6 +20,9 @@ pub(in super::super) enum Input {
     End,
 }
 
+/// Longest gap between the lines of a paste.
+pub(super) const PASTED: Duration = Duration::from_millis(30);
+
 pub(super) const NO_TEXT: &str = "this is not UTF-8 text";
 
 pub(in super::super) fn unreadable(error: impl std::fmt::Display) -> Failure {
@@ -24,4 +31,20 @@ pub(in super::super) fn unreadable(error: impl std::fmt::Display) -> Failure {
         format!("cannot read the message: {error}"),
     )
     .hint("messages must be UTF-8 text")
+}
+
+/// Whether input of the terminal arrives within `time`, which is less than a second: in canonical
+/// mode, a line. The end of input does not count.
+pub(super) fn comes_within(time: Duration) -> bool {
+    let stdin = std::io::stdin();
+    let mut asked = [PollFd::new(&stdin, PollFlags::IN)];
+    let time = Timespec {
+        tv_sec: 0,
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    // A terminal delivers one line per read, so no line waits in this process's buffer.
+    matches!(rustix::event::poll(&mut asked, Some(&time)), Ok(1..))
+        && asked
+            .iter()
+            .all(|fd| !fd.revents().contains(PollFlags::HUP))
 }
