@@ -1,5 +1,6 @@
 //! ARCHITECTURE.md matches the repository: its table of crates matches the manifests, and every
-//! path exists. The modules of a crate do not import each other in a circle.
+//! path exists. The modules of a crate do not import each other in a circle. Only one crate names the
+//! operating system.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -173,18 +174,19 @@ type Rule = (
 const FOLDERS: &[Unit] = &[Unit::Folder];
 const FILES: &[Unit] = &[Unit::File, Unit::Folder];
 
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 12] = [
     ("hearthnet", FILES, &[]),
-    ("hearthnet-bus", FOLDERS, &[]),
+    ("hearthnet-bus", FILES, &[]),
     ("hearthnet-http", FILES, &[]),
     ("hearthnet-engine", FOLDERS, &[]),
-    ("hearthnet-files", FOLDERS, &[("model_file", "manifest")]),
-    ("hearthnet-hub", FOLDERS, &[]),
-    ("hearthnet-tokens", FOLDERS, &[]),
-    ("hearthnet-orchestrator", FOLDERS, &[]),
+    ("hearthnet-files", FOLDERS, &[]),
+    ("hearthnet-hub", FILES, &[]),
+    ("hearthnet-tokens", FILES, &[]),
+    ("hearthnet-orchestrator", FILES, &[]),
     ("hearthnet-shard", FILES, &[]),
+    ("hearthnet-platform", FILES, &[]),
     ("hearthnet-text", FILES, &[]),
-    ("hearthnet-transport", FOLDERS, &[]),
+    ("hearthnet-transport", FILES, &[]),
 ];
 
 /// Path of a module in its crate.
@@ -216,6 +218,46 @@ fn no_modules_import_each_other_in_a_circle() {
                 assert!(needed, "{name}: {from} -> {to} closes no circle");
             }
         }
+    }
+}
+
+/// Crates that may name the operating system: one for all others, tests and attacks.
+const OF_THE_SYSTEM: [&str; 3] = ["hearthnet-platform", "hearthnet-testkit", "adversarial"];
+
+/// Beginnings of what it has: interfaces, files as literals, permission bits.
+const SYSTEM_NAMES: [&str; 12] = [
+    "std::os::",
+    "rustix::",
+    "libc::",
+    "landlock::",
+    "seccompiler::",
+    "signal::unix",
+    "UnixListener",
+    "UnixStream",
+    "\"/proc",
+    "\"/sys/",
+    "\"/dev/",
+    "0o",
+];
+
+#[test]
+fn only_the_platform_names_the_operating_system() {
+    let mut found = Vec::new();
+    for (name, _) in table(&architecture()) {
+        if OF_THE_SYSTEM.contains(&name.as_str()) {
+            continue;
+        }
+        for (module, source) in &Sources::read(&name).0 {
+            let named = SYSTEM_NAMES.iter().filter(|it| source.text.contains(**it));
+            found.extend(named.map(|it| format!("{name}::{}: {it}", module.join("::"))));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+    // The search does find them.
+    let platform = Sources::read("hearthnet-platform").0;
+    for name in SYSTEM_NAMES {
+        let named = platform.values().any(|source| source.text.contains(name));
+        assert!(named, "the platform does not name {name}");
     }
 }
 
@@ -289,6 +331,8 @@ struct Source {
     imports: Vec<Import>,
     /// Code without `use` declarations.
     code: Vec<String>,
+    /// Lines before the tests, without comments.
+    text: String,
 }
 
 /// Modules of a crate, without those of tests.
@@ -327,7 +371,15 @@ impl Sources {
                 self.add(&inner, file, path);
             }
         }
-        self.0.insert(path, Source { imports, code });
+        let before_tests = text.split("#[cfg(test)]\nmod tests {").next();
+        let lines = before_tests.unwrap_or_default().lines();
+        let code_lines = lines.filter(|line| !line.trim_start().starts_with("//"));
+        let source = Source {
+            imports,
+            code,
+            text: code_lines.collect(),
+        };
+        self.0.insert(path, source);
     }
 
     fn graph(&self, unit: Unit) -> Graph {

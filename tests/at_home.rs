@@ -16,7 +16,7 @@
 )]
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Output, Stdio};
 use std::time::Instant;
 
 use hearthnet_testkit::lab::{Host, Lab};
@@ -47,39 +47,13 @@ impl Household {
         Self {
             name,
             host: host.clone(),
-            home: Home::new(),
+            home: Home::on(host),
         }
-    }
-
-    /// `hearthnet ARGS` in this household.
-    fn hearthnet(&self, args: &[&str]) -> Command {
-        let program = self.host.command(env!("CARGO_BIN_EXE_hearthnet"));
-        self.home.hearthnet_with(program, args)
-    }
-
-    fn output(&self, args: &[&str]) -> Output {
-        self.hearthnet(args).output().expect("hearthnet starts")
-    }
-
-    /// Output of a command that must succeed.
-    fn says(&self, args: &[&str]) -> String {
-        let output = self.output(args);
-        assert!(
-            output.status.success(),
-            "{}: {args:?}: {}",
-            self.name,
-            text(&output.stderr)
-        );
-        text(&output.stdout)
-    }
-
-    fn json(&self, args: &[&str]) -> Value {
-        serde_json::from_str(&self.says(args)).expect("one JSON object")
     }
 
     /// Joins with a code, with a wait: the admitting node may just have started.
     fn join(&self, code: &str) {
-        self.says(&["community", "join", code.trim()]);
+        self.home.says(&["community", "join", code.trim()]);
     }
 
     /// Starts `serve --layers auto` and returns when it is ready; it loads layers later.
@@ -96,6 +70,7 @@ impl Household {
 
     fn start(&self, args: &[&str]) -> Running {
         let mut child = self
+            .home
             .hearthnet(args)
             // Standard input would become part of the question.
             .stdin(match args {
@@ -112,7 +87,7 @@ impl Household {
 
     /// Asks the question with flags that make answers comparable.
     fn chat(&self, extra: &[&str]) -> Output {
-        self.output(&chat(extra))
+        self.home.run(&chat(extra))
     }
 
     /// Repeats the question until it succeeds. Returns the whole answer.
@@ -163,7 +138,7 @@ impl Drop for Running {
 
 /// Missing layers of the only model, as a household sees it. `None`: it knows no model.
 fn missing(household: &Household) -> Option<Vec<Value>> {
-    let status = household.json(&["status", "--json"]);
+    let status = household.home.json(&["status", "--json"]);
     let models = status["models"].as_array().expect("models").clone();
     let model = models.first()?;
     Some(model["missing_layers"].as_array().expect("ranges").clone())
@@ -179,21 +154,27 @@ fn three_households_answer_together_without_an_address_typed() {
     let cellar = Household::new(lab.host(2), "cellar");
 
     for household in [&attic, &bakery, &cellar] {
-        household.says(&["init", "--research", "--name", household.name]);
+        household
+            .home
+            .says(&["init", "--research", "--name", household.name]);
     }
     // Reference answer, byte for byte.
     let alone = text(&cellar.chat(&["--local"]).stdout);
     assert!(alone.len() > 40, "{alone:?}");
 
-    attic.says(&["community", "create", "Elm Street"]);
+    attic.home.says(&["community", "create", "Elm Street"]);
     let attic_serves = attic.serve();
-    let code = attic.says(&["community", "invite", "--level", "trusted"]);
+    let code = attic
+        .home
+        .says(&["community", "invite", "--level", "trusted"]);
     bakery.join(&code);
-    let code = attic.says(&["community", "invite"]);
+    let code = attic.home.says(&["community", "invite"]);
     cellar.join(&code);
     // A used code is refused.
     let late = Household::new(lab.host(2), "late");
-    let again = late.output(&["community", "join", "--wait", "5s", code.trim()]);
+    let again = late
+        .home
+        .run(&["community", "join", "--wait", "5s", code.trim()]);
     assert!(!again.status.success(), "{}", text(&again.stdout));
     assert_complains(&again, "used up");
 
@@ -220,7 +201,7 @@ fn three_households_answer_together_without_an_address_typed() {
     for household in [&attic, &bakery] {
         let answer = household.chat_until_answered(&["--no-fallback"]);
         assert_eq!(answer, alone);
-        let done = household.json(&chat(&["--json"]));
+        let done = household.home.json(&chat(&["--json"]));
         assert_eq!(format!("{}\n", done["text"].as_str().expect("text")), alone);
         let route = done["route"].as_array().expect("a route");
         let away = route.iter().filter(|hop| hop["host"].is_string()).count();
@@ -278,7 +259,7 @@ fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Runn
 
 /// A member that is revoked during an answer gets no more of it.
 fn revoked_mid_stream(attic: &Household, cellar: &Household) {
-    let id = cellar.json(&["id", "--json"])["node_id"]
+    let id = cellar.home.json(&["id", "--json"])["node_id"]
         .as_str()
         .expect("a node id")
         .to_owned();
@@ -290,7 +271,7 @@ fn revoked_mid_stream(attic: &Household, cellar: &Household) {
     for _ in 0..tokens {
         assert!(asking.token(), "{}", asking.complaint());
     }
-    attic.says(&["community", "revoke", &id]);
+    attic.home.says(&["community", "revoke", &id]);
     let revoked = Instant::now();
     let mut last = revoked;
     loop {

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::support::gauges::{self, Gauges};
-use crate::support::{Home, Host, PROCESSORS, Server, TIMEOUT, http, model};
+use crate::support::{Home, Host, PROCESSORS, Server, TIMEOUT, hosts, http, model, shards};
 
 /// Layer range of each host.
 const LAYERS: [&str; 3] = ["0-9", "10-19", "20-29"];
@@ -118,10 +118,7 @@ struct Service {
 impl Mesh {
     fn start() -> Self {
         let (home, model) = (Home::new(), model());
-        let admit = home.node_id();
-        let start =
-            |layers: &&str| Host::start(&Home::new(), model, layers, &admit, &gauges::SHOWN);
-        let hosts: Vec<Host> = LAYERS.iter().map(start).collect();
+        let hosts = hosts(&home, &LAYERS, &gauges::SHOWN);
         Self {
             told: hosts.iter().map(gauges::address).collect(),
             runtime: Runtime::new().expect("a runtime"),
@@ -132,10 +129,7 @@ impl Mesh {
     }
 
     fn shards(&self) -> Vec<&str> {
-        let hosts = self.hosts.iter();
-        hosts
-            .flat_map(|h| ["--shard", h.address.as_str()])
-            .collect()
+        shards(self.hosts.iter().map(|host| &host.address))
     }
 
     fn serve(&self) -> Service {

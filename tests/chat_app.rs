@@ -5,11 +5,10 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 
-use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research, Trust};
+use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research};
+use hearthnet_bus::log::Level;
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{Engine, EngineOptions, Head};
-use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
+use hearthnet_engine::{Engine, Head};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::{ChatRequest, Frame, Prompt, TextModel};
@@ -17,7 +16,7 @@ use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, Service, ServiceSettings};
 use hearthnet_orchestrator::{Cancel, ChatError, bus};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -26,8 +25,8 @@ use tokio::runtime::Handle;
 struct Home(Mutex<Research>);
 
 impl Authority for Home {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Member
+    fn level(&self, _: &NodeId) -> Option<Level> {
+        Some(Level::Member)
     }
 
     fn research(&self) -> Research {
@@ -36,13 +35,8 @@ impl Authority for Home {
 }
 
 fn tiny() -> ServedModel {
-    let bytes = TinyLlama::default().bytes();
-    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).expect("GGUF")).expect("a model");
-    let options = EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).expect("an engine");
+    let file = TinyLlama::default().file();
+    let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).expect("an engine");
     let head = Head::beside(&file, &engine).expect("a head");
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
     let opener = move |_: Exact, _: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
@@ -123,15 +117,8 @@ async fn the_example_app_prints_what_the_community_answers() {
             _ => {}
         }
     }
-    let args = [
-        "Hi",
-        "--seed",
-        "7",
-        "--temperature",
-        "1.5",
-        "--max-tokens",
-        "100",
-    ];
+    let how = ["Hi", "--seed", "7", "--temperature", "1.5"];
+    let args = [&how[..], &["--max-tokens", "100"]].concat();
     let output = app(dir.path(), &args).await;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");

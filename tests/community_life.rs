@@ -2,36 +2,16 @@
 //! revocation. Real processes on this machine, without multicast.
 
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::community::{address, found, join, join_as, peers};
+use crate::support::community::{
+    address, founded_bare, join, join_as, json, log_is_whole, peers, run, says, serve_bare,
+};
 use crate::support::{
     Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until,
 };
-
-/// Daemon without a model, for community work only.
-fn serve(home: &Home, settings: &[&str]) -> Server {
-    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
-    let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
-    Server::start(home, &args)
-}
-
-fn run(home: &Home, settings: &[&str], command: &[&str]) -> Output {
-    home.run(&[&QUIET[..], settings, command].concat())
-}
-
-/// Output of a command that must succeed.
-fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
-    succeeded(&run(home, settings, command))
-}
-
-fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
-    let said = says(home, settings, &[command, &["--json"]].concat());
-    serde_json::from_str(&said).expect("one JSON object")
-}
 
 fn data(home: &Home) -> PathBuf {
     home.path().join("data")
@@ -52,14 +32,6 @@ fn lose_log(home: &Home) {
     for name in ["log.sqlite", "log.sqlite-wal", "log.sqlite-shm"] {
         let _ = std::fs::remove_file(data(home).join(name));
     }
-}
-
-/// Founder with its running node.
-fn founded() -> (Home, Server) {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
-    (founder, node)
 }
 
 /// Code of a new invite.
@@ -94,11 +66,6 @@ fn until_synced(home: &Home, settings: &[&str], has: impl Fn() -> bool) {
     });
 }
 
-fn log_is_whole(home: &Home) {
-    let said = says(home, &[], &["log", "verify"]);
-    assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
-}
-
 /// Second anchor, which may write durable events.
 fn second_anchor(founder: &Home, node: &Server) -> Home {
     let bakery = join(founder, node);
@@ -125,7 +92,7 @@ fn roll_back(home: &Home, to: &Path) {
 
 #[test]
 fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = second_anchor(&founder, &node);
     let known = peers(&node);
     let near = ["--set", &known];
@@ -142,7 +109,7 @@ fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
 
     // The daemon starts while the only node with newer events does not answer yet.
     node.signal(Signal::STOP);
-    let daemon = serve(&bakery, &near);
+    let daemon = serve_bare(&bakery, &near);
     let invite = bakery.spawn(&[&QUIET[..], &["community", "invite", "--json"]].concat());
     let table = format!("/proc/{}/net/tcp", daemon.child.id());
     let port: u16 = address(&node)
@@ -165,7 +132,7 @@ fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
 
 #[test]
 fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = second_anchor(&founder, &node);
     let known = peers(&node);
     let near = ["--set", &known];
@@ -200,7 +167,7 @@ fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
     assert_eq!(status["node"]["standing"]["log_in_doubt"], true);
     assert_fails(&run(&bakery, &[], &invite), 10, "log_behind");
 
-    let node = serve(&founder, &[]);
+    let node = serve_bare(&founder, &[]);
     let known = peers(&node);
     let near = ["--set", &known];
     says(&bakery, &near, &invite[..4]);
@@ -222,7 +189,7 @@ fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
 
 #[test]
 fn a_deleted_or_damaged_log_is_restored_from_a_member() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
     let before = members(&bakery, &[]);
     assert_eq!(before.len(), 2);
@@ -253,7 +220,7 @@ fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     let create = ["community", "create", "Other", "--json"];
     assert_fails(&run(&bakery, &[], &create), 10, "in_community");
     assert_fails(&run(&bakery, &[], &["status", "--json"]), 10, "log_lost");
-    let node = serve(&founder, &[]);
+    let node = serve_bare(&founder, &[]);
     let known = peers(&node);
     let status = json(&bakery, &["--set", &known], &["status"]);
     assert_eq!(status["community"]["id"], community);
@@ -290,7 +257,7 @@ fn the_founder_has_its_name_at_once_and_names_are_case_insensitive() {
 
 #[test]
 fn the_last_anchor_cannot_be_revoked_or_demoted_or_leave() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
     let (own, other) = (founder.node_id(), bakery.node_id());
     for command in ["revoke", "demote"] {
@@ -307,7 +274,7 @@ fn the_last_anchor_cannot_be_revoked_or_demoted_or_leave() {
 
 #[test]
 fn invites_are_listed_with_their_users_and_a_withdrawn_one_is_refused() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let _bakery = join_as("member", &founder, &node);
     let list = |all: &[&str]| {
         let said = json(&founder, &[], &[&["community", "invites"], all].concat());
@@ -337,7 +304,7 @@ fn invites_are_listed_with_their_users_and_a_withdrawn_one_is_refused() {
 
 #[test]
 fn a_member_that_leaves_is_removed_and_can_join_again() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
     let id = bakery.node_id();
     // No node would learn of the leave: refused without a change.
@@ -347,7 +314,7 @@ fn a_member_that_leaves_is_removed_and_can_join_again() {
     assert_fails(&run(&bakery, &unheard, &leave), 10, "unreachable");
     assert_eq!(members(&bakery, &[]).len(), 2);
 
-    let node = serve(&founder, &[]);
+    let node = serve_bare(&founder, &[]);
     let known_again = peers(&node);
     let near_again = ["--set", &known_again];
     let left = json(&bakery, &near_again, &["community", "leave", "--yes"]);
@@ -365,7 +332,7 @@ fn a_member_that_leaves_is_removed_and_can_join_again() {
 
 #[test]
 fn a_revoked_node_stops_and_warns_and_rejoins_with_a_new_key() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
     let (id, known) = (bakery.node_id(), peers(&node));
     let near = ["--set", &known];
@@ -409,7 +376,7 @@ fn a_revoked_node_stops_and_warns_and_rejoins_with_a_new_key() {
 
 #[test]
 fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let known = peers(&node);
     let near = ["--set", &known, "--set", "policy.research.enable=true"];
     let put_out = || {
@@ -477,11 +444,11 @@ fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command()
 
 #[test]
 fn only_one_of_three_nodes_admits_a_joiner() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let known = peers(&node);
     let near = ["--set", &known];
     let others = [join(&founder, &node), join(&founder, &node)];
-    let serving = others.each_ref().map(|home| serve(home, &near));
+    let serving = others.each_ref().map(|home| serve_bare(home, &near));
     let code = json(&founder, &[], &["community", "invite", "--uses", "5"]);
     let code = code["code"].as_str().expect("a code").to_owned();
     let invite = json(&founder, &[], &["community", "invites"]);
@@ -514,7 +481,7 @@ fn only_one_of_three_nodes_admits_a_joiner() {
 
 #[test]
 fn a_joiner_without_a_configuration_gets_a_working_one() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let known = peers(&node);
     let code = code(&founder);
     let late = Home::new();
@@ -535,10 +502,10 @@ fn a_joiner_without_a_configuration_gets_a_working_one() {
 
 #[test]
 fn root_events_spread_from_a_revoked_home() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let other = second_anchor(&founder, &node);
     let near = peers(&node);
-    let elsewhere = serve(&other, &["--set", &near]);
+    let elsewhere = serve_bare(&other, &["--set", &near]);
     let own = founder.node_id();
     says(&founder, &[], &["community", "demote", &own, "trusted"]);
     until("the other anchor hears of both levels", || {
@@ -573,7 +540,7 @@ fn root_events_spread_from_a_revoked_home() {
 
 #[test]
 fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
-    let (founder, node) = founded();
+    let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
     drop(node);
     let earlier = founder.path().join("earlier");
@@ -581,7 +548,7 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     // The home writes on, a neighbour gets its events, and the old copy starts while no node is
     // reachable.
     says(&founder, &[], &["community", "invite"]);
-    let node = serve(&founder, &[]);
+    let node = serve_bare(&founder, &[]);
     let known = peers(&node);
     says(&bakery, &["--set", &known], &["status"]);
     drop(node);
@@ -590,7 +557,7 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     says(&founder, &[], &["log", "resume", "--yes"]);
     says(&founder, &[], &["community", "invite"]);
     let old = founder.node_id();
-    let elsewhere = serve(&bakery, &[]);
+    let elsewhere = serve_bare(&bakery, &[]);
     let known = peers(&elsewhere);
     let near = ["--set", &known];
     let frozen = || members(&bakery, &[]).iter().any(|one| one.2);
@@ -612,7 +579,7 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     // The new key is an anchor: its events spread, and its invites work.
     says(&founder, &near, &["community", "invite"]);
     drop(elsewhere);
-    let node = serve(&founder, &[]);
+    let node = serve_bare(&founder, &[]);
     let guest = join_as("member", &founder, &node);
     assert_eq!(members(&guest, &[]).len(), 3);
     let known = peers(&node);

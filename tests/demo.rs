@@ -1,21 +1,14 @@
 //! The demo, as the README's first command runs it.
 
-use crate::support::{Home, PROCESSORS};
+use serde_json::json;
+
+use crate::support::{Home, PROCESSORS, words};
 
 #[test]
 fn the_demo_answers_over_two_hosts_and_reports_where_the_time_went() {
     let home = Home::new();
     let report = home.json(&["demo", "--json", "--max-tokens", "24"]);
-    for key in [
-        "text",
-        "token_ids",
-        "usage",
-        "route",
-        "timings",
-        "hosts",
-        "local",
-        "seed",
-    ] {
+    for key in words("text token_ids usage route timings hosts local seed") {
         assert!(!report[key].is_null(), "{key} is missing: {report}");
     }
     assert_eq!(report["token_ids"].as_array().map(Vec::len), Some(24));
@@ -45,10 +38,7 @@ fn the_demo_answers_over_two_hosts_and_reports_where_the_time_went() {
     }
     let route = report["route"].as_array().expect("a route");
     let layers: Vec<_> = route.iter().map(|hop| hop["layers"].clone()).collect();
-    assert_eq!(
-        serde_json::json!(layers),
-        serde_json::json!([[0, 1], [2, 15], [16, 29]])
-    );
+    assert_eq!(json!(layers), json!([[0, 1], [2, 15], [16, 29]]));
     assert!(route[0]["host"].is_null(), "the first layers are here");
     assert_ne!(
         route[1]["host"], route[2]["host"],
@@ -60,16 +50,8 @@ fn the_demo_answers_over_two_hosts_and_reports_where_the_time_went() {
 fn a_question_on_the_command_line_is_the_one_that_is_answered() {
     let home = Home::new();
     let demo = |prompt: &str| {
-        home.json(&[
-            "demo",
-            prompt,
-            "--json",
-            "--max-tokens",
-            "12",
-            "--shards",
-            "3",
-        ])["text"]
-            .clone()
+        let how = ["--json", "--max-tokens", "12", "--shards", "3"];
+        home.json(&[&["demo", prompt], &how[..]].concat())["text"].clone()
     };
     let question = "Name one animal with stripes.";
     let greedy = ["--max-tokens", "12", "--temperature", "0"];
@@ -82,19 +64,8 @@ fn a_question_on_the_command_line_is_the_one_that_is_answered() {
 fn the_mesh_bench_compares_every_answer_and_reports_all_three_speeds() {
     let _alone = PROCESSORS.write();
     let home = Home::new();
-    let report = home.json(&[
-        "bench",
-        "mesh",
-        "--json",
-        "--repetitions",
-        "1",
-        "--prefill",
-        "100",
-        "--decode",
-        "6",
-        "--chats",
-        "3",
-    ]);
+    let bench = "bench mesh --json --repetitions 1 --prefill 100 --decode 6 --chats 3";
+    let report = home.json(&words(bench));
     // The speed is not tested, but the comparison of the answers is.
     assert_eq!(report["same_answers"], true);
     assert_eq!(report["answer_tokens"], 6);
@@ -106,6 +77,6 @@ fn the_mesh_bench_compares_every_answer_and_reports_all_three_speeds() {
     }
     let hops = report["hops"].as_array().expect("hops");
     assert_eq!(hops.len(), 2);
-    assert_eq!(hops[1]["layers"], serde_json::json!([16, 29]));
-    assert_eq!(report["own_layers"][0]["layers"], serde_json::json!([0, 1]));
+    assert_eq!(hops[1]["layers"], json!([16, 29]));
+    assert_eq!(report["own_layers"][0]["layers"], json!([0, 1]));
 }

@@ -14,9 +14,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use crate::support::community::Street;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, community, frames, model, shards,
-    text, until,
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_contains, assert_fails, community, frames,
+    model, serving, shards, text, until, words,
 };
 
 /// Words that occur by chance in no answer.
@@ -52,36 +53,44 @@ fn keys_of(value: &Value, key: &str, seen: &mut dyn FnMut(&str, &Value)) {
     }
 }
 
+/// Asserts that these events of a pipeline come in this order: the node that has recorded each, its
+/// kind, and the host or the peer that it is about, if any. Returns the last event.
+fn assert_order<'a>(line: &'a [Value], pipeline: &str, order: &[(&str, &str, &str)]) -> &'a Value {
+    let place = |(node, kind, about): &(&str, &str, &str)| {
+        let found = line.iter().position(|e| {
+            let event = &e["event"];
+            let names = |key: &str| event[key] == *about;
+            let is_about = about.is_empty() || names("host") || names("peer");
+            e["node"] == *node && event["kind"] == *kind && is_about
+        });
+        found.unwrap_or_else(|| panic!("{node} has no {kind} {about}: {line:#?}"))
+    };
+    let places: Vec<usize> = order.iter().map(place).collect();
+    assert!(places.is_sorted(), "{places:?}: {line:#?}");
+    for place in &places {
+        assert_eq!(line[*place]["pipeline"], pipeline, "{:#}", line[*place]);
+    }
+    &line[places[places.len() - 1]]["event"]
+}
+
 #[test]
 fn a_chat_whose_host_died_can_be_traced_over_all_nodes_without_its_text() {
-    let (founder, node) = community::founded(&TOGETHER);
-    let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
-    let mut hosts: Vec<Option<Server>> = ["0-14", "15-29", "15-29"]
-        .iter()
-        .zip(&members)
-        .map(|(layers, member)| Some(community::host(member, &node, layers)))
-        .collect();
-    let ids: Vec<String> = members.iter().map(Home::node_id).collect();
+    let street = Street::start(&[], &["0-14", "15-29", "15-29"]);
+    let (founder, ids) = (&street.founder, &street.ids);
 
     // The founder has to know both hosts of the second half before one of them dies.
     let caller = founder.node_id();
     until("the founder knows all three", || {
-        let seen = diagnose_json(&founder, &[]);
+        let seen = diagnose_json(founder, &[]);
         let adverts = of_kind(&seen, &caller, "advert_seen").into_iter();
         let who = adverts.filter_map(|advert| advert["event"]["peer"].as_str());
         who.collect::<BTreeSet<_>>().len() == 3
     });
 
     let mut victim = None;
-    let frames = chat(&founder, |frames| {
-        let serving = |id: &str| {
-            frames
-                .iter()
-                .any(|f| f["event"] == "shard_status" && f["data"]["host"] == id)
-        };
-        let index = (1..3).find(|&n| serving(&ids[n])).expect("one of the two");
-        let host = hosts[index].take().expect("it runs");
-        host.signal(Signal::KILL);
+    let frames = chat(founder, |frames| {
+        let index = serving(frames, ids, 1..3);
+        street.hosts[index].signal(Signal::KILL);
         victim = Some(index);
     });
     let victim = victim.expect("a host was killed");
@@ -89,7 +98,7 @@ fn a_chat_whose_host_died_can_be_traced_over_all_nodes_without_its_text() {
     let first = ids[0].as_str();
     let done = &frames.last().expect("frames")["data"];
 
-    let whole = diagnose_json(&founder, &[]);
+    let whole = diagnose_json(founder, &[]);
     let events = whole["events"].as_array().expect("events");
     let moved = events
         .iter()
@@ -97,38 +106,24 @@ fn a_chat_whose_host_died_can_be_traced_over_all_nodes_without_its_text() {
         .unwrap_or_else(|| panic!("no failover: {whole:#}"));
     let pipeline = moved["pipeline"].as_str().expect("a pipeline");
     let tail = &pipeline[20..];
-    let line = diagnose_json(&founder, &["--pipeline", tail]);
+    let line = diagnose_json(founder, &["--pipeline", tail]);
     let line = line["events"].as_array().expect("events");
 
     // The views of all nodes, in the order of the events.
-    let at = |node: &str, kind: &str, about: &str| {
-        let found = line.iter().position(|e| {
-            let event = &e["event"];
-            let names = |key: &str| event[key] == about;
-            e["node"] == node
-                && event["kind"] == kind
-                && (about.is_empty() || names("host") || names("peer"))
-        });
-        found.unwrap_or_else(|| panic!("{node} has no {kind} {about}: {line:#?}"))
-    };
     let order = [
-        at(&caller, "stream_asked", first),
-        at(first, "stream_opened", &caller),
-        at(&caller, "pipeline_built", ""),
-        at(&caller, "host_failed", dead),
-        at(&caller, "stream_asked", spare),
-        at(spare, "stream_opened", &caller),
-        at(&caller, "stream_ready", spare),
-        at(&caller, "failed_over", dead),
-        at(&caller, "answered", ""),
+        (&*caller, "stream_asked", first),
+        (first, "stream_opened", &caller),
+        (&caller, "pipeline_built", ""),
+        (&caller, "host_failed", dead),
+        (&caller, "stream_asked", spare),
+        (spare, "stream_opened", &caller),
+        (&caller, "stream_ready", spare),
+        (&caller, "failed_over", dead),
+        (&caller, "answered", ""),
     ];
-    assert!(order.is_sorted(), "{order:?}: {line:#?}");
-    for index in order {
-        assert_eq!(line[index]["pipeline"], pipeline, "{:#}", line[index]);
-    }
+    let answered = assert_order(line, pipeline, &order);
     assert!(events.iter().all(|e| e["doubtful"] == false), "{whole:#}");
     assert_eq!(moved["event"]["code"], "connection_lost");
-    let answered = &line[at(&caller, "answered", "")]["event"];
     assert_eq!(
         answered["completion_tokens"],
         done["usage"]["completion_tokens"]
@@ -140,42 +135,25 @@ fn a_chat_whose_host_died_can_be_traced_over_all_nodes_without_its_text() {
     assert_eq!(nodes.len(), 4, "{whole:#}");
     assert_eq!(of(dead)["error"]["code"], "unreachable", "{whole:#}");
     assert!(of(spare)["give_or_take_ms"].is_number());
-    let people = diagnose(&founder, &["--pipeline", tail]);
-    for said in ["no answer: unreachable", "connection_lost", "answered:"] {
-        assert!(people.contains(said), "{said}: {people}");
-    }
+    let people = diagnose(founder, &["--pipeline", tail]);
+    assert_contains(
+        &people,
+        &["no answer: unreachable", "connection_lost", "answered:"],
+    );
 
     // The record holds no text and no token: all numbers and lists are known ones.
     let text = whole.to_string() + &people;
     let answer = done["text"].as_str().expect("a text");
-    let words: Vec<&str> = answer.split_whitespace().collect();
-    for phrase in words.windows(3) {
+    let answer: Vec<&str> = answer.split_whitespace().collect();
+    for phrase in answer.windows(3) {
         assert!(!text.contains(&phrase.join(" ")), "{phrase:?}");
     }
     for word in RARE {
         assert!(!text.to_lowercase().contains(word), "{word}");
     }
-    let numbers = [
-        "unix_ms",
-        "give_or_take_ms",
-        "times",
-        "hosts",
-        "ms",
-        "stream",
-        "epoch",
-        "layers",
-        "replacements",
-        "replayed",
-        "prompt_tokens",
-        "cached_tokens",
-        "completion_tokens",
-        "bytes",
-        "steps",
-        "rows",
-        "cut",
-        "within_ms",
-        "streams",
-    ];
+    let numbers = "unix_ms give_or_take_ms times hosts ms stream epoch layers replacements \
+        replayed prompt_tokens cached_tokens completion_tokens bytes steps rows cut within_ms streams";
+    let numbers = words(numbers);
     keys_of(&whole["events"], "events", &mut |key, value| match value {
         Value::Number(_) => assert!(numbers.contains(&key), "{key}"),
         Value::Array(_) => assert!(["events", "layers"].contains(&key), "{key}"),
@@ -228,10 +206,7 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     let said = "error: this node is member in \"Elm Street\", and only trusted nodes may read \
                 the records of other nodes";
     assert!(errors.contains(said), "{errors}");
-    assert!(
-        errors.contains("hearthnet community promote ed25519:"),
-        "{errors}"
-    );
+    assert_contains(&errors, &["hearthnet community promote ed25519:"]);
     let all = shown + &errors + &text(&programs.stdout) + &text(&programs.stderr);
     for secret in &secrets {
         assert!(!all.contains(secret), "{secret}: {all}");
@@ -281,12 +256,7 @@ fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
 
     let mut victim = None;
     chat(&caller, |frames| {
-        let serving = |id: &str| {
-            frames
-                .iter()
-                .any(|f| f["event"] == "shard_status" && f["data"]["host"] == id)
-        };
-        let index = (1..3).find(|&n| serving(ids[n])).expect("one of the two");
+        let index = serving(frames, &ids, 1..3);
         hosts[index].1.signal(Signal::KILL);
         victim = Some(index);
     });
@@ -308,26 +278,16 @@ fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
     let args = [&["--pipeline", pipeline][..], &shards(&addresses)].concat();
     let line = diagnose_json(&caller, &args);
     let line = line["events"].as_array().expect("events");
-    let at = |node: &str, kind: &str, about: &str| {
-        let found = line.iter().position(|e| {
-            let names = |key: &str| e["event"][key] == about;
-            e["node"] == node && e["event"]["kind"] == kind && (names("host") || names("peer"))
-        });
-        found.unwrap_or_else(|| panic!("{node} has no {kind} {about}: {line:#?}"))
-    };
     let order = [
-        at(&caller_id, "stream_asked", first),
-        at(first, "stream_opened", &caller_id),
-        at(&caller_id, "host_failed", dead),
-        at(&caller_id, "stream_asked", spare),
-        at(spare, "stream_opened", &caller_id),
-        at(&caller_id, "stream_ready", spare),
-        at(&caller_id, "failed_over", dead),
+        (&*caller_id, "stream_asked", first),
+        (first, "stream_opened", &caller_id),
+        (&caller_id, "host_failed", dead),
+        (&caller_id, "stream_asked", spare),
+        (spare, "stream_opened", &caller_id),
+        (&caller_id, "stream_ready", spare),
+        (&caller_id, "failed_over", dead),
     ];
-    assert!(order.is_sorted(), "{order:?}: {line:#?}");
-    for index in order {
-        assert_eq!(line[index]["pipeline"], pipeline, "{:#}", line[index]);
-    }
+    assert_order(line, pipeline, &order);
     // A host that is named twice is asked once.
     let twice = diagnose_json(&caller, &shards([&addresses[0], &addresses[0]]));
     assert_eq!(
@@ -352,10 +312,7 @@ fn a_chat_over_standalone_hosts_can_be_traced_only_by_its_caller() {
     );
     assert_eq!(seen["nodes"][0]["partial"], false);
     let people = diagnose(&other, &shards(&addresses[..1]));
-    assert!(
-        people.contains("it reports only events of this node"),
-        "{people}"
-    );
+    assert_contains(&people, &["it reports only events of this node"]);
 
     // A stranger is refused with an error.
     let stranger = Home::new();

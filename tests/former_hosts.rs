@@ -16,8 +16,8 @@ use hearthnet_bus::calls::{Registry, Served, register_shards};
 use hearthnet_bus::log::{Body, EventLog};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::now_ms;
-use hearthnet_engine::EngineOptions;
 use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, ShardHost};
+use hearthnet_testkit::one_thread;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -108,10 +108,7 @@ impl Stubborn {
             let listen = listen.to_string();
             let config = ShardConfig {
                 model_id: Some(model_id()),
-                engine: EngineOptions {
-                    threads: 1,
-                    ..EngineOptions::default()
-                },
+                engine: one_thread(),
                 serve: ServeConfig {
                     endpoint: Some(line.to_string()),
                     ..ServeConfig::new(&listen)

@@ -11,7 +11,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{ENABLE, Home, QUIET, model, text};
+use crate::support::{ENABLE, Home, QUIET, assert_contains, model, text};
 
 /// Pulls onto a disk that is too small for the file, and again once it is large enough. `$1` is the
 /// mount point, `$2` the model's file, the rest the command.
@@ -88,13 +88,14 @@ fn a_full_disk_fails_a_pull_with_a_hint_and_a_later_pull_succeeds() {
     let (small, large) = out.split_once("more-room\n").expect("two attempts");
 
     assert!(small.starts_with("status 8\n"), "{out}");
-    for words in [
-        "No space left on device",
-        "free some space there",
-        "XDG_CACHE_HOME",
-    ] {
-        assert!(small.contains(words), "{out}");
-    }
+    assert_contains(
+        small,
+        &[
+            "No space left on device",
+            "free some space there",
+            "XDG_CACHE_HOME",
+        ],
+    );
     assert!(!small.contains("panicked"), "{out}");
     let files = |said: &str| -> Vec<String> {
         let lines = said.lines().filter_map(|line| line.strip_prefix("left "));

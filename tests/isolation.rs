@@ -2,7 +2,7 @@
 //! the daemon read them. Real processes.
 
 use crate::support::community::found;
-use crate::support::{ENABLE, Home, QUIET, Server, assert_complains, model};
+use crate::support::{ENABLE, Home, QUIET, Server, assert_complains, model, words};
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -110,22 +110,8 @@ fn line_of_files(home: &Home) -> String {
 
 fn serve(home: &Home, model: &str) -> Server {
     std::fs::create_dir_all(home.path().join("home")).expect("a folder");
-    let tail = [
-        "serve",
-        "--model",
-        model,
-        "--listen",
-        "127.0.0.1:0",
-        "--json",
-        "--lifeline",
-    ];
-    let args = [
-        &QUIET[..],
-        &ENABLE,
-        &["--set", "http.listen=127.0.0.1:0"],
-        &tail,
-    ]
-    .concat();
+    let serve = words("--set http.listen=127.0.0.1:0 serve --listen 127.0.0.1:0 --json --lifeline");
+    let args = [&QUIET[..], &ENABLE, &serve, &["--model", model]].concat();
     let mut command = home.hearthnet(&args);
     command.env("HOME", home.path().join("home"));
     Server::run(&mut command)

@@ -4,14 +4,15 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::support::community::Street;
 use crate::support::gauges::Gauges;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, community, frames, http, model, told, until,
-    wait_for_end,
+    ENABLE, Home, Host, QUIET, frames, http, model, serving, told, until, wait_for_end, words,
 };
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
@@ -20,23 +21,18 @@ const TOKENS: usize = 256;
 /// Number of frames after which the host is asked to stop: in the middle of the answer.
 const FRAMES: usize = 12;
 
-/// Hosts of the second half, in start order.
+/// Layers of the hosts, in start order.
+const RANGES: [&str; 3] = ["0-14", "15-29", "15-29"];
+
+/// Hosts of the second half.
 const SECOND: [usize; 2] = [1, 2];
 
 /// Runs `hearthnet chat --frames`. `on_frames` is called once with the first frames.
 fn chat(home: &Home, how: &[&str], on_frames: impl FnOnce(&[Value])) -> Vec<Value> {
     let (model, tokens) = (model(), TOKENS.to_string());
-    let ask = [
-        "chat",
-        QUESTION,
-        "--frames",
-        "--model",
-        model,
-        "--max-tokens",
-        &tokens,
-    ];
-    let sampled = ["--temperature", "0.8", "--seed", "7"];
-    let args = [&ENABLE[..], &ask, &sampled, how].concat();
+    let ask = ["chat", QUESTION, "--frames", "--model", model];
+    let sampled = words("--temperature 0.8 --seed 7 --max-tokens");
+    let args = [&ENABLE[..], &ask, &sampled, &[&*tokens], how].concat();
     frames(&mut home.hearthnet(&args), FRAMES, on_frames)
 }
 
@@ -62,16 +58,15 @@ fn until_advertised(home: &Home, nodes: &[&str]) {
 
 #[test]
 fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() {
-    let (founder, node) = community::founded(&TOGETHER);
-    let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
     // The host exits when no caller needs it; waiting for this deadline would fail the test.
     let patient = "research.distributed_inference.host.drain_seconds=3600";
-    let mut hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
-        .iter()
-        .zip(&members)
-        .map(|(layers, member)| community::host_with(member, &node, &["--set", patient], layers))
-        .collect();
-    let ids: Vec<String> = members.iter().map(Home::node_id).collect();
+    let Street {
+        mut hosts,
+        node,
+        members,
+        founder,
+        ids,
+    } = Street::start(&["--set", patient], &RANGES);
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
     until_advertised(&founder, &all);
 
@@ -80,9 +75,7 @@ fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() 
 
     let mut leaver = None;
     let frames = chat(&founder, &[], |frames| {
-        let ready = told(frames, "shard_status");
-        let serving = |at: &usize| ready.iter().any(|status| status["host"] == ids[*at]);
-        let at = SECOND.into_iter().find(serving).expect("one of the two");
+        let at = serving(frames, &ids, SECOND);
         hosts[at].signal(Signal::TERM);
         leaver = Some(at);
     });
@@ -102,7 +95,7 @@ fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() 
     assert_eq!(moves.len(), 1, "{moves:#?}");
     assert_eq!(moves[0]["code"], "leaving");
     assert_eq!(moves[0]["host"], gone);
-    assert_eq!(moves[0]["replacements"], serde_json::json!([spare]));
+    assert_eq!(moves[0]["replacements"], json!([spare]));
     let at = frames.iter().position(|f| f["event"] == "shard_failover");
     let after = at.map_or(0, |at| told(&frames[at..], "token_delta").len());
     assert!((1..TOKENS).contains(&after), "{after}");
@@ -156,14 +149,13 @@ fn a_member_that_shuts_down_during_an_answer_costs_no_token_and_is_no_failure() 
 
 #[test]
 fn a_silent_member_with_a_spare_delays_no_chat() {
-    let (founder, node) = community::founded(&TOGETHER);
-    let members: Vec<Home> = (0..3).map(|_| community::join(&founder, &node)).collect();
-    let hosts: Vec<Server> = ["0-14", "15-29", "15-29"]
-        .iter()
-        .zip(&members)
-        .map(|(layers, member)| community::host(member, &node, layers))
-        .collect();
-    let ids: Vec<String> = members.iter().map(Home::node_id).collect();
+    let Street {
+        hosts,
+        node: _node,
+        members: _members,
+        founder,
+        ids,
+    } = Street::start(&[], &RANGES);
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
     until_advertised(&founder, &all);
     let undisturbed = chat(&founder, &["--local"], |_| {});
@@ -189,9 +181,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
     // Stopped in mid-answer, at the default settings.
     let mut struck = None;
     let frames = chat(&founder, &[], |frames| {
-        let ready = told(frames, "shard_status");
-        let serving = |at: &usize| ready.iter().any(|status| status["host"] == ids[*at]);
-        let at = SECOND.into_iter().find(serving).expect("one of the two");
+        let at = serving(frames, &ids, SECOND);
         hosts[at].signal(Signal::STOP);
         struck = Some(at);
     });
@@ -201,7 +191,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
     assert_eq!(moves.len(), 1, "{moves:#?}");
     assert_eq!(moves[0]["host"], ids[struck].as_str());
     let spare = ids[3 - struck].as_str();
-    assert_eq!(moves[0]["replacements"], serde_json::json!([spare]));
+    assert_eq!(moves[0]["replacements"], json!([spare]));
     let waits = told(&frames, "shard_status").into_iter();
     let waits: Vec<&Value> = waits
         .filter(|status| status["status"] == "waiting")
@@ -218,16 +208,8 @@ fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     let home = Home::new();
     let model = model();
     let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);
-    let chat = [
-        "chat",
-        "--lines",
-        "--frames",
-        "--model",
-        model,
-        "--max-tokens",
-        "8",
-    ];
-    let args = [&ENABLE[..], &chat, &["--shard", &host.address]].concat();
+    let chat = words("chat --lines --frames --max-tokens 8 --model");
+    let args = [&ENABLE[..], &chat, &[model, "--shard", &host.address]].concat();
     let mut child = home
         .hearthnet(&args)
         .stdin(Stdio::piped())
@@ -252,6 +234,8 @@ fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     host.signal(Signal::STOP);
     assert!(!hosts("And another.").contains(&true));
     host.signal(Signal::CONT);
+    // Nobody asks sooner. The attempt to connect, which is still pending, ends meanwhile.
+    std::thread::sleep(Duration::from_secs(1));
     assert_eq!(hosts("And a third."), [false, true]);
     drop(questions);
     assert!(child.wait().expect("its end").success());

@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::Arc;
 
+use hearthnet_files::Digest;
 use hearthnet_files::gguf::Value as Metadata;
 use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::manifest::{Manifest, record_path};
-use hearthnet_files::{Digest, Gguf, ModelFile};
 use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::support::{self, ENABLE, Home, assert_complains, assert_fails, model, succeeded, text};
+use crate::support::{
+    self, ENABLE, Home, assert_complains, assert_contains, assert_fails, model, succeeded, text,
+    words,
+};
 
 /// Home with a cache of its own and a catalogue with the one model `tiny`.
 struct Place {
@@ -32,9 +35,8 @@ impl Place {
     /// Same home; without pins, only the size identifies the model's file.
     fn with_pins(pinned: bool) -> Self {
         let home = Home::new();
-        let bytes = TinyLlama::default().bytes();
-        let gguf = Gguf::from_bytes(bytes.clone()).expect("a GGUF file");
-        let file = ModelFile::from_gguf(gguf).expect("a model");
+        let tiny = TinyLlama::default();
+        let (bytes, file) = (tiny.bytes(), tiny.file());
         let weights = Manifest::of(&file, &mut |_, _| {}).weights_id();
         let catalogue = home.path().join("models.toml");
         let pins = match pinned {
@@ -148,26 +150,8 @@ fn a_pulled_model_with_a_flipped_bit_is_refused_with_a_hint() {
     for args in [
         &["chat", "hi", "--local", "--json", "--model", "tiny"][..],
         &["chat", "hi", "--local", "--json", "--model", by_path],
-        &[
-            "serve",
-            "--local",
-            "--json",
-            "--http",
-            "127.0.0.1:0",
-            "--model",
-            "tiny",
-        ],
-        &[
-            "--set",
-            "policy.research.enable=true",
-            "shard",
-            "serve",
-            "--json",
-            "--layers",
-            "0-1",
-            "--model",
-            "tiny",
-        ],
+        &words("serve --local --json --http 127.0.0.1:0 --model tiny"),
+        &words("--set policy.research.enable=true shard serve --json --layers 0-1 --model tiny"),
         &["model", "verify", "tiny", "--json"],
         // `--accept` does not override the catalogue.
         &["model", "verify", "tiny", "--accept", "--json"],
@@ -200,10 +184,7 @@ fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     for output in [place.run(&local), verify(&[]), place.run(&local)] {
         assert_fails(&output, 8, "model_changed");
         let said = text(&output.stderr);
-        assert!(
-            said.contains("1 of ") && said.contains("--accept"),
-            "{said}"
-        );
+        assert_contains(&said, &["1 of ", "--accept"]);
     }
     assert_eq!(compared(verify(&["--accept"])), "accepted");
     assert_eq!(compared(verify(&[])), "record");
@@ -250,12 +231,10 @@ fn model_list_shows_whole_truncated_partial_and_missing_files_and_rm_removes_the
     );
 }
 
-/// Hub with one file, `o/r/tiny.gguf`, at any revision. Records the requested paths.
-fn hub(bytes: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
+/// HTTP server that answers each request with a head and a body. Returns its address.
+fn server(mut answer: impl FnMut(&str, &[String]) -> (String, Vec<u8>) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://{}", listener.local_addr().expect("an address"));
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&asked);
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(mut stream) = stream else { return };
@@ -263,31 +242,36 @@ fn hub(bytes: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
             let Some(Ok(first)) = lines.next() else {
                 continue;
             };
-            let path = first.split(' ').nth(1).unwrap_or_default().to_owned();
-            let headers: Vec<String> = lines
-                .map_while(Result::ok)
-                .take_while(|l| !l.is_empty())
-                .collect();
-            let first_byte = headers
-                .iter()
-                .any(|h| h.eq_ignore_ascii_case("range: bytes=0-0"));
-            let answer = match (path.ends_with("/tiny.gguf"), first_byte) {
-                (false, _) => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n".to_owned(),
-                (true, true) => format!(
-                    "HTTP/1.1 206 Partial Content\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/{}\r\n",
-                    bytes.len()
-                ),
-                (true, false) => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n", bytes.len()),
-            };
-            let body: &[u8] = match (path.ends_with("/tiny.gguf"), first_byte) {
-                (false, _) => b"",
-                (true, true) => &bytes[..1],
-                (true, false) => &bytes,
-            };
-            seen.lock().push(path);
-            let _ = stream.write_all(format!("{answer}Connection: close\r\n\r\n").as_bytes());
-            let _ = stream.write_all(body);
+            let headers = lines.map_while(Result::ok).take_while(|l| !l.is_empty());
+            let path = first.split(' ').nth(1).unwrap_or_default();
+            let (head, body) = answer(path, &headers.collect::<Vec<_>>());
+            let head = format!("HTTP/1.1 {head}\r\nConnection: close\r\n\r\n");
+            let _ = stream.write_all(&[head.as_bytes(), &body].concat());
         }
+    });
+    address
+}
+
+/// Hub with one file, `o/r/tiny.gguf`, at any revision. Records the requested paths.
+fn hub(bytes: Vec<u8>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let address = server(move |path, headers| {
+        seen.lock().push(path.to_owned());
+        let mut headers = headers.iter();
+        let first_byte = headers.any(|h| h.eq_ignore_ascii_case("range: bytes=0-0"));
+        let (status, body) = match (path.ends_with("/tiny.gguf"), first_byte) {
+            (false, _) => ("404 Not Found".to_owned(), Vec::new()),
+            (true, true) => {
+                let range = format!("Content-Range: bytes 0-0/{}", bytes.len());
+                (
+                    format!("206 Partial Content\r\n{range}"),
+                    bytes[..1].to_vec(),
+                )
+            }
+            (true, false) => ("200 OK".to_owned(), bytes.clone()),
+        };
+        (format!("{status}\r\nContent-Length: {}", body.len()), body)
     });
     (address, asked)
 }
@@ -302,10 +286,7 @@ fn a_model_is_fetched_from_the_hub_or_an_address_by_the_name_that_every_command_
         let chat = place.run(&["chat", "hi", "--local", "--json", "--model", name]);
         assert_fails(&chat, 8, "model_unavailable");
         let said = text(&chat.stderr);
-        assert!(
-            said.contains(&format!("hearthnet model pull {name}")),
-            "{said}"
-        );
+        assert_contains(&said, &[&format!("hearthnet model pull {name}")]);
 
         let pulled = place.run_at(&address, &["model", "pull", name]);
         let path = succeeded(&pulled).trim().to_owned();
@@ -360,28 +341,18 @@ fn a_failed_pull_says_why_once() {
 #[test]
 fn a_busy_hub_is_called_busy() {
     let place = Place::new();
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("an address"));
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
-            let asked = lines.map_while(Result::ok).take_while(|l| !l.is_empty());
-            asked.for_each(drop);
-            let _ = stream.write_all(
-                b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 3600\r\nContent-Length: 0\r\n\
-                  Connection: close\r\n\r\n",
-            );
-        }
-    });
+    let busy = "429 Too Many Requests\r\nRetry-After: 3600\r\nContent-Length: 0";
+    let address = server(move |_, _| (busy.to_owned(), Vec::new()));
     for name in ["tiny", "hf:o/r/tiny.gguf"] {
         let output = place.run_at(&address, &["model", "pull", name]);
         fails(&output, 8);
         let said = text(&output.stderr);
-        assert!(
-            said.contains("could not be fetched: the server is busy")
-                && said.contains("in 3600 s, as the server asks"),
-            "{said}"
+        assert_contains(
+            &said,
+            &[
+                "could not be fetched: the server is busy",
+                "in 3600 s, as the server asks",
+            ],
         );
         assert!(!said.contains("no source has it"), "{said}");
     }
@@ -450,10 +421,7 @@ fn inspect_gives_the_reason_for_which_chat_refuses_a_file() {
             "{index}: {reason}\n{said}"
         );
         // The inspection still shows the readable parts.
-        assert!(
-            shown.contains("weights  ") && shown.contains("not with this file"),
-            "{shown}"
-        );
+        assert_contains(&shown, &["weights  ", "not with this file"]);
         let json = place.run(&["model", "inspect", name, "--json"]);
         assert_eq!(json.status.code(), Some(8), "{index}");
         let json: Value = serde_json::from_slice(&json.stdout).expect("JSON");
@@ -486,24 +454,12 @@ fn other_hyperparameters_are_not_reported_as_other_tensors() {
 #[test]
 fn the_default_model_of_the_configuration_is_used() {
     let place = Place::new();
-    let missing = place.run(&[
-        "--set",
-        "model.default=hf:o/r/tiny.gguf",
-        "chat",
-        "hi",
-        "--local",
-        "--json",
-    ]);
+    let missing = place.run(&words(
+        "--set model.default=hf:o/r/tiny.gguf chat hi --local --json",
+    ));
     assert_fails(&missing, 8, "model_unavailable");
     assert!(text(&missing.stderr).contains("hf:o/r/tiny.gguf"));
-    let none = place.run(&[
-        "--set",
-        "model.default=no-such",
-        "chat",
-        "hi",
-        "--local",
-        "--json",
-    ]);
+    let none = place.run(&words("--set model.default=no-such chat hi --local --json"));
     assert_fails(&none, 3, "bad_request");
 }
 
@@ -558,15 +514,8 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
 
     // `nohup` ignores SIGHUP, so the host runs until it is asked to end.
     let mut command = std::process::Command::new("nohup");
-    let kept = own.hearthnet(&[
-        "serve",
-        "--local",
-        "--json",
-        "--http",
-        "127.0.0.1:0",
-        "--model",
-        path,
-    ]);
+    let kept = words("serve --local --json --http 127.0.0.1:0 --model");
+    let kept = own.hearthnet(&[&kept[..], &[path]].concat());
     command.arg(kept.get_program()).args(kept.get_args());
     for (name, value) in kept.get_envs() {
         match value {
@@ -637,15 +586,8 @@ fn a_hugging_face_directory_is_accepted_wherever_a_model_is_named() {
     // `import` writes the same file to the target, but never over an existing one.
     let target = place.home.path().join("mixtral.gguf");
     let out = target.to_str().expect("UTF-8");
-    let import = [
-        "model",
-        "import",
-        &directory,
-        "--quantize",
-        "q8_0",
-        "-o",
-        out,
-    ];
+    let import = ["model", "import", &directory, "-o", out];
+    let import = [&import[..], &["--quantize", "q8_0"]].concat();
     let imported = place.run(&import);
     assert_eq!(succeeded(&imported).trim(), out);
     assert_eq!(weights(&[out]), quantised);
@@ -744,9 +686,10 @@ fn a_model_without_a_catalogue_pin_is_pinned_by_its_first_pull() {
     let refused = place.run_at(&replaced, &["model", "pull", "tiny"]);
     fails(&refused, 8);
     let said = text(&refused.stderr);
-    for part in [&digest, &Digest::of(&other).to_string(), "pins/tiny.toml"] {
-        assert!(said.contains(part), "{part}: {said}");
-    }
+    assert_contains(
+        &said,
+        &[&digest, &Digest::of(&other).to_string(), "pins/tiny.toml"],
+    );
     assert!(!place.file().exists());
     succeeded(&place.run_at(&address, &["model", "pull", "tiny"]));
 
@@ -773,26 +716,12 @@ fn an_unknown_model_gets_suggestions_and_a_gated_repository_a_hint() {
     fails(&output, 3);
     assert_complains(&output, "did you mean tiny");
 
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = format!("http://{}", listener.local_addr().expect("an address"));
-    std::thread::spawn(move || {
-        for stream in listener.incoming() {
-            let Ok(mut stream) = stream else { return };
-            let lines = BufReader::new(stream.try_clone().expect("a handle")).lines();
-            let asked = lines.map_while(Result::ok).take_while(|l| !l.is_empty());
-            asked.for_each(drop);
-            let _ = stream.write_all(
-                b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-            );
-        }
-    });
+    let gated = "401 Unauthorized\r\nContent-Length: 0";
+    let address = server(move |_, _| (gated.to_owned(), Vec::new()));
     for name in ["tiny", "hf:o/r/tiny.gguf"] {
         let output = place.run_at(&address, &["model", "pull", name]);
         fails(&output, 8);
         let said = text(&output.stderr);
-        assert!(
-            said.contains("HF_TOKEN") && said.contains("https://huggingface.co/o/r"),
-            "{said}"
-        );
+        assert_contains(&said, &["HF_TOKEN", "https://huggingface.co/o/r"]);
     }
 }

@@ -7,12 +7,13 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::gauges::Gauges;
 use crate::support::{
-    ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, assert_fails, chat_app, community,
-    http, interrupt, model, succeeded, text, until, until_answered, wait_for_end,
+    ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, assert_contains, assert_fails,
+    chat_app, community, http, interrupt, model, succeeded, text, until, until_answered,
+    wait_for_end,
 };
 
 const QUESTION: &str = "Name three colours.";
@@ -99,10 +100,7 @@ fn two_homes_with_half_the_layers_each_can_both_chat_as_can_their_apps() {
     let peers = community::peers(&attic);
     let shard = ["shard", "serve", "--model", model(), "--layers", "15-29"];
     let cellar = daemon(&member, &["--set", &peers], &shard);
-    assert_eq!(
-        cellar.ready["descriptor"]["layer_range"],
-        serde_json::json!([15, 29])
-    );
+    assert_eq!(cellar.ready["descriptor"]["layer_range"], json!([15, 29]));
 
     let expected = alone(&founder);
     for (home, other) in [(&founder, member.node_id()), (&member, founder.node_id())] {
@@ -175,7 +173,7 @@ fn a_new_question_is_answered_locally_without_hosts_and_by_hosts_once_they_appea
     assert!(said.contains(here), "{said}");
     // And through the OpenAI API.
     let ask = |stream: bool| {
-        let body = serde_json::json!({
+        let body = json!({
             "model": Path::new(model()).file_stem().and_then(|s| s.to_str()),
             "max_tokens": 24, "temperature": 0, "stream": stream,
             "messages": [{"role": "user", "content": QUESTION}],
@@ -183,10 +181,7 @@ fn a_new_question_is_answered_locally_without_hosts_and_by_hosts_once_they_appea
         http::Reply::chat(&http::address(&node), &body)
     };
     let events = ask(true).text();
-    assert!(
-        events.contains(&format!(": no host is available: {here}")),
-        "{events}"
-    );
+    assert_contains(&events, &[&format!(": no host is available: {here}")]);
     assert!(ask(false).alone, "a header says so");
 
     // A host appears: later questions go to it, although the conversation went local before.
@@ -221,9 +216,7 @@ fn status_calls_a_killed_host_unreachable_and_its_layers_missing() {
     assert_eq!(model["complete"], false, "{told:#}");
     assert_eq!(model["shards"][0]["reachable"], false, "{told:#}");
     let people = text(&founder.run(&[&QUIET[..], &["status"]].concat()).stdout);
-    for words in ["UNREACHABLE", "missing layers 0-29"] {
-        assert!(people.contains(words), "{people}");
-    }
+    assert_contains(&people, &["UNREACHABLE", "missing layers 0-29"]);
     // The same without a daemon.
     drop(node);
     let told = status(&founder);
@@ -358,10 +351,7 @@ fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
     let args = [&here()[..], &shard, &["--layers", "0-29"]].concat();
     let mut attached = RunningCommand::start(&founder, &args);
     let ready: Value = serde_json::from_str(&attached.lines.next().expect("a line")).expect("JSON");
-    assert_eq!(
-        ready["descriptor"]["layer_range"],
-        serde_json::json!([0, 29])
-    );
+    assert_eq!(ready["descriptor"]["layer_range"], json!([0, 29]));
     let shard_id = ready["descriptor"]["shard_id"].as_str().expect("an id");
     assert_eq!(serving(&founder).as_deref(), Some(shard_id));
     assert_eq!(chat(&founder, &[])["text"], alone(&founder).as_str());
@@ -440,7 +430,7 @@ fn layers_pause_while_the_community_has_research_off() {
         why.as_str()
             .is_some_and(|why| why.contains("research is off"))
     });
-    assert_eq!(status(&founder)["models"], serde_json::json!([]));
+    assert_eq!(status(&founder)["models"], json!([]));
 
     founder.json(&["community", "policy", "--research", "on", "--json"]);
     until("it serves again by itself", || serving(&founder).is_some());
@@ -457,17 +447,11 @@ fn a_node_promoted_while_offline_syncs_before_it_decides() {
     let refused = member.run(&[&here()[..], &["--set", &peers], &shard].concat());
     assert_eq!(refused.status.code(), Some(10), "{}", text(&refused.stderr));
     let why = text(&refused.stderr);
-    assert!(
-        why.contains("asking other members") && why.contains("promote"),
-        "{why}"
-    );
+    assert_contains(&why, &["asking other members", "promote"]);
 
     founder.says(&["community", "promote", &member.node_id(), "trusted"]);
     // Its own log does not have the promotion yet.
     assert_eq!(events(&member, "member.level"), 0);
     let host = daemon(&member, &["--set", &peers], &shard);
-    assert_eq!(
-        host.ready["descriptor"]["layer_range"],
-        serde_json::json!([0, 29])
-    );
+    assert_eq!(host.ready["descriptor"]["layer_range"], json!([0, 29]));
 }

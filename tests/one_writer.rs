@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{
-    Authority, CallContext, CallError, CallServer, CapabilityDescriptor, FrameSink, Handler, Kind,
-    LocalApi, Params, Registry, Research, Trust,
+    CallContext, CallError, CallServer, CapabilityDescriptor, FrameSink, Handler, Kind, LocalApi,
+    OneLevel, Params, Registry,
 };
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
-use hearthnet_bus::log::EventLog;
+use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::{NodeId, NodeKey};
 use rustix::fs::{FlockOperation, flock};
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use crate::support::community::{address, found, join_as};
-use crate::support::{Home, QUIET, Server, assert_complains, assert_fails, succeeded, until};
+use crate::support::community::{address, found, join_as, log_is_whole, serve_bare};
+use crate::support::{Home, QUIET, assert_complains, assert_fails, succeeded, until};
 
 const INVITE: [&str; 3] = ["community", "invite", "--json"];
 
@@ -30,14 +30,6 @@ fn founder() -> Home {
     let founder = Home::new();
     found(&founder);
     founder
-}
-
-fn serve(home: &Home) -> Server {
-    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
-    Server::start(
-        home,
-        &[&QUIET[..], &tail, &["--json", "--lifeline"]].concat(),
-    )
 }
 
 fn data(home: &Home) -> PathBuf {
@@ -54,8 +46,7 @@ fn invited(command: Child) -> Output {
 
 /// Number of invites in the log, which must be intact.
 fn invites(home: &Home) -> usize {
-    let said = home.says(&["log", "verify"]);
-    assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
+    log_is_whole(home);
     let listed = home.json(&["community", "invites", "--json"]);
     listed["invites"].as_array().expect("a list").len()
 }
@@ -67,25 +58,14 @@ struct FakeDaemon {
     runtime: Runtime,
 }
 
-struct ThisUser;
-
-impl Authority for ThisUser {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Member
-    }
-
-    fn research(&self) -> Research {
-        Research::On
-    }
-}
-
 impl FakeDaemon {
     fn start(home: &Home, registry: Registry) -> Self {
         let lock = File::create(data(home).join("node.lock")).expect("a file");
         flock(&lock, FlockOperation::NonBlockingLockExclusive).expect("no daemon runs");
         let runtime = Runtime::new().expect("a runtime");
         let own = NodeKey::generate().expect("a key").id();
-        let server = CallServer::new(own, Arc::new(registry), Arc::new(ThisUser));
+        let this_user = OneLevel(Some(Level::Member));
+        let server = CallServer::new(own, Arc::new(registry), Arc::new(this_user));
         let api = runtime.block_on(LocalApi::open(&data(home), Arc::new(server)));
         Self {
             _lock: lock,
@@ -113,27 +93,21 @@ impl Handler for Hangs {
 #[test]
 fn a_daemon_applies_at_once_the_events_written_for_a_command() {
     let founder = founder();
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     let code = founder.json(&[&QUIET[..], &INVITE].concat());
     let code = code["code"].as_str().expect("a code").to_owned();
     // The daemon accepts the invite without reading the log from disk again.
     let member = Home::new();
     let peer = format!("discovery.static_peers=[\"{}\"]", address(&node));
     member.says(&[&QUIET[..], &["--set", &peer, "community", "join", &code]].concat());
-    for (level, says) in [("trusted", "trusted"), ("member", "member")] {
-        let how = if level == "trusted" {
-            "promote"
-        } else {
-            "demote"
-        };
+    for (how, level) in [("promote", "trusted"), ("demote", "member")] {
         founder.says(&["community", how, &member.node_id(), level]);
         let members = founder.json(&["community", "members", "--json"]);
         let id = member.node_id();
         let found = members["members"].as_array().expect("a list").iter();
-        let level = found
-            .filter(|one| one["node"] == *id)
-            .map(|one| &one["level"]);
-        assert_eq!(level.collect::<Vec<_>>(), [says], "{members:#}");
+        let found = found.filter(|one| one["node"] == *id);
+        let levels: Vec<&Value> = found.map(|one| &one["level"]).collect();
+        assert_eq!(levels, [level], "{members:#}");
     }
     founder.says(&["community", "revoke", &member.node_id(), "--yes"]);
     assert_eq!(invites(&founder), 0);
@@ -142,7 +116,7 @@ fn a_daemon_applies_at_once_the_events_written_for_a_command() {
 #[test]
 fn another_node_cannot_write_through_the_daemon() {
     let founder = founder();
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     let trusted = join_as("trusted", &founder, &node);
     let key = NodeKey::load(&data(&trusted).join("node.key")).expect("a key");
     let log = EventLog::open(&data(&trusted)).expect("a log");
@@ -183,7 +157,7 @@ fn another_node_cannot_write_through_the_daemon() {
 #[test]
 fn a_command_reaches_the_daemon_through_its_socket_without_a_token() {
     let founder = founder();
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     for file in ["bus.token", "bus.endpoint"] {
         std::fs::remove_file(data(&founder).join(file)).expect("a file");
     }
@@ -196,7 +170,7 @@ fn a_command_reaches_the_daemon_through_its_socket_without_a_token() {
     assert_eq!(invites(&founder), 2);
     // The next daemon replaces the socket of a killed one.
     assert!(data(&founder).join("bus.socket").exists());
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     std::fs::remove_file(data(&founder).join("bus.token")).expect("a file");
     succeeded(&founder.run(&[&QUIET[..], &INVITE].concat()));
     node.signal(Signal::TERM);
@@ -208,7 +182,7 @@ fn a_command_reaches_the_daemon_through_its_socket_without_a_token() {
 #[test]
 fn without_a_socket_a_command_with_a_wrong_token_writes_nothing() {
     let founder = founder();
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     std::fs::remove_file(data(&founder).join("bus.socket")).expect("a socket");
     std::fs::write(data(&founder).join("bus.token"), "somebody else's\n").expect("a file");
     let refused = founder.run(&[&QUIET[..], &INVITE].concat());
@@ -249,7 +223,7 @@ fn a_daemon_that_dies_during_a_write_is_an_error_with_a_hint() {
     );
     let descriptor = CapabilityDescriptor {
         params: any,
-        ..CapabilityDescriptor::new(name, "Hangs.", Trust::Member)
+        ..CapabilityDescriptor::new(name, "Hangs.", Some(Level::Member))
     };
     let hangs = Arc::new(Hangs(Arc::clone(&heard)));
     registry.register(descriptor, hangs).expect("a free name");
@@ -270,7 +244,7 @@ fn a_daemon_that_dies_during_a_write_is_an_error_with_a_hint() {
 #[test]
 fn if_the_daemon_is_killed_before_the_request_the_command_writes_itself() {
     let founder = founder();
-    let mut node = serve(&founder);
+    let mut node = serve_bare(&founder, &[]);
     // A stopped daemon accepts no connection, but holds its lock.
     node.signal(Signal::STOP);
     let command = invite(&founder);
@@ -302,7 +276,7 @@ fn concurrent_commands_all_write_with_without_and_during_the_start_of_a_daemon()
     all_wrote(at_once());
     assert_eq!(invites(&founder), 4);
     let starting = at_once();
-    let node = serve(&founder);
+    let node = serve_bare(&founder, &[]);
     all_wrote(starting);
     assert_eq!(invites(&founder), 8);
     all_wrote(at_once());

@@ -12,10 +12,11 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use crate::support::gauges::Gauges;
 use crate::support::http::{self, Reply};
 use crate::support::{
-    self, ENABLE, Home, Host, Server, assert_complains, community, model, python, shards,
-    succeeded, until,
+    self, ENABLE, Home, Host, Server, assert_complains, community, hosts, kernel_number, model,
+    python, shards, succeeded, until, words,
 };
 
 /// Running `hearthnet serve`, stopped when dropped.
@@ -47,11 +48,7 @@ fn start(home: &Home, before: &[&str], after: &[&str], hosts: Vec<Host>) -> Serv
 /// Service over two hosts with half of the layers each.
 fn over_hosts(settings: &[&str]) -> Service {
     let home = Home::new();
-    let (admit, model) = (home.node_id(), model());
-    let hosts: Vec<Host> = ["0-14", "15-29"]
-        .iter()
-        .map(|layers| Host::start(&Home::new(), model, layers, &admit, &[]))
-        .collect();
+    let hosts = hosts(&home, &["0-14", "15-29"], &[]);
     let mut before = ENABLE.to_vec();
     for setting in settings {
         before.extend(["--set", setting]);
@@ -78,16 +75,7 @@ impl Service {
 #[test]
 fn openais_package_is_answered_over_two_hosts() {
     let service = over_hosts(&[]);
-    for what in [
-        "models",
-        "stream",
-        "logprobs",
-        "stop",
-        "seed",
-        "errors",
-        "turns",
-        "disconnect",
-    ] {
+    for what in words("models stream logprobs stop seed errors turns disconnect") {
         service.client(what);
     }
     let shards = service.client("metrics")["shards"].clone();
@@ -113,19 +101,20 @@ fn ten_concurrent_requests_get_equal_answers_or_retry_after() {
 }
 
 #[test]
-fn a_single_machine_answers_a_crowd_and_a_conversation() {
-    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+fn a_single_machine_answers_a_crowd_a_conversation_and_curl_and_ends_at_an_interrupt() {
+    let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
     assert_eq!(service.client("crowd")["answered"], 10);
     service.client("turns");
+    match Command::new("curl").arg("--version").output() {
+        Ok(_) => curl_gets_an_answer_and_a_stream(&service),
+        Err(_) => println!("skipped: there is no curl on this machine"),
+    }
+    service.signal(Signal::INT);
+    let status = service.process.child.wait().expect("its end");
+    assert_eq!(status.code(), Some(0));
 }
 
-#[test]
-fn curl_gets_an_answer_and_a_stream() {
-    if Command::new("curl").arg("--version").output().is_err() {
-        println!("skipped: there is no curl on this machine");
-        return;
-    }
-    let service = start(&Home::new(), &[], &["--local"], Vec::new());
+fn curl_gets_an_answer_and_a_stream(service: &Service) {
     let curl = |extra: Value| {
         let mut body = json!({
             "model": service.model, "messages": [{"role": "user", "content": "Say hello."}],
@@ -243,8 +232,8 @@ fn a_community_answers_openais_package_and_a_dying_host_costs_no_token() {
     host.child.wait().expect("its end");
     story += &read(&mut reply, usize::MAX);
     assert_eq!(story, undisturbed);
-    let failovers = counted(&address, "distributed_inference_failovers_total");
-    assert_eq!(failovers, "1");
+    let failovers = Gauges::at(&address).count("distributed_inference_failovers_total");
+    assert_eq!(failovers, 1);
 }
 
 /// Tokens of a story.
@@ -272,22 +261,9 @@ fn read(reply: &mut Reply, chunks: usize) -> String {
     chunks.map(said).collect()
 }
 
-/// Value of a metric of a service, as it is written.
-fn counted(address: &str, name: &str) -> String {
-    let numbers = http::get(address, "/metrics");
-    let line = numbers.lines().find_map(|line| line.strip_prefix(name));
-    line.unwrap_or_else(|| panic!("no {name} in {numbers}"))
-        .trim()
-        .to_owned()
-}
-
 /// Peak memory of a process, in bytes.
 fn peak(process: &Server) -> u64 {
-    let status = format!("/proc/{}/status", process.child.id());
-    let status = std::fs::read_to_string(status).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.expect("a number") << 10
+    kernel_number(process.child.id(), "VmHWM:") << 10
 }
 
 #[test]
@@ -313,21 +289,10 @@ fn chats_of_a_community_without_hosts_continue_locally_on_one_engine() {
         assert_eq!(story, undisturbed);
     }
     let fallbacks = "distributed_inference_fallback_to_local_total";
-    assert_eq!(counted(&address, fallbacks), "3");
+    assert_eq!(Gauges::at(&address).count(fallbacks), 3);
     // The weights of all layers take 63 MiB in their compute layout.
     let taken = peak(&service.process) - before;
     assert!(taken < 2 * (63 << 20), "{taken} bytes for three chats");
-}
-
-#[test]
-fn a_service_asked_to_stop_ends_cleanly() {
-    for signal in [Signal::INT, Signal::TERM] {
-        let mut service = start(&Home::new(), &[], &["--local"], Vec::new());
-        service.client("plain");
-        service.signal(signal);
-        let status = service.process.child.wait().expect("its end");
-        assert_eq!(status.code(), Some(0));
-    }
 }
 
 #[test]

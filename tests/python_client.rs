@@ -7,7 +7,7 @@ use std::process::Output;
 use hearthnet_bus::NodeKey;
 use hearthnet_engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{Home, Host, model, python, text};
 
@@ -22,11 +22,6 @@ const ROWS: u32 = 13;
 
 /// Rows of the block: 36 chunks of 4 KiB, more than the 16 that a host grants at first.
 const BLOCK_ROWS: u32 = 128;
-
-fn serve(admit: &NodeKey) -> Host {
-    let model = model();
-    Host::start(&Home::new(), model, LAYERS, &admit.id().to_string(), &[])
-}
 
 /// Runs the client against a host, with its files in `dir`.
 fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) -> (Output, Value) {
@@ -80,7 +75,7 @@ fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>
 }
 
 #[test]
-fn a_client_written_from_the_specification_gets_bit_identical_results() {
+fn a_client_written_from_the_specification_is_refused_or_gets_bit_identical_results() {
     let file = ModelFile::open(model().as_ref()).expect("the real model");
     let weights = file.manifest(&mut |_, _| {}).weights_id().to_string();
     let options = EngineOptions::default();
@@ -92,8 +87,22 @@ fn a_client_written_from_the_specification_gets_bit_identical_results() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(dir.path().join("rows"), rows).expect("a file");
     std::fs::write(dir.path().join("block"), block).expect("a file");
-    let host = serve(&NodeKey::from_secret(&SECRET));
-    let (output, report) = client(&host, dir.path(), &weights, head.spec().width, &[]);
+    let admit = NodeKey::from_secret(&SECRET).id().to_string();
+    let host = Host::start(&Home::new(), model(), LAYERS, &admit, &[]);
+    let client = |extra: &[&str]| client(&host, dir.path(), &weights, head.spec().width, extra);
+
+    // A key that is not admitted is refused in the handshake, a token for another host afterwards.
+    let stranger = hex(&[0x5b; 32]);
+    let other = NodeKey::from_secret(&[0x5c; 32]).id().to_string();
+    let (output, report) = client(&["--secret", &stranger]);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    assert_eq!(report["refused"]["code"], "tls:TLSV1_ALERT_ACCESS_DENIED");
+    let (output, report) = client(&["--audience", &other]);
+    assert_eq!(output.status.code(), Some(3), "{report}");
+    assert_eq!(report["refused"]["code"], "token_audience");
+    assert_eq!(report["refused"]["close"], 4073);
+
+    let (output, report) = client(&[]);
     assert!(output.status.success(), "{report}{}", text(&output.stderr));
 
     let read = |name: &str| std::fs::read(dir.path().join(name)).expect("the client's answer");
@@ -108,30 +117,6 @@ fn a_client_written_from_the_specification_gets_bit_identical_results() {
     assert!(sent >= chunks as u64, "{report}");
     assert_eq!(report["result_chunks"], chunks);
     assert!(report["waits_for_credit"].as_u64().is_some_and(|n| n > 0));
-    assert_eq!(
-        report["descriptor"]["layer_range"],
-        serde_json::json!([0, 14])
-    );
-    assert_eq!(report["close"], serde_json::json!([4000, "normal"]));
-}
-
-#[test]
-fn a_client_whose_key_is_not_admitted_is_refused_in_the_handshake() {
-    let host = serve(&NodeKey::from_secret(&[0x5b; 32]));
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let (output, report) = client(&host, dir.path(), &hex(&[0; 32]), 576, &[]);
-    assert_eq!(output.status.code(), Some(3), "{report}");
-    assert_eq!(report["refused"]["code"], "tls:TLSV1_ALERT_ACCESS_DENIED");
-}
-
-#[test]
-fn a_token_for_another_host_is_refused_with_token_audience() {
-    let host = serve(&NodeKey::from_secret(&SECRET));
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let other = NodeKey::from_secret(&[0x5c; 32]).id().to_string();
-    let audience = ["--audience", other.as_str()];
-    let (output, report) = client(&host, dir.path(), &hex(&[0; 32]), 576, &audience);
-    assert_eq!(output.status.code(), Some(3), "{report}");
-    assert_eq!(report["refused"]["code"], "token_audience");
-    assert_eq!(report["refused"]["close"], 4073);
+    assert_eq!(report["descriptor"]["layer_range"], json!([0, 14]));
+    assert_eq!(report["close"], json!([4000, "normal"]));
 }

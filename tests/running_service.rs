@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::support::http::{address, get_json};
 use crate::support::{
-    self, ENABLE, Home, Server, assert_complains, assert_fails, community, model, succeeded, text,
-    until,
+    self, ENABLE, Home, Server, assert_complains, assert_contains, assert_fails, community, model,
+    succeeded, text, until,
 };
 
 const PROMPT: &str = "Name three colours, and say why.";
@@ -186,10 +186,7 @@ fn a_stopped_service_is_reported_with_its_process_id_at_once() {
     assert_fails(&output, 7, "experimental_disabled");
     let failure: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let hint = failure["error"]["hint"].as_str().expect("a hint");
-    assert!(
-        hint.contains(&named) && hint.contains(&format!("kill -CONT {id}")),
-        "{hint}"
-    );
+    assert_contains(hint, &[&named, &format!("kill -CONT {id}")]);
     assert_complains(
         &output,
         &format!("warning: the service on this machine, {named}"),

@@ -1,32 +1,18 @@
 //! Promise 1: the same answer, however the model is split. Real model, real processes.
 
-use crate::support::{self, Home, Host, model};
+use serde_json::{Value, json};
+
+use crate::support::{self, Home, Host, assert_contains, hosts, words};
 
 const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
-fn hosts(home: &Home, ranges: &[&str]) -> Vec<Host> {
-    let model = model();
-    let admit = home.node_id();
-    ranges
-        .iter()
-        .map(|range| {
-            // Every host runs as a user of its own, with a key of its own.
-            let own = Home::new();
-            let host = Host::start(&own, model, range, &admit, &[]);
-            // The process has read the key; the directory may go.
-            drop(own);
-            host
-        })
-        .collect()
-}
-
-fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> serde_json::Value {
-    let hosts = hosts(home, ranges);
+fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> Value {
+    let hosts = hosts(home, ranges, &[]);
     let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra);
     assert!(output.status.success(), "{}", support::text(&output.stderr));
-    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let route = value["route"].as_array().expect("a route");
-    assert_eq!(route[0]["layers"], serde_json::json!([0, 1]));
+    assert_eq!(route[0]["layers"], json!([0, 1]));
     assert!(route[0]["host"].is_null(), "the first layers are here");
     // Hosts that have only private layers of the caller are not used.
     let asked = ranges.iter().filter(|range| last(range) > 1).count();
@@ -43,18 +29,9 @@ fn last(range: &str) -> u32 {
 #[test]
 fn any_split_over_one_to_five_hosts_gives_the_same_answer() {
     let home = Home::new();
-    let sampling = [
-        "--max-tokens",
-        "40",
-        "--temperature",
-        "0.9",
-        "--top-p",
-        "0.95",
-        "--seed",
-        "20261121",
-    ];
+    let sampling = words("--max-tokens 40 --temperature 0.9 --top-p 0.95 --seed 20261121");
     let mut local = vec!["chat", PROMPT, "--local", "--json"];
-    local.extend(sampling);
+    local.extend(&sampling);
     let local = home.json(&local);
     assert!(
         local["token_ids"].as_array().expect("tokens").len() > 10,
@@ -66,6 +43,8 @@ fn any_split_over_one_to_five_hosts_gives_the_same_answer() {
         &["0-0", "1-29"],
         &["0-9", "10-19", "20-29"],
         &["0-1", "2-27", "28-29"],
+        // Hosts of all but the private layers are enough.
+        &["2-19", "20-29"],
         &["0-5", "6-11", "12-17", "18-23", "24-29"],
         &["0-0", "1-3", "4-20", "21-28", "29-29"],
     ] {
@@ -82,7 +61,7 @@ fn overlapping_hosts_are_trimmed_and_give_the_same_answer() {
     let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &sampling[..]].concat());
     let split = answer(&home, &["0-17", "10-29"], &sampling);
     assert_eq!(split["token_ids"], local["token_ids"]);
-    assert_eq!(split["route"][2]["layers"], serde_json::json!([18, 29]));
+    assert_eq!(split["route"][2]["layers"], json!([18, 29]));
 }
 
 #[test]
@@ -91,49 +70,35 @@ fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
     let greedy = ["--max-tokens", "16", "--temperature", "0"];
     let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &greedy[..]].concat());
     for ranges in [&["0-14", "15-29"][..], &["0-4", "5-25", "26-29"]] {
-        let hosts = hosts(&home, ranges);
+        let hosts = hosts(&home, ranges, &[]);
         let hosts: Vec<&Host> = hosts.iter().collect();
-        for first in [0, 1, 2, 5, 29] {
-            for own_last in [0, 1, 3] {
-                if first + own_last > 29 {
-                    continue;
-                }
-                let (first, own_last) = (first.to_string(), own_last.to_string());
-                let private = ["--private-first", &first, "--private-last", &own_last];
-                let extra = [&private[..], &greedy].concat();
-                let output = home.ask(PROMPT, &hosts, &extra);
-                let said = support::text(&output.stderr);
-                assert!(output.status.success(), "{said}");
-                assert_eq!(
-                    said.contains("exactly"),
-                    first == "0",
-                    "{private:?}: {said}"
-                );
-                let answer: serde_json::Value =
-                    serde_json::from_slice(&output.stdout).expect("JSON");
-                assert_eq!(
-                    answer["token_ids"], local["token_ids"],
-                    "{ranges:?} {private:?}"
-                );
-                assert_eq!(answer["text"], local["text"], "{ranges:?} {private:?}");
-            }
+        // Each number of first layers and each number of last ones.
+        for (first, own_last) in [(0, 0), (0, 3), (1, 1), (2, 0), (2, 3), (5, 1), (29, 0)] {
+            let (first, own_last) = (first.to_string(), own_last.to_string());
+            let private = ["--private-first", &first, "--private-last", &own_last];
+            let extra = [&private[..], &greedy].concat();
+            let output = home.ask(PROMPT, &hosts, &extra);
+            let said = support::text(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            assert_eq!(
+                said.contains("exactly"),
+                first == "0",
+                "{private:?}: {said}"
+            );
+            let answer: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            assert_eq!(
+                answer["token_ids"], local["token_ids"],
+                "{ranges:?} {private:?}"
+            );
+            assert_eq!(answer["text"], local["text"], "{ranges:?} {private:?}");
         }
     }
 }
 
 #[test]
-fn hosts_of_all_but_the_private_layers_are_enough() {
-    let home = Home::new();
-    let greedy = ["--max-tokens", "8", "--temperature", "0"];
-    let local = home.json(&[&["chat", PROMPT, "--local", "--json"], &greedy[..]].concat());
-    let split = answer(&home, &["2-19", "20-29"], &greedy);
-    assert_eq!(split["token_ids"], local["token_ids"]);
-}
-
-#[test]
 fn private_layers_that_leave_hosts_nothing_are_refused() {
     let home = Home::new();
-    let hosts = hosts(&home, &["0-29"]);
+    let hosts = hosts(&home, &["0-29"], &[]);
     let host: Vec<&Host> = hosts.iter().collect();
     let output = home.ask(
         PROMPT,
@@ -142,29 +107,16 @@ fn private_layers_that_leave_hosts_nothing_are_refused() {
     );
     let said = support::text(&output.stderr);
     assert!(!output.status.success());
-    assert!(
-        said.contains("none of the 30 layers") && said.contains("--local"),
-        "{said}"
-    );
+    assert_contains(&said, &["none of the 30 layers", "--local"]);
 }
 
 #[test]
 fn another_seed_gives_another_answer() {
     let home = Home::new();
     let ask = |seed: &str| {
-        home.json(&[
-            "chat",
-            PROMPT,
-            "--local",
-            "--json",
-            "--max-tokens",
-            "24",
-            "--temperature",
-            "1.2",
-            "--seed",
-            seed,
-        ])["text"]
-            .clone()
+        let sampled = ["--max-tokens", "24", "--temperature", "1.2", "--seed", seed];
+        let said = home.json(&[&["chat", PROMPT, "--local", "--json"], &sampled[..]].concat());
+        said["text"].clone()
     };
     assert_eq!(ask("1"), ask("1"));
     assert_ne!(ask("1"), ask("2"));

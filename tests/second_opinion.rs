@@ -11,7 +11,7 @@ use hearthnet_bus::log::{EventLog, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{self, TruncatingMember, durable_copy, key};
 use hearthnet_bus::{NodeId, NodeKey};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::support::{Home, QUIET, assert_complains, succeeded, text};
@@ -28,16 +28,13 @@ struct Community {
     anchor: testing::Home,
     honest: Node,
     _lies: Node,
-    liar: SocketAddr,
+    /// Addresses that a joiner knows: the liar's and the anchor's.
+    peers: Vec<SocketAddr>,
     invite: Invite,
 }
 
 impl Community {
-    fn new(dir: &Home) -> Self {
-        Self::without(dir, ACCOMPLICE)
-    }
-
-    /// Community in which another member is the revoked one.
+    /// Community in which this member is the revoked one.
     fn without(dir: &Home, put_out: u8) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let anchor = testing::Home::founded(key(HONEST), true);
@@ -61,25 +58,32 @@ impl Community {
         };
         let honest = start(key(HONEST), anchor.log.clone(), Registry::new());
         let lies = start(key(LIAR), kept, registry);
-        let liar = lies.listen_addr().expect("an address");
+        let peers = [&lies, &honest].map(|node| node.listen_addr().expect("an address"));
         Self {
             runtime,
             anchor,
             honest,
             _lies: lies,
-            liar,
+            peers: peers.to_vec(),
             invite,
         }
     }
 
-    /// Runs `hearthnet community join` in a new home that knows these addresses.
-    fn join(&self, home: &Home, peers: &[SocketAddr], how: &[&str]) -> std::process::Output {
-        let peers: Vec<String> = peers.iter().map(ToString::to_string).collect();
+    /// Runs `hearthnet community join` in a new home.
+    fn join(&self, home: &Home, how: &[&str]) -> std::process::Output {
+        let peers: Vec<String> = self.peers.iter().map(ToString::to_string).collect();
         let peers = format!("discovery.static_peers={peers:?}");
         let code = self.invite.to_string();
         let command = ["--set", &peers, "community", "join", &code];
         home.run(&[&QUIET[..], &command, how].concat())
     }
+}
+
+/// New home, and a community with a revoked member.
+fn community(put_out: u8) -> (Home, Community) {
+    let home = Home::new();
+    let community = Community::without(&home, put_out);
+    (home, community)
 }
 
 fn members(home: &Home) -> Vec<NodeId> {
@@ -91,20 +95,12 @@ fn members(home: &Home) -> Vec<NodeId> {
 
 #[test]
 fn a_joiner_learns_of_a_withheld_revocation_and_reports_it_in_json() {
-    let home = Home::new();
-    let community = Community::new(&home);
-    let other = community.honest.listen_addr().expect("an address");
-    let joined = community.join(&home, &[community.liar, other], &["--json"]);
+    let (home, community) = community(ACCOMPLICE);
+    let joined = community.join(&home, &["--json"]);
     let said: Value = serde_json::from_str(&succeeded(&joined)).expect("one JSON object");
     let [liar, honest, accomplice] = [LIAR, HONEST, ACCOMPLICE].map(|seed| key(seed).id());
-    assert_eq!(
-        said["asked"],
-        serde_json::json!([liar.to_string(), honest.to_string()])
-    );
-    assert_eq!(
-        said["kept_back"],
-        serde_json::json!([accomplice.to_string()])
-    );
+    assert_eq!(said["asked"], json!([liar.to_string(), honest.to_string()]));
+    assert_eq!(said["kept_back"], json!([accomplice.to_string()]));
     assert_eq!(said["members"], 3, "{said:#}");
     assert!(!members(&home).contains(&accomplice));
     // For the honest anchor, the joiner is a member too.
@@ -117,10 +113,8 @@ fn a_joiner_learns_of_a_withheld_revocation_and_reports_it_in_json() {
 
 #[test]
 fn a_joiner_tells_its_user_about_the_withheld_revocation() {
-    let home = Home::new();
-    let community = Community::new(&home);
-    let other = community.honest.listen_addr().expect("an address");
-    let joined = community.join(&home, &[community.liar, other], &[]);
+    let (home, community) = community(ACCOMPLICE);
+    let joined = community.join(&home, &[]);
     succeeded(&joined);
     assert_complains(&joined, "was revoked: other members report it");
     assert!(!text(&joined.stderr).contains("could be asked"));
@@ -128,10 +122,10 @@ fn a_joiner_tells_its_user_about_the_withheld_revocation() {
 
 #[test]
 fn a_joiner_without_another_reachable_member_says_so() {
-    let home = Home::new();
-    let community = Community::new(&home);
+    let (home, mut community) = community(ACCOMPLICE);
+    community.peers.truncate(1);
     community.runtime.block_on(community.honest.shutdown());
-    let joined = community.join(&home, &[community.liar], &[]);
+    let joined = community.join(&home, &[]);
     succeeded(&joined);
     assert_complains(&joined, "could be asked");
     assert!(!text(&joined.stderr).contains("was revoked"));
@@ -140,10 +134,8 @@ fn a_joiner_without_another_reachable_member_says_so() {
 
 #[test]
 fn a_joiner_admitted_by_a_revoked_member_learns_that_it_is_no_member() {
-    let home = Home::new();
-    let community = Community::without(&home, LIAR);
-    let other = community.honest.listen_addr().expect("an address");
-    let joined = community.join(&home, &[community.liar, other], &[]);
+    let (home, community) = community(LIAR);
+    let joined = community.join(&home, &[]);
     succeeded(&joined);
     assert_complains(&joined, "does not know this node as a member");
     let own: NodeId = home.node_id().parse().expect("an id");

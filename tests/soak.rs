@@ -32,7 +32,9 @@ use serde_json::{Value, json};
 
 use crate::support::gauges::{self, Gauges};
 use crate::support::http::{self, Reply};
-use crate::support::{Home, Host, PROCESSORS, Server, TIMEOUT, model, shards, told, until};
+use crate::support::{
+    Home, Host, PROCESSORS, Server, TIMEOUT, hosts, kernel_number, model, shards, told, until,
+};
 
 const PROMPTS: [&str; 4] = [
     "Tell me a story about a whale.",
@@ -79,11 +81,7 @@ struct Mesh {
 impl Mesh {
     fn start() -> Self {
         let (home, path) = (Home::new(), model());
-        let admit = home.node_id();
-        let hosts: Vec<Host> = LAYERS
-            .iter()
-            .map(|layers| Host::start(&Home::new(), path, layers, &admit, &gauges::SHOWN))
-            .collect();
+        let hosts = hosts(&home, &LAYERS, &gauges::SHOWN);
         let settings = [
             "policy.research.enable=true".to_owned(),
             format!("research.distributed_inference.max_concurrent_pipelines={PLACES}"),
@@ -400,16 +398,10 @@ impl Holdings {
             };
             *descriptors.entry(kind(&target)).or_default() += 1;
         }
-        let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
-        let number = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
-            number.unwrap_or_else(|| panic!("no {name} in {status}"))
-        };
         Self {
             descriptors,
-            threads: number("Threads:"),
-            rss_kb: number("VmRSS:"),
+            threads: kernel_number(id, "Threads:"),
+            rss_kb: kernel_number(id, "VmRSS:"),
         }
     }
 

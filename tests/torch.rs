@@ -11,8 +11,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use hearthnet_engine::bench::BenchLayers;
-use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+use hearthnet_engine::{Backend, Engine, EngineOn, EngineOptions, Head, Span};
 use hearthnet_files::ModelFile;
 use hearthnet_testkit::float64::{Prediction, Predictions, log_softmax};
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Role, Tokenizer};
@@ -24,8 +23,8 @@ use serde_json::{Value, json};
 use crate::support::community::{founded, host_with, join, peers, serve};
 use crate::support::gauges;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, model, pid, shards, text,
-    told, until, until_answered,
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, kernel_number, model, pid,
+    shards, text, told, until, until_answered, words,
 };
 
 /// Arguments of a host on libtorch, on the CPU.
@@ -168,10 +167,7 @@ fn a_host_out_of_memory_hands_the_chat_over_and_keeps_running() {
     let question = format!("What happens here? {}", &text[..6000]);
     // Less than the keys and values of the question need.
     let id = torch.process.child.id();
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let size = size.and_then(|size| size.trim().strip_suffix("kB"));
-    let size: u64 = size.expect("a line").trim().parse().expect("a number");
+    let size = kernel_number(id, "VmSize:");
     let limit = |current| {
         let maximum = None;
         let limit = Rlimit { current, maximum };
@@ -205,16 +201,7 @@ fn a_community_gets_libtorch_hosts_by_configuration_and_by_a_daemon_request() {
     // The daemon's own settings do not name libtorch, and it is isolated.
     let daemon = serve(&two, &["--set", &peers(&node)]);
     let what = ["shard", "serve", "--model", model(), "--layers", "15-29"];
-    let how = [
-        "--backend",
-        "torch",
-        "--device",
-        "cpu",
-        "--dtype",
-        "bf16",
-        "--json",
-        "--lifeline",
-    ];
+    let how = words("--backend torch --device cpu --dtype bf16 --json --lifeline");
     let second = Server::start(&two, &[&ENABLE[..], &QUIET, &what, &how].concat());
     let found = [&first, &second].map(|host| host.ready["descriptor"]["arithmetic"].clone());
     assert_eq!(json!(found), json!(["torch-cpu-fp32", "torch-cpu-bf16"]));
@@ -251,17 +238,7 @@ fn idle_libtorch_layers_are_unloaded_and_loaded_again() {
         process,
     };
     let at = gauges::address(&host);
-    let resident = || {
-        let id = host.process.child.id();
-        let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix("kB"));
-        kib.expect("a line")
-            .trim()
-            .parse::<u64>()
-            .expect("a number")
-            >> 10
-    };
+    let resident = || kernel_number(host.process.child.id(), "VmRSS:") >> 10;
     let evictions = || gauges::Gauges::at(&at).value("hearthnet_shard_evictions_total");
     let mut texts = Vec::new();
     for round in 1..=2 {
@@ -305,7 +282,6 @@ fn options(dtype: Dtype) -> TorchOptions {
     TorchOptions {
         device: DeviceChoice::Cpu,
         dtype: Some(dtype),
-        threads: Some(EngineOptions::default().threads),
         ..TorchOptions::default()
     }
 }
@@ -317,12 +293,17 @@ fn exact_layers(file: &ModelFile) -> Engine {
 
 fn torch_layers(file: &ModelFile, dtype: Dtype) -> TorchEngine {
     let layers = 0..file.spec().layers;
-    TorchEngine::load(file, layers, &options(dtype), &mut |_, _| ()).expect("an engine")
+    let loaded = hearthnet_torch::load(file, layers, &options(dtype), &mut |_, _| ());
+    loaded.expect("an engine")
 }
 
 /// Runs batches of rows through a new sequence. `next` makes each batch from the result of the one
 /// before; an empty batch ends the run.
-fn run<L: BenchLayers>(layers: &mut L, width: usize, mut next: impl FnMut(Vec<f32>) -> Vec<f32>) {
+fn run<B: Backend>(
+    layers: &mut EngineOn<B>,
+    width: usize,
+    mut next: impl FnMut(Vec<f32>) -> Vec<f32>,
+) {
     let seq = layers.open().expect("a sequence");
     let (mut position, mut x) = (0, Vec::new());
     loop {
@@ -331,20 +312,17 @@ fn run<L: BenchLayers>(layers: &mut L, width: usize, mut next: impl FnMut(Vec<f3
         if rows == 0 {
             break;
         }
-        let span = Span {
-            seq,
-            position,
-            rows,
-        };
-        layers.forward(&[span], &mut x).expect("rows");
+        layers
+            .forward(&[Span::new(seq, position, rows)], &mut x)
+            .expect("rows");
         position += rows;
     }
     layers.close(seq);
 }
 
 /// Likeliest tokens after a prompt, and the logits of each choice.
-fn greedy<L: BenchLayers>(
-    layers: &mut L,
+fn greedy<B: Backend>(
+    layers: &mut EngineOn<B>,
     head: &Head,
     prompt: &[u32],
     ends: impl Fn(u32) -> bool,
@@ -455,8 +433,8 @@ struct Windows {
 }
 
 /// Mean divergence of an engine from the float64 model.
-fn divergence<L: BenchLayers>(
-    layers: &mut L,
+fn divergence<B: Backend>(
+    layers: &mut EngineOn<B>,
     head: &Head,
     wanted: &Predictions,
     windows: &Windows,

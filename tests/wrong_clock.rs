@@ -5,12 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
-
-use crate::support::community::{address, found, join, join_as, peers};
+use crate::support::community::{
+    address, founded_bare, join, join_as, json, log_is_whole, peers, says, serve_bare,
+};
 use crate::support::{
-    self, Home, Host, QUIET, Server, assert_complains, assert_fails, succeeded, until,
-    until_answered,
+    self, Home, Host, QUIET, assert_complains, assert_fails, succeeded, until, until_answered,
+    words,
 };
 
 const DAY: i64 = 86_400;
@@ -52,21 +52,6 @@ fn ahead(home: &Home, seconds: i64, settings: &[&str], command: &[&str]) -> Outp
     command.output().expect("hearthnet starts")
 }
 
-fn serve(home: &Home, settings: &[&str]) -> Server {
-    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
-    let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
-    Server::start(home, &args)
-}
-
-fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
-    succeeded(&home.run(&[&QUIET[..], settings, command].concat()))
-}
-
-fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
-    let said = says(home, settings, &[command, &["--json"]].concat());
-    serde_json::from_str(&said).expect("one JSON object")
-}
-
 fn ids(home: &Home) -> Vec<String> {
     let said = json(home, &[], &["community", "members"]);
     let list = said["members"].as_array().expect("a list").iter();
@@ -76,9 +61,7 @@ fn ids(home: &Home) -> Vec<String> {
 
 /// Founder, trusted neighbour, and a guest to be revoked; none of them runs.
 fn three() -> (Home, Home, Home) {
-    let founder = Home::new();
-    found(&founder);
-    let node = serve(&founder, &[]);
+    let (founder, node) = founded_bare();
     let neighbour = join(&founder, &node);
     let guest = join_as("member", &founder, &node);
     let known = peers(&node);
@@ -93,7 +76,7 @@ fn events_written_offline_a_day_ahead_do_no_harm_once_the_clock_is_right() {
     succeeded(&ahead(&founder, DAY, &[], &["community", "invite"]));
 
     // The clock is right again, and a neighbour is reachable.
-    let elsewhere = serve(&neighbour, &[]);
+    let elsewhere = serve_bare(&neighbour, &[]);
     let known = peers(&elsewhere);
     let near = ["--set", &known];
     let out = guest.node_id();
@@ -114,8 +97,7 @@ fn events_written_offline_a_day_ahead_do_no_harm_once_the_clock_is_right() {
     succeeded(&until_answered(|| joiner.run(&join)));
     assert!(ids(&neighbour).contains(&joiner.node_id()));
     for home in [&founder, &neighbour] {
-        let said = says(home, &[], &["log", "verify"]);
-        assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
+        log_is_whole(home);
     }
 }
 
@@ -127,9 +109,9 @@ fn a_daemon_with_a_corrected_clock_passes_on_its_early_events() {
     let revoked = ahead(&founder, DAY, &[], &revoke);
     succeeded(&revoked);
     assert_complains(&revoked, "no other member could be told yet");
-    let elsewhere = serve(&neighbour, &[]);
+    let elsewhere = serve_bare(&neighbour, &[]);
     let known = peers(&elsewhere);
-    let node = serve(&founder, &["--set", &known]);
+    let node = serve_bare(&founder, &["--set", &known]);
     until("the neighbour hears it", || !ids(&neighbour).contains(&out));
     drop((node, elsewhere));
 }
@@ -137,7 +119,7 @@ fn a_daemon_with_a_corrected_clock_passes_on_its_early_events() {
 #[test]
 fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
     let (founder, neighbour, guest) = three();
-    let elsewhere = serve(&neighbour, &[]);
+    let elsewhere = serve_bare(&neighbour, &[]);
     let known = peers(&elsewhere);
     let near = ["--set", &known];
     let out = guest.node_id();
@@ -164,15 +146,8 @@ fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
 fn a_caller_with_a_clock_before_1970_is_told_about_its_clock() {
     let (home, host) = (Home::new(), Home::new());
     let host = Host::start(&host, support::model(), "0-29", &home.node_id(), &[]);
-    let chat = [
-        "chat",
-        "hi",
-        "--no-fallback",
-        "--json",
-        "--model",
-        support::model(),
-    ];
-    let chat = [&chat[..], &["--shard", &host.address]].concat();
+    let chat = words("chat hi --no-fallback --json --model");
+    let chat = [&chat[..], &[support::model(), "--shard", &host.address]].concat();
     let answer = ahead(&home, -3_000_000_000, &support::ENABLE, &chat);
     assert_fails(&answer, 4, "shard_unavailable");
     assert_complains(&answer, "clock");

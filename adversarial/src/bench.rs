@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use hearthnet_bus::invite::Invite;
 use hearthnet_bus::joining::join_through;
 use hearthnet_bus::log::{EventLog, Level};
-use hearthnet_bus::{Grant, NodeKey};
-use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_bus::{Grant, NodeId, NodeKey};
 
-use crate::caller::{self, Called};
 use crate::honest::Honest;
-use crate::raw::event::now_ms;
-use crate::raw::{Credentials, Ending, Frame, Gossip, Hello, Peer, Step, kind, stream_open};
+use crate::raw::{
+    Credentials, Ending, Frame, Gossip, Hello, Peer, SWITCHING, Step, kind, stream_open,
+};
 use crate::target::grant;
 pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
@@ -34,7 +33,6 @@ pub(crate) struct Bench {
     test_community: Option<TestCommunity>,
     program: PathBuf,
     pub(crate) which: Model,
-    guest_key: PathBuf,
     pace: Pace,
     /// Keeps the model file until the victim has ended.
     pub(crate) _files: tempfile::TempDir,
@@ -51,10 +49,7 @@ impl Bench {
     ) -> Result<Bench, HarnessError> {
         let files = tempfile::tempdir()?;
         let model = which.description();
-        let (attacker, honest_key) = (new_key()?, new_key()?);
-        // Stored in a file, for a guest that runs in its own process.
-        let guest_key = files.path().join("guest.key");
-        let guest = NodeKey::load_or_create(&guest_key)?;
+        let (attacker, honest_key, guest) = (new_key()?, new_key()?, new_key()?);
         let mut settings = Settings {
             model: model.write(files.path()),
             which,
@@ -95,7 +90,6 @@ impl Bench {
             test_community,
             program: program.to_owned(),
             which,
-            guest_key,
             pace,
             _files: files,
         })
@@ -105,13 +99,13 @@ impl Bench {
     ///
     /// # Errors
     /// If the attack did not ask for a community.
-    pub(crate) fn test_community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
+    pub(crate) fn community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
         self.test_community.as_mut().ok_or_else(in_no_community)
     }
 
     /// Opens a gossip session of a member with the victim.
     pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, HarnessError> {
-        let community = self.test_community()?.community;
+        let community = self.community()?.community;
         Gossip::open(self.target.addr, key, &community).await
     }
 
@@ -139,10 +133,29 @@ impl Bench {
         &mut self,
         found: &mut Findings,
     ) -> Result<(), HarnessError> {
-        let state = self.test_community()?.state();
+        let state = self.community()?.state();
         let what = "the host has the events of the anchor";
         self.wait_until(found, what, "true", |gauges| gauges.state() == state)
             .await
+    }
+
+    /// Checks that the anchor gets this many events of an author.
+    pub(crate) async fn passed_on(
+        &mut self,
+        found: &mut Findings,
+        author: &NodeId,
+        events: u64,
+    ) -> Result<(), HarnessError> {
+        let heard = self.community()?.wait_for_events(author, events).await;
+        found.same("events that are passed on", true, heard);
+        Ok(())
+    }
+
+    /// Whether the host opens a path for the node with this key.
+    pub(crate) async fn admits(&self, key: &NodeKey, path: &str) -> Result<bool, HarnessError> {
+        let credentials = Credentials::of(&key.secret());
+        let mut peer = self.secured_with(&credentials).await?;
+        Ok(peer.upgrade_at(path).await?.starts_with(SWITCHING))
     }
 
     /// Joins through the victim with an invite code and a new key, in a single attempt.
@@ -152,13 +165,8 @@ impl Bench {
         let home = tempfile::tempdir()?;
         let log = EventLog::prepare(home.path(), invite.community())?;
         let (client, expected) = (self.target.client(&key).await?, self.target.node);
-        let joined = join_through(&client, expected, &request, &log, now_ms, |_| {}).await;
+        let joined = join_through(&client, expected, &request, &log, |_| {}).await;
         joined.map_err(HarnessError::honest)
-    }
-
-    /// Opens a session with a host as the guest, in its own process, and returns the result.
-    pub(crate) async fn call(&self, host: &HostAddr) -> Result<Called, HarnessError> {
-        caller::start(&self.program, &self.guest_key, host).await
     }
 
     /// The suite's own program.

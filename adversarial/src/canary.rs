@@ -16,7 +16,6 @@ const RANDOM: usize = 32;
 /// Characters of a piece that counts as a hit: 64 random bits.
 const PIECE: usize = 16;
 /// Bytes of memory read and searched at once.
-#[cfg(target_os = "linux")]
 const AT_ONCE: usize = 4 << 20;
 
 /// Unique random text in pieces of [`PIECE`] characters, each searched in several encodings.
@@ -109,7 +108,6 @@ impl Canary {
 
     /// Mappings of a process whose memory contains a piece of the canary. `None` if the system
     /// denies access.
-    #[cfg(target_os = "linux")]
     pub(crate) fn in_memory(&self, pid: u32) -> Result<Option<Vec<String>>, HarnessError> {
         use std::os::unix::fs::FileExt as _;
 
@@ -179,7 +177,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn a_canary_of_this_process_is_found_in_its_memory() {
         let canary = Canary::new().unwrap();
         let found = canary.in_memory(std::process::id()).unwrap();

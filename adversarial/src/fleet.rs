@@ -4,27 +4,30 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use hearthnet_bus::log::EventLog;
+use hearthnet_bus::node::Connections;
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_engine::{EngineOptions, Head};
-use hearthnet_files::gguf::Gguf;
+use hearthnet_engine::Head;
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_files::{ModelFile, WeightsId};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::health::{ShardHealth, SharedHealth};
-use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
+use hearthnet_orchestrator::hosts::{
+    Choice, CommunityHosts, HostSource, Links, RoutedSpan, Search,
+};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
-use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama};
+use hearthnet_testkit::{Tamper, TamperedSource, TinyLlama, one_thread};
 use hearthnet_tokens::Tokenizer;
-use hearthnet_transport::Code;
+use hearthnet_transport::{Code, Config};
 use tokio::runtime::Handle;
 
-use crate::HarnessError;
+use crate::{Findings, HarnessError};
 
 const LAYERS: u32 = 4;
 const MODEL: &str = "tiny-tampered";
@@ -36,8 +39,8 @@ pub(crate) const TOKENS: u32 = 12;
 /// Result of a question.
 pub(crate) struct Asked {
     pub(crate) done: Done,
-    /// Codes for which the caller dropped hosts.
-    pub(crate) left: Vec<Code>,
+    /// Codes for which the caller dropped hosts, separated by spaces.
+    pub(crate) left: String,
 }
 
 /// Fixed set of hosts with open sessions.
@@ -109,14 +112,13 @@ impl Fleet {
         runtime: Handle,
         band: Option<Band>,
     ) -> Result<Self, HarnessError> {
-        let gguf = Gguf::from_bytes(tiny.bytes())?;
-        let file = Arc::new(ModelFile::from_gguf(gguf)?);
+        let file = Arc::new(tiny.file());
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let bands = band.map(|band| vec![band; tiny.layers as usize]);
         let text = TextModel {
             tokenizer: Tokenizer::from_gguf(file.gguf())?,
             template: None,
-            head: Head::load(&file, &options())?.into(),
+            head: Head::load(&file, &one_thread())?.into(),
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         };
@@ -192,9 +194,15 @@ impl Fleet {
     ) -> Result<Hosts, HarnessError> {
         let (mut running, mut addrs, mut links) = (Vec::new(), Vec::new(), Vec::new());
         for (key, tamper) in hosts {
-            let (host, addr) = self.host(&caller, &key, tamper)?;
+            let model = (MODEL, self.model.weights);
+            let start = tampered_host(&self.file, model, caller.id(), &key, tamper);
+            let host = self.runtime.block_on(start)?;
+            let addr = HostAddr {
+                endpoint: host.local_addr().to_string(),
+                node: key.id(),
+            };
             running.push(host);
-            let link = HostLink::connect(&addr, &caller, hearthnet_transport::Config::default());
+            let link = HostLink::connect(&addr, &caller, Config::default());
             links.push(Arc::new(self.runtime.block_on(link)?));
             addrs.push(addr);
         }
@@ -225,28 +233,29 @@ impl Fleet {
         hosts: &Hosts,
         private: u32,
         request: &ChatRequest,
-    ) -> Result<(Result<Done, ChatError>, Vec<Code>), HarnessError> {
+    ) -> Result<(Result<Done, ChatError>, String), HarnessError> {
         let own = PrivateLayers::load(
             &self.file,
             MODEL,
             (private, self.private_last),
             self.pump.prefill_rows,
-            &options(),
+            &one_thread(),
         )?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()
         };
         let choice = Choice {
+            model,
             health: hosts.health.clone(),
-            ..choice(model, hosts.caller.id())
+            ..self.choice(hosts.caller.id())
         };
         let source = Connected {
             links: hosts.links.clone(),
             choice,
         };
         let backend = own.around(Box::new(self.backend(Box::new(source))?))?;
-        let (cancel, mut left) = (Cancel::default(), Vec::new());
+        let (cancel, mut left) = (Cancel::default(), Vec::<Code>::new());
         let mut hear = |frame: &Frame| {
             if let Frame::ShardStatus { status, code, .. } = frame
                 && status == "degraded"
@@ -256,12 +265,46 @@ impl Fleet {
         };
         let (mut conversation, now) = (Conversation::new(backend), Instant::now());
         let done = conversation.answer(&self.text, request, now, &cancel, &mut hear);
-        Ok((done, left))
+        let left: Vec<&str> = left.iter().map(Code::as_str).collect();
+        Ok((done, left.join(" ")))
+    }
+
+    /// Chat over the hosts that a log names for a member.
+    pub(crate) fn community(
+        &self,
+        caller: NodeKey,
+        log: &EventLog,
+    ) -> Result<Conversation, HarnessError> {
+        let choice = self.choice(caller.id());
+        let connections = async { Connections::watched(log.clone()) };
+        let connections = self.runtime.block_on(connections);
+        let links = Links::new(connections, choice.health.clone());
+        let (runtime, key, config) = (self.runtime.clone(), Arc::new(caller), Config::default());
+        let hosts = CommunityHosts::new(runtime, key, log.clone(), config, choice, links);
+        Ok(Conversation::new(Box::new(self.backend(Box::new(hosts))?)))
+    }
+
+    /// Answer of a conversation to a question of `prompt` tokens.
+    pub(crate) fn answer(
+        &self,
+        conversation: &mut Conversation,
+        prompt: u32,
+    ) -> Result<Done, ChatError> {
+        let (request, cancel) = (question(prompt, TOKENS), Cancel::default());
+        let (now, mut hear) = (Instant::now(), |_: &Frame| {});
+        conversation.answer(&self.text, &request, now, &cancel, &mut hear)
     }
 
     /// How a node chooses among hosts of this model.
     pub(crate) fn choice(&self, caller: NodeId) -> Choice {
-        choice(self.model.clone(), caller)
+        Choice {
+            model: self.model.clone(),
+            max_shards: 4,
+            own_id: caller,
+            allow_self: false,
+            exact: Exact::Require,
+            health: SharedHealth::default(),
+        }
     }
 
     /// Chat backend over these hosts.
@@ -269,29 +312,8 @@ impl Fleet {
         &self,
         source: Box<dyn HostSource>,
     ) -> Result<ShardedBackend, HarnessError> {
-        let (runtime, pump) = (self.runtime.clone(), self.pump.clone());
-        Ok(ShardedBackend::open(
-            runtime,
-            source,
-            pump,
-            &Cancel::default(),
-        )?)
-    }
-
-    fn host(
-        &self,
-        caller: &NodeKey,
-        key: &NodeKey,
-        tamper: Tamper,
-    ) -> Result<(RunningHost, HostAddr), HarnessError> {
-        let model = (MODEL, self.model.weights);
-        let start = tampered_host(&self.file, model, caller.id(), key, tamper);
-        let host = self.runtime.block_on(start)?;
-        let addr = HostAddr {
-            endpoint: host.local_addr().to_string(),
-            node: key.id(),
-        };
-        Ok((host, addr))
+        let (runtime, pump, cancel) = (self.runtime.clone(), self.pump.clone(), Cancel::default());
+        Ok(ShardedBackend::open(runtime, source, pump, &cancel)?)
     }
 }
 
@@ -321,22 +343,21 @@ pub(crate) async fn tampered_host(
     let source = TamperedSource {
         file: Arc::clone(file),
         layers: 0..spec.layers,
-        options: options(),
+        options: one_thread(),
         tamper: Some(tamper),
     };
     Ok(ShardHost::start_on(config, key, served, source, &mut |_| {}).await?)
 }
 
-/// How a node chooses among hosts of a model.
-pub(crate) fn choice(model: ModelOnWire, caller: NodeId) -> Choice {
-    Choice {
-        model,
-        max_shards: 4,
-        own_id: caller,
-        allow_self: false,
-        exact: Exact::Require,
-        health: SharedHealth::default(),
-    }
+/// Runs work that blocks and observes, outside of the runtime's threads.
+pub(crate) async fn blocking(
+    found: &mut Findings,
+    work: impl FnOnce(&Handle, &mut Findings) -> Result<(), HarnessError> + Send + 'static,
+) -> Result<(), HarnessError> {
+    let (runtime, mut heard) = (Handle::current(), Findings::default());
+    let working = tokio::task::spawn_blocking(move || work(&runtime, &mut heard).map(|()| heard));
+    found.0.extend(working.await??.0);
+    Ok(())
 }
 
 /// Question of `prompt` tokens for an answer of `tokens` tokens. A longer prompt is an extension of
@@ -348,12 +369,5 @@ pub(crate) fn question(prompt: u32, tokens: u32) -> ChatRequest {
         max_tokens: Some(tokens),
         stop: Vec::new(),
         exact: None,
-    }
-}
-
-fn options() -> EngineOptions {
-    EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
     }
 }

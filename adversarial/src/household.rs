@@ -5,23 +5,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::NodeId;
-use hearthnet_bus::calls::{Authority, CallServer, LocalApi, Registry, Research, Trust};
-use hearthnet_engine::{Engine, EngineOptions, Head};
-use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
+use hearthnet_bus::calls::{CallServer, LocalApi, OneLevel, Registry};
+use hearthnet_bus::log::Level;
+use hearthnet_engine::{Engine, Head};
 use hearthnet_files::sampling::SamplingChoice;
-use hearthnet_orchestrator::Service;
+use hearthnet_http::{HttpServer, HttpSettings};
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
 use hearthnet_orchestrator::chat::TextModel;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::local::SharedEngine;
 use hearthnet_orchestrator::service::{ServedModel, ServiceSettings};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_orchestrator::{Service, http};
+use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::Tokenizer;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
@@ -34,7 +33,6 @@ pub(crate) const MODEL: &str = "tiny-household";
 pub(crate) const SOON: Duration = Duration::from_secs(15);
 
 /// Uid of another user of this machine.
-#[cfg(target_os = "linux")]
 const NOBODY: u32 = 65_534;
 
 /// Chat service as a daemon runs it, with a context for long answers.
@@ -48,21 +46,15 @@ pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
         context: 4096,
         ..TinyLlama::default()
     };
-    let file = Gguf::from_bytes(tiny.bytes()).map_err(HarnessError::victim)?;
-    let file = ModelFile::from_gguf(file).map_err(HarnessError::victim)?;
-    let options = EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&file, 0..tiny.layers, &options, &mut |_, _| {});
-    let engine = engine.map_err(HarnessError::victim)?;
-    let head = Head::beside(&file, &engine).map_err(HarnessError::victim)?;
+    let file = tiny.file();
+    let engine = Engine::load(&file, 0..tiny.layers, &one_thread(), &mut |_, _| {})?;
+    let head = Head::beside(&file, &engine)?;
     let engine = SharedEngine::new(engine, name, 1 << 30);
     let model = ServedModel {
         id: name.to_owned(),
         weights: file.manifest(&mut |_, _| {}).weights_id(),
         text: TextModel {
-            tokenizer: Tokenizer::from_gguf(file.gguf()).map_err(HarnessError::victim)?,
+            tokenizer: Tokenizer::from_gguf(file.gguf())?,
             template: None,
             head: head.into(),
             context: file.spec().context,
@@ -75,19 +67,6 @@ pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
     Ok(Service::new(Handle::current(), vec![model], settings))
 }
 
-/// Grants every caller the anchor level, because access control is not under test here.
-struct Everybody;
-
-impl Authority for Everybody {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Anchor
-    }
-
-    fn research(&self) -> Research {
-        Research::On
-    }
-}
-
 /// Local API of a node and its folder, with an optional chat service behind it.
 pub(crate) async fn local_api(
     service: Option<&Service>,
@@ -96,11 +75,13 @@ pub(crate) async fn local_api(
     if let Some(service) = service {
         let chats = Arc::new(ChatHandler(service.clone()));
         let registered = registry.register(descriptor(36), chats);
-        registered.map_err(HarnessError::victim)?;
+        registered?;
     }
-    let server = CallServer::new(new_key()?.id(), registry, Arc::new(Everybody));
+    // Access control is not under test here.
+    let anchor = OneLevel(Some(Level::Anchor));
+    let server = CallServer::new(new_key()?.id(), registry, Arc::new(anchor));
     let api = LocalApi::open(folder.path(), Arc::new(server)).await;
-    Ok((folder, api.map_err(HarnessError::victim)?))
+    Ok((folder, api?))
 }
 
 /// Opens `count` connections as another user of this machine. `None` if this process may not change
@@ -109,36 +90,47 @@ pub(crate) async fn connect_as_nobody(
     at: SocketAddr,
     count: usize,
 ) -> Result<Option<Vec<TcpStream>>, HarnessError> {
-    #[cfg(target_os = "linux")]
-    {
-        let connect = move || {
-            // Linux sets the uid per thread: the other threads of this process keep theirs.
-            let nobody = rustix::process::Uid::from_raw(NOBODY);
-            if rustix::thread::set_thread_uid(nobody).is_err() {
-                return Ok(None);
-            }
-            let connect = |_| {
-                let stream = std::net::TcpStream::connect(at)?;
-                stream.set_nonblocking(true)?;
-                Ok(stream)
-            };
-            let streams: std::io::Result<Vec<_>> = (0..count).map(connect).collect();
-            streams.map(Some)
+    let connect = move || {
+        // Linux sets the uid per thread: the other threads of this process keep theirs.
+        let nobody = rustix::process::Uid::from_raw(NOBODY);
+        if rustix::thread::set_thread_uid(nobody).is_err() {
+            return Ok(None);
+        }
+        let connect = |_| {
+            let stream = std::net::TcpStream::connect(at)?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
         };
-        // A separate thread, because it keeps the changed uid until it ends. It is joined on the
-        // blocking pool: the accepting task may need this runtime thread.
-        let joined = move || std::thread::spawn(connect).join();
-        let streams = tokio::task::spawn_blocking(joined).await;
-        let streams = streams.map_err(HarnessError::attacker)?;
-        let streams = streams.map_err(|_| HarnessError::attacker("no connection"))??;
-        let streams = streams.map(|all| all.into_iter().map(TcpStream::from_std).collect());
-        Ok(streams.transpose()?)
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        let _ = (at, count);
-        Ok(None)
-    }
+        let streams: std::io::Result<Vec<_>> = (0..count).map(connect).collect();
+        streams.map(Some)
+    };
+    // A separate thread, because it keeps the changed uid until it ends. It is joined on the
+    // blocking pool: the accepting task may need this runtime thread.
+    let joined = move || std::thread::spawn(connect).join();
+    let streams = tokio::task::spawn_blocking(joined).await?;
+    let streams = streams.map_err(|_| HarnessError::attacker("no connection"))??;
+    let streams = streams.map(|all| all.into_iter().map(TcpStream::from_std).collect());
+    Ok(streams.transpose()?)
+}
+
+/// HTTP interface of a chat service, at a free port.
+pub(crate) async fn interface(service: Service) -> Result<HttpServer, HarnessError> {
+    let settings = HttpSettings {
+        listen: "127.0.0.1:0".to_owned(),
+        ..HttpSettings::default()
+    };
+    Ok(http::serve(service, None, &settings).await?)
+}
+
+/// Status and body of the answer to a request on a connection of its own.
+pub(crate) async fn ask(
+    at: impl ToSocketAddrs,
+    target: &str,
+    body: &str,
+) -> Result<Option<(u16, String)>, HarnessError> {
+    let mut client = TcpStream::connect(at).await?;
+    send(&mut client, target, body).await?;
+    Ok(answer(&mut client).await)
 }
 
 /// Sends an HTTP request; a request with a body is a POST.

@@ -163,7 +163,6 @@ fn read(path: &Path) -> io::Result<()> {
     fs::read(path).map(drop)
 }
 
-#[cfg(target_os = "linux")]
 fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Result<()>)) {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixStream};
@@ -231,6 +230,3 @@ fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Res
         gain,
     );
 }
-
-#[cfg(not(target_os = "linux"))]
-fn system(_: &Intrusion, _: &mut impl FnMut(Option<Part>, &str, io::Result<()>)) {}

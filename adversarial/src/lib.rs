@@ -16,7 +16,6 @@
 //! | address, identity and session tokens of the victim | `target.rs` |
 //! | attacked host, in its own process | `victim.rs` |
 //! | community of the victim | `test_community.rs` |
-//! | attacked caller, in its own process | `caller.rs` |
 //! | honest caller, whose answers must not change | `honest.rs` |
 //! | chat service with local interfaces, and another user of the machine | `household.rs` |
 //! | compromised daemon, in its own process | `intruder.rs` |
@@ -35,7 +34,6 @@
 mod attack;
 mod attacks;
 mod bench;
-mod caller;
 mod canary;
 mod case;
 mod cores;
@@ -55,7 +53,6 @@ mod victim;
 
 pub use attack::{Entry, Observation, Verdict};
 pub use attacks::ATTACKS;
-pub use caller::{Called, call};
 pub use case::{CASES, Case};
 pub use cores::Cores;
 pub use intruder::{Intrusion, intrude};

@@ -2,16 +2,14 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use hearthnet_adversarial::{
-    ATTACKS, Cores, Effort, HarnessError, Intrusion, Pace, Report, Setup, VictimSettings, call,
-    intrude, run, serve_victim,
+    ATTACKS, Cores, Effort, HarnessError, Intrusion, Pace, Report, Setup, VictimSettings, intrude,
+    run, serve_victim,
 };
-use hearthnet_orchestrator::link::HostAddr;
 use tokio::runtime::Builder;
 
 /// Attacks a shard host with every attack of the suite and prints which claims held.
@@ -56,9 +54,6 @@ enum Role {
         #[arg(value_parser = |plan: &str| serde_json::from_str::<Intrusion>(plan))]
         plan: Intrusion,
     },
-    /// Runs a caller under attack; started by the suite itself.
-    #[command(hide = true)]
-    Caller { key: PathBuf, host: HostAddr },
     /// Runs the host under attack; started by the suite itself.
     #[command(hide = true)]
     Victim {
@@ -102,17 +97,9 @@ fn main() -> ExitCode {
 }
 
 async fn perform(arguments: Arguments, cores: Option<Cores>) -> Result<ExitCode, HarnessError> {
-    match arguments.role {
-        Some(Role::Caller { key, host }) => {
-            let called = serde_json::to_string(&call(&key, &host).await?)?;
-            writeln!(std::io::stdout(), "{called}")?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Role::Victim { settings }) => {
-            serve_victim(settings).await?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        _ => {}
+    if let Some(Role::Victim { settings }) = arguments.role {
+        serve_victim(settings).await?;
+        return Ok(ExitCode::SUCCESS);
     }
     let setup = Setup {
         program: std::env::current_exe()?,

@@ -97,7 +97,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn a_peak_is_seen_after_it_has_passed_and_forgotten_on_demand() {
         let pid = std::process::id();
         let before = usage(pid).unwrap();

@@ -148,7 +148,6 @@ impl Daemon {
         Ok(timeout(TIMEOUT, self.errors).await???)
     }
 
-    #[cfg(target_os = "linux")]
     pub(crate) fn pid(&self) -> Result<u32, HarnessError> {
         let gone = || HarnessError::victim("the daemon has ended");
         self.child.id().ok_or_else(gone)
@@ -156,7 +155,6 @@ impl Daemon {
 
     /// Crashes it with core dumps of any size allowed. Returns whether a core dump exists, and its
     /// standard error.
-    #[cfg(target_os = "linux")]
     pub(crate) async fn crash(mut self) -> Result<(bool, String), HarnessError> {
         use std::os::unix::process::ExitStatusExt as _;
 

@@ -1,17 +1,17 @@
-//! Host that answers as the script of an attack says, over real sessions of the transport.
+//! Host that answers as the script of an attack says.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use hearthnet_bus::{Descriptor, NodeId, NodeKey};
-use hearthnet_engine::{Engine, EngineOptions, SeqId, Span};
+use hearthnet_bus::{Descriptor, NodeKey};
+use hearthnet_engine::{Engine, SeqId, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile};
 use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_testkit::one_thread;
 use hearthnet_transport::{
-    Admission, CloseCode, Config, Connection, DType, Hello, Identity, Listener, Message, Step,
-    StepResult, StreamClose, StreamOpen, StreamOpened, Want,
+    DType, Message, Step, StepResult, StreamClose, StreamOpen, StreamOpened, Want,
 };
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +26,9 @@ use crate::raw::{Arrived, Credentials, Frame, acceptor, cbor, dtype, kind, life}
 /// Returns the answers of the host to a message.
 pub(crate) type Script = Box<dyn FnMut(Message) -> Vec<Message> + Send>;
 
-/// Scripted host, with one script for all of its sessions. Stops when dropped.
+/// Scripted host, with one script for all of its sessions. It writes raw frames, so it can also send
+/// messages which the transport's own session would drop, such as answers to no request. Stops when
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Puppet {
     pub(crate) addr: HostAddr,
@@ -38,21 +40,19 @@ pub(crate) struct Puppet {
 impl Puppet {
     /// Starts listening; every caller is accepted.
     pub(crate) async fn start(key: &NodeKey, script: Script) -> Result<Puppet, HarnessError> {
-        let identity = Identity::from_secret(&key.secret())?;
-        let admission = Arc::new(Anybody);
-        let (local, config) = ("127.0.0.1:0", Config::default());
-        let mut listener = Listener::bind(local, &identity, admission, config, &[]).await?;
+        let acceptor = acceptor(&Credentials::of(&key.secret()))?;
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = HostAddr {
-            endpoint: listener.local_addr().to_string(),
+            endpoint: listener.local_addr()?.to_string(),
             node: key.id(),
         };
         let (streams, script) = (Arc::new(AtomicU64::new(0)), Arc::new(Mutex::new(script)));
         let (counted, mut serving) = (Arc::clone(&streams), JoinSet::new());
         serving.spawn(async move {
             let mut sessions = JoinSet::new();
-            loop {
-                let connection = listener.session().await;
-                sessions.spawn(serve(connection, Arc::clone(&script), Arc::clone(&counted)));
+            while let Ok((came, _)) = listener.accept().await {
+                let (script, counted) = (Arc::clone(&script), Arc::clone(&counted));
+                sessions.spawn(serve(came, acceptor.clone(), script, counted));
             }
         });
         Ok(Puppet {
@@ -68,37 +68,12 @@ impl Puppet {
     }
 }
 
-/// Starts a host that uses raw frames. It can also send messages which the transport's own session
-/// would drop, such as answers to no request.
-pub(crate) async fn start_raw(key: &NodeKey, script: Script) -> Result<RawPuppet, HarnessError> {
-    let acceptor = acceptor(&Credentials::of(&key.secret()))?;
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let addr = HostAddr {
-        endpoint: listener.local_addr()?.to_string(),
-        node: key.id(),
-    };
-    let script = Arc::new(Mutex::new(script));
-    let mut serving = JoinSet::new();
-    serving.spawn(async move {
-        let mut sessions = JoinSet::new();
-        while let Ok((came, _)) = listener.accept().await {
-            sessions.spawn(serve_raw(came, acceptor.clone(), Arc::clone(&script)));
-        }
-    });
-    Ok(RawPuppet {
-        addr,
-        _serving: serving,
-    })
-}
-
-/// Scripted host without a session of the transport. Stops when dropped.
-#[derive(Debug)]
-pub(crate) struct RawPuppet {
-    pub(crate) addr: HostAddr,
-    _serving: JoinSet<()>,
-}
-
-async fn serve_raw(came: TcpStream, acceptor: TlsAcceptor, script: Arc<Mutex<Script>>) {
+async fn serve(
+    came: TcpStream,
+    acceptor: TlsAcceptor,
+    script: Arc<Mutex<Script>>,
+    streams: Arc<AtomicU64>,
+) {
     let Ok(stream) = acceptor.accept(came).await else {
         return;
     };
@@ -115,11 +90,13 @@ async fn serve_raw(came: TcpStream, acceptor: TlsAcceptor, script: Arc<Mutex<Scr
                 vec![Frame::new(kind::PONG, body)]
             }
             _ => {
-                let said = read(&bytes).map(|message| (*script.lock())(message));
-                said.into_iter()
-                    .flatten()
-                    .filter_map(|answer| frame(&answer))
-                    .collect()
+                let message = read(&bytes);
+                if matches!(message, Some(Message::StreamOpen(_))) {
+                    streams.fetch_add(1, Ordering::Relaxed);
+                }
+                let answers = message.map(|message| (*script.lock())(message));
+                let answers = answers.into_iter().flatten();
+                answers.filter_map(|answer| frame(&answer)).collect()
             }
         };
         for frame in frames {
@@ -208,32 +185,6 @@ fn frame(message: &Message) -> Option<Frame> {
     })
 }
 
-async fn serve(mut connection: Connection, script: Arc<Mutex<Script>>, streams: Arc<AtomicU64>) {
-    let sender = connection.sender();
-    while let Ok(message) = connection.recv().await {
-        if matches!(message, Message::StreamOpen(_)) {
-            streams.fetch_add(1, Ordering::Relaxed);
-        }
-        let answers = (*script.lock())(message);
-        for answer in answers {
-            // The caller may have disconnected.
-            let _ = sender.send(answer).await;
-        }
-    }
-}
-
-struct Anybody;
-
-impl Admission for Anybody {
-    fn admit_peer(&self, _: &NodeId) -> bool {
-        true
-    }
-
-    fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
-        Ok(())
-    }
-}
-
 /// All layers of a model, computed as an honest host does, for scripts that change few answers.
 pub(crate) struct Layers {
     engine: Engine,
@@ -246,13 +197,9 @@ pub(crate) struct Layers {
 impl Layers {
     /// Layers of a model, for a host with this descriptor.
     pub(crate) fn load(file: &ModelFile, descriptor: Descriptor) -> Result<Layers, HarnessError> {
-        let options = EngineOptions {
-            threads: 1,
-            ..EngineOptions::default()
-        };
         let spec = file.spec();
         Ok(Layers {
-            engine: Engine::load(file, 0..spec.layers, &options, &mut |_, _| {})?,
+            engine: Engine::load(file, 0..spec.layers, &one_thread(), &mut |_, _| {})?,
             boundary: spec.boundary,
             descriptor,
             streams: HashMap::new(),

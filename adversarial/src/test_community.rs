@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, EventLog, Lane, Level};
+use hearthnet_bus::log::{Body, EventLog, Lane, Level, Record};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{Home, ROOT, hear, key};
 use hearthnet_bus::{CommunityId, NodeId, NodeKey, now_ms};
@@ -91,32 +91,34 @@ impl TestCommunity {
         self.anchor.invite(level, uses)
     }
 
-    /// Greatest Lamport time in the anchor's log.
-    pub(crate) fn lamport(&self) -> Result<u64, HarnessError> {
-        let mut latest = 0;
+    /// Events in the anchor's log.
+    fn records(&self) -> Result<Vec<Record>, HarnessError> {
+        let mut all = Vec::new();
         self.anchor.log.records(|record| {
-            latest = latest.max(record.event.lamport);
+            all.push(record);
             Ok(true)
         })?;
-        Ok(latest)
+        Ok(all)
+    }
+
+    /// Greatest Lamport time in the anchor's log.
+    pub(crate) fn lamport(&self) -> Result<u64, HarnessError> {
+        let records = self.records()?;
+        let times = records.iter().map(|record| record.event.lamport);
+        Ok(times.max().unwrap_or(0))
     }
 
     /// Returns how far ahead of `now` the anchor's latest event is dated, and the longest remaining
     /// lifetime of an ephemeral event, in ms.
     pub(crate) fn ahead(&self, now: u64) -> Result<(u64, u64), HarnessError> {
-        let mut latest = 0;
-        self.anchor.log.records(|record| {
-            if record.event.author == self.anchor.key.id() {
-                latest = latest.max(record.event.time_ms);
-            }
-            Ok(true)
-        })?;
+        let records = self.records()?;
+        let own = records.iter().map(|record| &record.event);
+        let own = own.filter(|event| event.author == self.anchor());
+        let latest = own.map(|event| event.time_ms).max().unwrap_or(0);
         let state = self.anchor.log.state();
         let until = state.nodes(now).map(|seen| seen.expires_ms).max();
-        Ok((
-            latest.saturating_sub(now),
-            until.unwrap_or(0).saturating_sub(now),
-        ))
+        let until = until.unwrap_or(0);
+        Ok((latest.saturating_sub(now), until.saturating_sub(now)))
     }
 
     /// Hash of the community state in the anchor's log.
@@ -134,22 +136,16 @@ impl TestCommunity {
 
     /// Unsigned next event of the anchor.
     pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event, HarnessError> {
-        let mut last = None;
-        self.anchor.log.records(|record| {
-            if record.event.author == self.anchor.key.id()
-                && matches!(record.event.lane, Lane::Durable { .. })
-            {
-                last = Some((record.event.seq, record.event.lamport, record.hash));
-            }
-            Ok(true)
-        })?;
-        let (seq, lamport, hash) =
-            last.ok_or_else(|| HarnessError::victim("the anchor has written nothing"))?;
+        let (records, anchor) = (self.records()?, self.anchor());
+        let last = records.iter().rfind(|record| {
+            record.event.author == anchor && matches!(record.event.lane, Lane::Durable { .. })
+        });
+        let last = last.ok_or_else(|| HarnessError::victim("the anchor has written nothing"))?;
         Ok(Event {
             author: *self.anchor.key.id().as_bytes(),
-            seq: seq + 1,
-            lamport: lamport + 1,
-            lane: raw::event::Lane::Durable(hash.0),
+            seq: last.event.seq + 1,
+            lamport: last.event.lamport + 1,
+            lane: raw::event::Lane::Durable(last.hash.0),
             ..self.attacker.draft(kind, body)
         })
     }
@@ -171,8 +167,8 @@ impl TestCommunity {
 
     /// Waits until the anchor has detected a fork of an author.
     pub(crate) async fn wait_for_fork(&self, author: &NodeId) -> bool {
-        let state = || self.anchor.log.state();
-        self.wait_until(|| state().is_frozen(author)).await
+        let is_frozen = || self.anchor.log.state().is_frozen(author);
+        self.wait_until(is_frozen).await
     }
 
     /// Waits until the anchor's log satisfies a condition.
@@ -203,20 +199,23 @@ impl TestCommunity {
         Ok(home)
     }
 
-    /// Log of a node that knows all events so far and receives later ones only by hand.
-    pub(crate) fn copy(&self, name: &str) -> Result<EventLog, HarnessError> {
+    /// Empty log of a node.
+    fn empty(&self, name: &str) -> Result<EventLog, HarnessError> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
-        let log = EventLog::prepare(&folder, self.anchor.log.community())?;
+        Ok(EventLog::prepare(&folder, self.id())?)
+    }
+
+    /// Log of a node that knows all events so far and receives later ones only by hand.
+    pub(crate) fn copy(&self, name: &str) -> Result<EventLog, HarnessError> {
+        let log = self.empty(name)?;
         self.tell(&log);
         Ok(log)
     }
 
     /// Log of a new node, fed with all events of the anchor; it keeps those that it accepts.
     pub(crate) fn reader(&self, name: &str) -> Result<EventLog, HarnessError> {
-        let folder = self.folder.join(name);
-        std::fs::create_dir_all(&folder)?;
-        let log = EventLog::prepare(&folder, self.id())?;
+        let log = self.empty(name)?;
         let all = self.anchor.log.missing(&log.heads(), 1024, 1 << 20)?;
         log.receive(&all.events, self.anchor(), now_ms())?;
         Ok(log)

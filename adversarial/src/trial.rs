@@ -176,13 +176,8 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
     }
     let attacked = bench.honest.take_samples();
 
-    settled(
-        &mut bench.victim,
-        "the attacker's sessions and streams",
-        1,
-        &mut found,
-    )
-    .await?;
+    let what = "the attacker's sessions and streams";
+    settled(&mut bench.victim, what, 1, &mut found).await?;
     let peak = bench.victim.usage();
     let memory = before.zip(peak).map(|(before, peak)| MemoryGrowth {
         bytes: peak.peak.saturating_sub(before.resident),
@@ -191,12 +186,8 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
     if let Some(MemoryGrowth { bytes, budget }) = memory {
         let expected = format!("at most {} KiB ({})", budget.bytes >> 10, budget.why);
         let seen = format!("{} KiB", bytes >> 10);
-        found.check(
-            "growth of the host's memory",
-            expected,
-            seen,
-            bytes <= budget.bytes,
-        );
+        let what = "growth of the host's memory";
+        found.check(what, expected, seen, bytes <= budget.bytes);
     }
     let counted = counted(&mut bench.victim, &mut found).await?;
     aftermath(bench, &mut found).await?;
@@ -314,9 +305,10 @@ async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessErro
         Ok(another) => another.end().await,
         Err(trouble) => Err(trouble.to_string()),
     };
-    served(found, "a new honest caller afterwards", another);
+    let expected = "served, with the same answers";
+    found.done("a new honest caller afterwards", expected, another);
     honest.steps(1).await;
-    served(found, "the honest caller throughout", honest.end().await);
+    found.done("the honest caller throughout", expected, honest.end().await);
     settled(&mut victim, "every gauge, without callers", 0, found).await?;
 
     let (status, log) = victim.stop().await;
@@ -324,19 +316,10 @@ async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessErro
         None => "it does not exit".to_owned(),
         Some(status) => status.to_string(),
     };
-    let held = status.is_some_and(|status| status.success());
-    found.check(
-        "the host's exit after a request to stop",
-        "exit status: 0",
-        seen,
-        held,
-    );
+    let what = "the host's exit after a request to stop";
+    found.same(what, "exit status: 0", seen);
     found.same("panics in the host", 0, log.matches("panicked").count());
     Ok(())
-}
-
-fn served(found: &mut Findings, who: &str, result: Result<(), String>) {
-    found.done(who, "served, with the same answers", result);
 }
 
 #[cfg(test)]

@@ -221,7 +221,7 @@ impl Member {
         let problems = log.verify()?.problems;
         let (registry, served) = (Arc::new(Registry::new()), Arc::new(Served::default()));
         register_shards(&registry, key.clone(), log.clone(), served.clone())?;
-        let join = JoinHandler::new(log.clone(), key.clone(), crate::raw::event::now_ms);
+        let join = JoinHandler::new(log.clone(), key.clone());
         registry.register(joining::descriptor(), Arc::new(join))?;
         let mut node = NodeSettings::new("victim");
         node.listen = Some("127.0.0.1:0".to_owned());
@@ -366,6 +366,18 @@ impl Gauges {
         let seqs = self.log.as_ref().map(|log| &log.seqs);
         seqs.and_then(|seqs| seqs.get(&author.to_string()).copied())
             .unwrap_or(0)
+    }
+
+    /// Whether the log has frozen a node because of a fork.
+    pub(crate) fn has_frozen(&self, node: &NodeId) -> bool {
+        let log = self.log.as_ref();
+        log.is_some_and(|log| log.frozen.contains(&node.to_string()))
+    }
+
+    /// Whether the log has the revocation of a node.
+    pub(crate) fn has_revoked(&self, node: &NodeId) -> bool {
+        let log = self.log.as_ref();
+        log.is_some_and(|log| log.revoked.contains(&node.to_string()))
     }
 
     /// Hash of the community state.

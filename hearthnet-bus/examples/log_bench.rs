@@ -306,7 +306,7 @@ async fn join(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
     log.append(&first, invited, now)?;
     let registry = Registry::new();
     let key = Arc::new(NodeKey::from_secret(&first.secret()));
-    let handler = JoinHandler::new(log.clone(), key, now_ms);
+    let handler = JoinHandler::new(log.clone(), key);
     registry.register(joining::descriptor(), Arc::new(handler))?;
     let first = start(first, &log, Vec::new(), registry).await?;
     let addr = first.listen_addr().ok_or("no listener")?.to_string();
@@ -317,7 +317,7 @@ async fn join(dir: &Path, count: u64) -> Result<(), Box<dyn Error>> {
     let socket = connect_path(&addr, &own, Some(id), &bus_rule(), &config).await?;
     let client = Client::new(socket, Arc::clone(&key));
     let request = invite.request(key.id(), "bench")?;
-    join_through(&client, id, &request, &empty, now_ms, |_| {}).await?;
+    join_through(&client, id, &request, &empty, |_| {}).await?;
     println!("joined in {:.3} s", begin.elapsed().as_secs_f64());
     first.shutdown().await;
     Ok(())

@@ -2,7 +2,7 @@
 //! interface.
 
 use crate::SIGNATURE_BYTES;
-use crate::community::log::{Event, EventHash, Heads, look_at_wal};
+use crate::community::log::{Event, EventHash, Heads};
 
 /// Decodes one event and checks that an accepted event has exactly one encoding.
 ///
@@ -27,9 +27,4 @@ pub fn log_heads(bytes: &[u8]) {
     if let Some(heads) = Heads::from_cbor(bytes) {
         assert_eq!(heads.to_cbor(), bytes);
     }
-}
-
-/// Parses bytes as a SQLite write-ahead log left by a crash.
-pub fn log_wal(bytes: &[u8]) {
-    look_at_wal(bytes);
 }

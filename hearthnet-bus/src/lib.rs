@@ -1,10 +1,11 @@
 //! Node identity, the community's event log and gossip, and the running node.
 //!
-//! Three modules. Each imports only modules above it in this table; `tests/layers.rs` checks that:
+//! Three modules. Each imports only modules above it in this table; the repository's
+//! `tests/architecture.rs` checks that there is no circle:
 //!
 //! | module | contents | I/O |
 //! |---|---|---|
-//! | `identity/` | keys, signatures, ids, session grants | `key_file.rs`, `regular_file.rs`, `whole_file.rs` (files), `unix_time.rs` (clock) |
+//! | `identity/` | keys, signatures, ids, session grants | `key_file.rs` (files), `unix_time.rs` (clock) |
 //! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
 //! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
@@ -41,6 +42,6 @@ pub use identity::{
     CHAT, Capability, CapabilityError, CommunityId, CommunityIdError, Domain, Expectation, Grant,
     GrantError, InvalidSignature, KeyFileError, MAX_CLOCK_SKEW_SECS, MAX_GRANT_BYTES,
     MAX_GRANT_LIFETIME_SECS, NodeKey, RandomnessError, ReplayCache, SHARD_SERVE, SIGNATURE_BYTES,
-    now_ms, regular_file, whole_file,
+    now_ms,
 };
 pub use node::{calls, discovery, flight, joining};

@@ -12,14 +12,13 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use crate::community::invite::Invite;
-use crate::community::log::{Body, EventLog, Heads, Lane, Level, Policy};
+use crate::community::log::{Body, EventLog, Heads, Lane, Level, LogError, Policy};
 use crate::node::calls::{
-    Answering, Authority, CallContext, CallError, CallServer, FrameSink, Handler, Registry,
-    Research, Trust,
+    Answering, CallContext, CallError, CallServer, FrameSink, Handler, OneLevel, Registry,
 };
 use crate::node::flight::Readers;
 use crate::node::joining::JoinHandler;
-use crate::{CommunityId, NodeId, NodeKey, now_ms};
+use crate::{CommunityId, Descriptor, NodeId, NodeKey, now_ms};
 
 /// Seed of the root key of every community here, unless the caller names another.
 pub const ROOT: u8 = 200;
@@ -34,6 +33,29 @@ pub fn key(seed: u8) -> NodeKey {
 
 pub fn id(seed: u8) -> NodeId {
     key(seed).id()
+}
+
+/// Descriptor of an idle host of the layers 0 to 7 of 16.
+pub fn descriptor(host: NodeId) -> Descriptor {
+    Descriptor {
+        shard_id: "m:0-7".into(),
+        model_id: "m".into(),
+        weights_sha256: "0a".repeat(32),
+        layer_range: (0, 7),
+        total_layers: 16,
+        vram_required_mb: 10,
+        weights_mb: 0,
+        kv_mb: 0,
+        max_concurrent_streams: 4,
+        host,
+        endpoint: "127.0.0.1:1".into(),
+        advertised_at: 1,
+        boundary_dtype: "fp16".into(),
+        arithmetic: "canonical-1".into(),
+        ms_per_token: 1.5,
+        queue_depth: 0,
+        software: "hearthnet/0.1.0".into(),
+    }
 }
 
 /// A node with its log in a temporary folder, which is removed with it.
@@ -57,32 +79,25 @@ impl Home {
             ..Policy::default()
         };
         let (dir, node, name) = (TempDir::new().unwrap(), founder.id(), "Elm Street");
-        let log = EventLog::create(dir.path(), &key(root), node, name, policy, now_ms()).unwrap();
-        Self {
-            log,
-            key: Arc::new(founder),
-            dir,
-        }
+        let log = EventLog::create(dir.path(), &key(root), node, name, policy, now_ms());
+        Self::of(log, founder, dir)
     }
 
     /// The home of a node that knows only the id of its community.
     pub fn joining(node: NodeKey) -> Self {
         let dir = TempDir::new().unwrap();
-        let log = EventLog::prepare(dir.path(), CommunityId::from(id(ROOT))).unwrap();
-        Self {
-            log,
-            key: Arc::new(node),
-            dir,
-        }
+        let log = EventLog::prepare(dir.path(), CommunityId::from(id(ROOT)));
+        Self::of(log, node, dir)
     }
 
     /// Opens an existing home, even if its files were damaged.
     pub fn opened(dir: TempDir, node: NodeKey) -> Self {
-        Self {
-            log: EventLog::open(dir.path()).unwrap(),
-            key: Arc::new(node),
-            dir,
-        }
+        Self::of(EventLog::open(dir.path()), node, dir)
+    }
+
+    fn of(log: Result<EventLog, LogError>, node: NodeKey, dir: TempDir) -> Self {
+        let (log, key) = (log.unwrap(), Arc::new(node));
+        Self { log, key, dir }
     }
 
     pub fn path(&self) -> &Path {
@@ -128,7 +143,7 @@ pub fn hear(log: &EventLog, other: &EventLog) {
     assert_eq!(taken.accepted.len(), known.len(), "every event is accepted");
 }
 
-/// Admits every peer and every call, and refuses every session.
+/// Admits every peer, and refuses every session.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::exhaustive_structs)] // A rule, which has no parts.
 pub struct Open;
@@ -144,16 +159,6 @@ impl Admission for Open {
 
     fn admit_hello(&self, _: &NodeId, _: &Hello, _: u64) -> Result<(), CloseCode> {
         Err(CloseCode::PurposeUnknown)
-    }
-}
-
-impl Authority for Open {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Member
-    }
-
-    fn research(&self) -> Research {
-        Research::On
     }
 }
 
@@ -173,7 +178,8 @@ impl DiagnoseHost {
         let registry = Registry::new();
         let diagnose = Readers::Callers(key.id()).descriptor();
         registry.register(diagnose, Arc::new(Pages(pages))).unwrap();
-        let server = CallServer::new(key.id(), Arc::new(registry), Arc::new(Open));
+        let member = OneLevel(Some(Level::Member));
+        let server = CallServer::new(key.id(), Arc::new(registry), Arc::new(member));
         let (server, identity) = (Arc::new(server), key.identity().unwrap());
         let (here, config) = ("127.0.0.1:0", Config::default());
         let listening = Listener::bind(here, &identity, Arc::new(Open), config, rules);
@@ -228,7 +234,7 @@ impl TruncatingMember {
     /// Admits with `key`, from the outdated log `kept`; copies its new events to `others`.
     pub fn new(key: Arc<NodeKey>, kept: EventLog, others: EventLog) -> Self {
         Self {
-            admits: JoinHandler::new(kept.clone(), key, now_ms),
+            admits: JoinHandler::new(kept.clone(), key),
             kept,
             others,
         }

@@ -1,6 +1,5 @@
 //! Errors of a chat, with their stable codes.
 
-use crate::router::RouteError;
 use hearthnet_transport::Code;
 
 /// Party that caused a failure.
@@ -151,15 +150,5 @@ impl ChatError {
     /// Advice for the user.
     pub fn hint(&self) -> &'static str {
         self.facts().3
-    }
-}
-
-impl From<RouteError> for ChatError {
-    fn from(error: RouteError) -> Self {
-        match error {
-            RouteError::WeightsMismatch { .. } => Self::WeightsMismatch(error.to_string()),
-            RouteError::ArithmeticMismatch { .. } => Self::ArithmeticMismatch(error.to_string()),
-            _ => Self::ShardUnavailable(error.to_string()),
-        }
     }
 }

@@ -47,9 +47,9 @@ impl LayerEngine for Nothing {
         self.0[seq]
     }
 
-    fn truncate(&mut self, seq: usize, length: u32) -> Result<(), StreamFault> {
+    fn truncate(&mut self, seq: usize, length: u32) -> Result<u32, StreamFault> {
         self.0[seq] = length;
-        Ok(())
+        Ok(length)
     }
 
     fn forward(
@@ -62,11 +62,15 @@ impl LayerEngine for Nothing {
         Ok(())
     }
 
+    fn weight_bytes(&self) -> u64 {
+        0
+    }
+
     fn footprint(&self) -> Footprint {
         Footprint {
-            weight_bytes: 0,
-            kv_bytes_per_position: 0,
-            kv_page_positions: 1,
+            per_sequence: 0,
+            per_position: 0,
+            page: 1,
         }
     }
 

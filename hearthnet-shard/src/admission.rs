@@ -7,8 +7,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research, Trust};
+use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research};
 use hearthnet_bus::flight::Readers;
+use hearthnet_bus::log::Level;
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
 use hearthnet_transport::{Admission, CloseCode, Hello, PATH, RefusedConnection, SessionClosed};
@@ -132,13 +133,10 @@ impl Admission for SessionAuthorizer {
     }
 }
 
-/// A standalone host has no trust levels: admitted keys may ask, and see only their own events.
+/// A standalone host has no levels: admitted keys may ask, and see only their own events.
 impl Authority for SessionAuthorizer {
-    fn trust(&self, node: &NodeId) -> Trust {
-        match self.admitted.contains(node) {
-            true => Trust::Member,
-            false => Trust::Anyone,
-        }
+    fn level(&self, node: &NodeId) -> Option<Level> {
+        self.admitted.contains(node).then_some(Level::Member)
     }
 
     fn research(&self) -> Research {

@@ -69,7 +69,7 @@ fn alone<E: LayerEngine>(
 ) -> Result<(), StreamFault> {
     let Span { seq, position, .. } = part.span;
     if engine.len(seq) > position {
-        engine.truncate(seq, position)?;
+        engine.truncate_to(seq, position)?;
     }
     let mut fresh = Vec::new();
     decode(std::slice::from_ref(part), &mut fresh, boundary, width);

@@ -1,25 +1,27 @@
 //! The compute thread: a loop around the [`Scheduler`].
 
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hearthnet_transport::stand_back;
-use tokio::sync::{mpsc, watch};
+use hearthnet_platform::machine::stand_back;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
 
 use crate::engine::{EngineSource, Footprint, LayerEngine, LoadFault, StartProgress};
 use crate::fault::StreamFault;
-use crate::inbox::Inbox;
-use crate::sched::Scheduler;
+use crate::sched::{Command, Scheduler};
 
 /// Reports of the first load.
 #[derive(Debug)]
 pub(crate) enum Loading {
     Progress(StartProgress),
     /// The weights are loaded.
-    Done(Footprint),
+    Done {
+        weight_bytes: u64,
+        footprint: Footprint,
+    },
     /// The weights could not be loaded; the thread has ended.
     Failed(LoadFault),
 }
@@ -38,7 +40,7 @@ pub(crate) enum Running {
 /// Handle of the compute thread. The thread ends when the handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Compute {
-    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) inbox: Sender<Command>,
     pub(crate) running: watch::Receiver<Running>,
 }
 
@@ -49,23 +51,20 @@ impl Compute {
     /// If the system cannot create a thread.
     pub(crate) fn start<S: EngineSource>(
         scheduler: impl FnOnce() -> Scheduler<S> + Send + 'static,
-        inbox: Arc<Inbox>,
         niceness: i32,
-    ) -> std::io::Result<(Self, mpsc::UnboundedReceiver<Loading>)> {
+    ) -> std::io::Result<(Self, UnboundedReceiver<Loading>)> {
         // Unbounded: the reader is waiting for the start, and a load sends few reports.
-        let (report, reports) = mpsc::unbounded_channel();
+        let (report, reports) = unbounded_channel();
+        let (inbox, commands) = mpsc::channel();
         let (state, running) = watch::channel(Running::Yes);
-        let compute = Self {
-            inbox: Arc::clone(&inbox),
-            running,
-        };
+        let compute = Self { inbox, running };
         thread::Builder::new()
             .name("shard-compute".into())
             .spawn(move || {
                 // The engine computes for milliseconds at a time. At normal priority it would delay
                 // network tasks on the same core, this host's own included.
                 stand_back(niceness);
-                let body = AssertUnwindSafe(|| run(scheduler(), &inbox, report));
+                let body = AssertUnwindSafe(|| run(scheduler(), &commands, report));
                 let end = match std::panic::catch_unwind(body) {
                     Ok(Ok(())) => Running::Ended,
                     Ok(Err(Lost)) => {
@@ -77,17 +76,25 @@ impl Compute {
                         Running::Failed
                     }
                 };
-                inbox.close();
-                drop(inbox_rest(&inbox));
+                // Frees the slots and tickets of commands that came too late.
+                drop(commands);
                 state.send_replace(end);
             })?;
         Ok((compute, reports))
     }
 }
 
+impl Compute {
+    /// Ends the thread after its current batch.
+    pub(crate) fn stop(&self) {
+        // A failed send means that it has ended.
+        let _ = self.inbox.send(Command::Shutdown);
+    }
+}
+
 impl Drop for Compute {
     fn drop(&mut self) {
-        self.inbox.close();
+        self.stop();
     }
 }
 
@@ -96,16 +103,19 @@ struct Lost;
 
 fn run<S: EngineSource>(
     mut scheduler: Scheduler<S>,
-    inbox: &Inbox,
-    report: mpsc::UnboundedSender<Loading>,
+    inbox: &Receiver<Command>,
+    report: UnboundedSender<Loading>,
 ) -> Result<(), Lost> {
     let loaded = scheduler.load(&mut |step| {
-        // A failed send means that the start was abandoned, which also closes the inbox.
+        // A failed send means that the start was abandoned, which also stops this thread.
         let _ = report.send(Loading::Progress(step));
     });
     match loaded {
         Ok(engine) => {
-            let _ = report.send(Loading::Done(engine.footprint()));
+            let _ = report.send(Loading::Done {
+                weight_bytes: engine.weight_bytes(),
+                footprint: engine.footprint(),
+            });
         }
         Err(fault) => {
             let _ = report.send(Loading::Failed(fault));
@@ -114,30 +124,39 @@ fn run<S: EngineSource>(
     }
     drop(report);
 
-    let mut commands = VecDeque::new();
     let mut gathering: Option<Instant> = None;
+    // A command that ended a wait.
+    let mut first = None;
     loop {
-        let open = inbox.take(&mut commands);
-        for command in commands.drain(..) {
+        for command in first.take().into_iter().chain(inbox.try_iter()) {
+            let is_last = matches!(command, Command::Shutdown);
             scheduler.handle(command);
-        }
-        if !open {
-            break;
+            if is_last {
+                return Ok(());
+            }
         }
         if scheduler.may_grow() {
             let since = *gathering.get_or_insert_with(Instant::now);
-            if since.elapsed() < BATCH_WINDOW && spin_until_ready(inbox, BATCH_GAP) {
-                continue;
+            if since.elapsed() < BATCH_WINDOW {
+                first = spin(inbox, BATCH_GAP);
+                if first.is_some() {
+                    continue;
+                }
             }
         }
         match scheduler.awaited() {
             Some(longest) if longest > SPIN_LIMIT => {
                 // When this time is over, the batch runs with the rows that have arrived.
-                inbox.wait(Some(longest));
+                first = park(inbox, Some(longest));
                 continue;
             }
-            Some(longest) if spin_until_ready(inbox, longest) => continue,
-            _ => {}
+            Some(longest) => {
+                first = spin(inbox, longest);
+                if first.is_some() {
+                    continue;
+                }
+            }
+            None => {}
         }
         gathering = None;
         let worked = scheduler.turn();
@@ -153,10 +172,8 @@ fn run<S: EngineSource>(
             }
             continue;
         }
-        inbox.wait(timeout);
+        first = park(inbox, timeout);
     }
-    scheduler.end_all(&StreamFault::ShuttingDown);
-    Ok(())
 }
 
 /// How long a decode batch waits for the next row of a burst, and in all.
@@ -174,21 +191,30 @@ const BATCH_WINDOW: Duration = Duration::from_micros(400);
 /// Limit of spinning. A parked thread can wake up late, which matters less in longer waits.
 const SPIN_LIMIT: Duration = Duration::from_millis(1);
 
-/// Spins until the inbox has something; `false` after `limit`. A timer could be late by as much.
-fn spin_until_ready(inbox: &Inbox, limit: Duration) -> bool {
+/// Spins until a command comes; `None` after `limit`. A timer could be late by as much.
+fn spin(inbox: &Receiver<Command>, limit: Duration) -> Option<Command> {
     let since = Instant::now();
-    while !inbox.has_something() {
+    loop {
+        if let Ok(command) = inbox.try_recv() {
+            return Some(command);
+        }
         if since.elapsed() >= limit {
-            return false;
+            return None;
         }
         thread::yield_now();
     }
-    true
 }
 
-/// Takes the commands that came too late. Dropping them frees their slots and tickets.
-fn inbox_rest(inbox: &Inbox) -> VecDeque<crate::sched::Command> {
-    let mut rest = VecDeque::new();
-    inbox.take(&mut rest);
-    rest
+/// Sleeps until a command comes; `None` after `limit`.
+fn park(inbox: &Receiver<Command>, limit: Option<Duration>) -> Option<Command> {
+    let received = match limit {
+        Some(limit) => inbox.recv_timeout(limit),
+        None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    };
+    match received {
+        Ok(command) => Some(command),
+        Err(RecvTimeoutError::Timeout) => None,
+        // The host is gone.
+        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
+    }
 }

@@ -1,7 +1,7 @@
 //! Engine trait of a host, so that scheduling and protocol can be tested without a model.
 
 use hearthnet_engine::LoadError;
-pub use hearthnet_engine::Span;
+pub use hearthnet_engine::{Footprint, Span};
 use hearthnet_files::{BoundaryDtype, ModelError};
 
 use crate::fault::{Resource, StreamFault};
@@ -24,11 +24,24 @@ pub trait LayerEngine: 'static {
     /// Positions that the sequence holds; 0 if it is unknown.
     fn len(&self, seq: Self::Seq) -> u32;
 
-    /// Drops all positions from `length` on.
+    /// Drops all positions from `length` on, and returns the length that is left: less than
+    /// `length` if the engine can only return to an earlier position.
     ///
     /// # Errors
     /// [`StreamFault::PositionGap`] if the sequence is shorter.
-    fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<(), StreamFault>;
+    fn truncate(&mut self, seq: Self::Seq, length: u32) -> Result<u32, StreamFault>;
+
+    /// Drops all positions from `position` on, and no others.
+    ///
+    /// # Errors
+    /// [`StreamFault::PositionGap`] if the sequence is shorter, or cannot keep `position`
+    /// positions: its caller then replays it.
+    fn truncate_to(&mut self, seq: Self::Seq, position: u32) -> Result<(), StreamFault> {
+        match self.truncate(seq, position)? {
+            length if length < position => Err(StreamFault::PositionGap { position, length }),
+            _ => Ok(()),
+        }
+    }
 
     /// Runs rows through layers `lo` to `hi` (counted over the model, both inclusive, all of
     /// them here), in place. `x` is `[sum of rows, width]`, values representable in the
@@ -44,6 +57,10 @@ pub trait LayerEngine: 'static {
         x: &mut [f32],
     ) -> Result<(), StreamFault>;
 
+    /// Bytes of weights in memory.
+    fn weight_bytes(&self) -> u64;
+
+    /// Memory of a sequence. Here no two share a page.
     fn footprint(&self) -> Footprint;
 
     /// Bytes of KV in use by all sequences.
@@ -54,17 +71,6 @@ pub trait LayerEngine: 'static {
     fn is_lost(&mut self) -> bool {
         false
     }
-}
-
-/// Memory use of a loaded engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Footprint {
-    /// Bytes of weights in memory.
-    pub weight_bytes: u64,
-    /// KV bytes per position of a sequence.
-    pub kv_bytes_per_position: u64,
-    /// Positions per KV page, at least 1. A sequence holds whole pages and shares none.
-    pub kv_page_positions: u32,
 }
 
 /// Loads the engine: once at the start, and again when a stream is opened after the weights were

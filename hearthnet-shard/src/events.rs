@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use hearthnet_bus::NodeId;
-use hearthnet_bus::flight::{self, Event, Name, SessionId};
+use hearthnet_bus::flight::{self, Event, Name, SessionId, StreamTrace};
 use hearthnet_transport::{
     CloseCode, Code, Connection, RefusedConnection, SessionClosed, StreamClose,
 };
@@ -48,10 +48,6 @@ pub struct Stats {
     pub weight_bytes: u64,
     /// Steps answered.
     pub steps: u64,
-    /// Rows of short steps computed.
-    pub decode_rows: u64,
-    /// Rows of longer steps computed.
-    pub prefill_rows: u64,
     /// Rows of answered steps per caller: short node id, or `other` beyond the first 64 callers.
     pub caller_rows: BTreeMap<String, u64>,
     /// Batches computed.
@@ -87,6 +83,14 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
+    fn trace(self, name: StreamClose) -> StreamTrace {
+        StreamTrace {
+            session: self.session,
+            stream: name.stream,
+            epoch: name.epoch,
+        }
+    }
+
     pub(crate) fn of(connection: &Connection, party: NodeId) -> Self {
         Self {
             node: connection.peer(),
@@ -245,10 +249,8 @@ impl HostEvents {
 
     pub(crate) fn stream_opened(&self, caller: Caller, name: StreamClose, layers: (u32, u32)) {
         (self.record)(Event::StreamOpened {
-            session: caller.session,
             peer: caller.node,
-            stream: name.stream,
-            epoch: name.epoch,
+            trace: caller.trace(name),
             layers,
         });
     }
@@ -257,10 +259,8 @@ impl HostEvents {
     pub(crate) fn stream_refused(&self, caller: Caller, name: StreamClose, fault: &StreamFault) {
         self.fault(name, fault);
         (self.record)(Event::StreamRefused {
-            session: caller.session,
             peer: caller.node,
-            stream: name.stream,
-            epoch: name.epoch,
+            trace: caller.trace(name),
             code: fault.code(),
         });
     }
@@ -281,10 +281,8 @@ impl HostEvents {
     /// reason.
     pub(crate) fn stream_ended(&self, caller: Caller, name: StreamClose, code: Code, work: Usage) {
         (self.record)(Event::StreamEnded {
-            session: caller.session,
             peer: caller.node,
-            stream: name.stream,
-            epoch: name.epoch,
+            trace: caller.trace(name),
             code,
             steps: work.steps,
             rows: work.rows,
@@ -337,8 +335,6 @@ impl HostEvents {
     pub(crate) fn turn(&self, kind: Kind, (short, long): (u32, u32), took: Duration) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
-        stats.decode_rows += u64::from(short);
-        stats.prefill_rows += u64::from(long);
         let label = match kind {
             Kind::Decode => {
                 let ms = took.as_secs_f32() * 1000.0;

@@ -95,8 +95,9 @@ impl StartError {
 }
 
 /// Why the host refused or ended a stream. Each has its own stable code, which the caller receives
-/// in a [`StreamError`] together with the sentence.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+/// in a [`StreamError`] together with the sentence: the variant's name, or the one in `serialize`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum StreamFault {
     /// The caller asked for other weights than the host serves.
@@ -134,6 +135,7 @@ pub enum StreamFault {
     StreamChurn,
     /// The stream number is in use in this epoch or a later one.
     #[error("stream {stream} has already reached epoch {current}; use a later epoch")]
+    #[strum(serialize = "stale_epoch")]
     StaleOpen {
         /// The caller's stream number.
         stream: u32,
@@ -167,6 +169,7 @@ pub enum StreamFault {
     TensorShape { what: String },
     /// The rows contain NaN or an infinity.
     #[error("the rows contain values that are not finite; the previous host is at fault")]
+    #[strum(serialize = "tensor_nonfinite")]
     TensorNonFinite,
     /// More positions than the stream was opened for, or than the host allows.
     #[error("the stream is limited to {max} positions; open it with more, or shorten the text")]
@@ -230,32 +233,7 @@ pub enum StreamFault {
 impl StreamFault {
     /// Stable code, as on the wire, in counters and in logs.
     pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::WeightsMismatch { .. } => "weights_mismatch",
-            Self::BadDescriptor { .. } => "bad_descriptor",
-            Self::LayerRange { .. } => "layer_range",
-            Self::StreamLimit { .. } => "stream_limit",
-            Self::StreamQuota { .. } => "stream_quota",
-            Self::StreamChurn => "stream_churn",
-            Self::StaleOpen { .. } | Self::StaleEpoch { .. } => "stale_epoch",
-            Self::UnknownStream => "unknown_stream",
-            Self::StreamEnded => "stream_ended",
-            Self::PositionGap { .. } => "position_gap",
-            Self::TensorShape { .. } => "tensor_shape",
-            Self::TensorNonFinite => "tensor_nonfinite",
-            Self::ContextFull { .. } => "context_full",
-            Self::KvTooSmall { .. } => "kv_too_small",
-            Self::KvFull => "kv_full",
-            Self::KvQuota { .. } => "kv_quota",
-            Self::Preempted => "preempted",
-            Self::QueueFull => "queue_full",
-            Self::StepQuota { .. } => "step_quota",
-            Self::IdleTimeout { .. } => "idle_timeout",
-            Self::BoundaryOverflow { .. } => "boundary_overflow",
-            Self::WeightsUnavailable { .. } => "weights_unavailable",
-            Self::ShuttingDown => "shutting_down",
-            Self::Internal { .. } => "internal",
-        })
+        Code::new(self.into())
     }
 
     /// Message for the caller about the stream and epoch in `of`.
@@ -278,9 +256,13 @@ impl From<EngineError> for StreamFault {
                 length: len,
             },
             EngineError::ContextFull { limit, .. } => Self::ContextFull { max: limit },
-            EngineError::KvFull { .. } | EngineError::OutOfMemory { .. } => Self::KvFull,
+            EngineError::KvFull { .. }
+            | EngineError::OutOfMemory { .. }
+            | EngineError::DeviceMemory => Self::KvFull,
             EngineError::InputNotFinite { .. } => Self::TensorNonFinite,
-            EngineError::BoundaryOverflow { layer, .. } => Self::BoundaryOverflow { layer },
+            EngineError::BoundaryOverflow { layer, .. } | EngineError::OutOfRange { layer, .. } => {
+                Self::BoundaryOverflow { layer }
+            }
             other => Self::Internal {
                 reason: other.to_string(),
             },

@@ -9,6 +9,7 @@ use hearthnet_bus::calls::CallServer;
 use hearthnet_bus::flight::Name;
 use hearthnet_bus::node::{Node, TensorSessions, bus_rule};
 use hearthnet_bus::{Descriptor, NodeId, NodeKey};
+use hearthnet_platform::process::resident_bytes;
 use hearthnet_transport::{Arrival, Connection, Listener};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -21,8 +22,7 @@ use crate::config::ServeConfig;
 use crate::engine::{EngineSource, Footprint, LoadFault, Served, StartProgress};
 use crate::events::{HostEvents, Stats};
 use crate::fault::StartError;
-use crate::inbox::Inbox;
-use crate::memory::{MemoryReport, resident_bytes};
+use crate::memory::MemoryReport;
 use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
@@ -102,7 +102,7 @@ pub(crate) async fn start<S: EngineSource>(
     progress: &mut (dyn FnMut(StartProgress) + Send),
 ) -> Result<RunningHost, StartError> {
     config.validate()?;
-    let (inbox, events) = (Arc::new(Inbox::default()), Arc::new(HostEvents::default()));
+    let events = Arc::new(HostEvents::default());
     let (node, admitted, transport) = match place {
         Place::Alone(key) => (key.id(), config.admitted.as_slice(), &config.transport),
         Place::In(node) => (node.id(), &[][..], node.transport()),
@@ -145,14 +145,17 @@ pub(crate) async fn start<S: EngineSource>(
         move || Scheduler::new(source, served, limits, events, clock)
     };
     let (compute, mut reports) =
-        Compute::start(scheduler, inbox.clone(), config.niceness).map_err(StartError::Thread)?;
-    let footprint = loop {
+        Compute::start(scheduler, config.niceness).map_err(StartError::Thread)?;
+    let (weight_bytes, footprint) = loop {
         let fault = match reports.recv().await {
             Some(Loading::Progress(step)) => {
                 progress(step);
                 continue;
             }
-            Some(Loading::Done(footprint)) => break footprint,
+            Some(Loading::Done {
+                weight_bytes,
+                footprint,
+            }) => break (weight_bytes, footprint),
             Some(Loading::Failed(fault)) => fault,
             None => "the engine failed".to_owned().into(),
         };
@@ -165,8 +168,7 @@ pub(crate) async fn start<S: EngineSource>(
         });
     };
 
-    let (bytes, page) = (footprint.kv_bytes_per_position, footprint.kv_page_positions);
-    let pool = kv_pool(&config, bytes, page)?;
+    let pool = kv_pool(&config, &footprint)?;
     let quota = Quota {
         streams: config.max_streams_per_caller,
         steps: config.max_waiting_steps_per_caller,
@@ -178,12 +180,12 @@ pub(crate) async fn start<S: EngineSource>(
         max_positions: config.max_positions.unwrap_or(u32::MAX).min(served.context),
         served,
         software: config.software,
-        weight_bytes: footprint.weight_bytes,
+        weight_bytes,
         kv_budget_bytes: config.kv_budget_bytes,
         slots: Slots::new(node, config.max_concurrent_streams, quota, events.clone()),
         max_streams: config.max_concurrent_streams,
         max_waiting_steps: config.max_waiting_steps,
-        inbox,
+        inbox: compute.inbox.clone(),
         events,
         clock,
         parties,
@@ -244,33 +246,28 @@ fn parties(place: Place<'_>) -> Parties {
 /// # Errors
 /// [`StartError::KvBudget`] if the share of one caller holds no page: the host would refuse every
 /// stream.
-fn kv_pool(config: &ServeConfig, bytes_per_position: u64, page: u32) -> Result<Pool, StartError> {
-    let page_bytes = bytes_per_position.saturating_mul(page.into());
+fn kv_pool(config: &ServeConfig, footprint: &Footprint) -> Result<Pool, StartError> {
     let (budget, percent) = (config.kv_budget_bytes, config.kv_share_per_caller);
-    let pool = Pool::new(budget, page, page_bytes, percent);
+    let pool = Pool::new(budget, footprint, percent);
     if pool.quota > 0 {
         return Ok(pool);
     }
     Err(StartError::KvBudget {
         budget,
-        needed: page_bytes
+        needed: footprint
+            .page_bytes()
             .saturating_mul(100)
             .div_ceil(percent.max(1).into()),
-        page,
+        page: footprint.page,
     })
 }
 
-/// Checks that the share of one caller holds at least one page of KV, for layers that take
-/// `bytes_per_position` bytes for each position, in pages of `page` positions.
+/// Checks that the share of one caller holds at least one page of KV, for layers of a footprint.
 ///
 /// # Errors
 /// [`StartError::KvBudget`] if it does not.
-pub fn check_kv_budget(
-    config: &ServeConfig,
-    bytes_per_position: u64,
-    page: u32,
-) -> Result<(), StartError> {
-    kv_pool(config, bytes_per_position, page).map(drop)
+pub fn check_kv_budget(config: &ServeConfig, footprint: &Footprint) -> Result<(), StartError> {
+    kv_pool(config, footprint).map(drop)
 }
 
 /// Source of sessions until the weights are loaded.
@@ -344,7 +341,7 @@ async fn accept(
 
 impl RunningHost {
     #[cfg(test)]
-    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+    pub(crate) fn inbox(&self) -> &std::sync::mpsc::Sender<crate::sched::Command> {
         &self.compute.inbox
     }
 
@@ -369,7 +366,7 @@ impl RunningHost {
     pub fn memory(&self) -> MemoryReport {
         MemoryReport {
             weight_bytes: self.stats().weight_bytes,
-            kv_bytes_per_position: self.footprint.kv_bytes_per_position,
+            kv_bytes_per_position: self.footprint.per_position,
             kv_positions: u64::from(self.pool.total) * u64::from(self.pool.page),
             resident_bytes: resident_bytes(std::process::id()),
         }
@@ -405,7 +402,7 @@ impl RunningHost {
         self.phase.send_replace(Phase::Closing);
         // Closing a session needs no answer of the peer, so this takes little time.
         let _ = timeout_at(until.max(Instant::now() + CLOSING), &mut self.accepting).await;
-        self.compute.inbox.close();
+        self.compute.stop();
         let mut running = self.compute.running.clone();
         let ended = running.wait_for(|state| *state != Running::Yes);
         let _ = timeout_at(until.max(Instant::now() + CLOSING), ended).await;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  caller ==TLS==> the transport's driver of the socket           compute thread
-//!                  Session --> StreamTable: refuses at once --> Inbox --> Scheduler --> engine
+//!                  Session --> StreamTable: refuses at once --> channel --> Scheduler --> engine
 //!                  Sender <------------------------------ ResponseSink <----- answers
 //! ```
 //!
@@ -20,7 +20,7 @@
 //! | length of prefill chunks | `chunked_prefill.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched/`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, isolation of faults | `batch.rs` |
-//! | the compute thread | `compute.rs`, fed by `inbox.rs` |
+//! | the compute thread | `compute.rs` |
 //! | sessions, and the echo for benchmarks | `session.rs` |
 //! | metrics, flight record and log | `events.rs` |
 //! | start, descriptor, shutdown | `host.rs` |
@@ -52,7 +52,6 @@ mod engine;
 mod events;
 mod fault;
 mod host;
-mod inbox;
 mod memory;
 mod model;
 mod plan;
@@ -70,14 +69,8 @@ pub use engine::{
 pub use events::Stats;
 pub use fault::{Resource, StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
-pub use memory::{MemoryReport, resident_bytes};
+pub use memory::MemoryReport;
 pub use model::{ModelLayers, Prepared, ShardConfig};
 
 #[cfg(test)]
-mod community_tests;
-#[cfg(test)]
-mod fake;
-#[cfg(test)]
-mod net_tests;
-#[cfg(test)]
-mod protocol_tests;
+mod tests;

@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hearthnet_engine::kernels::PAGE;
-use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, SeqId};
+use hearthnet_engine::{ARITHMETIC, Backend, Engine, EngineOn, EngineOptions, SeqId};
 use hearthnet_files::manifest::Manifest;
 use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec, TextId, WeightsId};
 use tokio::sync::mpsc;
@@ -252,23 +251,23 @@ fn in_phase(phase: LoadPhase, mut report: impl FnMut(StartProgress)) -> impl FnM
     move |done, total| report(StartProgress { phase, done, total })
 }
 
-impl LayerEngine for Engine {
+impl<B: Backend + 'static> LayerEngine for EngineOn<B> {
     type Seq = SeqId;
 
     fn open(&mut self) -> Result<SeqId, StreamFault> {
-        Ok(Engine::open(self)?)
+        Ok(Self::open(self)?)
     }
 
     fn close(&mut self, seq: SeqId) {
-        Engine::close(self, seq);
+        Self::close(self, seq);
     }
 
     fn len(&self, seq: SeqId) -> u32 {
-        Engine::len(self, seq).unwrap_or(0)
+        Self::len(self, seq).unwrap_or(0)
     }
 
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), StreamFault> {
-        Ok(Engine::truncate(self, seq, length)?)
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<u32, StreamFault> {
+        Ok(Self::truncate(self, seq, length)?)
     }
 
     fn forward(
@@ -280,16 +279,19 @@ impl LayerEngine for Engine {
         Ok(self.forward_layers(half_open(layers), spans, x)?)
     }
 
+    fn weight_bytes(&self) -> u64 {
+        Self::weight_bytes(self)
+    }
+
     fn footprint(&self) -> Footprint {
-        Footprint {
-            weight_bytes: self.weight_bytes(),
-            kv_bytes_per_position: self.kv_bytes_per_position(),
-            // Pages hold all layers of the engine, even for a stream that uses only some of them.
-            kv_page_positions: PAGE as u32,
-        }
+        Self::footprint(self)
     }
 
     fn kv_bytes_in_use(&self) -> u64 {
-        Engine::kv_bytes_in_use(self)
+        Self::kv_bytes_in_use(self)
+    }
+
+    fn is_lost(&mut self) -> bool {
+        Self::is_lost(self)
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hearthnet_transport::{
-    CloseCode, Connection, Handler, Message, SendError, Sender, StreamOpened, bench,
+    CloseCode, Connection, Handler, Message, SendError, Sender, StreamOpened,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -43,16 +43,30 @@ pub(crate) struct ShutdownWatch {
 }
 
 impl ShutdownWatch {
-    /// Resolves when the host begins to leave, with the milliseconds until it will be gone.
-    async fn announced(mut self) -> u32 {
+    /// Sends LEAVING when the host begins to leave. Resolves with the close code when the host
+    /// closes its sessions.
+    async fn watch(self, sender: Sender) -> CloseCode {
+        let announcing = self.clone().announce(sender);
+        tokio::select! {
+            biased;
+            code = self.comes() => code,
+            never = announcing => never,
+        }
+    }
+
+    /// Sends LEAVING when the host begins to leave, with the milliseconds until it will be gone.
+    /// Never resolves.
+    async fn announce(mut self, sender: Sender) -> CloseCode {
         let leaves = |phase: &Phase| matches!(phase, Phase::Leaving { .. });
+        // An error means that the host is gone, which `comes` reports.
         let phase = self.phase.wait_for(leaves).await.map(|phase| *phase);
-        let Ok(Phase::Leaving { until }) = phase else {
-            // The host is gone, which `comes` reports.
-            return std::future::pending().await;
-        };
-        let left = until.saturating_duration_since(Instant::now());
-        u32::try_from(left.as_millis()).unwrap_or(u32::MAX)
+        if let Ok(Phase::Leaving { until }) = phase {
+            let left = until.saturating_duration_since(Instant::now());
+            let within_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+            // Never waits. A failed send means that the session has ended.
+            let _ = sender.send(Message::Leaving { within_ms }).await;
+        }
+        std::future::pending().await
     }
 
     /// Resolves with the close code when the host closes its sessions.
@@ -104,19 +118,10 @@ async fn pipeline(
     });
     let stream_table = StreamTable::new(Arc::clone(host_state), caller, sink.clone());
     connection.attend(Pipeline { stream_table });
-    let mut announced = std::pin::pin!(end.clone().announced());
-    let mut end = std::pin::pin!(end.comes());
-    let mut told = false;
-    loop {
-        tokio::select! {
-            biased;
-            code = &mut end => return Some(code),
-            within_ms = &mut announced, if !told => {
-                told = true;
-                sink.send(Message::Leaving { within_ms });
-            }
-            _ = connection.ended() => return None,
-        }
+    tokio::select! {
+        biased;
+        code = end.watch(connection.sender()) => Some(code),
+        _ = connection.ended() => None,
     }
 }
 
@@ -139,38 +144,31 @@ async fn echo(
     end: ShutdownWatch,
 ) -> Option<CloseCode> {
     let sender = connection.sender();
-    let mut announced = std::pin::pin!(end.clone().announced());
-    let mut end = std::pin::pin!(end.comes());
-    let mut told = false;
-    loop {
-        let answer = tokio::select! {
-            biased;
-            code = &mut end => return Some(code),
-            within_ms = &mut announced, if !told => {
-                told = true;
-                Some(Message::Leaving { within_ms })
-            }
-            message = connection.recv() => match message.ok()? {
+    let end = end.watch(connection.sender());
+    let echo = async {
+        loop {
+            let answer = match connection.recv().await.ok()? {
                 Message::Describe => match host_state.description() {
-                    Ok(description) => Some(description),
+                    Ok(description) => description,
                     Err(code) => return Some(code),
                 },
-                message => echoed(message),
-            },
-        };
-        let Some(answer) = answer else {
-            continue;
-        };
-        // The transport's deadlines end a peer that does not read.
-        tokio::select! {
-            biased;
-            sent = sender.send(answer) => match sent {
+                message => match echoed(message) {
+                    Some(answer) => answer,
+                    None => continue,
+                },
+            };
+            // The transport's deadlines end a peer that does not read.
+            match sender.send(answer).await {
                 Ok(()) => {}
                 Err(SendError::Message(violation)) => return Some(violation.code),
                 Err(_) => return None,
-            },
-            code = &mut end => return Some(code),
+            }
         }
+    };
+    tokio::select! {
+        biased;
+        code = end => Some(code),
+        code = echo => code,
     }
 }
 
@@ -184,7 +182,7 @@ fn echoed(message: Message) -> Option<Message> {
             };
             Some(Message::StreamOpened(opened))
         }
-        Message::Step(step) => Some(Message::StepResult(bench::echo(step))),
+        Message::Step(step) => Some(Message::StepResult(step.echo())),
         _ => None,
     }
 }

@@ -103,7 +103,7 @@ impl<Q: Copy> Stream<Q> {
                         return Err((None, StreamFault::PositionGap { position, length }));
                     }
                     engine
-                        .truncate(self.seq, position)
+                        .truncate_to(self.seq, position)
                         .map_err(|fault| (None, fault))?;
                 }
                 Some(Work::Step(job)) if !job.settled => {
@@ -117,7 +117,7 @@ impl<Q: Copy> Stream<Q> {
                         return refuse(StreamFault::ContextFull { max });
                     }
                     if position < length
-                        && let Err(fault) = engine.truncate(self.seq, position)
+                        && let Err(fault) = engine.truncate_to(self.seq, position)
                     {
                         return refuse(fault);
                     }

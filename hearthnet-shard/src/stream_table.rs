@@ -3,7 +3,8 @@
 //!
 //! Faults that need no engine are answered here at once, however busy the engine is: wrong weights,
 //! wrong layers, no free slot, wrong shape, values that are not finite, an old epoch. Pure but for
-//! the shared counters: answers go to the connection's [`ResponseSink`], commands to the [`Inbox`].
+//! the shared counters: answers go to the connection's [`ResponseSink`], commands to the compute
+//! thread.
 //!
 //! Two epochs of a stream, and the answers to their steps:
 //!
@@ -16,7 +17,7 @@
 //! the session's step slot.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_transport::{CloseCode, DType, Message, Step, StreamClose, StreamOpen, Truncate};
@@ -26,8 +27,8 @@ use crate::clock::Clock;
 use crate::engine::Served;
 use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
-use crate::inbox::Inbox;
 use crate::sched::Command;
+use crate::stream::{Job, Work};
 use crate::stream_handle::{ResponseSink, Slots, StreamHandle};
 
 /// Ended streams that a connection remembers per slot, to tell a late step from an invalid one.
@@ -51,13 +52,21 @@ pub(crate) struct HostState {
     pub(crate) max_streams: u32,
     pub(crate) max_positions: u32,
     pub(crate) max_waiting_steps: u32,
-    pub(crate) inbox: Arc<Inbox>,
+    /// Commands to the compute thread. Their number is bounded by their content: an open holds a
+    /// stream's slot, a step or truncation a ticket of its stream, and a close follows an open. So
+    /// no message is refused here, and a close never waits behind a full queue.
+    pub(crate) inbox: mpsc::Sender<Command>,
     pub(crate) events: Arc<HostEvents>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) parties: Parties,
 }
 
 impl HostState {
+    /// Hands a command to the compute thread. Returns `false` if the thread has ended.
+    fn tell(&self, command: Command) -> bool {
+        self.inbox.send(command).is_ok()
+    }
+
     /// Descriptor with the current load.
     pub(crate) fn descriptor(&self) -> Descriptor {
         let served = &self.served;
@@ -96,6 +105,11 @@ impl HostState {
         })?;
         Ok(Message::Descriptor(bytes.into()))
     }
+}
+
+/// Name of one epoch of a stream on its connection.
+fn name(stream: u32, epoch: u32) -> StreamClose {
+    StreamClose { stream, epoch }
 }
 
 /// Streams of one connection. Dropping it ends them all.
@@ -144,10 +158,7 @@ impl StreamTable {
     }
 
     fn open(&mut self, open: &StreamOpen) {
-        let name = StreamClose {
-            stream: open.stream,
-            epoch: open.epoch,
-        };
+        let name = name(open.stream, open.epoch);
         if let Some(handle) = self.growing(open) {
             return self.grow(&handle, open);
         }
@@ -197,7 +208,7 @@ impl StreamTable {
             handle: handle.id,
             max_positions,
         };
-        if !self.host_state.inbox.push(grow) {
+        if !self.host_state.tell(grow) {
             self.fail(handle, None, &StreamFault::ShuttingDown);
         }
     }
@@ -249,11 +260,7 @@ impl StreamTable {
         let handle = StreamHandle::begin(slots, self.caller, open, sink, now, |resting| {
             self.fail(resting, None, &StreamFault::Preempted);
         })?;
-        if !self
-            .host_state
-            .inbox
-            .push(Command::Open(Arc::clone(&handle)))
-        {
+        if !self.host_state.tell(Command::Open(Arc::clone(&handle))) {
             handle.end(|| ());
             return Err(StreamFault::ShuttingDown);
         }
@@ -264,10 +271,7 @@ impl StreamTable {
 
     fn step(&mut self, step: Step) {
         self.host_state.events.received(step.data.len());
-        let name = StreamClose {
-            stream: step.stream,
-            epoch: step.epoch,
-        };
+        let name = name(step.stream, step.epoch);
         let Some(handle) = self.living(name, Some(step.position)) else {
             self.host_state.events.dropped(1);
             return wipe(step.data);
@@ -284,13 +288,9 @@ impl StreamTable {
                 return self.fail(&handle, Some(position), &fault);
             }
         };
-        let step = Command::Step {
-            handle: handle.id,
-            step,
-            ticket,
-            arrived,
-        };
-        if !self.host_state.inbox.push(step) {
+        let work = Work::Step(Box::new(Job::new(step, ticket, arrived)));
+        let id = handle.id;
+        if !self.host_state.tell(Command::Work { handle: id, work }) {
             self.fail(&handle, Some(position), &StreamFault::ShuttingDown);
         }
     }
@@ -328,22 +328,21 @@ impl StreamTable {
     }
 
     fn truncate(&mut self, truncate: Truncate) {
-        let name = StreamClose {
-            stream: truncate.stream,
-            epoch: truncate.epoch,
-        };
+        let name = name(truncate.stream, truncate.epoch);
         let Some(handle) = self.living(name, None) else {
             return;
         };
         match handle.ticket(0, self.host_state.max_waiting_steps) {
             Err(fault) => self.fail(&handle, None, &fault),
             Ok(ticket) => {
-                let position = truncate.position;
                 handle.rest(self.host_state.clock.now());
-                self.host_state.inbox.push(Command::Truncate {
+                let work = Work::Truncate {
+                    position: truncate.position,
+                    _ticket: ticket,
+                };
+                self.host_state.tell(Command::Work {
                     handle: handle.id,
-                    position,
-                    ticket,
+                    work,
                 });
             }
         }
@@ -380,9 +379,7 @@ impl StreamTable {
     /// Ends a stream from here, if it is open, and calls `announce`.
     fn end(&self, handle: &StreamHandle, announce: impl FnOnce()) {
         handle.end(|| {
-            self.host_state
-                .inbox
-                .push(Command::Close { handle: handle.id });
+            self.host_state.tell(Command::Close { handle: handle.id });
             announce();
         });
     }

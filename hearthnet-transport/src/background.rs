@@ -7,6 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hearthnet_platform::machine::stand_back;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 /// Niceness of these threads, well above that of a shard host's engine (5 by default).
@@ -86,15 +87,4 @@ pub fn give_way() {
         thread::yield_now();
         SLICE_START.set(Some(Instant::now()));
     }
-}
-
-/// Sets this thread's niceness, from 0 (normal priority) to 19.
-pub fn stand_back(niceness: i32) {
-    // On other systems than Linux the priority would apply to the whole process.
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, niceness) {
-        tracing::debug!(%error, "a thread keeps the priority of its process");
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = niceness;
 }

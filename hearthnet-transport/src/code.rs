@@ -97,16 +97,8 @@ shared_codes! {
     DEGRADED = "degraded";
     /// The host did not answer within the health timeout.
     PIPELINE_STALLED = "pipeline_stalled";
-    /// No host is available for some layers.
-    SHARD_UNAVAILABLE = "shard_unavailable";
     /// The session with a host ended unexpectedly.
     CONNECTION_LOST = "connection_lost";
-    /// Rows of an invalid size.
-    TENSOR_SHAPE = "tensor_shape";
-    /// Rows with NaN or an infinity.
-    TENSOR_NONFINITE = "tensor_nonfinite";
-    /// Rows with implausible values.
-    TENSOR_BAND = "tensor_band";
 }
 
 impl Code {

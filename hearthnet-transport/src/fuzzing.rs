@@ -14,7 +14,7 @@ use crate::time::Time;
 use crate::wire::cbor::Body;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{self, Ack, Bye, FlowCtl, Limits, Nack, TensorEnd};
-use crate::wire::pipeline::{self, RowsHead};
+use crate::wire::pipeline;
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES, Header};
 use crate::{Code, NodeId};
 use crate::{Config, Step, Want};
@@ -74,9 +74,10 @@ pub fn frame(message: &[u8]) {
             }
         }
         FrameType::Step | FrameType::StepResult => {
-            if let Ok((head, place)) = RowsHead::read(header.kind, body) {
-                let encoded = head.frame(place).into_bytes(header.sequence);
-                assert_eq!(encoded, message);
+            if let Ok((rows, place)) = pipeline::read_rows(header.kind, body) {
+                let encoded = pipeline::rows_frame(&rows, place);
+                let encoded = encoded.map(|frame| frame.into_bytes(header.sequence));
+                assert_eq!(encoded.as_deref(), Ok(message));
             }
         }
         kind => {
@@ -204,7 +205,7 @@ pub fn session(input: &[u8]) {
                 };
                 let message = match caller {
                     true => Message::Step(step),
-                    false => Message::StepResult(crate::bench::echo(step)),
+                    false => Message::StepResult(step.echo()),
                 };
                 send(&mut session, &message);
             }

@@ -46,8 +46,6 @@
 //! | handshakes, admission, caps | `net/connect.rs`, `net/acceptor.rs`, `net/admission.rs` |
 //! | limits of unauthenticated connections | `net/pending_peers.rs` |
 //! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
-//! | round trips and throughput | `bench.rs` |
-//! | limit of the CPU wake-up latency | `cpu_latency.rs` |
 //! | low-priority threads | `background.rs` |
 //!
 //! # Invariants
@@ -60,11 +58,9 @@
 //!   that held rows are wiped when dropped; those of TLS, WebSocket and kernel are out of reach.
 
 mod background;
-pub mod bench;
 mod code;
 mod compress;
 mod config;
-pub mod cpu_latency;
 mod credit;
 mod fields;
 #[cfg(feature = "fuzzing")]
@@ -82,7 +78,7 @@ mod tensor;
 mod time;
 pub mod wire;
 
-pub use background::{background, give_way, stand_back, threads_can_start};
+pub use background::{background, give_way, threads_can_start};
 pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
 pub use config::{Config, ConfigError, Deadlines};
 pub use identity::{Identity, IdentityError};
@@ -90,9 +86,10 @@ pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
-    Acceptor, Accepts, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full,
-    Handler, Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
-    SendError, Sender, accept, connect, connect_here, connect_over, connect_path, subscriber,
+    Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
+    Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
+    SendError, Sender, accept, connect, connect_here, connect_over, connect_path, retry,
+    subscriber,
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::code::{CloseCode, Code, Violation};
 use crate::fields;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Dims, Tensor};
 
 /// Longest message of a stream error, in bytes.
 pub(crate) const MAX_ERROR_MESSAGE_BYTES: usize = 512;
@@ -64,6 +64,54 @@ impl Message {
             Message::Truncate(m) => Some((m.stream, m.epoch)),
             Message::Describe | Message::Descriptor(_) => None,
             Message::Leaving { .. } | Message::Tensor(_) => None,
+        }
+    }
+
+    /// Rows of a step or result, or elements of a tensor.
+    pub(crate) fn data(&self) -> Option<&Bytes> {
+        match self {
+            Message::Step(Step { data, .. })
+            | Message::StepResult(StepResult { data, .. })
+            | Message::Tensor(Tensor { data, .. }) => Some(data),
+            _ => None,
+        }
+    }
+
+    /// The message with other data.
+    pub(crate) fn with_data(mut self, bytes: Bytes) -> Message {
+        match &mut self {
+            Message::Step(Step { data, .. })
+            | Message::StepResult(StepResult { data, .. })
+            | Message::Tensor(Tensor { data, .. }) => *data = bytes,
+            _ => {}
+        }
+        self
+    }
+
+    /// Element type and dimensions of the data.
+    ///
+    /// # Errors
+    /// `tensor_shape` if a dimension is zero, or the message has no data.
+    pub(crate) fn shape(&self) -> Result<(DType, Dims), Violation> {
+        match self {
+            Message::Step(m) => Ok((m.dtype, Dims::new(&[m.rows, m.width])?)),
+            Message::StepResult(m) => Ok((m.dtype, Dims::new(&[m.rows, m.width])?)),
+            Message::Tensor(m) => Ok((m.dtype, m.dims)),
+            _ => Err(CloseCode::TensorShape.violation("a message without data")),
+        }
+    }
+
+    /// Size of the data by its shape, in bytes.
+    ///
+    /// # Errors
+    /// `tensor_shape` if a step has no rows, a dimension is zero, or the product overflows.
+    pub(crate) fn data_bytes(&self) -> Result<u64, Violation> {
+        match self {
+            Message::StepResult(m) if m.rows == 0 && m.width != 0 => Ok(0),
+            _ => {
+                let (dtype, dims) = self.shape()?;
+                dims.bytes(dtype)
+            }
         }
     }
 }
@@ -165,6 +213,40 @@ pub struct Step {
     pub want: Want,
     /// `rows * width` values, row-major, little-endian.
     pub data: Bytes,
+}
+
+impl Step {
+    /// Answer with the rows that the step wants, without times.
+    pub fn answer(&self, data: Bytes) -> StepResult {
+        StepResult {
+            stream: self.stream,
+            epoch: self.epoch,
+            position: self.position,
+            rows: match self.want {
+                Want::None => 0,
+                Want::Last => 1,
+                Want::All => self.rows,
+            },
+            width: self.width,
+            dtype: self.dtype,
+            compute_us: 0,
+            queue_us: 0,
+            data,
+        }
+    }
+
+    /// The answer of an echo.
+    pub fn echo(&self) -> StepResult {
+        let row_bytes = self.width as usize * self.dtype.size();
+        self.answer(match self.want {
+            Want::None => Bytes::new(),
+            Want::Last => {
+                let last = self.data.len().saturating_sub(row_bytes);
+                self.data.slice(last..)
+            }
+            Want::All => self.data.clone(),
+        })
+    }
 }
 
 /// Answer to a [`Step`].

@@ -9,6 +9,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `os` | what depends on the operating system |
 //! | `cli` | arguments, input, output, errors and signals |
 //! | `config` | settings and their sources |
 //! | `home` | data directory: key, log of the community, files beside it |
@@ -126,7 +127,7 @@ fn run(args: Args) -> Result<(), Failure> {
     }
     let loaded = Loaded::load(global.config.as_deref(), &global.set)?;
     act(args.command, global, &loaded).map_err(|failure| match failure.kind {
-        Kind::ExperimentalDisabled if loaded.module_is_off() => failure.hint(
+        Kind::ExperimentalDisabled if loaded.module_is_off => failure.hint(
             "research.distributed_inference.enabled = false in the configuration switches it off",
         ),
         _ => failure,
@@ -137,14 +138,14 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     let config = loaded.config.clone();
     if command.moves_rows()
         && let Some(latency) = config.engine.cpu_latency()
-        && let Err(error) = hearthnet_transport::cpu_latency::limit(latency)
+        && let Err(error) = hearthnet_platform::cpu_latency::limit(latency)
     {
         match config.engine.cpu_latency_us {
             CpuLatency::Microseconds(_) => {
                 note(format!("engine.cpu_latency_us has no effect: {error}"));
             }
             // The user did not request a limit, so a failure is not reported.
-            CpuLatency::Word(_) => {
+            CpuLatency::Auto | CpuLatency::Off => {
                 tracing::debug!("the wake-up time of idle cores is not limited: {error}");
             }
         }
@@ -161,11 +162,11 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
         Command::Community(command) => commands::community::run(command, cx),
         Command::Serve(command) => commands::serve::run(command, cx),
         Command::Diagnose(command) => commands::diagnose::run(&command, cx),
-        Command::Status(command) => commands::status::run(&command, cx),
+        Command::Status { json } => commands::status::run(json, cx),
         Command::Backup(command) => commands::backup::run(&command, &cx.global),
         Command::Log(command) => commands::log::run(command, cx),
         Command::Model(command) => commands::model::run(command, cx),
-        Command::Id(command) => commands::id::run(&command, &cx.global),
+        Command::Id { json } => commands::id::run(json, &cx.global),
         Command::Shard(command) => commands::shard::run(command, cx),
         Command::Chat(command) => commands::chat::run(command, cx),
         Command::Demo(command) => commands::demo::run(&command, cx),

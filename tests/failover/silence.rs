@@ -5,14 +5,14 @@
 //! cargo test -p hearthnet --test program -- failover::silence:: --nocapture
 //! ```
 
-use hearthnet_bus::NodeId;
+use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::hosts::{HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_testkit::lab::Lab;
 
 use super::*;
-use crate::support::Server;
+use crate::support::{ENABLE, Home, Server, text, words};
 
 /// Maximum pause of an answer if only this machine can replace a silent host.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
@@ -176,22 +176,6 @@ fn honestly_slow_hosts_are_kept() {
 }
 
 #[test]
-fn a_slow_host_of_all_layers_is_replaced_by_idle_spares() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let (first, second) = (caller.host(RANGES[0], &[]), caller.host(RANGES[1], &[]));
-    // The slow host is chosen: it is idle and covers more layers than the spares.
-    let (_slow, slow) = liar_with(&caller, Lie::Slow(Duration::from_secs(1)), 0, 0..30);
-    let all = [first.address.clone(), second.address.clone(), slow];
-    let answer = ask(&caller, &all, false, |_, _| {});
-    answer.says(&undisturbed, "a slow host");
-    stood_still("a slow host of all layers", &answer.heard);
-    assert_eq!(answer.heard.degraded, ["degraded"]);
-    let route = answer.result.expect("an answer").route;
-    assert_eq!(route.iter().filter(|hop| hop.host.is_some()).count(), 2);
-}
-
-#[test]
 fn of_two_equally_slow_hosts_the_second_is_tried_once_and_kept() {
     let caller = caller();
     let mut request = usual();
@@ -299,6 +283,40 @@ fn the_next_chat_skips_a_session_whose_host_has_stopped() {
 }
 
 #[test]
+fn a_chat_whose_only_host_is_silent_waits_for_it_once() {
+    // It accepts connections, as a suspended process does, and sends nothing.
+    let dark = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = NodeKey::from_secret(&[7; 32]).id();
+    let host = format!("{}#{node}", dark.local_addr().unwrap());
+    let home = Home::new();
+    let args = [
+        "chat",
+        "Hello.",
+        "--shard",
+        &host,
+        "--no-service",
+        "--max-tokens",
+        "2",
+    ];
+    let began = Instant::now();
+    let answer = home.run(&[&args[..], &ENABLE].concat());
+    println!("answered in {:.2} s", began.elapsed().as_secs_f64());
+    assert_eq!(answer.status.code(), Some(0), "{}", text(&answer.stderr));
+    let said = text(&answer.stderr);
+    assert_eq!(
+        said.matches("continuing without one host").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(
+        said.matches("this machine answers alone").count(),
+        1,
+        "{said}"
+    );
+    assert!(!answer.stdout.is_empty());
+}
+
+#[test]
 fn a_host_that_dies_during_the_connect_is_replaced_by_its_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&short());
@@ -334,7 +352,7 @@ fn a_pulled_cable_costs_seconds_but_no_token() {
     let Some(lab) = Lab::or_skip(5, 1) else {
         return;
     };
-    let homes: Vec<_> = (0..5).map(|_| support::Home::new()).collect();
+    let homes: Vec<_> = lab.hosts().iter().map(support::Home::on).collect();
     let lab = Arc::new(lab);
     // This thread and all threads that it starts are on machine 0, with the caller.
     let (here, cables) = (lab.host(0).clone(), Arc::clone(&lab));
@@ -346,26 +364,11 @@ fn a_pulled_cable_costs_seconds_but_no_token() {
         let hosts: Vec<(usize, Server, String)> = (1..5)
             .map(|n| {
                 let listen = format!("{}:0", cables.host(n).v4());
-                let args = [
-                    "shard",
-                    "serve",
-                    "--set",
-                    "policy.research.enable=true",
-                    "--json",
-                    "--lifeline",
-                    "--model",
-                    model,
-                    "--layers",
-                    RANGES[n % 2],
-                    "--threads",
-                    "1",
-                    "--listen",
-                    &listen,
-                    "--peer-key",
-                    &admit,
-                ];
-                let program = cables.host(n).command(env!("CARGO_BIN_EXE_hearthnet"));
-                let server = Server::run(&mut homes[n].hearthnet_with(program, &args));
+                let serve = words("shard serve --json --lifeline --threads 1");
+                let what = ["--model", model, "--layers", RANGES[n % 2]];
+                let how = ["--listen", &listen, "--peer-key", &admit];
+                let args = [&serve[..], &ENABLE, &what, &how].concat();
+                let server = Server::start(&homes[n], &args);
                 let address = server.ready["address"].as_str().expect("an address");
                 let address = address.to_owned();
                 (n, server, address)

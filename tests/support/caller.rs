@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use hearthnet_bus::NodeKey;
-use hearthnet_engine::{Engine, EngineOptions, Head};
+use hearthnet_engine::{Engine, Head};
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, Prompt, TextModel};
@@ -20,6 +20,7 @@ use hearthnet_orchestrator::local::{EngineOnDemand, LocalBackend, SharedEngine};
 use hearthnet_orchestrator::private_layers::PrivateLayers;
 use hearthnet_orchestrator::sharded::{ModelOnWire, PumpSettings, ShardedBackend};
 use hearthnet_orchestrator::{Backend, Cancel, ChatError};
+use hearthnet_testkit::one_thread;
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Tokenizer};
 use parking_lot::RwLockReadGuard;
 use tokio::runtime::{Handle, Runtime};
@@ -53,7 +54,9 @@ struct Connected {
 impl HostSource for Connected {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         let answers = self.links.iter().map(|link| link.answers(GRACE));
-        let answers = self.runtime.block_on(search.cancel.or(join_all(answers)));
+        let answers = self
+            .runtime
+            .block_on(search.cancel.run_until_cancelled(join_all(answers)));
         let answers = answers.ok_or(ChatError::Cancelled)?;
         let there = self.links.iter().zip(answers).filter(|(_, there)| *there);
         let there: Vec<Arc<HostLink>> = there.map(|(link, _)| Arc::clone(link)).collect();
@@ -89,14 +92,6 @@ pub(crate) struct Heard {
     pub(crate) on_wait: Option<Box<dyn FnMut() + Send>>,
 }
 
-/// Engine options for tests that share few cores.
-pub(crate) fn options() -> EngineOptions {
-    EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    }
-}
-
 /// Question with a sampling seed.
 pub(crate) fn request(question: &str, seed: u64) -> ChatRequest {
     ChatRequest {
@@ -127,13 +122,13 @@ impl Caller {
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let mut wire = ModelOnWire::new("smollm2-135m-instruct", weights, file.spec(), None);
         wire.context = wire.context.min(context);
-        let private = PrivateLayers::load(&file, &wire.model_id, private, 16, &options());
+        let private = PrivateLayers::load(&file, &wire.model_id, private, 16, &one_thread());
         let private = private.expect("private layers");
         wire.hosted = private.hosted();
         let on_demand = |layers: Range<u32>| {
             let (file, id) = (Arc::clone(&file), wire.model_id.clone());
             Arc::new(EngineOnDemand::new(Box::new(move || {
-                let engine = Engine::load(&file, layers.clone(), &options(), &mut |_, _| {})
+                let engine = Engine::load(&file, layers.clone(), &one_thread(), &mut |_, _| {})
                     .map_err(|e| ChatError::Engine(e.to_string()))?;
                 Ok(SharedEngine::new(engine, &id, u64::MAX))
             })))
@@ -144,7 +139,7 @@ impl Caller {
             text: TextModel {
                 tokenizer: Tokenizer::from_gguf(file.gguf()).expect("a tokenizer"),
                 template: Some(ChatTemplate::from_gguf(file.gguf()).expect("a template")),
-                head: Head::load(&file, &options()).expect("a head").into(),
+                head: Head::load(&file, &one_thread()).expect("a head").into(),
                 context: wire.context,
                 sampling: SamplingChoice::GREEDY,
             },

@@ -1,6 +1,10 @@
 //! Community on this machine: a founder, members, no multicast.
 
-use super::{Home, Server, model};
+use std::process::Output;
+
+use serde_json::Value;
+
+use super::{Home, QUIET, Server, TOGETHER, model, succeeded};
 
 /// Settings of every node.
 const ALONE: [&str; 6] = [
@@ -32,6 +36,46 @@ pub(crate) fn serve(home: &Home, settings: &[&str]) -> Server {
     let model = model();
     let command = ["serve", "--model", model, "--http", "127.0.0.1:0"];
     start(home, settings, &command)
+}
+
+/// Daemon without a model, for community work only.
+pub(crate) fn serve_bare(home: &Home, settings: &[&str]) -> Server {
+    let tail = ["serve", "--model", "none", "--listen", "127.0.0.1:0"];
+    let args = [&QUIET[..], settings, &tail, &["--json", "--lifeline"]].concat();
+    Server::start(home, &args)
+}
+
+/// Founder with such a daemon.
+pub(crate) fn founded_bare() -> (Home, Server) {
+    let founder = Home::new();
+    found(&founder);
+    let node = serve_bare(&founder, &[]);
+    (founder, node)
+}
+
+/// Runs a command without multicast.
+pub(crate) fn run(home: &Home, settings: &[&str], command: &[&str]) -> Output {
+    home.run(&[&QUIET[..], settings, command].concat())
+}
+
+/// Output of such a command, which must succeed.
+#[track_caller]
+pub(crate) fn says(home: &Home, settings: &[&str], command: &[&str]) -> String {
+    succeeded(&run(home, settings, command))
+}
+
+/// JSON output of such a command.
+#[track_caller]
+pub(crate) fn json(home: &Home, settings: &[&str], command: &[&str]) -> Value {
+    let said = says(home, settings, &[command, &["--json"]].concat());
+    serde_json::from_str(&said).expect("one JSON object")
+}
+
+/// Asserts that the log of a home passes its check.
+#[track_caller]
+pub(crate) fn log_is_whole(home: &Home) {
+    let said = says(home, &[], &["log", "verify"]);
+    assert!(said.lines().any(|line| line.starts_with("ok ")), "{said}");
 }
 
 /// Address where a node listens for others.
@@ -69,6 +113,34 @@ pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers:
         &[&["--set", &peers], settings].concat(),
         &[&command[..], &["--threads", "1"]].concat(),
     )
+}
+
+/// Community whose chats only hosts answer, each of them a member.
+pub(crate) struct Street {
+    pub(crate) hosts: Vec<Server>,
+    pub(crate) node: Server,
+    pub(crate) members: Vec<Home>,
+    pub(crate) founder: Home,
+    /// Node ids of the members.
+    pub(crate) ids: Vec<String>,
+}
+
+impl Street {
+    /// Starts a host with these settings for each range of layers.
+    pub(crate) fn start(settings: &[&str], ranges: &[&str]) -> Self {
+        let (founder, node) = founded(&TOGETHER);
+        let members: Vec<Home> = ranges.iter().map(|_| join(&founder, &node)).collect();
+        let start = |(range, member): (&&str, &Home)| host_with(member, &node, settings, range);
+        let hosts = ranges.iter().zip(&members).map(start).collect();
+        let ids = members.iter().map(Home::node_id).collect();
+        Self {
+            hosts,
+            node,
+            members,
+            founder,
+            ids,
+        }
+    }
 }
 
 /// Setting that names the founder's running node.

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use hearthnet_testkit::lab;
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -41,15 +42,31 @@ pub(crate) fn shards<'a>(addresses: impl IntoIterator<Item = &'a String>) -> Vec
     addresses.flat_map(|at| ["--shard", at.as_str()]).collect()
 }
 
+/// Arguments of a command, none of which contains a space.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
 /// User with an own key and no configuration, sharing only the model cache.
 pub(crate) struct Home {
     dir: tempfile::TempDir,
+    /// Machine of a virtual LAN on which the user's commands run.
+    machine: Option<lab::Host>,
 }
 
 impl Home {
     pub(crate) fn new() -> Self {
         Self {
             dir: tempfile::tempdir().expect("a temporary directory"),
+            machine: None,
+        }
+    }
+
+    /// Home on a machine of a virtual LAN.
+    pub(crate) fn on(machine: &lab::Host) -> Self {
+        Self {
+            machine: Some(machine.clone()),
+            ..Self::new()
         }
     }
 
@@ -59,11 +76,15 @@ impl Home {
 
     /// `hearthnet ARGS` as this user.
     pub(crate) fn hearthnet(&self, args: &[&str]) -> Command {
-        self.hearthnet_with(Command::new(env!("CARGO_BIN_EXE_hearthnet")), args)
+        let program = env!("CARGO_BIN_EXE_hearthnet");
+        let command = match &self.machine {
+            Some(machine) => machine.command(program),
+            None => Command::new(program),
+        };
+        self.hearthnet_with(command, args)
     }
 
-    /// `hearthnet ARGS` as this user, started by `command`, such as one that enters another
-    /// machine.
+    /// `hearthnet ARGS` as this user, started by `command`.
     pub(crate) fn hearthnet_with(&self, mut command: Command, args: &[&str]) -> Command {
         command
             .args(args)
@@ -225,6 +246,36 @@ pub(crate) fn interrupt(child: &Child) {
     kill_process(pid(child.id()), Signal::INT).expect("it runs");
 }
 
+/// Hosts of these layer ranges that admit a home, each with a user of its own.
+pub(crate) fn hosts(home: &Home, ranges: &[&str], extra: &[&str]) -> Vec<Host> {
+    let admit = home.node_id();
+    let start = |range: &&str| Host::start(&Home::new(), model(), range, &admit, extra);
+    ranges.iter().map(start).collect()
+}
+
+/// Index of the host, among some, that runs layers of a chat according to its frames.
+pub(crate) fn serving(
+    frames: &[Value],
+    ids: &[impl AsRef<str>],
+    among: impl IntoIterator<Item = usize>,
+) -> usize {
+    let ready = told(frames, "shard_status");
+    let serves = |at: &usize| {
+        ready
+            .iter()
+            .any(|status| status["host"] == ids[*at].as_ref())
+    };
+    among.into_iter().find(serves).expect("one of them")
+}
+
+/// Number in a line of the kernel's status of a process, such as `VmRSS:` in KiB.
+pub(crate) fn kernel_number(id: u32, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+    number.unwrap_or_else(|| panic!("no {name} in {status}"))
+}
+
 /// Child processes of a process.
 pub(crate) fn children_of(id: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{id}/task")).expect("the process runs");
@@ -343,6 +394,14 @@ pub(crate) fn succeeded(output: &Output) -> String {
 pub(crate) fn assert_complains(output: &Output, words: &str) {
     let complaint = text(&output.stderr);
     assert!(complaint.contains(words), "{words}: {complaint}");
+}
+
+/// Asserts that a text contains each of these words.
+#[track_caller]
+pub(crate) fn assert_contains(said: &str, words: &[&str]) {
+    for words in words {
+        assert!(said.contains(words), "{words}: {said}");
+    }
 }
 
 /// Asserts a failure of the program: exit status, code on standard output (JSON), a hint, and no

@@ -26,17 +26,10 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         *byte.ok_or_else(|| HarnessError::attacker(format!("the model has no {what}")))? ^= 1;
         std::fs::write(&path, changed)?;
         let (weights_now, text_now) = identities(&path)?;
-        found.same(
-            format!("the weights with another {what}"),
-            weights,
-            weights_now,
-        );
-        found.check(
-            format!("the identity of the text with another {what}"),
-            "another",
-            text_now,
-            text_now != text,
-        );
+        let claim = format!("the weights with another {what}");
+        found.same(claim, weights, weights_now);
+        let what = format!("the identity of the text with another {what}");
+        found.check(what, "another", text_now, text_now != text);
     }
     Ok(())
 }

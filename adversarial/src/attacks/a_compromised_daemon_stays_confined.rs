@@ -92,16 +92,10 @@ async fn intruded(bench: &Bench, isolated: bool) -> Result<Intruded, HarnessErro
 }
 
 /// Stands for a service of the user's session on an abstract socket, which has no path.
-#[cfg(target_os = "linux")]
 fn listen(name: &str) -> Result<std::os::unix::net::UnixListener, HarnessError> {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener};
 
     let at = SocketAddr::from_abstract_name(name)?;
     Ok(UnixListener::bind_addr(&at)?)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn listen(_: &str) -> Result<(), HarnessError> {
-    Ok(())
 }

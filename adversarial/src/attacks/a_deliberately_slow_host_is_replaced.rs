@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use hearthnet_shard::StreamFault;
 use hearthnet_testkit::Tamper;
-use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 
 use crate::bench::new_key;
@@ -37,12 +36,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         let asked = tokio::task::spawn_blocking(move || asked(runtime, before, pause));
         let (left, same, slow) = asked.await??;
         let degraded = left == "degraded" && slow > 0;
-        found.check(
-            format!("{what}: why it is dropped"),
-            "degraded",
-            &left,
-            degraded,
-        );
+        let claim = format!("{what}: why it is dropped");
+        found.check(claim, "degraded", &left, degraded);
         found.holds(format!("{what}: the same answer"), "yes", same);
         // Three tokens, and one that was in flight.
         let few = (1..=4).contains(&slow);
@@ -50,7 +45,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     }
     let runtime = Handle::current();
     let rows = tokio::task::spawn_blocking(move || preempted(runtime));
-    let rows = rows.await.map_err(HarnessError::attacker)??;
+    let rows = rows.await??;
     found.check_or(
         "a preemption after each row: the answer",
         "ends",
@@ -128,7 +123,6 @@ fn asked(
     }
     pause.0.store(pause.1, Ordering::Relaxed);
     let asked = fleet.ask_over(&hosts, 0, TOKENS)?;
-    let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
     let same = asked.done.token_ids == honest.done.token_ids;
-    Ok((left.join(" "), same, count.load(Ordering::Relaxed)))
+    Ok((asked.left, same, count.load(Ordering::Relaxed)))
 }

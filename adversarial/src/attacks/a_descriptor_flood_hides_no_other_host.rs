@@ -6,10 +6,9 @@
 use std::collections::BTreeSet;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_orchestrator::hosts::ModelOnWire;
 use hearthnet_orchestrator::router::Candidate;
 
-use crate::fleet::{Fleet, choice};
+use crate::fleet::Fleet;
 use crate::{Bench, Findings, HarnessError};
 
 /// Descriptors of the flood: more than are examined.
@@ -19,63 +18,44 @@ const LOOKS: usize = 8;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let fleet = Fleet::new(tokio::runtime::Handle::current(), None)?;
-    let model = fleet.model();
-    let layers = (0, model.layers.saturating_sub(1));
+    let layers = (0, fleet.model().layers.saturating_sub(1));
     // Each covers one layer of a deeper model, so it is useless alone.
-    let of_one = |n: u32| descriptor(&model, 0, (0, 0), n);
-    let of_many = |n: u32| descriptor(&model, n, (0, 0), 0);
-    let honest = || descriptor(&model, u32::MAX, layers, 1);
+    let of_one = |n: u32| descriptor(&fleet, 0, (0, 0), n);
+    let of_many = |n: u32| descriptor(&fleet, n, (0, 0), 0);
+    let honest = || descriptor(&fleet, u32::MAX, layers, 1);
     let one: Vec<Candidate> = (0..FLOOD).map(of_one).chain([honest()]).collect();
-    let seen = looks(&model, &one)?;
-    found.check(
-        "a flood of one member: the honest host",
-        "seen",
-        seen,
-        seen == LOOKS,
-    );
+    let seen = looks(&fleet, layers.1, &one);
+    let told = "a flood of one member: the honest host";
+    found.check(told, "seen", seen, seen == LOOKS);
     // A third more hosts than are examined: the honest host is found sometimes, but not always.
     let many: Vec<Candidate> = (0..FLOOD / 2).map(of_many).chain([honest()]).collect();
-    let seen = looks(&model, &many)?;
+    let seen = looks(&fleet, layers.1, &many);
     let what = "a flood of many keys that all sort first: the honest host";
     found.check(what, "seen by some", seen, seen > 0);
     Ok(())
 }
 
-/// Number of callers that find a route over these candidates.
-fn looks(model: &ModelOnWire, candidates: &[Candidate]) -> Result<usize, HarnessError> {
-    let last = model.layers.saturating_sub(1);
+/// Number of callers that find a route over these candidates up to a layer.
+fn looks(fleet: &Fleet, last: u32, candidates: &[Candidate]) -> usize {
     let finds = |_: &usize| {
-        let choice = choice(model.clone(), NodeId::from_checked([255; 32]));
+        let choice = fleet.choice(NodeId::from_checked([255; 32]));
         let route = choice.pick(candidates.to_vec(), 0..=last, &BTreeSet::new(), None);
         route.is_ok()
     };
-    Ok((0..LOOKS).filter(finds).count())
+    (0..LOOKS).filter(finds).count()
 }
 
 /// Descriptor of the host with this number; its key sorts by the number.
-fn descriptor(model: &ModelOnWire, host: u32, (lo, hi): (u32, u32), at: u32) -> Candidate {
+fn descriptor(fleet: &Fleet, host: u32, (lo, hi): (u32, u32), at: u32) -> Candidate {
     let mut key = [0; 32];
     for (byte, of) in key.iter_mut().zip(host.to_be_bytes()) {
         *byte = of;
     }
     let descriptor = Descriptor {
-        shard_id: Descriptor::shard_id(&model.model_id, lo, hi),
-        model_id: model.model_id.clone(),
-        weights_sha256: model.weights.to_string(),
+        shard_id: Descriptor::shard_id(&fleet.model().model_id, lo, hi),
         layer_range: (lo, hi),
-        total_layers: model.layers,
-        vram_required_mb: 1,
-        weights_mb: 1,
-        kv_mb: 1,
-        max_concurrent_streams: 8,
-        host: NodeId::from_checked(key),
-        endpoint: "127.0.0.1:1".into(),
         advertised_at: at.into(),
-        boundary_dtype: model.boundary.descriptor_name().into(),
-        arithmetic: "canonical-1".into(),
-        ms_per_token: 0.0,
-        queue_depth: 0,
-        software: "attacker".into(),
+        ..fleet.descriptor(NodeId::from_checked(key))
     };
     Candidate::new(descriptor, 1, false)
 }

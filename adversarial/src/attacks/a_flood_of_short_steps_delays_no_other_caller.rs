@@ -27,11 +27,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut guest = Call::open(&bench.target, &bench.guest, TOKENS).await?;
     for token in 0..TOKENS {
         let answered = guest.step(1, token).await;
-        found.done(
-            format!("token {token} of a neighbour"),
-            "answered",
-            answered,
-        );
+        let what = format!("token {token} of a neighbour");
+        found.done(what, "answered", answered);
     }
     let closed = guest.close().await;
     found.done("the close of the neighbour's chat", "BYE", closed);

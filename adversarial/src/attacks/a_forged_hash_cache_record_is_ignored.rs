@@ -39,23 +39,16 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         std::fs::write(record_path(&path), [proof, &forged].concat())?;
         let state = file_state(&path);
         let held = !matches!(state, FileState::Verified(_));
-        found.check(
-            format!("a record {what}"),
-            "ignored",
-            format!("{state:?}"),
-            held,
-        );
+        let claim = format!("a record {what}");
+        found.check(claim, "ignored", format!("{state:?}"), held);
         let known = weights(&path)?;
         let seen = if known == genuine {
             "genuine"
         } else {
             "others"
         };
-        found.same(
-            format!("weights identity with a record {what}"),
-            "others",
-            seen,
-        );
+        let what = format!("weights identity with a record {what}");
+        found.same(what, "others", seen);
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! An author that signs different histories for different members would divide a community for
 //! good. Every node that sees both keeps them as proof, passes them on, and freezes that author.
 
+use crate::raw::Pushed;
 use crate::raw::event::Lane;
-use crate::raw::{Pushed, SWITCHING};
 use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let first = test_community.attacker.note(10, 1);
     let one = test_community.attacker.draft("notes.written", vec![2]);
     let other = test_community.attacker.draft("notes.written", vec![3]);
@@ -34,14 +34,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     );
     let seen = format!("{pushed:?}");
     found.check("a second history of the same author", "kept", seen, held);
-    let name = attacker.id().to_string();
-    let is_frozen = |gauges: &Gauges| {
-        let log = gauges.log.as_ref();
-        log.is_some_and(|log| log.frozen.contains(&name))
-    };
+    let is_frozen = |gauges: &Gauges| gauges.has_frozen(&attacker.id());
     let what = "the author at the host";
     bench.wait_until(found, what, "frozen", is_frozen).await?;
-    let told = bench.test_community()?.wait_for_fork(&attacker.id()).await;
+    let told = bench.community()?.wait_for_fork(&attacker.id()).await;
     let what = "the author at another node, by the host's proof";
     found.holds(what, "frozen", told);
 
@@ -53,11 +49,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let pushed = gossip.push(&[note]).await;
     found.taken("that peer's own event", (1, 0), None, &pushed);
     for path in ["/sync/v1", "/bus/v1", "/tensor/v1"] {
-        let mut peer = bench.secured().await?;
-        let answer = peer.upgrade_at(path).await?;
-        let held = !answer.starts_with(SWITCHING);
-        let what = format!("the author at {path}");
-        found.check_or(what, "no connection", held, || "a connection".to_owned());
+        let open = bench.admits(&attacker, path).await?;
+        found.holds(format!("the author at {path}"), "no connection", !open);
     }
     bench.still_works(found).await?;
     Ok(())

@@ -13,11 +13,10 @@ use crate::{Bench, Findings, HarnessError};
 fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessError> {
     let before = log.heads();
     for body in bodies {
-        log.append(&key(ROOT), body, now_ms())
-            .map_err(HarnessError::attacker)?;
+        log.append(&key(ROOT), body, now_ms())?;
     }
     let batch = log.missing(&before, 100, 1 << 20);
-    Ok(batch.map_err(HarnessError::attacker)?.events)
+    Ok(batch?.events)
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
@@ -27,8 +26,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         level,
         last_seq: Some(0),
     };
-    let here = bench.test_community()?.copy("here")?;
-    let there = bench.test_community()?.copy("there")?;
+    let here = bench.community()?.copy("here")?;
+    let there = bench.community()?.copy("there")?;
     let one = vec![
         level(guest.id(), Level::Trusted),
         level(guest.id(), Level::Anchor),
@@ -44,12 +43,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     for (who, log, bodies) in [(&guest, &here, one), (&attacker, &there, other)] {
         let events = signed(log, bodies)?;
         let pushed = bench.gossip(who).await?.push(&events).await;
-        found.taken(
-            "events that the root signed in one place",
-            (2, 0),
-            None,
-            &pushed,
-        );
+        let what = "events that the root signed in one place";
+        found.taken(what, (2, 0), None, &pushed);
     }
     let says = |log: &EventLog| {
         let state = log.state();
@@ -65,7 +60,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let begin = std::time::Instant::now();
     let reader = loop {
         let name = format!("reader {:?}", begin.elapsed());
-        let reader = bench.test_community()?.reader(&name)?;
+        let reader = bench.community()?.reader(&name)?;
         if says(&reader) == expected || begin.elapsed().as_secs() > 30 {
             break reader;
         }
@@ -76,22 +71,19 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         format!("{expected:?}"),
         format!("{:?}", says(&reader)),
     );
-    let problems = reader.verify().map_err(HarnessError::victim)?.problems;
+    let problems = reader.verify()?.problems;
     found.same("problems of its log", 0, problems.len());
 
     // Later events continue from there.
     let next = bench
-        .test_community()?
+        .community()?
         .append_as_root(level(guest.id(), Level::Member));
     found.done("what it says next", "written", next);
-    let state = bench.test_community()?.state();
+    let state = bench.community()?.state();
     let agrees = |gauges: &Gauges| gauges.state() == state;
     let gauges = until(&mut bench.victim, agrees).await?;
-    found.same(
-        "its next event has effect everywhere",
-        true,
-        agrees(&gauges),
-    );
+    let what = "its next event has effect everywhere";
+    found.same(what, true, agrees(&gauges));
     let frozen = gauges
         .log
         .is_some_and(|log| log.frozen.contains(&root.to_string()));

@@ -9,9 +9,8 @@ use hearthnet_bus::testing::{ROOT, key};
 use hearthnet_bus::{NodeKey, now_ms};
 
 use crate::bench::new_key;
-use crate::raw::{Credentials, Gossip, SWITCHING};
+use crate::raw::Gossip;
 use crate::victim::Gauges;
-use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// Events signed by `by` that replace an old key by a new one.
@@ -23,11 +22,8 @@ fn successor(
 ) -> Result<Vec<Vec<u8>>, HarnessError> {
     let (before, level) = (log.heads(), Level::Trusted);
     let expires_ms = now_ms() + 60_000;
-    let invite = Invite::generate(log.community(), expires_ms / 1000, Vec::new());
-    let invite = invite.map_err(HarnessError::attacker)?;
-    let request = invite
-        .request(new.id(), "attic")
-        .map_err(HarnessError::attacker)?;
+    let invite = Invite::generate(log.community(), expires_ms / 1000, Vec::new())?;
+    let request = invite.request(new.id(), "attic")?;
     let invited = Body::Invited {
         invite: invite.key().id(),
         level,
@@ -39,40 +35,28 @@ fn successor(
         last_seq: 1,
     };
     for body in [invited, Body::Admitted { request, level }, revoked] {
-        log.append(by, body, now_ms())
-            .map_err(HarnessError::attacker)?;
+        log.append(by, body, now_ms())?;
     }
     let batch = log.missing(&before, 100, 1 << 20);
-    Ok(batch.map_err(HarnessError::attacker)?.events)
+    Ok(batch?.events)
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let community = bench.test_community()?.community;
-    let first = bench.test_community()?.attacker.note(10, 1);
+    let community = bench.community()?.community;
+    let first = bench.community()?.attacker.note(10, 1);
     // Copy of its data from which it will sign.
-    let home = bench.test_community()?.copy("its data")?;
-    let twins = [2, 3].map(|n| {
-        bench
-            .test_community()
-            .map(|of| of.attacker.draft("notes.written", vec![n]))
-    });
+    let home = bench.community()?.copy("its data")?;
+    let author = &bench.community()?.attacker;
+    let twins = [2, 3].map(|n| author.draft("notes.written", vec![n]));
     let mut events = vec![first];
-    for twin in twins {
-        events.push(twin?.signed(&attacker));
-    }
+    events.extend(twins.map(|twin| twin.signed(&attacker)));
     let _ = bench.gossip(&attacker).await?.push(&events).await;
-    let name = attacker.id().to_string();
-    let is_frozen = |gauges: &Gauges| {
-        gauges
-            .log
-            .as_ref()
-            .is_some_and(|log| log.frozen.contains(&name))
-    };
-    let gauges = until(&mut bench.victim, is_frozen).await?;
-    found.same("it is frozen", true, is_frozen(&gauges));
-    let mut peer = bench.secured().await?;
-    let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
+    let is_frozen = |gauges: &Gauges| gauges.has_frozen(&attacker.id());
+    bench
+        .wait_until(found, "it", "is frozen", is_frozen)
+        .await?;
+    let open = bench.admits(&bench.attacker, "/sync/v1").await?;
     found.same("a session of the frozen key", false, open);
 
     let new = new_key()?;
@@ -84,15 +68,12 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = Gossip::open(bench.target.addr, &key(ROOT), &community).await?;
     let pushed = gossip.push(&word).await;
     found.taken("events of the root key", (3, 0), None, &pushed);
-    for (who, credentials, may) in [
+    for (who, key_of, may) in [
         ("the new key", &new, true),
         ("the old key", &attacker, false),
         ("a neighbour", &guest, true),
     ] {
-        let mut peer = bench
-            .secured_with(&Credentials::of(&credentials.secret()))
-            .await?;
-        let open = peer.upgrade_at("/sync/v1").await?.starts_with(SWITCHING);
+        let open = bench.admits(key_of, "/sync/v1").await?;
         found.same(format!("{who} gets in"), may, open);
     }
     bench.still_works(found).await

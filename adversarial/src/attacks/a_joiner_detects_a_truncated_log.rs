@@ -10,10 +10,10 @@ use hearthnet_bus::joining::{self, SecondOpinion, join_through, second_opinion};
 use hearthnet_bus::log::{Body, Event, EventLog, Lane, Level};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{TruncatingMember, durable_copy};
-use hearthnet_bus::{NodeId, NodeKey, now_ms};
+use hearthnet_bus::{NodeId, NodeKey};
 
 use crate::bench::{Target, new_key};
-use crate::victim::{Gauges, until};
+use crate::victim::Gauges;
 use crate::{Bench, Findings, HarnessError};
 
 /// Starts a node that knows only these addresses of other nodes.
@@ -39,38 +39,34 @@ async fn asks(
 ) -> Result<SecondOpinion, HarnessError> {
     let own = NodeKey::from_secret(&key.secret());
     let node = async || start(own, log.clone(), None, (Registry::new(), peers)).await;
-    second_opinion(log, (key.id(), liar), now_ms, node).await
+    second_opinion(log, (key.id(), liar), node).await
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, accomplice] = bench.members();
     let (liar, accomplice) = (attacker.id(), accomplice.id());
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let invite = test_community.invite(Level::Member, 1);
     let others = test_community.copy("others")?;
     let folder = bench._files.path();
     let kept = durable_copy(&folder.join("kept"), &others);
     let log = EventLog::prepare(&folder.join("joined"), invite.community())?;
-    bench.test_community()?.append(Body::Revoked {
+    bench.community()?.append(Body::Revoked {
         node: accomplice,
         last_seq: 0,
     });
-    let name = accomplice.to_string();
-    let is_out = |gauges: &Gauges| {
-        let log = gauges.log.as_ref();
-        log.is_some_and(|log| log.revoked.contains(&name))
-    };
-    let gauges = until(&mut bench.victim, is_out).await?;
-    found.same("the host has the revocation", true, is_out(&gauges));
+    let is_out = |gauges: &Gauges| gauges.has_revoked(&accomplice);
+    let expected = "has the revocation";
+    bench
+        .wait_until(found, "the host", expected, is_out)
+        .await?;
 
     // The joiner contacts the liar. The host accepts the liar's admission of the joiner like that
     // of any other member.
     let (before, registry) = (others.heads(), Registry::new());
     let key = Arc::new(NodeKey::from_secret(&attacker.secret()));
     let keeps_back = TruncatingMember::new(key, kept.clone(), others.clone());
-    registry
-        .register(joining::descriptor(), Arc::new(keeps_back))
-        .map_err(HarnessError::attacker)?;
+    registry.register(joining::descriptor(), Arc::new(keeps_back))?;
     let [own, _] = bench.members();
     let lies = start(own, kept, Some("127.0.0.1:0"), (registry, Vec::new())).await?;
     let addr = lies
@@ -86,34 +82,24 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     };
     let client = target.client(&key).await?;
     let request = invite.request(key.id(), "kim")?;
-    let joined = join_through(&client, liar, &request, &log, now_ms, |_| {}).await;
+    let joined = join_through(&client, liar, &request, &log, |_| {}).await;
     found.done("the liar lets a joiner in", "a member", joined);
     let believes = log.state().level(&accomplice).is_some();
-    found.same(
-        "the joiner takes the accomplice for a member",
-        true,
-        believes,
-    );
+    let what = "the joiner takes the accomplice for a member";
+    found.same(what, true, believes);
     let mut said = others.missing(&before, 100, 1 << 20)?.events;
     said.retain(|raw| {
         Event::verify(raw).is_ok_and(|event| matches!(event.lane, Lane::Durable { .. }))
     });
     let pushed = bench.gossip(&attacker).await?.push(&said).await;
-    found.taken(
-        "the admission of the joiner, pushed to the host",
-        (1, 0),
-        None,
-        &pushed,
-    );
+    let what = "the admission of the joiner, pushed to the host";
+    found.taken(what, (1, 0), None, &pushed);
 
     // No other member is reachable: the joiner knows that it has asked only the liar.
     let joiner = (&key, &log);
     let opinion = asks(joiner, liar, vec![to_liar.clone()]).await?;
-    found.same(
-        "other members asked, without any in reach",
-        0,
-        opinion.from.len(),
-    );
+    let what = "other members asked, without any in reach";
+    found.same(what, 0, opinion.from.len());
     let opinion = asks(joiner, liar, vec![to_liar, to_host]).await?;
     let other = opinion.from.first().is_some_and(|node| *node != liar);
     found.same("another member is asked", true, other);

@@ -51,7 +51,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         });
     }
     // The other members announce an address that must not be tried either.
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let elsewhere = seen(
         &test_community.guest,
         now_ms(),
@@ -66,12 +66,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.taken("the guest's address", (1, 0), None, &pushed);
     for event in events {
         let pushed = gossip.push(&[event]).await;
-        found.taken(
-            "services of the host's own machine, announced as the attacker's",
-            (1, 0),
-            None,
-            &pushed,
-        );
+        let what = "services of the host's own machine, announced as the attacker's";
+        found.taken(what, (1, 0), None, &pushed);
     }
     tokio::time::sleep(WATCHED).await;
     found.same("connections to them", 0, knocks.load(Ordering::Relaxed));

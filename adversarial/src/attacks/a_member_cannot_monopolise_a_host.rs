@@ -25,11 +25,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     let token = crate::bench::token(&bench.attacker, bench.target.node)?;
     let ending = bench.show(token).await?;
-    found.ended(
-        "one more session of a member with 16",
-        CloseCode::SessionLimit,
-        &ending,
-    );
+    let what = "one more session of a member with 16";
+    found.ended(what, CloseCode::SessionLimit, &ending);
 
     let Some(mut peer) = sessions.pop() else {
         return Err(HarnessError::attacker("no session"));

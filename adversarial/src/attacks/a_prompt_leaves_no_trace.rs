@@ -25,7 +25,7 @@ use tokio::net::TcpStream;
 use tokio::time::interval;
 
 use crate::canary::Canary;
-use crate::household::{answer, send};
+use crate::household::{ask, send};
 use crate::program::{Daemon, Program};
 use crate::raw::Tap;
 use crate::victim::{KEY_FILE, Model};
@@ -65,16 +65,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let file = Model::Tiny.description().write(models.path());
     let file = file.display().to_string();
     let caller = asks.key()?.id().to_string();
-    let host = [
-        "shard",
-        "serve",
-        "--model",
-        &file,
-        "--layers",
-        "0-1",
-        "--peer-key",
-        &caller,
-    ];
+    let shard = ["shard", "serve", "--model", &file, "--layers", "0-1"];
+    let host = [&shard[..], &["--peer-key", &caller]].concat();
     let host = serves.program.start(&host).await?;
     let place = host.ready["address"]
         .as_str()
@@ -160,58 +152,38 @@ async fn asked(
     let text = canary.text();
     let model = model(daemon).await?;
     let message = |text: &str| json!([{ "role": "user", "content": text }]);
-    let mut client = TcpStream::connect(daemon.http()).await?;
     for stream in [false, true] {
         let messages = message(text);
         let body =
             json!({ "model": model, "messages": messages, "max_tokens": TOKENS, "stream": stream });
-        send(&mut client, "/v1/chat/completions", &body.to_string()).await?;
-        let status = answer(&mut client).await.map_or(0, |(status, _)| status);
+        let told = ask(daemon.http(), "/v1/chat/completions", &body.to_string()).await?;
+        let status = told.map_or(0, |(status, _)| status);
         found.same(format!("a chat, streamed: {stream}"), 200, status);
-        client = TcpStream::connect(daemon.http()).await?;
     }
     let (status, _) = completion(daemon, text, TOKENS).await?;
     found.same("a completion", 200, status);
     let long = text.repeat(8);
     let mut shown = Vec::new();
-    for (what, status, body) in [
-        (
-            "a refusal: too long",
-            400,
-            json!({ "model": model, "messages": message(&long) }).to_string(),
-        ),
-        (
-            "a refusal: a wrong role",
-            400,
-            json!({ "model": model, "messages": [{ "role": "x", "content": text }] }).to_string(),
-        ),
-        (
-            "a refusal: no text",
-            400,
-            json!({ "model": model, "messages": [{ "role": "user", "content": { "of": text } }] })
-                .to_string(),
-        ),
-        (
-            "a refusal: a field of another type",
-            400,
-            json!({ "model": model, "messages": text }).to_string(),
-        ),
-        (
-            "a refusal: tools",
-            400,
-            json!({ "model": model, "messages": message(text), "tools": [text] }).to_string(),
-        ),
+    let chat = |messages: Value| json!({ "model": model, "messages": messages }).to_string();
+    let (foreign, odd) = (
+        json!([{ "role": "x", "content": text }]),
+        json!([{ "role": "user", "content": { "of": text } }]),
+    );
+    let tools = json!({ "model": model, "messages": message(text), "tools": [text] });
+    for (what, body) in [
+        ("a refusal: too long", chat(message(&long))),
+        ("a refusal: a wrong role", chat(foreign)),
+        ("a refusal: no text", chat(odd)),
+        ("a refusal: a field of another type", chat(json!(text))),
+        ("a refusal: tools", tools.to_string()),
         (
             "a refusal: no JSON",
-            400,
             format!("{{ \"messages\": [\"{text}\" {text}"),
         ),
     ] {
-        let mut client = TcpStream::connect(daemon.http()).await?;
-        send(&mut client, "/v1/chat/completions", &body).await?;
-        let told = answer(&mut client).await;
+        let told = ask(daemon.http(), "/v1/chat/completions", &body).await?;
         let (seen, body) = told.unwrap_or_default();
-        found.same(what, status, seen);
+        found.same(what, 400, seen);
         shown.push((what, body));
     }
     Ok(shown)
@@ -223,9 +195,8 @@ async fn model(daemon: &Daemon) -> Result<Value, HarnessError> {
 }
 
 async fn get(daemon: &Daemon, path: &str) -> Result<String, HarnessError> {
-    let mut client = TcpStream::connect(daemon.http()).await?;
-    send(&mut client, path, "").await?;
-    Ok(answer(&mut client).await.unwrap_or_default().1)
+    let told = ask(daemon.http(), path, "").await?;
+    Ok(told.unwrap_or_default().1)
 }
 
 /// Sends a text completion. Returns the status and the completion.
@@ -235,9 +206,8 @@ async fn completion(
     tokens: u32,
 ) -> Result<(u16, String), HarnessError> {
     let body = json!({ "model": model(daemon).await?, "prompt": prompt, "max_tokens": tokens });
-    let mut client = TcpStream::connect(daemon.http()).await?;
-    send(&mut client, "/v1/completions", &body.to_string()).await?;
-    let (status, body) = answer(&mut client).await.unwrap_or_default();
+    let told = ask(daemon.http(), "/v1/completions", &body.to_string()).await?;
+    let (status, body) = told.unwrap_or_default();
     let body: Value = serde_json::from_str(&body).unwrap_or_default();
     let text = body["choices"][0]["text"].as_str();
     Ok((status, text.unwrap_or_default().to_owned()))
@@ -245,7 +215,6 @@ async fn completion(
 
 /// While a conversation is in the prefix cache, the caller's daemon has its tokens in memory, and
 /// the host does not.
-#[cfg(target_os = "linux")]
 fn remembered(
     found: &mut Findings,
     canary: &Canary,
@@ -254,12 +223,8 @@ fn remembered(
 ) -> Result<(), HarnessError> {
     if let Some(seen) = canary.in_memory(daemon.pid()?)? {
         let held = seen.iter().any(|hit| hit.starts_with("token ids"));
-        found.check(
-            "while a conversation is kept: its tokens",
-            "found",
-            seen.len(),
-            held,
-        );
+        let what = "while a conversation is kept: its tokens";
+        found.check(what, "found", seen.len(), held);
     }
     if let Some(seen) = canary.in_memory(host.pid()?)? {
         hits(found, "the host's memory: the text", &seen);
@@ -268,7 +233,6 @@ fn remembered(
 }
 
 /// After another conversation has displaced it, the daemon has no trace of it.
-#[cfg(target_os = "linux")]
 async fn forgotten(
     found: &mut Findings,
     canary: &Canary,
@@ -288,7 +252,6 @@ async fn forgotten(
 }
 
 /// Crashes both daemons and searches for core dumps.
-#[cfg(target_os = "linux")]
 async fn dumped(
     found: &mut Findings,
     canary: &Canary,
@@ -303,34 +266,6 @@ async fn dumped(
             dumped,
         );
         found.holds(format!("{what}'s log"), "has lines", log.contains(" INFO "));
-        hits(
-            found,
-            &format!("{what}'s log: the text"),
-            &canary.hits(&log),
-        );
-    }
-    Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn remembered(_: &mut Findings, _: &Canary, _: &Daemon, _: &Daemon) -> Result<(), HarnessError> {
-    Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-async fn forgotten(_: &mut Findings, _: &Canary, _: &Daemon) -> Result<(), HarnessError> {
-    Ok(())
-}
-
-#[cfg(not(target_os = "linux"))]
-async fn dumped(
-    found: &mut Findings,
-    canary: &Canary,
-    daemon: Daemon,
-    host: Daemon,
-) -> Result<(), HarnessError> {
-    for (what, process) in [("the caller", daemon), ("the host", host)] {
-        let log = process.stop().await?;
         hits(
             found,
             &format!("{what}'s log: the text"),
@@ -356,10 +291,7 @@ async fn searches(
     let (mut came, _) = listener.accept().await?;
     let mut some = [0; 16];
     tokio::io::AsyncReadExt::read_exact(&mut came, &mut some).await?;
-    found.holds(
-        "a wire with the text",
-        "found",
-        !canary.hits(tap.copied()).is_empty(),
-    );
+    let what = "a wire with the text";
+    found.holds(what, "found", !canary.hits(tap.copied()).is_empty());
     Ok(())
 }

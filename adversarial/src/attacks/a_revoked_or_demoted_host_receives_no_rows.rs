@@ -3,21 +3,13 @@
 //! that host and sends it no further step. Here the host's node never receives the event, so it
 //! would go on serving.
 
-use std::sync::Arc;
-use std::time::Instant;
-
 use hearthnet_bus::log::{Body, EventLog, Level};
-use hearthnet_bus::node::Connections;
 use hearthnet_bus::{NodeId, NodeKey, now_ms};
-use hearthnet_orchestrator::Cancel;
-use hearthnet_orchestrator::chat::{Conversation, Frame};
 use hearthnet_orchestrator::error::ChatError;
-use hearthnet_orchestrator::hosts::{CommunityHosts, Links};
-use hearthnet_transport::Config;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::fleet::{Fleet, PROMPT, TOKENS, question};
+use crate::fleet::{Fleet, PROMPT, TOKENS};
 use crate::victim::until;
 use crate::victim::{KEY_FILE, MODEL_ID};
 use crate::{Bench, Findings, HarnessError};
@@ -40,10 +32,10 @@ async fn lose(
     how: &str,
     ends: fn(NodeId) -> Body,
 ) -> Result<(), HarnessError> {
-    let home = bench.test_community()?.home(how)?;
+    let home = bench.community()?.home(how)?;
     let mut host = bench.another(&home).await?;
     let key = NodeKey::load(&home.join(KEY_FILE))?;
-    let log = bench.test_community()?.copy(&format!("asks-{how}"))?;
+    let log = bench.community()?.copy(&format!("asks-{how}"))?;
     let advertised = Body::ShardAdvertised(Box::new(host.descriptor.clone()));
     log.append(&key, advertised, now_ms())?;
 
@@ -53,8 +45,8 @@ async fn lose(
     let (asked, runtime) = (log.clone(), Handle::current());
     let model = bench.which.description();
     let asking = tokio::task::spawn_blocking(move || {
-        let fleet = Fleet::of(&model, MODEL_ID, runtime.clone(), None)?;
-        converse(&fleet, &runtime, caller, &asked, answered, goes_on)
+        let fleet = Fleet::of(&model, MODEL_ID, runtime, None)?;
+        converse(&fleet, caller, &asked, answered, goes_on)
     });
     let tokens = first.await?;
     found.same(format!("{how}: tokens before"), TOKENS, tokens);
@@ -62,27 +54,18 @@ async fn lose(
     found.same(format!("{how}: open streams"), 1, kept.streams);
 
     // The caller learns of it, the host does not.
-    bench.test_community()?.append(ends(host.node));
-    bench.test_community()?.tell(&log);
+    bench.community()?.append(ends(host.node));
+    bench.community()?.tell(&log);
     let left = until(&mut host, |gauges| gauges.sessions == 0).await?;
-    found.same(
-        format!("{how}: sessions without a question"),
-        0,
-        left.sessions,
-    );
+    let what = format!("{how}: sessions without a question");
+    found.same(what, 0, left.sessions);
     go_on.send(()).await?;
     let next = asking.await??;
-    found.same(
-        format!("{how}: the next turn, with no other host"),
-        "no host",
-        next,
-    );
+    let what = format!("{how}: the next turn, with no other host");
+    found.same(what, "no host", next);
     let after = host.gauges().await?;
-    found.same(
-        format!("{how}: steps received since"),
-        0,
-        after.steps - left.steps,
-    );
+    let what = format!("{how}: steps received since");
+    found.same(what, 0, after.steps - left.steps);
     found.same(format!("{how}: sessions since"), 0, after.sessions);
     host.kill().await
 }
@@ -91,41 +74,18 @@ async fn lose(
 /// count of the first answer; the second turn starts after `goes_on`. Returns the outcome.
 fn converse(
     fleet: &Fleet,
-    runtime: &Handle,
     caller: NodeKey,
     log: &EventLog,
     answered: oneshot::Sender<u32>,
     mut goes_on: mpsc::Receiver<()>,
 ) -> Result<String, HarnessError> {
-    let choice = fleet.choice(caller.id());
-    let connections = runtime.block_on(async { Connections::watched(log.clone()) });
-    let source = CommunityHosts::new(
-        runtime.clone(),
-        Arc::new(caller),
-        log.clone(),
-        Config::default(),
-        choice.clone(),
-        Links::new(connections, choice.health),
-    );
-    let backend = fleet.backend(Box::new(source))?;
-    let mut conversation = Conversation::new(Box::new(backend));
-    let cancel = Cancel::default();
-    let mut ask = |tokens| {
-        let (mut hear, now) = (|_: &Frame| {}, Instant::now());
-        conversation.answer(
-            &fleet.text,
-            &question(tokens, TOKENS),
-            now,
-            &cancel,
-            &mut hear,
-        )
-    };
-    let first = ask(PROMPT)?;
+    let mut conversation = fleet.community(caller, log)?;
+    let first = fleet.answer(&mut conversation, PROMPT)?;
     let tokens = u32::try_from(first.token_ids.len()).unwrap_or(u32::MAX);
     // The receiver is gone only if the attack has failed already.
     let _ = answered.send(tokens);
     let _ = goes_on.blocking_recv();
-    Ok(match ask(PROMPT + TOKENS) {
+    Ok(match fleet.answer(&mut conversation, PROMPT + TOKENS) {
         Ok(_) => "an answer".to_owned(),
         Err(ChatError::ShardUnavailable(_)) => "no host".to_owned(),
         Err(other) => other.to_string(),

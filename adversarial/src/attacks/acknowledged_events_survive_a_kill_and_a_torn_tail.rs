@@ -62,7 +62,7 @@ impl Writing {
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [member, _] = bench.members();
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let home = test_community.home("keeper")?;
     let author = test_community.guest.key().id();
     let events = (0..1000).map(|n: u32| test_community.guest.note(200, n as u8));
@@ -109,11 +109,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     // The node may have lost acknowledged events, and reports it.
     let (mut keeper, recovered) = whole(found, "a flipped bit", 0).await?;
     let said = recovered.unwrap_or_else(|| "nothing".into());
-    found.same(
-        "the reported recovery of a flipped bit",
-        "log_recovered",
-        said,
-    );
+    let what = "the reported recovery of a flipped bit";
+    found.same(what, "log_recovered", said);
     let again = writing
         .events
         .get(..writing.acknowledged)

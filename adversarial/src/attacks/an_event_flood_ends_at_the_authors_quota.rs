@@ -20,7 +20,7 @@ const STRANGERS: usize = 2 * STRANGERS_BYTES / MAX_BODY;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let flood: Vec<_> = (0..FLOOD)
         .map(|n| test_community.attacker.note(MAX_BODY, n as u8))
         .collect();
@@ -53,18 +53,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let pushed = bench.gossip(&guest).await?.push(&[note]).await;
     found.taken("another member's event", (1, 0), None, &pushed);
     let heard = bench
-        .test_community()?
+        .community()?
         .wait_for_events(&attacker.id(), kept)
         .await;
     found.same("the accepted events are passed on", true, heard);
-    let authors = bench.test_community()?.authors();
+    let authors = bench.community()?.authors();
     // The root, the anchor, the attacker and the guest. The host has written no durable events.
-    found.check(
-        "authors that were passed on",
-        "at most 5",
-        authors,
-        authors <= 5,
-    );
+    let what = "authors that were passed on";
+    found.check(what, "at most 5", authors, authors <= 5);
     bench.still_works(found).await?;
     Ok(())
 }

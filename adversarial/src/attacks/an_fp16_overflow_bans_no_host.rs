@@ -9,22 +9,18 @@ use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::health::{FailureKind, ShardHealth, Standing};
 use hearthnet_shard::StreamFault;
 use hearthnet_testkit::{Tamper, TinyLlama};
-use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::bench::new_key;
-use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, question};
+use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, blocking, question};
 use crate::{Bench, Findings, HarnessError};
 
 /// Token whose row overflows.
 const LOUD: u32 = 20;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let (runtime, mut heard) = (Handle::current(), Findings::default());
-    let chats = tokio::task::spawn_blocking(move || chats(&runtime, &mut heard).map(|()| heard));
-    found.0.extend(chats.await??.0);
-    Ok(())
+    blocking(found, chats).await
 }
 
 /// Model in which [`LOUD`] overflows, with this boundary dtype.
@@ -51,11 +47,6 @@ fn quiet() -> ChatRequest {
     }
 }
 
-fn codes(left: &[Code]) -> String {
-    let codes: Vec<&str> = left.iter().map(Code::as_str).collect();
-    codes.join(" ")
-}
-
 /// Standing and failures of the hosts that have any.
 fn blamed(hosts: &Hosts) -> Vec<(Standing, Vec<FailureKind>)> {
     let all = hosts.health();
@@ -80,21 +71,15 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
     let before = before?.token_ids;
     let (refused, left) = fleet_16.ask_for(&hosts, 0, &loud)?;
     let code = refused.map_or_else(|error| error.code().to_string(), |_| "an answer".to_owned());
-    found.same(
-        "an overflow: the end of the chat",
-        "boundary_overflow",
-        code,
-    );
+    let told = "an overflow: the end of the chat";
+    found.same(told, "boundary_overflow", code);
     let both = "boundary_overflow boundary_overflow";
-    found.same("an overflow: why the hosts are dropped", both, codes(&left));
+    found.same("an overflow: why the hosts are dropped", both, left);
     let blame = blamed(&hosts);
-    found.same(
-        "an overflow: failures of the hosts",
-        "[]",
-        format!("{blame:?}"),
-    );
+    let told = "an overflow: failures of the hosts";
+    found.same(told, "[]", format!("{blame:?}"));
     let (after, left) = fleet_16.ask_for(&hosts, 0, &quiet)?;
-    found.same("the next chat: dropped hosts", "", codes(&left));
+    found.same("the next chat: dropped hosts", "", left);
     let same = after.is_ok_and(|done| done.token_ids == before);
     found.holds("the next chat: the same answer as before", "yes", same);
 
@@ -102,11 +87,8 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
     let code = refused.map_or_else(|error| error.code().to_string(), |_| "an answer".to_owned());
     let what = "an overflow in the caller's own layers: the end of the chat";
     found.same(what, "boundary_overflow", code);
-    found.same(
-        "an overflow in the caller's own layers: dropped hosts",
-        "",
-        codes(&left),
-    );
+    let claim = "an overflow in the caller's own layers: dropped hosts";
+    found.same(claim, "", left);
 
     let fleet_32 = fleet(runtime, Some("f32"))?;
     let wide = fleet_32.ask(0, vec![Box::new(|_| {})])?;
@@ -145,11 +127,7 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
         };
         let (fleet_16, hosts) = fleet_of(vec![host(0), host(1)])?;
         let (done, left) = fleet_16.ask_for(&hosts, 0, &quiet)?;
-        found.same(
-            format!("{what}: why the host is dropped"),
-            code,
-            codes(&left),
-        );
+        found.same(format!("{what}: why the host is dropped"), code, left);
         let same = done.is_ok_and(|done| done.token_ids == before);
         found.holds(format!("{what}: the same answer"), "yes", same);
         let seen = format!("{:?}", blamed(&hosts));

@@ -5,21 +5,18 @@
 //! itself, and no router uses it. Other hosts are still found.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use ciborium::Value;
-use hearthnet_bus::log::{Body, EventLog};
-use hearthnet_bus::node::Connections;
+use hearthnet_bus::log::Body;
 use hearthnet_bus::{Descriptor, NodeKey, now_ms};
-use hearthnet_orchestrator::Cancel;
-use hearthnet_orchestrator::chat::{Conversation, Frame};
-use hearthnet_orchestrator::hosts::{CommunityHosts, HostPool, HostSource, Links, PooledHosts};
+use hearthnet_orchestrator::chat::Conversation;
+use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
 use hearthnet_orchestrator::link::{HostAddr, HostLink};
 use hearthnet_transport::{Config, Message};
 use tokio::runtime::Handle;
 
 use crate::bench::new_key;
-use crate::fleet::{Fleet, PROMPT, TOKENS, question};
+use crate::fleet::{Fleet, PROMPT};
 use crate::puppet::Puppet;
 use crate::victim::{KEY_FILE, MODEL_ID};
 use crate::{Bench, Findings, HarnessError};
@@ -111,9 +108,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let events = in_the_log(bench, found, &base, impossible(layers)).await?;
 
     // A caller receives all of them, and the descriptor of the victim.
-    let home = bench.test_community()?.home("serves")?;
+    let home = bench.community()?.home("serves")?;
     let host = bench.another(&home).await?;
-    let log = bench.test_community()?.copy("asks")?;
+    let log = bench.community()?.copy("asks")?;
     log.receive(&events, attacker.id(), now_ms())?;
     let offered = log.state().shards(now_ms()).count();
     found.same("shards that the caller's log offers", 1, offered);
@@ -122,8 +119,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let [_, caller] = bench.members();
     let (model, runtime) = (bench.which.description(), Handle::current());
     let asked = tokio::task::spawn_blocking(move || -> Result<_, HarnessError> {
-        let fleet = Fleet::of(&model, MODEL_ID, runtime.clone(), None)?;
-        ask(&fleet, community(&fleet, runtime, caller, log))
+        let fleet = Fleet::of(&model, MODEL_ID, runtime, None)?;
+        ask(&fleet, fleet.community(caller, &log)?)
     });
     let endpoints = asked.await??;
     let expected = [host.descriptor.endpoint.clone()];
@@ -149,7 +146,7 @@ async fn in_the_log(
     let mut events = Vec::new();
     for (seq, claim) in (now..).zip(&claims) {
         let (shard, body) = claim.of(base)?;
-        let author = &bench.test_community()?.attacker;
+        let author = &bench.community()?.attacker;
         let slot = format!("shard:{shard}");
         let event = author
             .say(ADVERTISED, &slot, seq, LIFE_MS, body)
@@ -171,7 +168,7 @@ async fn in_the_log(
     };
     let slot = format!("shard:{}", deeper.shard_id);
     let (seq, body) = (now + claims.len() as u64, deeper.to_cbor()?);
-    let author = &bench.test_community()?.attacker;
+    let author = &bench.community()?.attacker;
     let event = author
         .say(ADVERTISED, &slot, seq, LIFE_MS, body)
         .signed(&attacker);
@@ -181,33 +178,10 @@ async fn in_the_log(
     Ok(events)
 }
 
-/// Hosts that the log names for a member.
-fn community(
-    fleet: &Fleet,
-    runtime: Handle,
-    caller: NodeKey,
-    log: EventLog,
-) -> Box<dyn HostSource> {
-    let choice = fleet.choice(caller.id());
-    let connections = runtime.block_on(async { Connections::watched(log.clone()) });
-    let links = Links::new(connections, choice.health.clone());
-    let (key, config) = (Arc::new(caller), Config::default());
-    Box::new(CommunityHosts::new(
-        runtime, key, log, config, choice, links,
-    ))
-}
-
 /// Asks a question. Returns the endpoints of the hosts that answered.
-fn ask(fleet: &Fleet, hosts: Box<dyn HostSource>) -> Result<Vec<String>, HarnessError> {
-    let mut conversation = Conversation::new(Box::new(fleet.backend(hosts)?));
-    let (request, cancel) = (question(PROMPT, TOKENS), Cancel::default());
-    let (now, mut hear) = (Instant::now(), |_: &Frame| {});
-    let done = conversation.answer(&fleet.text, &request, now, &cancel, &mut hear)?;
-    Ok(done
-        .route
-        .into_iter()
-        .filter_map(|hop| hop.endpoint)
-        .collect())
+fn ask(fleet: &Fleet, mut conversation: Conversation) -> Result<Vec<String>, HarnessError> {
+    let route = fleet.answer(&mut conversation, PROMPT)?.route.into_iter();
+    Ok(route.filter_map(|hop| hop.endpoint).collect())
 }
 
 /// Answers DESCRIBE with each impossible claim.
@@ -246,7 +220,8 @@ async fn as_answers(found: &mut Findings) -> Result<(), HarnessError> {
         let all = addrs.into_iter().chain(honest.clone());
         let pool = HostPool::new(runtime, Arc::new(caller), config, all, health);
         let pool = Arc::new(pool);
-        let endpoints = ask(&fleet, Box::new(PooledHosts { pool, choice }))?;
+        let backend = fleet.backend(Box::new(PooledHosts { pool, choice }))?;
+        let endpoints = ask(&fleet, Conversation::new(Box::new(backend)))?;
         Ok((honest, endpoints))
     });
     let (honest, endpoints) = asked.await??;

@@ -5,10 +5,13 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_http::{Metrics, Part};
+use hearthnet_orchestrator::link::{HostAddr, HostLink};
+use hearthnet_transport::Config;
 
 use crate::bench::new_key;
 use crate::raw::{Credentials, Impostor, Trick};
+use crate::victim::raised;
 use crate::{Bench, Findings, HarnessError};
 
 const CODE: &str = "identity_mismatch";
@@ -20,6 +23,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         endpoint: at.to_string(),
         node: target.node,
     };
+    let numbers = Metrics::install(Part::Caller)?;
+    let counted = || raised(&numbers.render()).get(CODE).copied().unwrap_or(0);
+    let guest = &bench.guest;
+    let call = async |host: HostAddr| HostLink::connect(&host, guest, Config::default()).await;
     let own = new_key()?;
     let identity = own.identity()?;
     let real = bench.secured().await?.certificate()?;
@@ -30,12 +37,15 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     ] {
         let shown = Credentials::forged(&certificate, &own.secret());
         let impostor = Impostor::listen(Trick::Answer(Box::new(shown))).await?;
-        let called = bench.call(&honest(impostor.addr)).await?;
-        let refused = called.refused.as_deref().unwrap_or("a session");
-        let held = called.refused.is_some() && code.is_none_or(|code| refused.contains(code));
-        found.check(what, code.unwrap_or("no session"), refused, held);
+        let before = counted();
+        let refused = call(honest(impostor.addr)).await.err();
+        let told = refused
+            .as_ref()
+            .map_or("a session".to_owned(), ToString::to_string);
+        let held = refused.is_some() && code.is_none_or(|code| told.contains(code));
+        found.check(what, code.unwrap_or("no session"), told, held);
         if let Some(code) = code {
-            let count = called.raised.get(code).copied().unwrap_or(0);
+            let count = counted() - before;
             found.same(format!("the caller's count of {code}"), 1, count);
         }
         let seen = |of: &AtomicU64| of.load(Ordering::Relaxed);
@@ -43,18 +53,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.same(format!("{what}: connections of callers"), 1, came);
         let (handshakes, bytes) = (seen(&impostor.seen.handshakes), seen(&impostor.seen.bytes));
         let heard = format!("{handshakes} handshakes, {bytes} bytes");
-        found.same(
-            format!("{what}: bytes that it received"),
-            "0 handshakes, 0 bytes",
-            heard,
-        );
+        let told = format!("{what}: bytes that it received");
+        found.same(told, "0 handshakes, 0 bytes", heard);
     }
 
     // A relay cannot be told from the network and does no harm: the caller reaches the intended
     // host through it.
     let relay = Impostor::listen(Trick::Relay(target.addr)).await?;
-    let called = bench.call(&honest(relay.addr)).await?;
-    let what = "the host itself, through a relay";
-    found.done(what, "a session", called.refused.map_or(Ok(()), Err));
+    let called = call(honest(relay.addr)).await;
+    found.done("the host itself, through a relay", "a session", called);
     Ok(())
 }

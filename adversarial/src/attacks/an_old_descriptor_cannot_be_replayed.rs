@@ -29,7 +29,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     };
     // Later than all events of earlier rounds.
     let now = now_ms();
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let say = |seq: u64, queue_depth: u32| -> Result<Event, HarnessError> {
         let descriptor = Descriptor {
             queue_depth,
@@ -58,46 +58,17 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = bench.gossip(&attacker).await?;
     let offered =
         |gauges: &Gauges| -> Option<u32> { gauges.log.as_ref()?.shards.get(shard).copied() };
-    let (none, told) = ((0, 0), "the queue length announced after that");
+    let (none, one, told) = ((0, 0), (1, 0), "the queue length announced after that");
+    // A descriptor whose host is not its author is malformed.
+    let (stale, malformed) = (Some("log_stale"), Some("log_malformed"));
     for (what, events, taken, code, offer) in [
-        ("a descriptor", vec![old.clone()], (1, 0), None, Some(7)),
-        (
-            "a newer descriptor",
-            vec![new.clone()],
-            (1, 0),
-            None,
-            Some(9),
-        ),
-        (
-            "the old descriptor again",
-            vec![old.clone()],
-            none,
-            Some("log_stale"),
-            Some(9),
-        ),
-        (
-            "an expired descriptor",
-            vec![expired],
-            none,
-            Some("log_stale"),
-            Some(9),
-        ),
-        // A descriptor whose host is not its author is malformed.
-        (
-            "another host's descriptor under the attacker's name",
-            vec![foreign],
-            (0, 1),
-            Some("log_malformed"),
-            Some(9),
-        ),
-        ("its withdrawal", vec![withdrawn], (1, 0), None, None),
-        (
-            "both descriptors again",
-            vec![old, new],
-            none,
-            Some("log_stale"),
-            None,
-        ),
+        ("a descriptor", vec![old.clone()], one, None, Some(7)),
+        ("a newer descriptor", vec![new.clone()], one, None, Some(9)),
+        ("the old one again", vec![old.clone()], none, stale, Some(9)),
+        ("an expired descriptor", vec![expired], none, stale, Some(9)),
+        ("another host's", vec![foreign], (0, 1), malformed, Some(9)),
+        ("its withdrawal", vec![withdrawn], one, None, None),
+        ("both descriptors again", vec![old, new], none, stale, None),
     ] {
         found.taken(what, taken, code, &gossip.push(&events).await);
         let seen = offered(&bench.victim.gauges().await?);

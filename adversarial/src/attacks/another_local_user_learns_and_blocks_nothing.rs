@@ -8,12 +8,10 @@
 
 use std::net::SocketAddr;
 
-use hearthnet_http::HttpSettings;
-use hearthnet_orchestrator::http;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::household::{MODEL, answer, connect_as_nobody, send, service};
+use crate::household::{MODEL, answer, connect_as_nobody, interface, send, service};
 use crate::{Bench, Findings, HarnessError};
 
 const TARGET: &str = "/v1/completions";
@@ -21,13 +19,8 @@ const TARGET: &str = "/v1/completions";
 const HOG: usize = 40;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let settings = HttpSettings {
-        listen: "127.0.0.1:0".to_owned(),
-        ..HttpSettings::default()
-    };
     let service = service()?;
-    let server = http::serve(service.clone(), None, &settings).await;
-    let server = server.map_err(HarnessError::victim)?;
+    let server = interface(service.clone()).await?;
     let at = server.local_addr();
     let secret = "the number of the owner's card ends with 4711, and that is a secret";
     let cached = |answer: Option<Value>| {
@@ -35,36 +28,22 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         Some(count)
     };
     let first = cached(own(at, secret).await?);
-    found.same(
-        "cached tokens of a new prompt",
-        "Some(0)",
-        format!("{first:?}"),
-    );
+    let told = "cached tokens of a new prompt";
+    found.same(told, "Some(0)", format!("{first:?}"));
     let second = cached(own(at, secret).await?);
     let held = second.is_some_and(|count| count > 0);
-    found.check(
-        "cached tokens of the owner's earlier prompt",
-        "some",
-        format!("{second:?}"),
-        held,
-    );
+    let told = "cached tokens of the owner's earlier prompt";
+    found.check(told, "some", format!("{second:?}"), held);
 
     let Some(mut streams) = connect_as_nobody(at, HOG + 1).await? else {
-        found.check(
-            "another user",
-            "none: this process is not root",
-            "none",
-            true,
-        );
+        let what = "another user";
+        found.check(what, "none: this process is not root", "none", true);
         return Ok(());
     };
     if let Some(mut spy) = streams.pop() {
         let told = cached(ask(&mut spy, secret, 2, "").await?);
-        found.same(
-            "cached tokens reported to another user",
-            "Some(0)",
-            format!("{told:?}"),
-        );
+        let what = "cached tokens reported to another user";
+        found.same(what, "Some(0)", format!("{told:?}"));
     }
     for (n, hog) in streams.iter_mut().enumerate() {
         let body = json!({
@@ -82,12 +61,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     let (running, waiting) = (load.running, load.waiting);
     let held = running > 0 && waiting > 0;
     let seen = format!("{running} run, {waiting} wait");
-    found.check(
-        "the long answers meanwhile",
-        "some run, some wait",
-        seen,
-        held,
-    );
+    let what = "the long answers meanwhile";
+    found.check(what, "some run, some wait", seen, held);
     Ok(())
 }
 

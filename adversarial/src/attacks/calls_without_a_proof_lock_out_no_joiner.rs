@@ -20,25 +20,24 @@ const CONNECTIONS: usize = 10;
 const CALLS: usize = 4;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let invite = bench.test_community()?.invite(Level::Member, 2);
-    let community = bench.test_community()?.id();
+    let invite = bench.community()?.invite(Level::Member, 2);
+    let community = bench.community()?.id();
     bench.wait_for_agreement(found).await?;
     // Generated code: its proofs are well formed, but its invite does not exist.
     let day = now_ms() / 1000 + 86_400;
-    let made_up = Invite::generate(community, day, Vec::new()).map_err(HarnessError::attacker)?;
+    let made_up = Invite::generate(community, day, Vec::new())?;
     let mut limited = 0;
     for _ in 0..CONNECTIONS {
         let key = new_key()?;
         let (addr, identity) = (bench.target.addr.to_string(), key.identity());
-        let identity = identity.map_err(HarnessError::attacker)?;
+        let identity = identity?;
         let (expected, rule) = (Some(bench.target.node), bus_rule());
         let socket = connect_path(&addr, &identity, expected, &rule, &Config::default()).await;
         let request = made_up.request(key.id(), "kim");
-        let request = json!(request.map_err(HarnessError::attacker)?);
-        let client = Client::new(socket.map_err(HarnessError::attacker)?, Arc::new(key));
+        let request = json!(request?);
+        let client = Client::new(socket?, Arc::new(key));
         for _ in 0..CALLS {
-            let call = client.call(&joining::descriptor().capability, &request);
-            let call = call.map_err(HarnessError::attacker)?;
+            let call = client.call(&joining::descriptor().capability, &request)?;
             let refusal = call.result().await.err();
             limited += usize::from(refusal.is_some_and(|e| *e.code() == Code::RATE_LIMITED));
         }

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_files::magnitude::{Band, magnitude};
 use hearthnet_testkit::{Passing, Tamper};
-use hearthnet_transport::Code;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::fleet::{Fleet, PROMPT, TOKENS};
+use crate::fleet::{Fleet, PROMPT, TOKENS, blocking};
 use crate::{Bench, Findings, HarnessError};
 
 /// Step in which a host lies, in the middle of the answer.
@@ -21,10 +20,7 @@ const AT: u32 = PROMPT + TOKENS / 2;
 type Lie = fn(Passing<'_>, &[f32]);
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let (runtime, mut heard) = (Handle::current(), Findings::default());
-    let lies = tokio::task::spawn_blocking(move || lies(&runtime, &mut heard).map(|()| heard));
-    found.0.extend(lies.await??.0);
-    Ok(())
+    blocking(found, lies).await
 }
 
 fn lies(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
@@ -75,8 +71,7 @@ fn lies(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
             })
         };
         let asked = fleet.ask(1, vec![liar(), liar()])?;
-        let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
-        let left = left.join(" ");
+        let left = asked.left;
         let same = asked.done.token_ids == honest.done.token_ids;
         found.check(
             format!("{what}: why the host is dropped"),

@@ -4,16 +4,11 @@
 
 use std::time::Duration;
 
-use ciborium::Value;
 use hearthnet_bus::NodeKey;
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, Level, Policy};
 
-use crate::bench::new_key;
+use super::no_member_fills_the_replay_cache::let_in;
+use crate::raw::Pushed;
 use crate::raw::event::{Author, now_ms};
-use crate::raw::{Pushed, cbor};
-use crate::victim::Gauges;
-use crate::victim::until;
 use crate::{Bench, Findings, HarnessError};
 
 /// Batch sizes that use up the budget. An event checked in vain costs 51 units of 400,000
@@ -52,61 +47,11 @@ async fn is_answered(
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let community = bench.test_community()?.community;
-    let policy = Policy {
-        who_may_invite: Level::Member,
-        research: true,
-    };
-    let anchor = bench.test_community()?.anchor();
-    bench.test_community()?.append(Body::PolicyChanged(policy));
-    let written = bench.test_community()?.events_of(&anchor);
-    let heard = |gauges: &Gauges| gauges.events_of(&anchor) >= written;
-    let gauges = until(&mut bench.victim, heard).await?;
-    found.same(
-        "the host knows that members may invite",
-        true,
-        heard(&gauges),
-    );
-
+    let community = bench.community()?.community;
     // The attacker admits another node, as the policy allows.
-    let sybil = new_key()?;
-    let expires_ms = now_ms() + 3_600_000;
-    let id = bench.test_community()?.id();
-    let invite =
-        Invite::generate(id, expires_ms / 1000, Vec::new()).map_err(HarnessError::attacker)?;
-    let request = invite
-        .request(sybil.id(), "kim")
-        .map_err(HarnessError::attacker)?;
-    let bytes = |bytes: &[u8]| Value::Bytes(bytes.to_vec());
-    let bodies = [
-        (
-            "member.invited",
-            cbor(&[
-                ("key", bytes(invite.key().id().as_bytes())),
-                ("uses", 9.into()),
-                ("level", "member".into()),
-                ("until", expires_ms.into()),
-            ]),
-        ),
-        (
-            "member.admitted",
-            cbor(&[
-                ("name", "kim".into()),
-                ("node", bytes(sybil.id().as_bytes())),
-                ("level", "member".into()),
-                ("proof", bytes(&request.proof.0)),
-                ("invite", bytes(invite.key().id().as_bytes())),
-            ]),
-        ),
-    ];
-    let mut events = Vec::new();
-    for (kind, body) in bodies {
-        let author = &mut bench.test_community()?.attacker;
-        let event = author.draft(kind, body);
-        events.push(author.go_on(&event));
-    }
-    let pushed = bench.gossip(&attacker).await?.push(&events).await;
-    found.taken("an invite and an admission", (2, 0), None, &pushed);
+    let crowd = let_in(bench, found, &attacker, 1).await?;
+    let sybil = crowd.first();
+    let sybil = sybil.ok_or_else(|| HarnessError::attacker("nobody was let in"))?;
 
     // The attacker uses up its budget, and continues as the node that it has admitted.
     let waste = rubbish(community, &attacker);
@@ -120,10 +65,10 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         }
     }
     found.same("batches that are processed", BATCHES.len(), looked_at);
-    let kims = bench.test_community()?.attacker.note(10, 1);
-    let answered = is_answered(bench, &sybil, &[kims]).await?;
+    let kims = bench.community()?.attacker.note(10, 1);
+    let answered = is_answered(bench, sybil, &[kims]).await?;
     found.same("its invited member is answered at once", false, answered);
-    let note = bench.test_community()?.guest.note(10, 1);
+    let note = bench.community()?.guest.note(10, 1);
     let answered = is_answered(bench, &guest, &[note]).await?;
     found.same("a neighbour is answered at once", true, answered);
     bench.still_works(found).await

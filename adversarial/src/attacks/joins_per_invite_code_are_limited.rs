@@ -46,8 +46,8 @@ async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let anchor = bench.test_community()?.anchor();
-    let test_community = bench.test_community()?;
+    let anchor = bench.community()?.anchor();
+    let test_community = bench.community()?;
     let [crowds, honest] = [49, 1].map(|uses| test_community.invite(Level::Member, uses));
     let written = test_community.events_of(&anchor);
     let heard = |gauges: &Gauges| gauges.events_of(&anchor) >= written;
@@ -61,11 +61,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             true => "a member",
             false => "busy",
         };
-        found.same(
-            format!("node {n} of a crowd with one code"),
-            expected,
-            &answer,
-        );
+        let what = format!("node {n} of a crowd with one code");
+        found.same(what, expected, &answer);
         let_in += usize::from(answer == "a member");
     }
     found.same("nodes that joined", JOINS_PER_CODE, let_in);

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_http::{Metrics, Part};
-use hearthnet_orchestrator::Cancel;
-use hearthnet_orchestrator::chat::{Conversation, Frame};
+use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::error::ChatError;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
 use hearthnet_orchestrator::link::HostLink;
@@ -21,8 +20,8 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::bench::new_key;
-use crate::fleet::{Fleet, PROMPT, TOKENS, question};
-use crate::puppet::{Layers, RawPuppet, start_raw};
+use crate::fleet::{Fleet, PROMPT, TOKENS, blocking};
+use crate::puppet::{Layers, Puppet};
 use crate::{Bench, Findings, HarnessError};
 
 /// Position whose answer the host holds back, in the middle of the answer.
@@ -40,10 +39,7 @@ const LATE: u64 = 1;
 const COUNTER: &str = "hearthnet_transport_late_results_total{side=\"caller\"}";
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let (runtime, mut heard) = (Handle::current(), Findings::default());
-    let chats = tokio::task::spawn_blocking(move || chats(&runtime, &mut heard).map(|()| heard));
-    found.0.extend(chats.await??.0);
-    Ok(())
+    blocking(found, chats).await
 }
 
 /// Results that the late host holds back, and whether it has sent the false ones.
@@ -112,16 +108,11 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
     let mut second = Conversation::new(Box::new(fleet.backend(Box::new(source()))?));
     let before = counted(&numbers);
     let fleet = &fleet;
-    let ask = |conversation: &mut Conversation| {
-        let (request, cancel) = (question(PROMPT, TOKENS), Cancel::default());
-        let (now, mut hear) = (Instant::now(), |_: &Frame| {});
-        conversation.answer(&fleet.text, &request, now, &cancel, &mut hear)
-    };
     let (first_done, second_done) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| ask(&mut first));
+        let one = scope.spawn(|| fleet.answer(&mut first, PROMPT));
         // The second chat starts while the first one waits.
         wait_until(|| !held.lock().answers.is_empty());
-        let two = scope.spawn(|| ask(&mut second));
+        let two = scope.spawn(|| fleet.answer(&mut second, PROMPT));
         wait_until(|| held.lock().lied && counted(&numbers) >= before + LATE);
         seen.store(true, Ordering::Relaxed);
         (one.join(), two.join())
@@ -142,12 +133,8 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
     }
     let dropped = counted(&numbers) - before;
     let held = dropped >= LATE;
-    found.check(
-        "counted late results",
-        format!("at least {LATE}"),
-        dropped,
-        held,
-    );
+    let what = "counted late results";
+    found.check(what, format!("at least {LATE}"), dropped, held);
     Ok(())
 }
 
@@ -159,7 +146,7 @@ fn late_host(
     fleet: &Fleet,
     key: &NodeKey,
     held: Arc<Mutex<Held>>,
-) -> Result<RawPuppet, HarnessError> {
+) -> Result<Puppet, HarnessError> {
     let mut layers = Layers::load(fleet.file(), fleet.descriptor(key.id()))?;
     let script = move |message: Message| {
         let mut held = held.lock();
@@ -187,7 +174,7 @@ fn late_host(
         answers.extend(lies.into_iter().map(Message::StepResult));
         answers
     };
-    runtime.block_on(start_raw(key, Box::new(script)))
+    runtime.block_on(Puppet::start(key, Box::new(script)))
 }
 
 /// False results in place of the owed one, followed by the correct result of the other chat.

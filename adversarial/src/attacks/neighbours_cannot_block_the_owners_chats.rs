@@ -19,13 +19,12 @@ const LONG: u32 = 4000;
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let service = service()?;
     let (folder, _api) = local_api(Some(&service)).await?;
-    let owner = Client::connect_local(folder.path()).await;
-    let owner = owner.map_err(HarnessError::attacker)?;
+    let owner = Client::connect_local(folder.path()).await?;
     let limits = ServiceSettings::default().turns;
     let mut chats = Vec::new();
     // Each caller is a different one, so that no limit per caller applies.
     while let Ok(chat) = service.ask(
-        &new_key()?.id().to_string(),
+        new_key()?.id().to_string().as_str(),
         MODEL,
         ChatRequest {
             prompt: Prompt::Text("hello".to_owned()),
@@ -42,16 +41,12 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     found.same(what, most, chats.len());
     let params = json!({ "prompt": "hello", "max_tokens": 4 });
     for n in 1..=2 {
-        let call = owner.call(&Capability::chat(), &params);
-        let call = call.map_err(HarnessError::attacker)?;
+        let call = owner.call(&Capability::chat(), &params)?;
         let answered = timeout(SOON, call.result()).await;
         let answered = answered.map_err(|_| "no answer".to_owned());
         let answered = answered.and_then(|end| end.map_err(|e| e.code().to_string()));
-        found.done(
-            format!("chat {n} of the owner beside them"),
-            "answered",
-            answered,
-        );
+        let what = format!("chat {n} of the owner beside them");
+        found.done(what, "answered", answered);
     }
     let load = service.load();
     let all = load.running == limits.places + limits.reserved;

@@ -28,15 +28,12 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         let key: NodeKey = new_key()?;
         let config = ShardConfig::new(path, (0, 1), "127.0.0.1:0");
         let host = ShardHost::start(config, &key, |_| {}).await;
-        let host = host.map_err(HarnessError::attacker)?;
-        let encoded = host
-            .descriptor()
-            .to_cbor()
-            .map_err(HarnessError::attacker)?;
+        let host = host?;
+        let encoded = host.descriptor().to_cbor()?;
         adverts.push(Advert {
             author: key.id(),
             // Decoded from its wire form.
-            descriptor: Descriptor::from_cbor(&encoded).map_err(HarnessError::attacker)?,
+            descriptor: Descriptor::from_cbor(&encoded)?,
             expires_ms: u64::MAX,
         });
     }
@@ -51,11 +48,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     };
     let told: Vec<bool> = adverts.iter().map(alone).collect();
     let apart = told == [false, false, true];
-    found.check(
-        "the host with the changed template",
-        "the third",
-        format!("{told:?}"),
-        apart,
-    );
+    let what = "the host with the changed template";
+    found.check(what, "the third", format!("{told:?}"), apart);
     Ok(())
 }

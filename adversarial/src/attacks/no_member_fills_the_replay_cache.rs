@@ -13,8 +13,7 @@ use hearthnet_bus::{Capability, NodeKey};
 use serde_json::json;
 
 use crate::bench::new_key;
-use crate::raw::cbor;
-use crate::raw::event::{admission, bytes, now_ms};
+use crate::raw::event::{admission, invitation, now_ms};
 use crate::{Bench, Findings, HarnessError};
 
 /// Limits of all calls together and of one member (`specs/capability-bus.md`, section 5).
@@ -64,20 +63,14 @@ pub(super) async fn let_in(
         who_may_invite: Level::Member,
         research: true,
     };
-    let community = bench.test_community()?;
+    let community = bench.community()?;
     community.append(Body::PolicyChanged(policy));
     let (id, after) = (community.id(), community.lamport()?);
     bench.wait_for_agreement(found).await?;
 
     let expires_ms = now_ms() + 3_600_000;
-    let invite = Invite::generate(id, expires_ms / 1000, Vec::new());
-    let invite = invite.map_err(HarnessError::attacker)?;
-    let invited = cbor(&[
-        ("key", bytes(invite.key().id().as_bytes())),
-        ("uses", count.into()),
-        ("level", "member".into()),
-        ("until", expires_ms.into()),
-    ]);
+    let invite = Invite::generate(id, expires_ms / 1000, Vec::new())?;
+    let invited = invitation(&invite, count, "member", expires_ms);
     let (mut crowd, mut bodies) = (Vec::new(), vec![("member.invited", invited)]);
     for _ in 0..count {
         let key = new_key()?;
@@ -86,26 +79,22 @@ pub(super) async fn let_in(
     }
     let mut events = Vec::new();
     for (kind, body) in bodies {
-        let author = &mut bench.test_community()?.attacker;
+        let author = &mut bench.community()?.attacker;
         let mut event = author.draft(kind, body);
         event.lamport = event.lamport.max(after + 1);
         events.push(author.go_on(&event));
     }
     let pushed = bench.gossip(attacker).await?.push(&events).await;
     let all = u64::from(count) + 1;
-    found.taken(
-        "an invite and the admissions of a crowd",
-        (all, 0),
-        None,
-        &pushed,
-    );
+    let what = "an invite and the admissions of a crowd";
+    found.taken(what, (all, 0), None, &pushed);
     Ok(crowd)
 }
 
 /// Whether a call is accepted: remembered and answered.
 async fn is_taken(client: &Client) -> Result<bool, HarnessError> {
     let call = client.call(&Capability::bus_describe(), &json!({}));
-    let refusal = call.map_err(HarnessError::attacker)?.result().await.err();
+    let refusal = call?.result().await.err();
     match refusal {
         None => Ok(true),
         Some(refusal) if *refusal.code() == Code::RATE_LIMITED => Ok(false),

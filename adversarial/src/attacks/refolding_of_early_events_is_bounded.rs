@@ -15,7 +15,7 @@ const PER_SECOND: u64 = 8_000;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let honest = &mut bench.test_community()?.guest;
+    let honest = &mut bench.community()?.guest;
     let mut late = honest.draft("notes.written", vec![1]);
     late.lamport = 1_000_000;
     let mut there = vec![honest.go_on(&late)];
@@ -27,7 +27,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = bench.gossip(&attacker).await?;
     let mut taken = 0;
     for n in 0..FIRST {
-        let event = bench.test_community()?.attacker.note(10, n as u8);
+        let event = bench.community()?.attacker.note(10, n as u8);
         taken += u64::from(
             gossip.push(&[event]).await
                 == (crate::raw::Pushed::Stored {
@@ -41,11 +41,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let reworked = gauges.log.map_or(u64::MAX, |log| log.reworked);
     // One extra pass, because the budget is checked before a pass.
     let most = AT_ONCE + PER_SECOND * (begin.elapsed().as_secs() + 1) + 2 * (THERE + FIRST) as u64;
-    found.check(
-        "events that were folded again for them",
-        format!("at most {most}"),
-        reworked,
-        reworked <= most,
-    );
+    let what = "events that were folded again for them";
+    found.check(what, format!("at most {most}"), reworked, reworked <= most);
     bench.still_works(found).await
 }

@@ -24,7 +24,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let answered = session.receive().await.is(kind::STEP_RESULT);
     found.holds("a step before", "answered", answered);
     let unused = target.token(&attacker).await?;
-    let note = bench.test_community()?.attacker.note(10, 1);
+    let note = bench.community()?.attacker.note(10, 1);
     let mut gossip = bench.gossip(&attacker).await?;
     let pushed = gossip.push(&[note]).await;
     found.taken("an event before", (1, 0), None, &pushed);
@@ -35,18 +35,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let before = other.step(1, 0).await.map_err(HarnessError::Honest)?;
 
     let last_seq = bench.victim.gauges().await?.events_of(&attacker.id());
-    bench.test_community()?.append(Body::Revoked {
+    bench.community()?.append(Body::Revoked {
         node: attacker.id(),
         last_seq,
     });
-    let name = attacker.id().to_string();
-    let is_out = |gauges: &Gauges| {
-        let log = gauges.log.as_ref();
-        log.is_some_and(|log| log.revoked.contains(&name))
-    };
+    let is_out = |gauges: &Gauges| gauges.has_revoked(&attacker.id());
     let expected = "has the revocation";
     bench
-        .wait_until(found, "the host's log", expected, is_out)
+        .wait_until(found, "the host", expected, is_out)
         .await?;
 
     let code = CloseCode::Revoked;

@@ -15,7 +15,7 @@ use crate::{Bench, Findings, HarnessError};
 async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<bool, HarnessError> {
     let [attacker, _] = bench.members();
     let body = admission(invite, key, "member")?;
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let latest = test_community.lamport()?;
     let mut event = test_community.attacker.draft("member.admitted", body);
     event.lamport = event.lamport.max(latest + 1);
@@ -23,7 +23,7 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
     bench.gossip(&attacker).await?.push(&[event]).await;
     // Later events of the anchor about the key sort after this admission.
     bench
-        .test_community()?
+        .community()?
         .wait_for_events(&attacker.id(), written)
         .await;
     let mut peer = bench.secured_with(&Credentials::of(&key.secret())).await?;
@@ -33,7 +33,7 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let (first, second, third) = (new_key()?, new_key()?, new_key()?);
-    let test_community = bench.test_community()?;
+    let test_community = bench.community()?;
     let [invite, other] = [5, 1].map(|uses| test_community.invite(Level::Member, uses));
     bench.wait_for_agreement(found).await?;
     let open = let_in(bench, &invite, &first).await?;
@@ -41,7 +41,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     let node = first.id();
     bench
-        .test_community()?
+        .community()?
         .append(Body::Revoked { node, last_seq: 0 });
     bench.wait_for_agreement(found).await?;
     let open = let_in(bench, &invite, &second).await?;

@@ -18,8 +18,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     let (folder, api) = local_api(None).await?;
     let mut silent = Vec::new();
     for door in ["socket", "port"] {
-        let before = Client::connect_local(folder.path()).await;
-        let before = before.map_err(HarnessError::attacker)?;
+        let before = Client::connect_local(folder.path()).await?;
         for round in 1..=3 {
             for _ in 0..SILENT {
                 silent.push(TcpStream::connect(api.addr()).await?);
@@ -31,16 +30,12 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
             for (who, client) in [("it", late.as_ref()), ("one from before", Some(&before))] {
                 let Some(client) = client else { continue };
                 let call = client.call(&Capability::bus_describe(), &json!({}));
-                let call = call.map_err(HarnessError::attacker)?;
+                let call = call?;
                 let answered = timeout(SOON, call.result())
                     .await
                     .is_ok_and(|end| end.is_ok());
-                found.check(
-                    format!("{door}: {who} calls, round {round}"),
-                    "answered",
-                    answered,
-                    answered,
-                );
+                let what = format!("{door}: {who} calls, round {round}");
+                found.check(what, "answered", answered, answered);
             }
         }
         if door == "socket" {

@@ -26,12 +26,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     let at = server.local_addr();
     let mut kept = TcpStream::connect(at).await?;
     let served = is_served(&mut kept).await?;
-    found.check(
-        "a client with a keep-alive connection",
-        "served",
-        served,
-        served,
-    );
+    let told = "a client with a keep-alive connection";
+    found.check(told, "served", served, served);
     let crowd = connect_as_nobody(at, CROWD).await?;
     let is_another = crowd.is_some();
     let mut crowd = crowd.unwrap_or_default();
@@ -67,12 +63,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     };
     let ended = timeout(10 * BRIEF, trickle).await.is_ok();
     let seen = format!("after {:.1} s", begun.elapsed().as_secs_f64());
-    found.check(
-        "a head that arrives byte by byte",
-        "closed at its deadline",
-        seen,
-        ended,
-    );
+    let what = "a head that arrives byte by byte";
+    found.check(what, "closed at its deadline", seen, ended);
     Ok(())
 }
 
@@ -80,7 +72,7 @@ async fn open(
     health: watch::Receiver<Health>,
     client_deadline: Duration,
 ) -> Result<HttpServer, HarnessError> {
-    let numbers = Metrics::install(Part::Host).map_err(HarnessError::victim)?;
+    let numbers = Metrics::install(Part::Host)?;
     let settings = HttpSettings {
         listen: "127.0.0.1:0".to_owned(),
         max_connections: CONNECTIONS,

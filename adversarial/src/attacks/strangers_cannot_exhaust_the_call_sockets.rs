@@ -14,7 +14,7 @@ const STRANGERS: usize = 160;
 const THEIRS: usize = 16;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let invite = bench.test_community()?.invite(Level::Member, 2);
+    let invite = bench.community()?.invite(Level::Member, 2);
     bench.wait_for_agreement(found).await?;
     let mut crowd = Vec::new();
     for _ in 0..STRANGERS {
@@ -26,11 +26,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         }
     }
     let called = bench.target.token(&bench.guest).await;
-    found.done(
-        "a member calls beside a crowd of strangers",
-        "answered",
-        called,
-    );
+    let told = "a member calls beside a crowd of strangers";
+    found.done(told, "answered", called);
     let joined = bench.join(&invite).await;
     found.done("a joiner with a code beside the crowd", "admitted", joined);
     // A socket counts as closed after the close deadline, because strangers do not answer the close.

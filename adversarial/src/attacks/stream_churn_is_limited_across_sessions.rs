@@ -33,12 +33,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     }
     let most = AT_ONCE + PER_SECOND * (begin.elapsed().as_secs() + 1);
     let held = opened <= most;
-    found.check(
-        "streams that were opened",
-        format!("at most {most}"),
-        opened,
-        held,
-    );
+    let what = "streams that were opened";
+    found.check(what, format!("at most {most}"), opened, held);
     match refused {
         Some(answer) => found.refused("one more", "stream_churn", &answer),
         None => found.holds("one more", "refused", false),

@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_files::magnitude::Band;
 use hearthnet_testkit::Tamper;
-use hearthnet_transport::Code;
 use tokio::runtime::Handle;
 
-use crate::fleet::{Fleet, PROMPT};
+use crate::fleet::{Fleet, PROMPT, blocking};
 use crate::{Bench, Findings, HarnessError};
 
 /// Changes the rows of a prompt chunk; the second argument is the values per row.
@@ -50,20 +49,15 @@ pub(super) async fn tried(
     band: Option<Band>,
     found: &mut Findings,
 ) -> Result<(), HarnessError> {
-    let (runtime, lies) = (Handle::current(), lies.to_vec());
-    let trying = tokio::task::spawn_blocking(move || {
-        let mut heard = Findings::default();
-        let mut fleet = Fleet::new(runtime, band)?;
+    let lies = lies.to_vec();
+    let trying = move |runtime: &Handle, heard: &mut Findings| -> Result<(), HarnessError> {
+        let mut fleet = Fleet::new(runtime.clone(), band)?;
         // Makes every row come back to the caller.
         fleet.private_last = 1;
         let honest = fleet.ask(2, vec![Box::new(|_| {})])?;
         let clean = honest.left.is_empty();
-        heard.check(
-            "an honest host",
-            "is kept",
-            format!("{:?}", honest.left),
-            clean,
-        );
+        let claim = "an honest host";
+        heard.check(claim, "is kept", format!("{:?}", honest.left), clean);
         for (what, lie) in lies {
             let lied = Arc::new(AtomicBool::new(false));
             let liar = || -> Tamper {
@@ -79,8 +73,7 @@ pub(super) async fn tried(
                 })
             };
             let asked = fleet.ask(2, vec![liar(), liar()])?;
-            let left: Vec<&str> = asked.left.iter().map(Code::as_str).collect();
-            let left = left.join(" ");
+            let left = asked.left;
             let held = left == "tensor_band" && lied.load(Ordering::Relaxed);
             heard.check(
                 format!("{what}: why the host is dropped"),
@@ -91,9 +84,7 @@ pub(super) async fn tried(
             let same = asked.done.token_ids == honest.done.token_ids;
             heard.check(format!("{what}: the same answer"), "yes", same, same);
         }
-        Ok(heard)
-    });
-    let heard: Result<Findings, HarnessError> = trying.await.map_err(HarnessError::attacker)?;
-    found.0.extend(heard?.0);
-    Ok(())
+        Ok(())
+    };
+    blocking(found, trying).await
 }

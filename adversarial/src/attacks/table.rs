@@ -194,12 +194,8 @@ pub(super) fn a_known_frame_in_the_wrong_state_closes_the_session(bench: &Bench)
     tries.push(tried("a tensor without a step", At::Stream, tensor, must));
     // A step on a stream that was never opened ends only that stream.
     let (at, must) = (pipeline(bench)?, Must::Refuse("unknown_stream"));
-    tries.push(tried(
-        "a step without a stream",
-        at,
-        row(bench).frame(),
-        must,
-    ));
+    let what = "a step without a stream";
+    tries.push(tried(what, at, row(bench).frame(), must));
     Ok(tries)
 }
 
@@ -222,17 +218,18 @@ pub(super) fn a_flood_of_fragments_or_control_frames_is_cut_off(bench: &Bench) -
     let pings = Sent::flood(repeat_n(Message::of(opcode::PING, [0; 125]), MILLION));
     let close = Frame::new(kind::STREAM_CLOSE, life(9, 9));
     let code = CloseCode::FrameRate;
+    let (all, early) = (fragments(&[1]), fragments(&[1]));
     let mut tries = vec![
         tried(
-            "a million fragments of a byte",
+            "a million fragments",
             pipeline(bench)?,
-            fragments(&[1]),
+            all,
             Must::Stop(code),
         ),
         tried(
             "fragments before HELLO",
             At::Upgrade,
-            fragments(&[1]),
+            early,
             Must::End(code),
         ),
     ];
@@ -256,6 +253,9 @@ pub(super) fn a_message_that_is_not_masked_binary_closes_the_session(bench: &Ben
     let binary = || Message::binary(ping.clone());
     let of = |opcode| vec![Message::of(opcode, ping.clone())];
     let text = Message::of(opcode::TEXT, [1]);
+    let open = || binary().unfinished();
+    let pings = |bytes: usize| Message::of(opcode::PING, vec![0; bytes]);
+    let close = Message::of(opcode::CLOSE, [0x0f; 126]);
     let mut tries = Vec::new();
     for (what, messages) in [
         ("a text message", of(opcode::TEXT)),
@@ -267,44 +267,24 @@ pub(super) fn a_message_that_is_not_masked_binary_closes_the_session(bench: &Ben
         ("an opcode for data that does not exist", of(0x3)),
         ("an opcode for control that does not exist", of(0xb)),
         ("a continuation without a message", of(opcode::CONTINUATION)),
-        (
-            "a message within a message",
-            vec![binary().unfinished(), binary()],
-        ),
-        (
-            "a text message within a message",
-            vec![binary().unfinished(), text],
-        ),
-        (
-            "a ping in fragments",
-            vec![Message::of(opcode::PING, [0; 8]).unfinished()],
-        ),
-        (
-            "a ping of more than 125 bytes",
-            vec![Message::of(opcode::PING, [0; 126])],
-        ),
-        (
-            "a close of more than 125 bytes",
-            vec![Message::of(opcode::CLOSE, [0x0f; 126])],
-        ),
+        ("a message within a message", vec![open(), binary()]),
+        ("a text message within a message", vec![open(), text]),
+        ("a ping in fragments", vec![pings(8).unfinished()]),
+        ("a ping of more than 125 bytes", vec![pings(126)]),
+        ("a close of more than 125 bytes", vec![close]),
     ] {
         let must = Must::End(CloseCode::WebSocket);
         tries.push(tried(what, pipeline(bench)?, messages, must));
     }
     let hello = vec![Message::of(opcode::TEXT, *b"{}")];
-    let (what, must) = (
-        "a text message instead of HELLO",
-        Must::End(CloseCode::WebSocket),
-    );
+    let (what, must) = ("text instead of HELLO", Must::End(CloseCode::WebSocket));
     tries.push(tried(what, At::Upgrade, hello, must));
     // Not a WebSocket at all.
+    let elsewhere = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
     for (what, request) in [
         ("an HTTP head that never ends", vec![b'a'; 64 * 1024]),
         ("bytes that are not HTTP", vec![0xff; 100]),
-        (
-            "another path",
-            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
-        ),
+        ("another path", elsewhere.to_vec()),
     ] {
         tries.push(tried(what, At::Tls, Sent::Bytes(request), Must::NoSession));
     }
@@ -376,13 +356,8 @@ pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Be
         [open, Frame::new(kind::STREAM_CLOSE, life(stream, 1))]
     });
     let what = "streams opened and cancelled at once";
-    let must = Must::End(CloseCode::StreamChurn);
-    Ok(vec![tried(
-        what,
-        pipeline(bench)?,
-        Sent::flood(churn),
-        must,
-    )])
+    let (at, must) = (pipeline(bench)?, Must::End(CloseCode::StreamChurn));
+    Ok(vec![tried(what, at, Sent::flood(churn), must)])
 }
 
 /// A chunk of one byte costs the host as much work as one of a MiB. Every chunk but the last has
@@ -390,10 +365,7 @@ pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Be
 pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) -> Tries {
     let mut tries = breaking(bench, violations::small_chunks())?;
     let byte = Frame::new(kind::TENSOR_DATA, chunk(1, dtype::I8, &[2 * CHUNK], &[0]));
-    let (what, flood) = (
-        "ten thousand chunks of a byte",
-        Sent::flood(repeat_n(byte, 10_000)),
-    );
+    let (what, flood) = ("ten thousand bytes", Sent::flood(repeat_n(byte, 10_000)));
     let must = Must::End(CloseCode::ChunkTooSmall);
     tries.push(tried(what, pipeline(bench)?, flood, must));
     Ok(tries)
@@ -406,41 +378,22 @@ pub(super) fn a_stream_for_other_weights_is_refused(bench: &Bench) -> Tries {
     let mut flipped = target.weights;
     flipped[31] ^= 1;
     let ((lo, hi), own) = (target.layers, target.weights);
-    let (weights, layers) = ("weights_mismatch", "bad_descriptor");
+    let (other, beyond) = (Some("weights_mismatch"), Some("bad_descriptor"));
     let mut tries = Vec::new();
-    for (what, must, weights, range) in [
-        (
-            "weights that differ in one bit",
-            Must::Refuse(weights),
-            flipped,
-            (lo, hi),
-        ),
-        ("weights of zeros", Must::Refuse(weights), [0; 32], (lo, hi)),
-        (
-            "one layer too many",
-            Must::Refuse(layers),
-            own,
-            (lo, hi + 1),
-        ),
+    for (what, weights, range, code) in [
+        ("weights that differ in one bit", flipped, (lo, hi), other),
+        ("weights of zeros", [0; 32], (lo, hi), other),
+        ("one layer too many", own, (lo, hi + 1), beyond),
         (
             "the largest layer number",
-            Must::Refuse(layers),
             own,
             (u32::MAX, u32::MAX),
+            beyond,
         ),
-        (
-            "all possible layers",
-            Must::Refuse(layers),
-            own,
-            (0, u32::MAX),
-        ),
-        (
-            "an inverted layer range",
-            Must::End(CloseCode::BodyMalformed),
-            own,
-            (hi, lo),
-        ),
+        ("all possible layers", own, (0, u32::MAX), beyond),
+        ("an inverted layer range", own, (hi, lo), None),
     ] {
+        let must = code.map_or(Must::End(CloseCode::BodyMalformed), Must::Refuse);
         let open = stream_open(1, &weights, range, 16);
         tries.push(tried(what, pipeline(bench)?, open, must));
     }

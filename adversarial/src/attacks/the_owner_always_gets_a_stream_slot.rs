@@ -17,24 +17,17 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.check(format!("stream {stream}"), "opened", opened, opened);
         peer.send(bench.zeros(stream, 1).frame()).await;
         let answered = peer.receive().await.is(kind::STEP_RESULT);
-        found.check(
-            format!("a step of stream {stream}"),
-            "answered",
-            answered,
-            answered,
-        );
+        let what = format!("a step of stream {stream}");
+        found.check(what, "answered", answered, answered);
     }
     peer.send(bench.stream_open(STREAMS + 1)).await;
     found.refused("one more", "stream_limit", &peer.receive().await);
 
-    let owner = bench.test_community()?.key_of("victim")?;
+    let owner = bench.community()?.key_of("victim")?;
     let call = Call::open(&bench.target, &owner, 1).await;
     let call = found.done("the owner's stream, at once", "opened", call);
-    found.refused(
-        "the stream preempted for it",
-        "preempted",
-        &peer.receive().await,
-    );
+    let what = "the stream preempted for it";
+    found.refused(what, "preempted", &peer.receive().await);
     if let Some(call) = call {
         let _ = call.close().await;
     }

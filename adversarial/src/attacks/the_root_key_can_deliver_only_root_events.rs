@@ -6,17 +6,15 @@ use hearthnet_bus::log::{Body, Event, Heads, Level};
 use hearthnet_bus::now_ms;
 use hearthnet_bus::testing::{ROOT, key};
 
-use crate::raw::{Credentials, Gossip, SWITCHING};
-use crate::victim::Gauges;
-use crate::victim::until;
+use crate::raw::Gossip;
 use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();
-    let (root, community) = (key(ROOT), bench.test_community()?.community);
+    let (root, community) = (key(ROOT), bench.community()?.community);
     // Home of the root key: its node is revoked and receives nothing more.
-    let home = bench.test_community()?.copy("home of the root key")?;
-    bench.test_community()?.append(Body::Revoked {
+    let home = bench.community()?.copy("home of the root key")?;
+    bench.community()?.append(Body::Revoked {
         node: attacker.id(),
         last_seq: 0,
     });
@@ -24,11 +22,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = Gossip::open(bench.target.addr, &root, &community).await?;
     let (heads, events) = gossip.ask(&Heads::empty(home.community())).await?;
     let authors: Vec<_> = heads.authors.keys().copied().collect();
-    found.same(
-        "authors whose events it receives",
-        format!("{:?}", [root.id()]),
-        format!("{authors:?}"),
-    );
+    let what = "authors whose events it receives";
+    found.same(what, format!("{:?}", [root.id()]), format!("{authors:?}"));
     let others = events.iter().filter(|raw| {
         let event = Event::verify(raw);
         event.map_or(true, |event| event.author != root.id())
@@ -41,29 +36,20 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         level: Level::Trusted,
         last_seq: Some(0),
     };
-    home.append(&root, promoted, now_ms())
-        .map_err(HarnessError::attacker)?;
-    let word = home
-        .missing(&before, 10, 1 << 20)
-        .map_err(HarnessError::attacker)?;
-    let note = bench.test_community()?.guest.note(10, 1);
+    home.append(&root, promoted, now_ms())?;
+    let word = home.missing(&before, 10, 1 << 20)?;
+    let note = bench.community()?.guest.note(10, 1);
     let pushed = gossip.push(&[note]).await;
     found.taken("an event signed by another key", (0, 1), None, &pushed);
     let pushed = gossip.push(&word.events).await;
     found.taken("an event signed by the root key", (1, 0), None, &pushed);
-    let heard = bench
-        .test_community()?
-        .wait_for_events(&root.id(), before.authors[&root.id()].seq + 1)
-        .await;
-    found.same("it is passed on", true, heard);
-    let state = bench.test_community()?.state();
-    let agrees = |gauges: &Gauges| gauges.state() == state;
-    let gauges = until(&mut bench.victim, agrees).await?;
-    found.same("it has effect", true, agrees(&gauges));
+    bench
+        .passed_on(found, &root.id(), before.authors[&root.id()].seq + 1)
+        .await?;
+    bench.wait_for_agreement(found).await?;
 
     for path in ["/bus/v1", "/tensor/v1"] {
-        let mut peer = bench.secured_with(&Credentials::of(&root.secret())).await?;
-        let open = peer.upgrade_at(path).await?.starts_with(SWITCHING);
+        let open = bench.admits(&root, path).await?;
         found.same(format!("the root key at {path}"), false, open);
     }
     bench.still_works(found).await

@@ -26,11 +26,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         found.done(format!("token {token}"), "answered", answered);
         if token % TO_A_PIECE == TO_A_PIECE - 1 {
             let answered = reader.receive().await.is(kind::STEP_RESULT);
-            found.holds(
-                format!("the piece before token {token}"),
-                "answered",
-                answered,
-            );
+            let what = format!("the piece before token {token}");
+            found.holds(what, "answered", answered);
         }
     }
     let closed = chat.close().await;

@@ -3,14 +3,11 @@
 //! title, forge a line or change the writing direction. One function sanitizes it: it comes out as
 //! characters that take up space and do nothing else.
 
-use hearthnet_http::HttpSettings;
-use hearthnet_tokens::{ChatMessage, ChatTemplate};
-use hearthnet_orchestrator::http;
 use hearthnet_text::is_plain;
+use hearthnet_tokens::{ChatMessage, ChatTemplate};
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
-use crate::household::{MODEL, answer, send, service};
+use crate::household::{MODEL, ask, interface, service};
 use crate::{Bench, Findings, HarnessError};
 
 /// Each ends in a word by which the test finds it again.
@@ -22,12 +19,7 @@ const WORDS: [(&str, &str); 4] = [
 ];
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let settings = HttpSettings {
-        listen: "127.0.0.1:0".to_owned(),
-        ..HttpSettings::default()
-    };
-    let server = http::serve(service()?, None, &settings).await;
-    let at = server.map_err(HarnessError::victim)?;
+    let at = interface(service()?).await?;
     for (what, words) in WORDS {
         // Unescaped in a literal of the template language.
         let source = format!("{{{{ raise_exception('{words}') }}}}");
@@ -36,10 +28,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         let said = rendered.err().map(|error| error.to_string());
         shown(found, &format!("{what} of a file's template"), said);
 
-        let mut client = TcpStream::connect(at.local_addr()).await?;
         let body = json!({ "model": MODEL, "prompt": "hello", words: 1 });
-        send(&mut client, "/v1/completions", &body.to_string()).await?;
-        let told = answer(&mut client).await;
+        let told = ask(at.local_addr(), "/v1/completions", &body.to_string()).await?;
         let told = told.and_then(|(_, body)| serde_json::from_str::<Value>(&body).ok());
         for part in ["message", "param"] {
             let said = told.as_ref().and_then(|told| told["error"][part].as_str());

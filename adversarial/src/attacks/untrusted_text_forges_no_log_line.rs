@@ -4,17 +4,14 @@
 use std::sync::Arc;
 
 use hearthnet_bus::NodeKey;
-use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
 use hearthnet_shard::{RunningHost, StreamFault};
 use hearthnet_testkit::Tamper;
 use hearthnet_text::is_plain;
 use serde_json::json;
-use tokio::net::TcpStream;
 
 use crate::bench::new_key;
 use crate::fleet::tampered_host;
-use crate::household::{answer, send};
+use crate::household::ask;
 use crate::program::Program;
 use crate::victim::{KEY_FILE, Model};
 use crate::{Bench, Findings, HarnessError};
@@ -38,20 +35,14 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     let program = Program::new(bench.program(), folder.path(), &data);
     let daemon = program.serve(&["--model", &file, "--shard", &at]).await?;
-    let mut client = TcpStream::connect(daemon.http()).await?;
-    send(&mut client, "/v1/models", "").await?;
-    let listed = answer(&mut client).await.map(|(_, body)| body);
-    let listed: serde_json::Value = serde_json::from_str(&listed.unwrap_or_default())?;
+    let (_, listed) = ask(daemon.http(), "/v1/models", "")
+        .await?
+        .unwrap_or_default();
+    let listed: serde_json::Value = serde_json::from_str(&listed)?;
     let body = json!({ "model": listed["data"][0]["id"], "prompt": "hello", "max_tokens": 2 });
-    let mut client = TcpStream::connect(daemon.http()).await?;
-    send(&mut client, "/v1/completions", &body.to_string()).await?;
-    let told = answer(&mut client).await;
-    found.check(
-        "a question over the host",
-        "answered",
-        told.is_some(),
-        told.is_some(),
-    );
+    let told = ask(daemon.http(), "/v1/completions", &body.to_string()).await?;
+    let claim = "a question over the host";
+    found.check(claim, "answered", told.is_some(), told.is_some());
     let log = daemon.stop().await?;
     // `chat` does not log; it prints the error as a line of its own.
     let question = [
@@ -83,7 +74,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 /// Host that fails at each step, and its name for the command line.
 async fn lying(caller: &NodeKey) -> Result<(RunningHost, String), HarnessError> {
     let (key, tiny) = (new_key()?, Model::Tiny.description());
-    let file = Arc::new(ModelFile::from_gguf(Gguf::from_bytes(tiny.bytes())?)?);
+    let file = Arc::new(tiny.file());
     let weights = file.manifest(&mut |_, _| {}).weights_id();
     let tamper: Tamper = Box::new(|passing| {
         let reason = format!("no\u{1b}]0;owned\u{7}\u{202e}\n{FORGED}\u{9b}2J");

@@ -27,7 +27,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         ("software", "x".into()),
         ("endpoints", ciborium::Value::Array(Vec::new())),
     ]);
-    let author = &bench.test_community()?.attacker;
+    let author = &bench.community()?.attacker;
     let named = author.say("node.seen", "node", now_ms(), 60_000, named);
     let pushed = bench
         .gossip(&attacker)
@@ -45,7 +45,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         software: NAME.to_owned(),
         ..bench.victim.descriptor.clone()
     };
-    let home = bench.test_community()?.home("operator")?;
+    let home = bench.community()?.home("operator")?;
     let log = EventLog::open(&home)?;
     log.append(
         &attacker,
@@ -71,21 +71,16 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let hosts = [&telling, &refusing, &lost].map(|host| host.at.as_str());
     let [a, b, c] = hosts;
     let shards = ["--shard", a, "--shard", b, "--shard", c];
+    let people = [&["diagnose"][..], &shards].concat();
+    let programs = [&["diagnose", "--json"][..], &shards].concat();
+    let members = ["community", "members", "--json"];
     for (what, args, evil) in [
         ("status", &["status"][..], true),
         ("status for programs", &["status", "--json"], true),
-        ("diagnose", &[&["diagnose"][..], &shards].concat(), true),
-        (
-            "diagnose for programs",
-            &[&["diagnose", "--json"][..], &shards].concat(),
-            true,
-        ),
+        ("diagnose", &people, true),
+        ("diagnose for programs", &programs, true),
         ("members", &["community", "members"], true),
-        (
-            "members for programs",
-            &["community", "members", "--json"],
-            true,
-        ),
+        ("members for programs", &members, true),
         ("invites", &["community", "invites"], false),
         ("the log", &["log", "show"], true),
         ("the log for programs", &["log", "export"], true),
@@ -103,11 +98,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         let of = format!("{what}: control characters");
         found.same(of, "\"\"", format!("{acts:?}"));
         let forged = whole.lines().filter(|line| line.trim().starts_with(FORGED));
-        found.same(
-            format!("{what}: lines forged by another node"),
-            0,
-            forged.count(),
-        );
+        let what = format!("{what}: lines forged by another node");
+        found.same(what, 0, forged.count());
     }
     bench.still_works(found).await
 }

@@ -2,12 +2,10 @@
 //! browser can be led to it and would run anything that it takes for one. No response therefore has
 //! a type that can run, all forbid type sniffing, and all forbid scripts and subresources.
 
-use hearthnet_http::HttpSettings;
-use hearthnet_orchestrator::http;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::household::{send, service_of, whole_answer};
+use crate::household::{interface, send, service_of, whole_answer};
 use crate::{Bench, Findings, HarnessError};
 
 /// Runs if it is taken for HTML; also ends an attribute, a script and a metrics line.
@@ -16,12 +14,7 @@ const WORDS: &str = "\"'><script>alert('evil')</script><img src=x onerror=evil()
 const SAFE: [&str; 2] = ["application/json", "text/event-stream"];
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    let settings = HttpSettings {
-        listen: "127.0.0.1:0".to_owned(),
-        ..HttpSettings::default()
-    };
-    let server = http::serve(service_of(WORDS)?, None, &settings).await;
-    let server = server.map_err(HarnessError::victim)?;
+    let server = interface(service_of(WORDS)?).await?;
     let ask = |model: &str, more: Value| {
         let mut body = json!({ "model": model, "prompt": "hello", "max_tokens": 2 });
         if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
@@ -29,29 +22,21 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         }
         body.to_string()
     };
+    let (whole, pieces) = (ask(WORDS, json!({})), ask(WORDS, json!({"stream": true})));
+    let other = ask(&format!("{WORDS}evil"), json!({}));
+    let (field, chat, none) = (
+        ask(WORDS, json!({WORDS: 1})),
+        "/v1/completions",
+        String::new,
+    );
     for (what, target, body, evil) in [
-        ("the list of models", "/v1/models", String::new(), true),
-        ("an answer", "/v1/completions", ask(WORDS, json!({})), true),
-        (
-            "an answer in pieces",
-            "/v1/completions",
-            ask(WORDS, json!({"stream": true})),
-            true,
-        ),
-        (
-            "an unknown model",
-            "/v1/completions",
-            ask(&format!("{WORDS}evil"), json!({})),
-            true,
-        ),
-        (
-            "an unknown field",
-            "/v1/completions",
-            ask(WORDS, json!({WORDS: 1})),
-            true,
-        ),
-        ("an unknown path", "/evil('alert')", String::new(), false),
-        ("how it is", "/healthz", String::new(), false),
+        ("the list of models", "/v1/models", none(), true),
+        ("an answer", chat, whole, true),
+        ("an answer in pieces", chat, pieces, true),
+        ("an unknown model", chat, other, true),
+        ("an unknown field", chat, field, true),
+        ("an unknown path", "/evil('alert')", none(), false),
+        ("how it is", "/healthz", none(), false),
     ] {
         let mut client = TcpStream::connect(server.local_addr()).await?;
         send(&mut client, target, &body).await?;
@@ -68,12 +53,8 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
         found.same(format!("{what}: the untrusted text in it"), evil, said);
         let kind = field("content-type");
         let held = SAFE.contains(&kind);
-        found.check(
-            format!("{what} ({status}): its type"),
-            "a type that cannot run",
-            kind,
-            held,
-        );
+        let its_type = format!("{what} ({status}): its type");
+        found.check(its_type, "a type that cannot run", kind, held);
         let what = format!("{what}: sniffing and script policy");
         let seen = [
             field("x-content-type-options"),

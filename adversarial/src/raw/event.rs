@@ -38,6 +38,16 @@ pub(crate) fn admission(
     ]))
 }
 
+/// Body of an event that publishes an invite.
+pub(crate) fn invitation(invite: &Invite, uses: u32, level: &str, until: u64) -> Vec<u8> {
+    cbor(&[
+        ("key", bytes(invite.key().id().as_bytes())),
+        ("uses", uses.into()),
+        ("level", level.into()),
+        ("until", until.into()),
+    ])
+}
+
 /// Lane of an event.
 #[derive(Clone, Debug)]
 pub(crate) enum Lane {

@@ -17,9 +17,10 @@
 use std::error::Error;
 use std::path::Path;
 
-use hearthnet_engine::{EngineOptions, FullModel, Span};
+use hearthnet_engine::{EngineOptions, Span};
 use hearthnet_files::ModelFile;
 use hearthnet_files::magnitude::magnitude;
+use hearthnet_testkit::FullModel;
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Special, Tokenizer};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -100,11 +101,7 @@ impl Model {
         for layer in 0..self.layers as u32 {
             let mut spans = Vec::with_capacity(sequences.len());
             for ids in sequences {
-                spans.push(Span {
-                    seq: engine.open()?,
-                    position: 0,
-                    rows: ids.len() as u32,
-                });
+                spans.push(Span::new(engine.open()?, 0, ids.len() as u32));
             }
             engine.forward_layers(layer..layer + 1, &spans, &mut x)?;
             for span in &spans {

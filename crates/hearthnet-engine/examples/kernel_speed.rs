@@ -90,7 +90,7 @@ fn repacking(weight_type: WeightType) {
     let time = alone.expect("a thread").install(|| {
         fastest(|_| {
             let mut arena = Arena::default();
-            Packed::pack(&mut arena, &matrix).expect("a valid matrix");
+            Packed::pack_stacked(&mut arena, &[matrix]).expect("a valid matrix");
         })
     });
     let speed = bytes.len() as f64 / time.as_nanos() as f64;
@@ -117,7 +117,7 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
             bytes: &bytes,
         };
         let packed: Vec<Packed> = (0..copies)
-            .map(|_| Packed::pack(&mut arena, &matrix).expect("a valid matrix"))
+            .map(|_| Packed::pack_stacked(&mut arena, &[matrix]).expect("a valid matrix"))
             .collect();
         let ty = weight_type.tensor_type();
         let mut line = format!("{:9} {ty:6} {name:17}", kernels.isa().name());
@@ -136,7 +136,7 @@ fn matrices(kernels: Kernels, weight_type: WeightType) {
             };
             let time = fastest(|count| {
                 let packed = &pass[count % pass.len()];
-                let out = TileMut::whole(&mut out, rows);
+                let out = TileMut::new(&mut out, tokens, rows, rows);
                 kernels.matmul(packed, 0..packed.panels(), &act, Output::Store, out);
             });
             let weights = (rows * cols) as f64;
@@ -173,7 +173,7 @@ fn attention(kernels: Kernels, depth: usize) {
         };
         let time = fastest(|_| {
             let width = HEADS * HEAD_DIM;
-            let out = TileMut::whole(&mut out, width);
+            let out = TileMut::new(&mut out, rows, width, width);
             kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, out);
         });
         let positions: usize = (0..rows).map(|r| depth + r + 1).sum();

@@ -201,11 +201,7 @@ impl Lab {
             }
             let spans: Vec<Span> = spans
                 .iter()
-                .map(|(seqs, position, rows)| Span {
-                    seq: seqs[index],
-                    position: *position,
-                    rows: *rows,
-                })
+                .map(|(seqs, position, rows)| Span::new(seqs[index], *position, *rows))
                 .collect();
             piece.forward(&spans, x)?;
             if let Some(at) = LAST.iter().position(|m| total - m == piece.layers().end) {
@@ -380,11 +376,7 @@ impl Lab {
                 .collect::<Result<Vec<_>, _>>()?;
             let spans: Vec<Span> = seqs
                 .iter()
-                .map(|seq| Span {
-                    seq: *seq,
-                    position,
-                    rows: 1,
-                })
+                .map(|seq| Span::new(*seq, position, 1))
                 .collect();
             engine.forward(&spans, &mut x)?;
             forks.push(seqs);

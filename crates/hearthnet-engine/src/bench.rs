@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use hearthnet_files::ModelFile;
 use hearthnet_files::gguf::type_uses;
+use hearthnet_platform::hardware::cpu_name;
 use serde::{Deserialize, Serialize};
 
 use crate::kernels::{Arena, Isa};
-use crate::{Engine, EngineOptions, Head, LoadError, SeqId, Span};
+use crate::{Backend, Engine, EngineOn, EngineOptions, Head, LoadError, SeqId, Span};
 
 /// Settings of a benchmark.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,70 +50,6 @@ impl Default for BenchOptions {
             repetitions: 5,
             isa: Isa::detect(),
         }
-    }
-}
-
-/// All layers of a model on an engine under test.
-pub trait BenchLayers {
-    /// Sequence id.
-    type Seq: Copy;
-
-    /// Opens an empty sequence.
-    ///
-    /// # Errors
-    /// Errors of the engine.
-    fn open(&mut self) -> Result<Self::Seq, Box<dyn Error>>;
-
-    fn close(&mut self, seq: Self::Seq);
-
-    /// Drops the positions of a sequence from `len` on.
-    ///
-    /// # Errors
-    /// Errors of the engine.
-    fn truncate(&mut self, seq: Self::Seq, len: u32) -> Result<(), Box<dyn Error>>;
-
-    /// Runs rows through all layers in place: `width` values each, the rows of the spans in order.
-    ///
-    /// # Errors
-    /// Errors of the engine.
-    fn forward(
-        &mut self,
-        spans: &[Span<Self::Seq>],
-        rows: &mut [f32],
-    ) -> Result<(), Box<dyn Error>>;
-
-    /// Memory of the weights, in bytes.
-    fn weight_bytes(&self) -> u64;
-
-    /// Bytes of weights read per token; of experts, only those that the token is routed to.
-    fn token_bytes(&self) -> u64;
-}
-
-impl BenchLayers for Engine {
-    type Seq = SeqId;
-
-    fn open(&mut self) -> Result<SeqId, Box<dyn Error>> {
-        Ok(Engine::open(self)?)
-    }
-
-    fn close(&mut self, seq: SeqId) {
-        Engine::close(self, seq);
-    }
-
-    fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), Box<dyn Error>> {
-        Ok(Engine::truncate(self, seq, len)?)
-    }
-
-    fn forward(&mut self, spans: &[Span<SeqId>], rows: &mut [f32]) -> Result<(), Box<dyn Error>> {
-        Ok(Engine::forward(self, spans, rows)?)
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        Engine::weight_bytes(self)
-    }
-
-    fn token_bytes(&self) -> u64 {
-        Engine::token_bytes(self)
     }
 }
 
@@ -199,12 +136,12 @@ pub fn bench_engine(
 ///
 /// # Errors
 /// As [`bench_engine`].
-pub fn bench_layers<L: BenchLayers>(
+pub fn bench_layers<B: Backend>(
     path: &Path,
     engine: &str,
     options: &BenchOptions,
     progress: &mut dyn FnMut(&str),
-    mut load: impl FnMut(&ModelFile, &EngineOptions) -> Result<(L, Head), Box<dyn Error>>,
+    mut load: impl FnMut(&ModelFile, &EngineOptions) -> Result<(EngineOn<B>, Head), Box<dyn Error>>,
 ) -> Result<EngineBench, Box<dyn Error>> {
     let file = ModelFile::open(path)?;
     let mut bench = EngineBench {
@@ -244,78 +181,66 @@ pub fn bench_layers<L: BenchLayers>(
             rows: Vec::new(),
             logits: Vec::new(),
         };
-        for test in tests(options) {
-            let Test {
-                kind,
+        for mut result in tests(options, threads) {
+            let BenchResult {
+                test,
                 tokens,
                 batch,
                 depth,
-            } = test;
+                ..
+            } = result;
             progress(&format!(
-                "{kind:?} of {tokens} in {batch} at depth {depth}, {threads} threads"
+                "{test:?} of {tokens} in {batch} at depth {depth}, {threads} threads"
             ));
-            let times = measured.run(test, options.repetitions)?;
+            let times = measured.run(&result, options.repetitions)?;
             let all = f64::from(tokens) * f64::from(batch);
-            let samples: Vec<f64> = times.iter().map(|time| all / time.as_secs_f64()).collect();
-            bench.results.push(BenchResult {
-                test: kind,
-                threads,
-                tokens,
-                batch,
-                depth,
-                tokens_per_second: median(&samples),
-                samples,
-            });
+            result.samples = times.iter().map(|time| all / time.as_secs_f64()).collect();
+            result.tokens_per_second = median(&result.samples);
+            bench.results.push(result);
         }
     }
     Ok(bench)
 }
 
-#[derive(Clone, Copy)]
-struct Test {
-    kind: BenchTest,
-    tokens: u32,
-    batch: u32,
-    depth: u32,
-}
-
-/// All measurements for one number of threads.
-fn tests(options: &BenchOptions) -> impl Iterator<Item = Test> {
-    let prefill = options.prefill.iter().map(|&tokens| Test {
-        kind: BenchTest::Prefill,
+/// All measurements for one number of threads, without results.
+fn tests(options: &BenchOptions, threads: usize) -> impl Iterator<Item = BenchResult> {
+    let of = move |test, tokens, batch, depth| BenchResult {
+        test,
+        threads,
         tokens,
-        batch: 1,
-        depth: 0,
-    });
+        batch,
+        depth,
+        tokens_per_second: f64::NAN,
+        samples: Vec::new(),
+    };
+    let prefill = options.prefill.iter();
+    let prefill = prefill.map(move |&tokens| of(BenchTest::Prefill, tokens, 1, 0));
     let decode = options.depths.iter().flat_map(move |&depth| {
         let batches = options.batches.iter();
-        batches.map(move |&batch| Test {
-            kind: BenchTest::Decode,
-            tokens: options.decode,
-            batch,
-            depth,
-        })
+        batches.map(move |&batch| of(BenchTest::Decode, options.decode, batch, depth))
     });
     prefill.chain(decode).filter(|test| test.tokens > 0)
 }
 
 /// Whole model, with the buffers of a step.
-struct Measured<L> {
-    layers: L,
+struct Measured<B: Backend> {
+    layers: EngineOn<B>,
     head: Head,
     rows: Vec<f32>,
     logits: Vec<f32>,
 }
 
-impl<L: BenchLayers> Measured<L> {
+impl<B: Backend> Measured<B> {
     /// Times of `repetitions` runs, after a warm-up run unless there is only one.
-    fn run(&mut self, test: Test, repetitions: u32) -> Result<Vec<Duration>, Box<dyn Error>> {
+    fn run(
+        &mut self,
+        test: &BenchResult,
+        repetitions: u32,
+    ) -> Result<Vec<Duration>, Box<dyn Error>> {
         let vocab = u64::from(self.head.spec().vocab);
         let length = u64::from(test.depth) + u64::from(test.tokens);
-        let mut open = || self.layers.open();
-        let seqs: Vec<L::Seq> = (0..test.batch)
-            .map(|_| open())
-            .collect::<Result<_, Box<dyn Error>>>()?;
+        let seqs = (0..test.batch).map(|_| self.layers.open());
+        let seqs = seqs.collect::<Result<Vec<SeqId>, _>>()?;
         // Any tokens will do, but a single repeated token would be read from the cache.
         let ids: Vec<Vec<u32>> = (0..u64::from(test.batch))
             .map(|seq| {
@@ -334,7 +259,7 @@ impl<L: BenchLayers> Measured<L> {
                 self.layers.truncate(*seq, test.depth)?;
             }
             let begin = Instant::now();
-            match (test.kind, ids.first()) {
+            match (test.test, ids.first()) {
                 (BenchTest::Prefill, Some(ids)) => self.append(&seqs, test.depth, ids)?,
                 _ => {
                     for position in test.depth..test.depth + test.tokens {
@@ -349,33 +274,23 @@ impl<L: BenchLayers> Measured<L> {
                 times.push(begin.elapsed());
             }
         }
-        seqs.into_iter().for_each(|seq| self.layers.close(seq));
+        for seq in seqs {
+            self.layers.close(seq);
+        }
         Ok(times)
     }
 
     /// Appends equally many tokens to each sequence at the same position, and computes the logits
     /// of the last token of each. The tokens of a sequence are adjacent.
-    fn append(
-        &mut self,
-        seqs: &[L::Seq],
-        position: u32,
-        ids: &[u32],
-    ) -> Result<(), Box<dyn Error>> {
+    fn append(&mut self, seqs: &[SeqId], position: u32, ids: &[u32]) -> Result<(), Box<dyn Error>> {
         if ids.is_empty() {
             return Ok(());
         }
-        let (width, each) = (
-            self.head.spec().width as usize,
-            ids.len() / seqs.len().max(1),
-        );
-        let spans: Vec<Span<L::Seq>> = seqs
-            .iter()
-            .map(|&seq| Span {
-                seq,
-                position,
-                rows: each as u32,
-            })
-            .collect();
+        let width = self.head.spec().width as usize;
+        let each = ids.len() / seqs.len().max(1);
+        let spans = seqs.iter();
+        let spans = spans.map(|&seq| Span::new(seq, position, each as u32));
+        let spans: Vec<Span> = spans.collect();
         self.head.embed(ids, &mut self.rows)?;
         self.layers.forward(&spans, &mut self.rows)?;
         // Moves the rows together at the beginning.
@@ -439,21 +354,6 @@ fn weight_types(file: &ModelFile) -> Vec<String> {
     uses.iter().map(|used| used.dtype.to_string()).collect()
 }
 
-/// Name of the processor in `/proc/cpuinfo`: `model name` on x86, `Model` on ARM boards; empty if
-/// unknown.
-fn cpu_name() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let field = |key: &str| {
-        info.lines()
-            .filter_map(|line| line.split_once(':'))
-            .find(|(name, _)| name.trim() == key)
-            .map(|(_, value)| value.trim().to_owned())
-    };
-    field("model name")
-        .or_else(|| field("Model"))
-        .unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -481,30 +381,22 @@ mod tests {
             isa: Isa::Portable,
         };
         let mut bench = bench_engine(&path, &options, &mut |_| ()).unwrap();
-        let found: Vec<_> = bench
-            .results
-            .iter()
-            .map(|r| (r.test, r.threads, r.tokens, r.batch, r.depth))
-            .collect();
-        let expected: Vec<_> = [1, 2]
-            .into_iter()
-            .flat_map(|threads| {
-                [
-                    (BenchTest::Prefill, threads, 40, 1, 0),
-                    (BenchTest::Decode, threads, 3, 1, 0),
-                    (BenchTest::Decode, threads, 3, 5, 0),
-                    (BenchTest::Decode, threads, 3, 1, 50),
-                    (BenchTest::Decode, threads, 3, 5, 50),
-                ]
-            })
-            .collect();
-        assert_eq!(found, expected);
-        assert!(
-            bench
-                .results
-                .iter()
-                .all(|r| r.samples.len() == 3 && r.tokens_per_second > 0.0)
-        );
+        use BenchTest::{Decode, Prefill};
+        let (of_threads, rest) = bench.results.split_at(5);
+        for (threads, results) in [(1, of_threads), (2, rest)] {
+            let found = results.iter();
+            let found = found.map(|r| (r.test, r.threads, r.tokens, r.batch, r.depth));
+            let expected = [
+                (Prefill, threads, 40, 1, 0),
+                (Decode, threads, 3, 1, 0),
+                (Decode, threads, 3, 5, 0),
+                (Decode, threads, 3, 1, 50),
+                (Decode, threads, 3, 5, 50),
+            ];
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+            assert!(results.iter().all(|r| r.samples.len() == 3));
+            assert!(results.iter().all(|r| r.tokens_per_second > 0.0));
+        }
         assert_eq!(bench.weight_types, ["Q4_1"]);
         assert_eq!(bench.engine, "canonical-1");
         // Times that decimal digits can represent.

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use hearthnet_files::ModelError;
 
-use super::sequence::SeqId;
 use crate::kernels::PackError;
+use crate::sequence::SeqId;
 
-/// Error of loading an [`Engine`](super::Engine) or a [`Head`](super::Head).
+/// Error of loading an [`Engine`](crate::Engine) or a [`Head`](crate::Head).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -126,6 +126,22 @@ pub enum EngineError {
         /// Row of the batch, counted from 0 over all spans.
         row: usize,
     },
+    /// As `BoundaryOverflow`, on a device with a number format of its own: a block's output leaves
+    /// the range of the boundary dtype or, within the block, of that format.
+    #[error("the output of layer {layer} for row {row} is out of the range of {formats}")]
+    OutOfRange {
+        layer: u32,
+        row: usize,
+        /// The two formats.
+        formats: String,
+    },
+    /// The device has no memory for the batch. The sequences keep their length; the rows are lost.
+    #[error("the device has no memory for the batch")]
+    DeviceMemory,
+    /// Any other failure of the device, such as a driver reset. The batch's sequences keep their
+    /// length, but their contents may be lost. The engine may have to be loaded again.
+    #[error("{0}")]
+    Device(String),
     #[error("token id {id} is beyond the vocabulary of {vocab}")]
     UnknownToken { id: u32, vocab: u32 },
 }

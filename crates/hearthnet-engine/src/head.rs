@@ -8,11 +8,12 @@ use hearthnet_files::families::{EMBEDDING, OUTPUT, OUTPUT_NORM};
 use hearthnet_files::spec::ModelSpec;
 use parking_lot::Mutex;
 
-use super::error::{EngineError, LoadError};
-use super::thread_pool::ThreadPool;
-use super::weights::{Loader, packed_bytes};
-use super::{Engine, EngineOptions, check};
+use crate::cpu::{Engine, check};
+use crate::error::{EngineError, LoadError};
 use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
+use crate::options::EngineOptions;
+use crate::thread_pool::ThreadPool;
+use crate::weights::{Loader, packed_bytes};
 
 /// Rows multiplied with the output matrix per pass.
 const TILE: usize = 64;
@@ -48,7 +49,8 @@ impl Head {
     /// # Errors
     /// See [`LoadError`].
     pub fn beside(file: &ModelFile, engine: &Engine) -> Result<Self, LoadError> {
-        Self::with(file, engine.kernels, Arc::clone(&engine.thread_pool))
+        let cpu = &engine.backend;
+        Self::with(file, cpu.kernels, Arc::clone(&cpu.thread_pool))
     }
 
     fn with(

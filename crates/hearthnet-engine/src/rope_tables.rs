@@ -1,10 +1,11 @@
 //! RoPE tables of a model.
 
-use super::error::LoadError;
-use crate::kernels::RopeTable;
 use hearthnet_files::ModelFile;
 use hearthnet_files::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use hearthnet_files::spec::{RopeScaling, Rotation};
+
+use crate::error::LoadError;
+use crate::kernels::RopeTable;
 
 /// Tables grow by this many positions.
 const STEP: usize = 256;

@@ -1,4 +1,4 @@
-//! Sequence ids, and spans of rows to append to sequences.
+//! Sequence ids, spans of rows to append to sequences, and the memory that sequences take.
 
 use std::fmt;
 
@@ -20,4 +20,40 @@ pub struct Span<S = SeqId> {
     pub position: u32,
     /// Number of rows, at least 1.
     pub rows: u32,
+}
+
+impl<S> Span<S> {
+    /// Appends `rows` rows to a sequence of `position` positions.
+    pub const fn new(seq: S, position: u32, rows: u32) -> Self {
+        Self {
+            seq,
+            position,
+            rows,
+        }
+    }
+}
+
+/// Memory of the sequences of an engine, in bytes. A sequence owns whole pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Footprint {
+    /// Bytes of a sequence of any length, such as those of a recurrent state.
+    pub per_sequence: u64,
+    /// Bytes of a position, over all layers of the engine.
+    pub per_position: u64,
+    /// Positions per page, at least 1. A page holds all layers of the engine, also for a sequence
+    /// that runs through some of them only.
+    pub page: u32,
+}
+
+impl Footprint {
+    pub const fn page_bytes(&self) -> u64 {
+        self.per_position.saturating_mul(self.page as u64)
+    }
+
+    /// Bytes of a sequence of `positions` positions that shares no page.
+    pub const fn bytes(&self, positions: u32) -> u64 {
+        let pages = positions.div_ceil(self.page) as u64;
+        self.per_sequence
+            .saturating_add(self.page_bytes().saturating_mul(pages))
+    }
 }

@@ -210,7 +210,7 @@ impl<'a> Loader<'a> {
     ) -> Result<Vec<Layer>, LoadError> {
         let mut packed = 0usize;
         for layer in range.clone() {
-            let tensors = file.family().rules(file.spec());
+            let tensors = file.family().rules(file.spec().block(layer));
             for rule in tensors.filter(|rule| rule.is_matrix()) {
                 let view = file.layer_tensor(layer, rule.tensor)?;
                 for matrix in matrices(file.spec(), &view, rule.tensor) {
@@ -229,15 +229,15 @@ impl<'a> Loader<'a> {
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let mut qkv = if file.has(T::AttnQkv) {
+        let mut qkv = if file.has(layer, T::AttnQkv) {
             Qkv::of(vec![self.matrix(&get(T::AttnQkv)?)?])
-        } else if file.has(T::LatentQ) {
+        } else if file.has(layer, T::LatentQ) {
             let (q, kv) = (get(T::LatentQ)?, get(T::LatentKv)?);
             Qkv::of(vec![self.matrix(&q)?, self.matrix(&kv)?])
         } else {
             self.qkv([get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?])?
         };
-        let latent = match file.has(T::LatentQ) {
+        let latent = match file.has(layer, T::LatentQ) {
             true => Some(Latent {
                 q_norm: self.vector(&get(T::LatentQNorm)?)?,
                 kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
@@ -246,14 +246,14 @@ impl<'a> Loader<'a> {
             }),
             false => None,
         };
-        if file.has(T::AttnQBias) {
+        if file.has(layer, T::AttnQBias) {
             let mut bias = Vec::new();
             for tensor in [T::AttnQBias, T::AttnKBias, T::AttnVBias] {
                 bias.append(&mut self.vector(&get(tensor)?)?);
             }
             qkv.bias = Some(bias);
         }
-        let qk_norm = match file.has(T::AttnQNorm) {
+        let qk_norm = match file.has(layer, T::AttnQNorm) {
             true => Some(QkNorms {
                 q: self.vector(&get(T::AttnQNorm)?)?,
                 k: self.vector(&get(T::AttnKNorm)?)?,
@@ -280,7 +280,7 @@ impl<'a> Loader<'a> {
 
     /// Loads a vector that the model may lack.
     fn optional(&mut self, layer: u32, which: LayerTensor) -> Result<Option<Vec<f32>>, LoadError> {
-        match self.file.has(which) {
+        match self.file.has(layer, which) {
             true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
             false => Ok(None),
         }
@@ -290,8 +290,8 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let file = self.file;
         let get = |tensor| file.layer_tensor(layer, tensor);
-        if !file.has(T::Router) {
-            let (gate, up) = match file.has(T::FfnGateUp) {
+        if !file.has(layer, T::Router) {
+            let (gate, up) = match file.has(layer, T::FfnGateUp) {
                 true => {
                     let both = get(T::FfnGateUp)?;
                     match matrices(file.spec(), &both, T::FfnGateUp)[..] {
@@ -335,7 +335,7 @@ impl<'a> Loader<'a> {
     fn expert_biases(&mut self, layer: u32) -> Result<Vec<ExpertBias>, LoadError> {
         use LayerTensor as T;
         let file = self.file;
-        if !file.has(T::ExpertGateBias) {
+        if !file.has(layer, T::ExpertGateBias) {
             return Ok(Vec::new());
         }
         let (width, ffn) = (file.spec().width as usize, file.spec().ffn as usize);

@@ -2,11 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{EngineError, FullModel, Span};
+use hearthnet_engine::{Engine, EngineOptions, Span};
 use hearthnet_files::ModelFile;
+use hearthnet_testkit::FullModel;
 
 use crate::engine_common::{
-    append, assert_same_bits, differing, embed, ids, logits, options, run, whole,
+    append, assert_same_bits, differing, embed, forward, ids, in_chunks, logits, open, options,
+    run, whole,
 };
 
 fn model() -> ModelFile {
@@ -27,58 +29,45 @@ fn logits_do_not_depend_on_how_a_prompt_is_cut() {
     let mut whole = whole(&file, &options(2, Isa::detect()));
     let (_, expected) = run(&mut whole, &prompt);
     for chunk in [1, 7, 64, 512] {
-        let seq = whole.engine_mut().open().unwrap();
-        let rows = append(&mut whole, seq, &prompt, chunk);
+        let rows = in_chunks(&mut whole, &prompt, chunk);
         assert_same_bits(&rows, &expected, width, &format!("chunks of {chunk}"));
-        assert_same_bits(
-            &last_logits(&whole, &rows, 20),
-            &last_logits(&whole, &expected, 20),
-            vocab,
-            "logits",
-        );
-        whole.engine_mut().close(seq);
+        let [found, expected] = [&rows, &expected].map(|rows| last_logits(&whole, rows, 20));
+        assert_same_bits(&found, &expected, vocab, "logits");
+    }
+}
+
+/// Checks that rows and the logits of the last 40 are the same bits with all options. Batches have
+/// many rows, some rows and single rows: every way of splitting the work.
+fn check_same(file: &ModelFile, all: impl IntoIterator<Item = EngineOptions>, counts: [usize; 3]) {
+    let prompt = ids(file, counts.iter().sum(), 2);
+    let results = all.into_iter().map(|options| {
+        let mut whole = whole(file, &options);
+        let (seq, mut rows, mut rest) = (open(&mut whole), Vec::new(), &prompt[..]);
+        for (count, chunk) in counts.into_iter().zip([usize::MAX, usize::MAX, 1]) {
+            let (ids, others) = rest.split_at(count);
+            rows.extend(append(&mut whole, seq, ids, chunk));
+            rest = others;
+        }
+        let logits = last_logits(&whole, &rows, prompt.len().min(40));
+        (format!("{options:?}"), rows, logits)
+    });
+    let results: Vec<_> = results.collect();
+    for (what, rows, logits) in &results[1..] {
+        assert_same_bits(rows, &results[0].1, file.spec().width as usize, what);
+        assert_same_bits(logits, &results[0].2, file.spec().vocab as usize, what);
     }
 }
 
 #[test]
 fn logits_do_not_depend_on_the_number_of_threads() {
-    let file = model();
-    let vocab = file.spec().vocab as usize;
-    let prompt = ids(&file, 230, 2);
-    let mut results = Vec::new();
-    for threads in [1, 2, 3] {
-        let mut whole = whole(&file, &options(threads, Isa::detect()));
-        let seq = whole.engine_mut().open().unwrap();
-        // Many rows, some rows, single rows: every way of splitting the work.
-        let mut rows = append(&mut whole, seq, &prompt[..200], 200);
-        rows.extend(append(&mut whole, seq, &prompt[200..220], 20));
-        rows.extend(append(&mut whole, seq, &prompt[220..], 1));
-        let logits = last_logits(&whole, &rows, 40);
-        results.push((rows, logits));
-    }
-    for (rows, logits) in &results[1..] {
-        assert_same_bits(rows, &results[0].0, file.spec().width as usize, "rows");
-        assert_same_bits(logits, &results[0].1, vocab, "logits");
-    }
+    let all = [1, 2, 3].map(|threads| options(threads, Isa::detect()));
+    check_same(&model(), all, [200, 20, 10]);
 }
 
 #[test]
 fn logits_do_not_depend_on_the_instruction_set() {
-    let file = model();
-    let prompt = ids(&file, 24, 3);
-    let mut results = Vec::new();
-    for isa in Isa::available() {
-        let mut whole = whole(&file, &options(2, isa));
-        let seq = whole.engine_mut().open().unwrap();
-        let mut rows = append(&mut whole, seq, &prompt[..20], 20);
-        rows.extend(append(&mut whole, seq, &prompt[20..], 1));
-        results.push((isa, rows.clone(), last_logits(&whole, &rows, 8)));
-    }
-    let (_, rows, logits) = &results[0];
-    for (isa, other_rows, other_logits) in &results[1..] {
-        assert_same_bits(other_rows, rows, file.spec().width as usize, isa.name());
-        assert_same_bits(other_logits, logits, file.spec().vocab as usize, isa.name());
-    }
+    let all = Isa::available().into_iter().map(|isa| options(2, isa));
+    check_same(&model(), all, [20, 0, 4]);
 }
 
 #[test]
@@ -99,10 +88,7 @@ fn a_row_does_not_depend_on_what_shares_its_batch() {
         if reverse {
             order.reverse();
         }
-        let seqs: Vec<_> = prompts
-            .iter()
-            .map(|_| whole.engine_mut().open().unwrap())
-            .collect();
+        let seqs: Vec<_> = prompts.iter().map(|_| open(&mut whole)).collect();
         let mut done = vec![0usize; prompts.len()];
         let steps: [&dyn Fn(usize) -> usize; 4] = [&|i| lengths[i], &|_| 1, &|i| i % 3 * 4, &|i| {
             if i == 3 { 30 } else { 1 }
@@ -115,14 +101,7 @@ fn a_row_does_not_depend_on_what_shares_its_batch() {
                 if count > 0 {
                     rows.extend(embed(whole.head(), &prompts[i][done[i]..done[i] + count]));
                     let position = done[i] as u32;
-                    spans.push((
-                        i,
-                        Span {
-                            seq: seqs[i],
-                            position,
-                            rows: count as u32,
-                        },
-                    ));
+                    spans.push((i, Span::new(seqs[i], position, count as u32)));
                 }
             }
             let batch: Vec<Span> = spans.iter().map(|(_, span)| *span).collect();
@@ -190,11 +169,7 @@ fn a_fork_does_not_change_the_original() {
         for (seq, branch) in seqs.iter().zip(&branches) {
             rows.extend(embed(whole.head(), &branch[done..done + count]));
             let position = (trunk.len() + done) as u32;
-            spans.push(Span {
-                seq: *seq,
-                position,
-                rows: count as u32,
-            });
+            spans.push(Span::new(*seq, position, count as u32));
         }
         whole.engine_mut().forward(&spans, &mut rows).unwrap();
         for ((own, expected), i) in rows.chunks(count * width).zip(&expected).zip(0..) {
@@ -229,13 +204,8 @@ fn the_comparison_notices_the_smallest_change() {
     // A value of row 20, by one unit in the last place of the boundary dtype (f16).
     let value = &mut rows[20 * width + 100];
     *value = f32::from_bits(value.to_bits() + (1 << 13));
-    let seq = whole.engine_mut().open().unwrap();
-    let span = Span {
-        seq,
-        position: 0,
-        rows: 40,
-    };
-    whole.engine_mut().forward(&[span], &mut rows).unwrap();
+    let seq = open(&mut whole);
+    forward(whole.engine_mut(), seq, &mut rows).unwrap();
     let (before, after) = (&rows[..20 * width], &rows[20 * width..]);
     assert_same_bits(
         before,
@@ -268,7 +238,7 @@ fn memory_is_reported_as_it_is() {
     // Packing keeps every weight once; the shapes of this model need no padding.
     assert_eq!(whole.engine().weight_bytes(), layers);
     assert_eq!(whole.head().weight_bytes(), file.head_bytes());
-    assert_eq!(whole.engine().kv_bytes_per_position(), 30 * 3 * 64 * 2 * 2);
+    assert_eq!(whole.engine().footprint().per_position, 30 * 3 * 64 * 2 * 2);
     assert_eq!(whole.engine().kv_bytes_in_use(), 0);
 }
 
@@ -276,39 +246,10 @@ fn memory_is_reported_as_it_is() {
 fn loading_reports_its_progress() {
     let file = model();
     let mut seen = Vec::new();
-    hearthnet_engine::Engine::load(
-        &file,
-        3..5,
-        &options(1, Isa::detect()),
-        &mut |done, total| seen.push((done, total)),
-    )
-    .unwrap();
+    let mut progress = |done, total| seen.push((done, total));
+    Engine::load(&file, 3..5, &options(1, Isa::detect()), &mut progress).unwrap();
     let total = file.layer_bytes(3) + file.layer_bytes(4);
-    assert_eq!(
-        (seen[0], seen[seen.len() - 1]),
-        ((0, total), (total, total))
-    );
-    assert!(
-        seen.windows(2)
-            .all(|pair| pair[0].0 <= pair[1].0 && pair[1].1 == total)
-    );
-}
-
-#[test]
-fn the_context_ends_where_the_model_says() {
-    let file = model();
-    let mut whole = whole(&file, &options(1, Isa::detect()));
-    let seq = whole.engine_mut().open().unwrap();
-    let limit = file.spec().context;
-    let mut rows = vec![0.0; (limit as usize + 1) * file.spec().width as usize];
-    let span = Span {
-        seq,
-        position: 0,
-        rows: limit + 1,
-    };
-    let wanted = u64::from(limit) + 1;
-    assert_eq!(
-        whole.engine_mut().forward(&[span], &mut rows),
-        Err(EngineError::ContextFull { wanted, limit })
-    );
+    let [first, last] = [0, seen.len() - 1].map(|at| seen[at]);
+    assert_eq!((first, last), ((0, total), (total, total)));
+    assert!(seen.is_sorted() && seen.iter().all(|step| step.1 == total));
 }

@@ -5,66 +5,50 @@
 use std::collections::BTreeMap;
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Engine, EngineError, EngineOptions, FullModel, LoadError, SeqId, Span};
+use hearthnet_engine::{Engine, EngineError, EngineOptions, LoadError, SeqId, Span};
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
-use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorInfo, TensorType};
 use hearthnet_files::{Gguf, ModelFile, quantize};
-use hearthnet_testkit::{TinyLlama, with_nan};
+use hearthnet_testkit::{FullModel, TinyLlama, encoded, rewritten, with_nan};
 use proptest::prelude::*;
 
 use crate::engine_common::{
-    append, assert_same_bits, embed, engine, ids, logits, options, run, whole,
+    all_logits, append, assert_same_bits, embed, engine, forward, ids, in_chunks, logits, open,
+    options, run, whole,
 };
 
-fn open(bytes: Vec<u8>) -> ModelFile {
+fn model(bytes: Vec<u8>) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
 }
 
 fn tiny() -> ModelFile {
-    open(TinyLlama::default().bytes())
+    model(TinyLlama::default().bytes())
 }
 
 /// The same model with other values or types: `change` gets each tensor's values, and returns the
 /// type to store them in.
 fn rewrite(
-    model: &TinyLlama,
+    tiny: &TinyLlama,
     mut change: impl FnMut(&TensorInfo, &mut Vec<f32>) -> TensorType,
 ) -> ModelFile {
-    let gguf = Gguf::from_bytes(model.bytes()).unwrap();
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        writer.set(key, value).unwrap();
-    }
-    let mut contents = Vec::new();
-    for info in gguf.tensors() {
-        let (mut values, mut bytes) = (Vec::new(), Vec::new());
-        quantize::decode(info.dtype, gguf.data(info), &mut values).unwrap();
+    let gguf = Gguf::from_bytes(tiny.bytes()).unwrap();
+    model(rewritten(&gguf, &[], |info, mut values| {
         let dtype = change(info, &mut values);
-        quantize::encode(dtype, &values, &mut bytes).unwrap();
-        writer.tensor(&info.name, &info.dims, dtype).unwrap();
-        contents.push(bytes);
-    }
-    let mut file = Vec::new();
-    writer
-        .write(&mut file, |index, out| {
-            out.write_all(&contents[index]).map_err(WriteError::Io)
-        })
-        .unwrap();
-    open(file)
+        encoded(dtype, &values)
+    }))
 }
 
 #[test]
 fn a_nan_in_any_tensor_is_refused_at_load_by_its_name() {
-    let model = TinyLlama {
+    let untied = TinyLlama {
         tied: false,
         ..TinyLlama::default()
     };
-    let bytes = model.bytes();
-    let names = open(bytes.clone());
+    let bytes = untied.bytes();
+    let names = model(bytes.clone());
     let names = names.gguf().tensors().iter().map(|info| info.name.clone());
     for name in names {
-        let file = open(with_nan(&bytes, &name));
+        let file = model(with_nan(&bytes, &name));
         let loaded = FullModel::load(&file, &options(1, Isa::Portable), &mut |_, _| {});
         let error = loaded.map(drop).unwrap_err();
         assert!(
@@ -76,80 +60,51 @@ fn a_nan_in_any_tensor_is_refused_at_load_by_its_name() {
 
 /// Shapes and types with different code paths: partial panels, partial vectors, several sizes of
 /// query head groups, all weight types, all boundary dtypes, a separate output matrix.
-fn models() -> Vec<(String, ModelFile)> {
+fn models() -> Vec<(&'static str, ModelFile)> {
+    let shape = |heads, kv_heads, head_dim| TinyLlama {
+        heads,
+        kv_heads,
+        head_dim,
+        ..TinyLlama::default()
+    };
     let base = TinyLlama::default();
-    let shaped = [
+    let deeper = TinyLlama {
+        layers: 3,
+        ..shape(10, 2, base.head_dim)
+    };
+    let bf16 = TinyLlama {
+        boundary: Some("bf16"),
+        ..base.clone()
+    };
+    let odd = TinyLlama {
+        width: 40,
+        ffn: 52,
+        vocab: 301,
+        weights: "f32",
+        embedding: "f16",
+        tied: false,
+        boundary: Some("f32"),
+        ..shape(3, 3, 24)
+    };
+    let mut models: Vec<(&str, ModelFile)> = [
         ("grouped by 2", base.clone()),
-        (
-            "one KV head for 6",
-            TinyLlama {
-                heads: 6,
-                kv_heads: 1,
-                ..base.clone()
-            },
-        ),
-        (
-            "as many KV heads",
-            TinyLlama {
-                heads: 6,
-                kv_heads: 6,
-                ..base.clone()
-            },
-        ),
-        (
-            "grouped by 5",
-            TinyLlama {
-                heads: 10,
-                kv_heads: 2,
-                layers: 3,
-                ..base.clone()
-            },
-        ),
-        (
-            "wide heads",
-            TinyLlama {
-                heads: 3,
-                kv_heads: 1,
-                head_dim: 96,
-                ..base.clone()
-            },
-        ),
-        (
-            "bf16",
-            TinyLlama {
-                boundary: Some("bf16"),
-                ..base.clone()
-            },
-        ),
-        (
-            "odd",
-            TinyLlama {
-                width: 40,
-                heads: 3,
-                kv_heads: 3,
-                head_dim: 24,
-                ffn: 52,
-                vocab: 301,
-                weights: "f32",
-                embedding: "f16",
-                tied: false,
-                boundary: Some("f32"),
-                ..base.clone()
-            },
-        ),
-    ];
-    let mut models: Vec<(String, ModelFile)> = shaped
-        .into_iter()
-        .map(|(name, model)| (name.to_owned(), open(model.bytes())))
-        .collect();
+        ("one KV head for 6", shape(6, 1, base.head_dim)),
+        ("as many KV heads", shape(6, 6, base.head_dim)),
+        ("grouped by 5", deeper),
+        ("wide heads", shape(3, 1, 96)),
+        ("bf16", bf16),
+        ("odd", odd),
+    ]
+    .map(|(name, tiny)| (name, model(tiny.bytes())))
+    .into();
     for weights in ["f32", "f16", "q8_0", "q4_1", "q4_0"] {
-        let model = TinyLlama {
+        let tiny = TinyLlama {
             weights,
             embedding: "f16",
             tied: false,
             ..base.clone()
         };
-        models.push((weights.to_owned(), open(model.bytes())));
+        models.push((weights, model(tiny.bytes())));
     }
     // Every matrix of a block in another type, so that none can be packed together.
     use TensorType as T;
@@ -168,7 +123,7 @@ fn models() -> Vec<(String, ModelFile)> {
             types[next % types.len()]
         },
     );
-    models.push(("mixed types".to_owned(), mixed));
+    models.push(("mixed types", mixed));
     models
 }
 
@@ -178,8 +133,7 @@ fn all_shapes_and_types_are_exact() {
         let width = file.spec().width as usize;
         let prompt = ids(&file, 75, 3);
         let mut reference = whole(&file, &options(1, Isa::Portable));
-        let seq = reference.engine_mut().open().unwrap();
-        let expected = append(&mut reference, seq, &prompt, 1);
+        let expected = in_chunks(&mut reference, &prompt, 1);
         assert!(expected.iter().all(|value| value.is_finite()), "{name}");
         let expected_logits = logits(reference.head(), &expected);
         for isa in Isa::available() {
@@ -187,12 +141,11 @@ fn all_shapes_and_types_are_exact() {
                 let mut whole = whole(&file, &options(threads, isa));
                 for chunk in [1, 3, 20, 75] {
                     let what = format!("{name}, {isa}, {threads} threads, chunks of {chunk}");
-                    let seq = whole.engine_mut().open().unwrap();
-                    let rows = append(&mut whole, seq, &prompt, chunk);
+                    let rows = in_chunks(&mut whole, &prompt, chunk);
                     assert_same_bits(&rows, &expected, width, &what);
                 }
                 let found = logits(whole.head(), &expected);
-                assert_same_bits(&found, &expected_logits, file.spec().vocab as usize, &name);
+                assert_same_bits(&found, &expected_logits, file.spec().vocab as usize, name);
             }
         }
     }
@@ -298,7 +251,7 @@ fn floating_point_weights_agree_with_the_formulas_in_f64() {
     // Without activation quantisation, and with a residual stream in f32, only f32 rounding errors
     // remain. Some of them move a key or a value to the next f16.
     for (heads, kv_heads) in [(4, 2), (6, 6), (5, 1)] {
-        let model = TinyLlama {
+        let tiny = TinyLlama {
             heads,
             kv_heads,
             weights: "f32",
@@ -306,7 +259,7 @@ fn floating_point_weights_agree_with_the_formulas_in_f64() {
             boundary: Some("f32"),
             ..TinyLlama::default()
         };
-        let file = open(model.bytes());
+        let file = model(tiny.bytes());
         let ids = ids(&file, 40, 9);
         let expected = plain_rows(&file, &ids);
         let (_, rows) = run(&mut whole(&file, &options(2, Isa::detect())), &ids);
@@ -326,13 +279,13 @@ fn floating_point_weights_agree_with_the_formulas_in_f64() {
 
 #[test]
 fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
-    let model = TinyLlama {
+    let tiny = TinyLlama {
         weights: "f32",
         layers: 3,
         ..TinyLlama::default()
     };
     // Token 7 has a huge first value, which the middle block's last matrix amplifies.
-    let file = rewrite(&model, |info, values| {
+    let file = rewrite(&tiny, |info, values| {
         if info.name == "blk.1.ffn_down.weight" {
             values.iter_mut().for_each(|value| *value *= 1e5);
         }
@@ -340,31 +293,16 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
     });
     for (threads, count) in [(1, 3), (2, 3), (2, 150)] {
         let mut whole = whole(&file, &options(threads, Isa::detect()));
-        let quiet = whole.engine_mut().open().unwrap();
-        let mut rows = vec![0.0; count * 64];
-        let span = Span {
-            seq: quiet,
-            position: 0,
-            rows: count as u32,
-        };
+        let (quiet, loud) = (open(&mut whole), open(&mut whole));
         // Rows of zeros stay zero, whatever the weights.
-        whole.engine_mut().forward(&[span], &mut rows).unwrap();
+        forward(whole.engine_mut(), quiet, &mut vec![0.0; count * 64]).unwrap();
         let used = whole.engine().kv_bytes_in_use();
 
-        let loud = whole.engine_mut().open().unwrap();
         let mut batch = vec![0.0; (2 + count) * 64];
         batch[3 * 64..].copy_from_slice(&embed(whole.head(), &vec![7; count - 1]));
         let spans = [
-            Span {
-                seq: quiet,
-                position: count as u32,
-                rows: 2,
-            },
-            Span {
-                seq: loud,
-                position: 0,
-                rows: count as u32,
-            },
+            Span::new(quiet, count as u32, 2),
+            Span::new(loud, 0, count as u32),
         ];
         assert_eq!(
             whole.engine_mut().forward(&spans, &mut batch),
@@ -375,11 +313,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         assert_eq!(whole.engine().kv_bytes_in_use(), used);
         // A part of the model without overflow still runs.
         let mut rows = embed(whole.head(), &[7]);
-        let span = Span {
-            seq: loud,
-            position: 0,
-            rows: 1,
-        };
+        let span = Span::new(loud, 0, 1);
         whole
             .engine_mut()
             .forward_layers(0..1, &[span], &mut rows)
@@ -392,51 +326,33 @@ fn rows_that_do_not_fit_the_spans_are_refused() {
     let file = tiny();
     let mut engine = engine(&file, 0..2, &options(1, Isa::detect()));
     let seq = engine.open().unwrap();
-    let span = Span {
-        seq,
-        position: 0,
-        rows: 2,
-    };
+    let span = Span::new(seq, 0, 2);
     for found in [0, 64, 127, 129] {
-        assert_eq!(
-            engine.forward(&[span], &mut vec![0.0; found]),
-            Err(EngineError::RowsMismatch {
-                expected: 128,
-                found
-            })
-        );
+        let expected = 128;
+        let mismatch = EngineError::RowsMismatch { expected, found };
+        let result = engine.forward(&[span], &mut vec![0.0; found]);
+        assert_eq!(result, Err(mismatch));
     }
-    let many = Span {
-        rows: u32::MAX,
-        ..span
-    };
-    assert!(matches!(
-        engine.forward(&[many], &mut [0.0; 64]),
-        Err(EngineError::RowsMismatch { .. })
-    ));
+    let many = engine.forward(&[Span::new(seq, 0, u32::MAX)], &mut [0.0; 64]);
+    assert!(matches!(many, Err(EngineError::RowsMismatch { .. })));
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut rows = vec![0.0; 128];
         rows[100] = bad;
         let result = engine.forward(&[span], &mut rows);
         assert_eq!(result, Err(EngineError::InputNotFinite(1)));
     }
-    assert_eq!(
-        engine.forward(&[], &mut []),
-        Ok(()),
-        "an empty batch is none"
-    );
+    let none = engine.forward(&[], &mut []);
+    assert_eq!(none, Ok(()), "an empty batch is none");
     assert_eq!((engine.len(seq), engine.kv_bytes_in_use()), (Ok(0), 0));
 }
 
 #[test]
 fn layers_that_are_not_there_are_refused() {
-    let file = open(
-        TinyLlama {
-            layers: 4,
-            ..TinyLlama::default()
-        }
-        .bytes(),
-    );
+    let tiny = TinyLlama {
+        layers: 4,
+        ..TinyLlama::default()
+    };
+    let file = model(tiny.bytes());
     let load = |layers| Engine::load(&file, layers, &options(1, Isa::detect()), &mut |_, _| ());
     for range in [0..0, 2..2, 3..5, 4..5, 0..u32::MAX, u32::MAX..u32::MAX] {
         let result = load(range.clone()).map(|_| ());
@@ -449,20 +365,11 @@ fn layers_that_are_not_there_are_refused() {
 
     let mut engine = load(1..3).unwrap();
     let seq = engine.open().unwrap();
-    let span = Span {
-        seq,
-        position: 0,
-        rows: 1,
-    };
+    let span = Span::new(seq, 0, 1);
     for asked in [0..2, 1..4, 2..2, 0..1, 3..4] {
         let result = engine.forward_layers(asked.clone(), &[span], &mut [0.0; 64]);
-        assert_eq!(
-            result,
-            Err(EngineError::Layers {
-                asked,
-                engine: 1..3
-            })
-        );
+        let engine = 1..3;
+        assert_eq!(result, Err(EngineError::Layers { asked, engine }));
     }
 }
 
@@ -475,29 +382,19 @@ fn options_that_make_no_sense_are_refused() {
             threads,
             ..EngineOptions::default()
         });
-        assert!(matches!(
-            result,
-            Err(LoadError::Option {
-                option: "threads",
-                ..
-            })
-        ));
+        let Err(LoadError::Option { option, .. }) = result else {
+            panic!("{result:?}");
+        };
+        assert_eq!(option, "threads");
     }
-    let mut engine = load(EngineOptions {
+    let without_memory = EngineOptions {
         max_kv_bytes: 0,
         ..EngineOptions::default()
-    })
-    .unwrap();
-    let seq = engine.open().unwrap();
-    let span = Span {
-        seq,
-        position: 0,
-        rows: 1,
     };
-    assert!(matches!(
-        engine.forward(&[span], &mut [0.0; 64]),
-        Err(EngineError::KvFull { free: 0, .. })
-    ));
+    let mut engine = load(without_memory).unwrap();
+    let seq = engine.open().unwrap();
+    let full = forward(&mut engine, seq, &mut [0.0; 64]);
+    assert!(matches!(full, Err(EngineError::KvFull { free: 0, .. })));
 }
 
 #[test]
@@ -511,29 +408,11 @@ fn max_context_can_shorten_but_not_extend_the_context() {
         let mut engine = engine(&file, 0..1, &options);
         let seq = engine.open().unwrap();
         let mut rows = vec![0.0; limit as usize * 64];
-        engine
-            .forward(
-                &[Span {
-                    seq,
-                    position: 0,
-                    rows: limit,
-                }],
-                &mut rows,
-            )
-            .unwrap();
+        forward(&mut engine, seq, &mut rows).unwrap();
+        let wanted = u64::from(limit) + 1;
         assert_eq!(
-            engine.forward(
-                &[Span {
-                    seq,
-                    position: limit,
-                    rows: 1
-                }],
-                &mut rows[..64]
-            ),
-            Err(EngineError::ContextFull {
-                wanted: u64::from(limit) + 1,
-                limit
-            })
+            forward(&mut engine, seq, &mut rows[..64]),
+            Err(EngineError::ContextFull { wanted, limit })
         );
     }
 }
@@ -542,16 +421,12 @@ fn max_context_can_shorten_but_not_extend_the_context() {
 fn tokens_beyond_the_vocabulary_are_refused() {
     let file = tiny();
     let mut whole = whole(&file, &options(1, Isa::detect()));
-    let seq = whole.engine_mut().open().unwrap();
+    let seq = open(&mut whole);
     let mut out = vec![1.0];
-    let error = EngineError::UnknownToken {
-        id: 320,
-        vocab: 320,
-    };
-    assert_eq!(
-        whole.head().embed(&[319, 320], &mut out),
-        Err(error.clone())
-    );
+    let (id, vocab) = (320, 320);
+    let error = EngineError::UnknownToken { id, vocab };
+    let embedded = whole.head().embed(&[319, id], &mut out);
+    assert_eq!(embedded, Err(error.clone()));
     assert!(out.is_empty());
     assert!(whole.append(seq, &[u32::MAX], &mut out).is_err());
     assert_eq!(whole.append(seq, &[320], &mut out), Err(error));
@@ -570,11 +445,9 @@ fn logits_of_many_rows_are_those_of_each() {
     let file = tiny();
     let mut whole = whole(&file, &options(3, Isa::detect()));
     let prompt = ids(&file, 150, 1);
-    let seq = whole.engine_mut().open().unwrap();
-    let mut all = Vec::new();
-    hearthnet_testkit::append_all(&mut whole, seq, &prompt, &mut all);
+    let all = all_logits(&mut whole, &prompt);
     assert_eq!(all.len(), 150 * 320);
-    let seq = whole.engine_mut().open().unwrap();
+    let seq = open(&mut whole);
     let mut last = Vec::new();
     for (id, expected) in prompt.iter().zip(all.chunks(320)) {
         whole.append(seq, &[*id], &mut last).unwrap();
@@ -624,7 +497,7 @@ impl Oracle {
     fn rows(&mut self, ids: &[u32]) -> &[f32] {
         let Self { whole, known } = self;
         known.entry(ids.to_vec()).or_insert_with(|| {
-            let seq = whole.engine_mut().open().unwrap();
+            let seq = open(whole);
             let rows = append(whole, seq, ids, 1);
             whole.engine_mut().close(seq);
             rows
@@ -678,7 +551,7 @@ proptest! {
                         .map(|(index, ids)| {
                             let (_, seq, before) = &model[*index];
                             let (position, rows) = (before.len() as u32, ids.len() as u32);
-                            Span { seq: *seq, position, rows }
+                            Span::new(*seq, position, rows)
                         })
                         .collect();
                     let all: Vec<u32> = parts.iter().flat_map(|(_, ids)| ids.clone()).collect();
@@ -722,8 +595,7 @@ proptest! {
         // Every remaining sequence runs one row further.
         for (which, seq, mut tokens) in model {
             let mut rows = embed(oracle.whole.head(), &[42]);
-            let span = Span { seq, position: tokens.len() as u32, rows: 1 };
-            if engines[which].forward(&[span], &mut rows).is_ok() {
+            if forward(&mut engines[which], seq, &mut rows).is_ok() {
                 tokens.push(42);
                 let expected = &oracle.rows(&tokens)[(tokens.len() - 1) * width..];
                 assert_same_bits(&rows, expected, width, "the last row");

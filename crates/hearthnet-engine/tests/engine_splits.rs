@@ -14,11 +14,11 @@
 use std::ops::Range;
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Engine, Head, SeqId, Span};
+use hearthnet_engine::{Engine, Head, Span};
 use hearthnet_files::ModelFile;
 
 use crate::engine_common::{
-    self, append, assert_same_bits, embed, engine, ids, logits, options, whole,
+    assert_same_bits, differing, embed, engine, ids, logits, options, run, whole,
 };
 
 /// Rows of each batch: a prefill, then decoding.
@@ -39,8 +39,7 @@ fn reference() -> Reference {
     let options = options(2, Isa::detect());
     let mut whole = whole(&file, &options);
     let ids = ids(&file, POSITIONS, 77);
-    let seq = whole.engine_mut().open().unwrap();
-    let rows = append(&mut whole, seq, &ids, POSITIONS);
+    let (_, rows) = run(&mut whole, &ids);
     let head = Head::load(&file, &options).unwrap();
     let (inputs, logits) = (embed(&head, &ids), logits(&head, &rows));
     Reference {
@@ -75,11 +74,11 @@ impl Reference {
         let seq = engine.open().unwrap();
         let mut rows = self.hop(rows);
         let mut rest = &mut rows[..];
-        let mut position = 0;
         for count in BATCHES {
             let (batch, others) = rest.split_at_mut(count as usize * self.width());
-            step(engine, layers.clone(), seq, position, batch);
-            position += count;
+            let span = Span::new(seq, engine.len(seq).unwrap(), count);
+            let ran = engine.forward_layers(layers.clone(), &[span], batch);
+            ran.unwrap();
             rest = others;
         }
         assert!(rest.is_empty());
@@ -97,16 +96,6 @@ impl Reference {
         let logits = logits(&self.head, &self.hop(rows));
         assert_same_bits(&logits, &self.logits, self.file.spec().vocab as usize, what);
     }
-}
-
-fn step(engine: &mut Engine, layers: Range<u32>, seq: SeqId, position: u32, rows: &mut [f32]) {
-    let count = (rows.len() / engine.spec().width as usize) as u32;
-    let span = Span {
-        seq,
-        position,
-        rows: count,
-    };
-    engine.forward_layers(layers, &[span], rows).unwrap();
 }
 
 #[test]
@@ -184,7 +173,7 @@ fn a_cut_that_rounds_differently_would_be_noticed() {
     // bf16 on the wire instead of the model's f16: eight bits instead of eleven.
     hearthnet_files::BoundaryDtype::Bf16.round(&mut rows);
     let rows = reference.part(&mut engine, 11..layers, &rows);
-    let differing = engine_common::differing(&rows, &reference.rows).len();
+    let differing = differing(&rows, &reference.rows).len();
     assert!(
         differing > rows.len() / 2,
         "{differing} of {} values",

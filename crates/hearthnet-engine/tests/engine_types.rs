@@ -1,15 +1,15 @@
 //! The engine with every weight type, alone and mixed as in published files.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use hearthnet_engine::Head;
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Head, Span};
 use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{Gguf, Manifest, ModelFile};
 use hearthnet_testkit::{TinyLlama, every_weight_as};
 use hearthnet_tokens::inspect::inspect;
 
 use crate::engine_common::{
-    append, assert_same_bits, embed, engine, ids, logits, options, run, whole,
+    assert_same_bits, embed, engine, forward, ids, in_chunks, logits, options, run, whole,
 };
 
 /// Rows fill whole blocks of 256; panels are full except for one of the vocabulary.
@@ -43,15 +43,13 @@ fn check(what: &str, [file, plain]: &[ModelFile; 2]) {
     let (width, vocab) = (file.spec().width as usize, file.spec().vocab as usize);
     let prompt = ids(file, 30, 3);
     let mut reference = whole(file, &options(1, Isa::Portable));
-    let seq = reference.engine_mut().open().unwrap();
-    let expected = append(&mut reference, seq, &prompt, 1);
+    let expected = in_chunks(&mut reference, &prompt, 1);
     let expected_logits = logits(reference.head(), &expected);
     for isa in Isa::available() {
         for (threads, chunk) in [(1, 30), (2, 3), (3, 7)] {
             let what = format!("{what}, {isa}, {threads} threads, chunks of {chunk}");
             let mut whole = whole(file, &options(threads, isa));
-            let seq = whole.engine_mut().open().unwrap();
-            let rows = append(&mut whole, seq, &prompt, chunk);
+            let rows = in_chunks(&mut whole, &prompt, chunk);
             assert_same_bits(&rows, &expected, width, &what);
             let found = logits(whole.head(), &expected);
             assert_same_bits(&found, &expected_logits, vocab, &what);
@@ -100,16 +98,8 @@ fn types_mixed_within_a_layer_are_exact_however_the_layers_are_split() {
         boundary.decode(&bytes, &mut rows).unwrap();
         let mut engine = engine(&file, layer..layer + 1, &options);
         let seq = engine.open().unwrap();
-        let mut position = 0;
         for batch in rows.chunks_mut(11 * width) {
-            let count = (batch.len() / width) as u32;
-            let span = Span {
-                seq,
-                position,
-                rows: count,
-            };
-            engine.forward(&[span], batch).unwrap();
-            position += count;
+            forward(&mut engine, seq, batch).unwrap();
         }
     }
     assert_same_bits(&rows, &expected, width, "an engine for each layer");

@@ -16,6 +16,8 @@ use hearthnet_tokens::{Special, Tokenizer};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
+use crate::engine_common::mean_and_error;
+
 #[derive(Deserialize)]
 struct Perplexity {
     context: usize,
@@ -51,11 +53,7 @@ fn score(file: &ModelFile, data: &Perplexity, mut each: impl FnMut(usize, usize,
         x.clear();
         head.embed(ids, &mut x).unwrap();
         let seq = engine.open().unwrap();
-        let span = Span {
-            seq,
-            position: 0,
-            rows: ids.len() as u32,
-        };
+        let span = Span::new(seq, 0, ids.len() as u32);
         engine.forward(&[span], &mut x).unwrap();
         assert!(engine.close(seq));
         let scored = data.context / 2..data.context - 1;
@@ -166,12 +164,4 @@ fn the_quantised_engine_is_as_close_to_the_float64_model_as_llama_cpp() {
     );
     // The comparison is meaningful only if it can distinguish such losses.
     assert!(error <= 0.1 * theirs, "{error} of {theirs}");
-}
-
-/// Mean of a sample, and its standard error.
-fn mean_and_error(sample: &[f64]) -> (f64, f64) {
-    let n = sample.len() as f64;
-    let mean = sample.iter().sum::<f64>() / n;
-    let variance = sample.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
-    (mean, (variance / n).sqrt())
 }

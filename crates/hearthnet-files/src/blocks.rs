@@ -7,6 +7,8 @@
 //!
 //! Sources: the structures of ggml's `ggml-common.h` and its `dequantize_row_*`.
 
+use half::f16;
+
 use crate::floats::{bf16_to_f32, f16_to_f32};
 use crate::gguf::TensorType;
 
@@ -16,11 +18,31 @@ pub const BLOCK: usize = 32;
 /// Maximum number of 32-weight blocks in one block of a file.
 const MAX_BLOCKS: usize = 8;
 
-/// Element type of a weight matrix in a GGUF file. Variants are in the order of
-/// [`TensorType::supported`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(non_camel_case_types)] // names as in ggml
-pub enum WeightType {
+/// Defines [`WeightType`]: a variant for each [`TensorType`] that the engine computes with.
+macro_rules! weight_types {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Element type of a weight matrix in a GGUF file.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[allow(non_camel_case_types)] // names as in ggml
+        pub enum WeightType {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl WeightType {
+            /// All types that the kernels support, widest first.
+            pub const ALL: [Self; [$(TensorType::$name),*].len()] = [$(Self::$name),*];
+
+            #[inline]
+            pub const fn tensor_type(self) -> TensorType {
+                match self {
+                    $(Self::$name => TensorType::$name,)*
+                }
+            }
+        }
+    };
+}
+
+weight_types! {
     F32,
     F16,
     BF16,
@@ -53,34 +75,9 @@ pub enum WeightType {
 }
 
 impl WeightType {
-    /// All types that the kernels support, widest first.
-    pub const ALL: [Self; TensorType::SUPPORTED.len()] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q8_0,
-        Self::Q6_K,
-        Self::Q5_1,
-        Self::Q5_K,
-        Self::Q5_0,
-        Self::Q4_1,
-        Self::Q4_K,
-        Self::Q4_0,
-        Self::IQ4_NL,
-        Self::IQ4_XS,
-        Self::MXFP4,
-        Self::Q3_K,
-        Self::Q2_K,
-    ];
-
     /// Weight type of tensors of `dtype`, or `None` if the kernels do not support it.
     pub fn of(dtype: TensorType) -> Option<Self> {
         Self::ALL.into_iter().find(|ty| ty.tensor_type() == dtype)
-    }
-
-    #[inline]
-    pub const fn tensor_type(self) -> TensorType {
-        TensorType::SUPPORTED[self as usize]
     }
 
     /// Whether matrices of this type are multiplied with quantised activations.
@@ -104,6 +101,18 @@ impl WeightType {
     #[inline]
     pub const fn file_block(self) -> usize {
         self.tensor_type().block_bytes() as usize
+    }
+}
+
+impl TensorType {
+    /// Types that the engine computes with, widest first.
+    pub fn supported() -> impl Iterator<Item = Self> {
+        WeightType::ALL.into_iter().map(WeightType::tensor_type)
+    }
+
+    /// Whether the engine computes with weights of this type.
+    pub fn is_supported(self) -> bool {
+        WeightType::of(self).is_some()
     }
 }
 
@@ -452,12 +461,18 @@ const BF16_INFINITY: u16 = 0x7f80;
 /// largest value of [`E2M1`]. The E8M0 NaN (byte 255) maps above it.
 const MXFP4_TOO_LARGE: u16 = (125 + 127) << 7;
 
-/// Appends the weights of `bytes`: whole blocks of a quantised type, or BF16 values.
+/// Appends the weights of `bytes`, whole blocks.
 pub fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
-    if ty == WeightType::BF16 {
-        let values = bytes.as_chunks::<2>().0.iter();
-        out.extend(values.map(|bits| bf16_to_f32(u16::from_le_bytes(*bits))));
-        return;
+    let halves = bytes.as_chunks::<2>().0.iter();
+    let halves = halves.map(|bits| u16::from_le_bytes(*bits));
+    match ty {
+        WeightType::F32 => {
+            let values = bytes.as_chunks().0.iter();
+            return out.extend(values.map(|bits| f32::from_le_bytes(*bits)));
+        }
+        WeightType::F16 => return out.extend(halves.map(|bits| f16::from_bits(bits).to_f32())),
+        WeightType::BF16 => return out.extend(halves.map(bf16_to_f32)),
+        _ => {}
     }
     let mut block = Block::EMPTY;
     for bytes in bytes.chunks_exact(ty.file_block()) {

@@ -1,6 +1,5 @@
 //! Number format of the residual stream between blocks and on the wire.
 
-use std::fmt;
 use std::str::FromStr;
 
 use half::slice::HalfFloatSliceExt as _;
@@ -13,8 +12,20 @@ use serde::{Deserialize, Serialize};
 ///
 /// Encodings are little-endian; rounding is to nearest, ties to even. A value beyond the range
 /// becomes an infinity, which the engine reports as boundary overflow.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Debug,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum BoundaryDtype {
     /// IEEE 754 binary16: 11 significant bits, up to 65,504.
     F16,
@@ -56,11 +67,7 @@ impl BoundaryDtype {
 
     /// Name in files and messages: `f16`, `bf16` or `f32`.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::F32 => "f32",
-        }
+        self.into()
     }
 
     /// Appends `values`, rounded to this format, to `out`.
@@ -137,12 +144,6 @@ impl BoundaryDtype {
                 .for_each(|v| *v = bf16::from_f32(*v).to_f32()),
             Self::F32 => {}
         }
-    }
-}
-
-impl fmt::Display for BoundaryDtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

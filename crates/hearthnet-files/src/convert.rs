@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::atomic_file;
+use hearthnet_platform::whole_file;
+
 use crate::error::{FileError, ModelError};
 use crate::families::{EMBEDDING, OUTPUT, ROUTER};
 use crate::gguf::writer::{WriteError, Writer};
@@ -81,16 +82,23 @@ pub fn convert(
     }
     writer.set("general.file_type", Value::U32(file_type(dtype)))?;
     for info in gguf.tensors() {
-        writer.tensor(&info.name, &info.dims, stored_as(info, dtype))?;
+        let new = stored_as(&info.name, &info.dims, info.dtype, dtype);
+        writer.tensor(&info.name, &info.dims, new)?;
     }
 
     let failed = |source| FileError::new("write", target, source);
-    let mut file = atomic_file::create(target).map_err(failed)?;
+    let mut file = whole_file::begin(target).map_err(failed)?;
     let total = gguf.tensors().iter().map(|info| info.bytes).sum();
     let mut done = 0;
     let written = writer.write(&mut file, |index, out| {
         let Some(info) = gguf.tensors().get(index) else {
             return Ok(());
+        };
+        let new = stored_as(&info.name, &info.dims, info.dtype, dtype);
+        let failed = |source| ConvertError::Tensor {
+            name: info.name.clone(),
+            dtype: new,
+            source,
         };
         let mut values = Vec::new();
         let mut stored = Vec::new();
@@ -98,12 +106,6 @@ pub fn convert(
             if cancel.load(Ordering::Relaxed) {
                 return Err(ConvertError::Cancelled);
             }
-            let new = stored_as(info, dtype);
-            let failed = |source| ConvertError::Tensor {
-                name: info.name.clone(),
-                dtype: new,
-                source,
-            };
             quantize::check_finite(info.dtype, part).map_err(failed)?;
             if new == info.dtype {
                 out.write_all(part).map_err(WriteError::Io)?;
@@ -121,7 +123,7 @@ pub fn convert(
         Ok(())
     });
     let finished = written.and_then(|()| {
-        atomic_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
+        whole_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
     });
     finished.map_err(|error| match error {
         ConvertError::Write(WriteError::Io(source)) => failed(source).into(),
@@ -140,66 +142,34 @@ fn parts<'a>(info: &TensorInfo, data: &'a [u8]) -> impl Iterator<Item = &'a [u8]
     data.chunks(row.saturating_mul(((1 << 20) / row).max(1)))
 }
 
-/// Type of a tensor after conversion of the model to `dtype`.
-pub(crate) fn stored_as(info: &TensorInfo, dtype: TensorType) -> TensorType {
+/// Type of a tensor of type `old` after conversion of the model to `dtype`.
+pub(crate) fn stored_as(
+    name: &str,
+    dims: &[u64],
+    old: TensorType,
+    dtype: TensorType,
+) -> TensorType {
     use TensorType as T;
     let narrow = matches!(dtype, T::Q6_K | T::Q4_1 | T::Q4_K | T::Q4_0);
-    let fits = |dtype: T| {
-        info.dims
-            .first()
-            .is_some_and(|n| dtype.row_bytes(*n).is_some())
-    };
-    match (info.name.as_str(), dtype) {
-        _ if info.dims.len() == 1 => info.dtype,
-        // The stacked biases of all experts.
-        (name, _) if name.ends_with(".bias") => info.dtype,
-        // The router is small, and its errors send tokens to other experts.
-        (name, _) if name.ends_with(ROUTER) => info.dtype,
+    let fits = dims.first().is_some_and(|n| dtype.row_bytes(*n).is_some());
+    // The router is small, and its errors send tokens to other experts. Biases may be stacked.
+    let kept = dims.len() == 1 || name.ends_with(".bias") || name.ends_with(ROUTER);
+    match (name, dtype) {
+        _ if kept => old,
         (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,
-        (_, T::Q6_K) if !fits(dtype) => T::Q8_0,
-        (_, T::Q4_K) if !fits(dtype) => T::Q4_1,
+        (_, T::Q6_K) if !fits => T::Q8_0,
+        (_, T::Q4_K) if !fits => T::Q4_1,
         _ => dtype,
     }
 }
 
 /// Values of `general.file_type` (`enum llama_ftype` of llama.cpp), with their names in file names.
-const FILE_TYPES: [(u32, &str); 35] = [
-    (0, "F32"),
-    (1, "F16"),
-    (2, "Q4_0"),
-    (3, "Q4_1"),
-    (7, "Q8_0"),
-    (8, "Q5_0"),
-    (9, "Q5_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K_S"),
-    (12, "Q3_K_M"),
-    (13, "Q3_K_L"),
-    (14, "Q4_K_S"),
-    (15, "Q4_K_M"),
-    (16, "Q5_K_S"),
-    (17, "Q5_K_M"),
-    (18, "Q6_K"),
-    (19, "IQ2_XXS"),
-    (20, "IQ2_XS"),
-    (21, "Q2_K_S"),
-    (22, "IQ3_XS"),
-    (23, "IQ3_XXS"),
-    (24, "IQ1_S"),
-    (25, "IQ4_NL"),
-    (26, "IQ3_S"),
-    (27, "IQ3_M"),
-    (28, "IQ2_S"),
-    (29, "IQ2_M"),
-    (30, "IQ4_XS"),
-    (31, "IQ1_M"),
-    (32, "BF16"),
-    (36, "TQ1_0"),
-    (37, "TQ2_0"),
-    (38, "MXFP4_MOE"),
-    (39, "NVFP4"),
-    (40, "Q1_0"),
-];
+const FILE_TYPES: &str = "
+    0:F32 1:F16 2:Q4_0 3:Q4_1 7:Q8_0 8:Q5_0 9:Q5_1 10:Q2_K 11:Q3_K_S 12:Q3_K_M 13:Q3_K_L
+    14:Q4_K_S 15:Q4_K_M 16:Q5_K_S 17:Q5_K_M 18:Q6_K 19:IQ2_XXS 20:IQ2_XS 21:Q2_K_S 22:IQ3_XS
+    23:IQ3_XXS 24:IQ1_S 25:IQ4_NL 26:IQ3_S 27:IQ3_M 28:IQ2_S 29:IQ2_M 30:IQ4_XS 31:IQ1_M
+    32:BF16 36:TQ1_0 37:TQ2_0 38:MXFP4_MOE 39:NVFP4 40:Q1_0
+";
 /// `LLAMA_FTYPE_GUESSED`
 const GUESSED: u32 = 1024;
 
@@ -210,12 +180,20 @@ pub(crate) fn file_type(dtype: TensorType) -> u32 {
         TensorType::Q4_K => "Q4_K_S",
         other => other.name(),
     };
-    let found = FILE_TYPES.iter().find(|(_, of)| *of == name);
-    found.map_or(GUESSED, |(value, _)| *value)
+    let found = file_types().find(|(_, of)| *of == name);
+    found.map_or(GUESSED, |(value, _)| value)
 }
 
 /// Name of a `general.file_type` in file names.
 pub fn file_type_name(value: u32) -> Option<&'static str> {
-    let found = FILE_TYPES.iter().find(|(of, _)| *of == value);
-    found.map(|(_, name)| *name)
+    let found = file_types().find(|(of, _)| *of == value);
+    found.map(|(_, name)| name)
+}
+
+fn file_types() -> impl Iterator<Item = (u32, &'static str)> {
+    let pairs = FILE_TYPES.split_whitespace();
+    pairs.filter_map(|pair| {
+        let (value, name) = pair.split_once(':')?;
+        Some((value.parse().ok()?, name))
+    })
 }

@@ -15,7 +15,7 @@
 //! | import of Hugging Face directories | [`hugging_face`] |
 //! | metadata of the tokenizer, recommended sampling settings | [`tokenizer_parts`], [`sampling`] |
 //! | folder of models and records | [`cache`] |
-//! | files on disk: whole or absent, and never a pipe | [`atomic_file`], [`regular_file`] |
+//! | lock per folder of models | [`folder_lock`] |
 //!
 //! Example: a checked file.
 //!
@@ -33,7 +33,6 @@
 //! # Ok::<(), hearthnet_files::ModelError>(())
 //! ```
 
-pub mod atomic_file;
 pub mod blocks;
 pub mod boundary;
 pub mod byte_alphabet;
@@ -42,6 +41,7 @@ pub mod convert;
 mod error;
 pub mod families;
 pub mod floats;
+pub mod folder_lock;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -51,9 +51,10 @@ pub mod magnitude;
 pub mod manifest;
 pub mod model_file;
 pub mod quantize;
-pub mod regular_file;
 pub mod sampling;
+mod schema;
 pub mod spec;
+mod stamp;
 pub mod tokenizer_parts;
 
 pub use boundary::BoundaryDtype;

@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use crate::blocks::{WeightType, all_finite};
 use crate::boundary::BoundaryDtype;
 use crate::error::ModelError;
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, Rule, shared_tensors};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
-use crate::manifest::{Stamp, stamp};
 use crate::spec::{LayerTensor, ModelSpec};
+use crate::stamp::{Stamp, stamp};
 
 /// Number of files of a split model.
 const SPLIT: &str = "split.count";
@@ -175,8 +175,7 @@ impl ModelFile {
         layer: u32,
         which: LayerTensor,
     ) -> Result<TensorView<'_>, ModelError> {
-        let mut rules = self.family.rules(&self.spec);
-        match rules.find(|rule| rule.tensor == which) {
+        match self.rules(layer).find(|rule| rule.tensor == which) {
             Some(rule) => self.tensor(&rule.full_name(layer)),
             None => Err(self.missing(&format!("blk.{layer}.{which:?}"))),
         }
@@ -184,20 +183,23 @@ impl ModelFile {
 
     /// Tensors of block `layer` in order of use; empty if there is no such block.
     pub fn layer_tensors(&self, layer: u32) -> impl Iterator<Item = &TensorInfo> {
-        self.family
-            .rules(&self.spec)
+        self.rules(layer)
             .filter_map(move |rule| self.gguf.tensor(&rule.full_name(layer)))
     }
 
-    /// Whether the family's blocks have this tensor.
-    pub fn has(&self, which: LayerTensor) -> bool {
-        let mut rules = self.family.rules(&self.spec);
-        rules.any(|rule| rule.tensor == which)
+    /// Whether block `layer` has this tensor.
+    pub fn has(&self, layer: u32, which: LayerTensor) -> bool {
+        self.rules(layer).any(|rule| rule.tensor == which)
+    }
+
+    fn rules(&self, layer: u32) -> impl Iterator<Item = &'static Rule> {
+        self.family.rules(self.spec.block(layer))
     }
 
     /// Tensors shared by all blocks: the RoPE factors of some models.
     pub fn shared_tensors(&self) -> impl Iterator<Item = &TensorInfo> {
-        Family::shared_tensors(&self.spec).filter_map(|name| self.gguf.tensor(name))
+        let names = shared_tensors(&self.spec).iter();
+        names.filter_map(|name| self.gguf.tensor(name))
     }
 
     /// Tensors outside the blocks: embedding, last norm, and the output matrix if it is separate.
@@ -250,14 +252,13 @@ impl ModelFile {
 fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Result<(), ModelError> {
     let mut known = BTreeSet::new();
     // A hostile layer count ends at the first missing block.
-    for (name, dims) in family.tensors(spec) {
+    for (name, expected) in family.tensors(spec) {
         let Some(info) = gguf.tensor(&name) else {
             return Err(ModelError::MissingTensor {
                 name,
                 architecture: family.architecture,
             });
         };
-        let expected: Vec<u64> = dims.iter().map(|dim| dim.of(spec)).collect();
         if info.dims != expected {
             return Err(ModelError::TensorShape {
                 name,
@@ -267,7 +268,7 @@ fn check_tensors(gguf: &Gguf, family: &'static Family, spec: &ModelSpec) -> Resu
         }
         // Vectors are small and used in full precision, as are the stacked biases of experts.
         // Converters store them as F32.
-        let vector = dims.len() == 1 || name.ends_with(".bias");
+        let vector = info.dims.len() == 1 || name.ends_with(".bias");
         let supported = match info.dtype {
             dtype if vector && dtype != TensorType::F32 => Some("F32".to_owned()),
             _ if !info.dtype.is_supported() => Some(TensorType::names(TensorType::supported())),

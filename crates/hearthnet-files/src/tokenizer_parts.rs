@@ -33,7 +33,6 @@ impl Algorithm {
 
 /// Input of a tokenizer. Only types and counts are checked here; the tokenizer checks the rest.
 #[derive(Debug, Clone, Default)]
-#[allow(clippy::exhaustive_structs)] // Tests and tools build it by hand.
 pub struct TokenizerParts<'a> {
     /// `tokenizer.ggml.model`: the kind of tokenizer.
     pub model: &'a str,

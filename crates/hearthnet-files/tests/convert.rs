@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use hearthnet_files::convert::{ConvertError, convert};
 use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{ModelFile, quantize};
-use hearthnet_testkit::{TinyLlama, with_nan};
+use hearthnet_testkit::{TinyLlama, assert_matches, with_nan};
 
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
@@ -66,13 +66,10 @@ fn every_type_can_be_made_from_every_other() {
                 }
                 assert!(after.gguf().data(new) == stored, "{}", old.name);
             }
-            let metadata = |model: &ModelFile| -> Vec<(String, String)> {
-                let all = model
-                    .gguf()
-                    .metadata()
-                    .filter(|(key, _)| *key != "general.file_type");
-                all.map(|(key, value)| (key.to_owned(), format!("{value:?}")))
-                    .collect()
+            let metadata = |model: &ModelFile| -> Vec<String> {
+                let all = model.gguf().metadata();
+                let kept = all.filter(|(key, _)| *key != "general.file_type");
+                kept.map(|pair| format!("{pair:?}")).collect()
             };
             assert_eq!(metadata(&before), metadata(&after));
         }
@@ -133,19 +130,11 @@ fn an_alignment_is_kept() {
                 .map_err(WriteError::Io)
         })
         .unwrap();
-    let after = to(
-        &aligned,
-        TensorType::Q8_0,
-        &directory.path().join("q8_0.gguf"),
-    );
+    let target = directory.path().join("q8_0.gguf");
+    let after = to(&aligned, TensorType::Q8_0, &target);
     assert_eq!(after.gguf().alignment(), 4096);
-    assert!(
-        after
-            .gguf()
-            .tensors()
-            .iter()
-            .all(|info| info.offset.is_multiple_of(4096))
-    );
+    let mut tensors = after.gguf().tensors().iter();
+    assert!(tensors.all(|info| info.offset.is_multiple_of(4096)));
 }
 
 #[test]
@@ -155,24 +144,13 @@ fn an_unfinished_conversion_leaves_no_files() {
     let target = directory.path().join("new.gguf");
     let count = || fs::read_dir(directory.path()).unwrap().count();
 
-    let cancelled = convert(
-        &model,
-        TensorType::F16,
-        &target,
-        &AtomicBool::new(true),
-        &mut |_, _| {},
-    );
-    assert!(
-        matches!(cancelled, Err(ConvertError::Cancelled)),
-        "{cancelled:?}"
-    );
+    let stop = AtomicBool::new(true);
+    let cancelled = convert(&model, TensorType::F16, &target, &stop, &mut |_, _| {});
+    assert_matches!(cancelled, Err(ConvertError::Cancelled));
     assert_eq!(count(), 1);
 
     let other = convert(&model, TensorType::Q5_K, &target, &GO_ON, &mut |_, _| {});
-    assert!(
-        matches!(other, Err(ConvertError::Target(TensorType::Q5_K))),
-        "{other:?}"
-    );
+    assert_matches!(other, Err(ConvertError::Target(TensorType::Q5_K)));
     assert_eq!(count(), 1);
 
     fs::write(&target, "precious").unwrap();
@@ -208,15 +186,9 @@ fn progress_ends_at_the_size_of_the_source() {
     let model = ModelFile::open(&TinyLlama::default().write(directory.path())).unwrap();
     let bytes: u64 = model.gguf().tensors().iter().map(|info| info.bytes).sum();
     let mut seen = Vec::new();
+    let mut progress = |done, total| seen.push((done, total));
     let target = directory.path().join("new.gguf");
-    convert(
-        &model,
-        TensorType::Q4_0,
-        &target,
-        &GO_ON,
-        &mut |done, total| seen.push((done, total)),
-    )
-    .unwrap();
+    convert(&model, TensorType::Q4_0, &target, &GO_ON, &mut progress).unwrap();
     assert!(seen.is_sorted());
     assert_eq!(seen.last(), Some(&(bytes, bytes)));
 }
@@ -237,10 +209,7 @@ fn a_nan_is_refused_in_copied_and_in_converted_tensors() {
         let target = directory.path().join("target.gguf");
         let error = convert(&model, TensorType::Q8_0, &target, &GO_ON, &mut |_, _| {});
         let error = error.unwrap_err();
-        assert!(
-            matches!(&error, ConvertError::Tensor { name, .. } if name == tensor),
-            "{error}"
-        );
+        assert_matches!(&error, ConvertError::Tensor { name, .. } if name == tensor);
         assert!(error.to_string().contains("NaN"), "{error}");
         assert!(!target.exists());
     }

@@ -4,13 +4,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use ciborium::Value;
 use hearthnet_files::manifest::{
     FileState, MAX_MANIFEST_BYTES, ManifestError, VerifyError, file_state, record_path,
 };
 use hearthnet_files::{BoundaryDtype, Gguf, Manifest, ModelFile, WeightsId};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, assert_matches};
 use proptest::prelude::*;
 
 type Map = Vec<(Value, Value)>;
@@ -127,10 +128,8 @@ fn the_encoding_is_deterministic_cbor() {
 #[test]
 fn a_manifest_survives_encoding() {
     for tied in [false, true] {
-        let manifest = manifest(&TinyLlama {
-            tied,
-            ..TinyLlama::default()
-        });
+        let tiny = TinyLlama::default();
+        let manifest = manifest(&TinyLlama { tied, ..tiny });
         assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
     }
 }
@@ -139,33 +138,17 @@ fn a_manifest_survives_encoding() {
 fn identity_depends_on_every_weight_and_hyperparameter_and_on_nothing_else() {
     let tiny = TinyLlama::default();
     let id = manifest(&tiny).weights_id();
-    let different = [
-        TinyLlama {
-            seed: 2,
-            ..tiny.clone()
-        },
-        TinyLlama {
-            weights: "q4_0",
-            ..tiny.clone()
-        },
-        TinyLlama {
-            context: 255,
-            ..tiny.clone()
-        },
-        TinyLlama {
-            boundary: Some("f32"),
-            ..tiny.clone()
-        },
-        TinyLlama {
-            layers: 3,
-            ..tiny.clone()
-        },
-        TinyLlama {
-            tied: false,
-            ..tiny.clone()
-        },
+    let different: [fn(&mut TinyLlama); 6] = [
+        |tiny| tiny.seed = 2,
+        |tiny| tiny.weights = "q4_0",
+        |tiny| tiny.context = 255,
+        |tiny| tiny.boundary = Some("f32"),
+        |tiny| tiny.layers = 3,
+        |tiny| tiny.tied = false,
     ];
-    for other in different {
+    for change in different {
+        let mut other = tiny.clone();
+        change(&mut other);
         assert_ne!(manifest(&other).weights_id(), id, "{other:?}");
     }
     for tensor in [
@@ -177,14 +160,8 @@ fn identity_depends_on_every_weight_and_hyperparameter_and_on_nothing_else() {
         assert_ne!(other.weights_id(), id, "{tensor}");
     }
     // Naming the family's own boundary dtype changes the file but not the model.
-    assert_eq!(
-        manifest(&TinyLlama {
-            boundary: Some("f16"),
-            ..tiny
-        })
-        .weights_id(),
-        id
-    );
+    let boundary = Some("f16");
+    assert_eq!(manifest(&TinyLlama { boundary, ..tiny }).weights_id(), id);
 }
 
 #[test]
@@ -256,13 +233,7 @@ fn a_manifest_is_kept_beside_the_model_and_not_replaced_by_that_of_another_file(
     // Same size, later time.
     let other = TinyLlama { seed: 9, ..tiny };
     fs::write(&path, other.bytes()).unwrap();
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
-    fs::File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(later)
-        .unwrap();
+    set_modified(&path, SystemTime::now() + Duration::from_secs(5));
     let id = manifest(&other).weights_id();
     assert_eq!(hashed(&path), (id, true));
     // The other model was not accepted, so it is not recorded.
@@ -276,14 +247,18 @@ fn a_manifest_is_kept_beside_the_model_and_not_replaced_by_that_of_another_file(
     assert_eq!(names, 2, "the model and its manifest, nothing half-written");
 }
 
+fn set_modified(path: &Path, time: SystemTime) {
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(time).unwrap();
+}
+
 /// Changes one byte and restores the modification time.
 fn change(path: &Path, at: usize) {
     let modified = fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = fs::read(path).unwrap();
     bytes[at] ^= 0x10;
     fs::write(path, bytes).unwrap();
-    let file = fs::File::options().write(true).open(path).unwrap();
-    file.set_modified(modified).unwrap();
+    set_modified(path, modified);
 }
 
 #[test]
@@ -346,7 +321,8 @@ fn a_record_of_another_model_or_a_damaged_record_is_ignored() {
     let path = tiny.write(directory.path());
     let modified = fs::metadata(&path).unwrap().modified().unwrap();
     let (id, _) = hashed(&path);
-    let kept = path.with_file_name(format!("{}.hearthnet", path.file_name().unwrap().display()));
+    let name = path.file_name().unwrap().display();
+    let kept = path.with_file_name(format!("{name}.hearthnet"));
     let good = fs::read(&kept).unwrap();
 
     for damage in [vec![], vec![0xff; 100], good[..good.len() - 1].to_vec()] {
@@ -362,12 +338,7 @@ fn a_record_of_another_model_or_a_damaged_record_is_ignored() {
     };
     assert_eq!(other.bytes().len(), tiny.bytes().len());
     fs::write(&path, other.bytes()).unwrap();
-    fs::File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(modified)
-        .unwrap();
+    set_modified(&path, modified);
     assert_eq!(hashed(&path), (manifest(&other).weights_id(), true));
 }
 
@@ -430,7 +401,7 @@ fn a_place_that_cannot_be_written_is_no_error() {
     let tiny = TinyLlama::default();
     let path = tiny.write(directory.path());
     // A directory of the same name stops even root.
-    let kept = path.with_file_name(format!("{}.hearthnet", path.file_name().unwrap().display()));
+    let kept = record_path(&path);
     fs::create_dir(&kept).unwrap();
     fs::write(kept.join("occupied"), "").unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o555)).unwrap();
@@ -448,36 +419,23 @@ fn a_manifest_with_another_meaning_or_encoding_is_refused() {
         ciborium::into_writer(&value, &mut bytes).unwrap();
         Manifest::decode(&bytes)
     };
-    let field = |map: &mut Map, name: &str| -> usize {
-        map.iter()
-            .position(|(key, _)| key.as_text() == Some(name))
-            .unwrap()
-    };
+    fn field<'a>(map: &'a mut Map, name: &str) -> &'a mut Value {
+        let mut pairs = map.iter_mut();
+        let found = pairs.find(|(key, _)| key.as_text() == Some(name));
+        &mut found.unwrap().1
+    }
     assert!(with(&|_| ()).is_ok(), "the change is what matters");
 
     let order = with(&|map| map.reverse());
     assert_eq!(order, Err(ManifestError::NotCanonical));
-    let format = with(&|map| {
-        let at = field(map, "format");
-        map[at].1 = Value::Text("hearthnet-weights-2".to_owned());
-    });
-    assert!(
-        matches!(format, Err(ManifestError::Structure(_))),
-        "{format:?}"
-    );
+    let format = with(&|map| *field(map, "format") = Value::Text("hearthnet-weights-2".into()));
+    assert_matches!(format, Err(ManifestError::Structure(_)));
     let extra = with(&|map| map.push((Value::Text("more".to_owned()), Value::Null)));
-    assert!(
-        matches!(extra, Err(ManifestError::Structure(_))),
-        "{extra:?}"
-    );
-    let fewer = with(&|map| {
-        let at = field(map, "tensors");
-        map[at].1.as_array_mut().unwrap().pop();
-    });
+    assert_matches!(extra, Err(ManifestError::Structure(_)));
+    let fewer = with(&|map| drop(field(map, "tensors").as_array_mut().unwrap().pop()));
     assert!(matches!(fewer, Err(ManifestError::Model(_))), "{fewer:?}");
     let twice = with(&|map| {
-        let at = field(map, "tensors");
-        let tensors = map[at].1.as_array_mut().unwrap();
+        let tensors = field(map, "tensors").as_array_mut().unwrap();
         let last = tensors.last().unwrap().clone();
         tensors.push(last);
     });
@@ -494,15 +452,9 @@ fn a_manifest_with_another_meaning_or_encoding_is_refused() {
         ("width", Value::from(128)),
     ] {
         let wrong = with(&|map| {
-            let at = field(map, "spec");
-            let spec = map[at].1.as_map_mut().unwrap();
-            let at = field(spec, name);
-            spec[at].1 = value.clone();
+            *field(field(map, "spec").as_map_mut().unwrap(), name) = value.clone();
         });
-        assert!(
-            matches!(wrong, Err(ManifestError::Model(_))),
-            "{name} = {value:?}: {wrong:?}"
-        );
+        assert_matches!(wrong, Err(ManifestError::Model(_)), "{name} = {value:?}");
     }
 
     let mut trailing = good.clone();

@@ -7,7 +7,6 @@
 //! | eviction of connections at the limit | `connections.rs` |
 //! | access control | `auth.rs` |
 //! | request bodies left unread by a refusal | `unread.rs` |
-//! | local user behind a connection | `peer.rs` |
 //! | errors and their statuses | `error.rs` |
 //! | table of metrics | `metrics/` |
 //! | `/metrics`, and the server of a process without another use for HTTP | `endpoint.rs` |
@@ -20,14 +19,14 @@ mod connections;
 mod endpoint;
 mod error;
 mod metrics;
-mod peer;
 mod server;
 mod unread;
+
+pub use hearthnet_platform::peer::User;
 
 pub use self::auth::{Admitted, ApiKey, Client, MIN_KEY_BYTES};
 pub use self::connections::hold_until_sent;
 pub use self::endpoint::{Health, metrics_route, serve_metrics};
 pub use self::error::{ApiError, json_response};
 pub use self::metrics::{Metrics, OtherRecorder, Part};
-pub use self::peer::User;
 pub use self::server::{HttpError, HttpServer, HttpSettings};

@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::routing::MethodRouter;
@@ -14,14 +13,14 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_io_timeout::TimeoutWriter;
+use tokio_util::sync::CancellationToken;
 
 use crate::auth::{ApiKey, Client, guarded};
-use crate::connections::{Connection, Connections, track_requests};
-use crate::peer::user_of;
+use crate::connections::{Connections, track_requests};
 use crate::unread::{Lingering, Unread, read_or_close};
+use hearthnet_platform::peer::user_of;
 
 /// Upper bound of a request's head, and of bytes read ahead, in bytes: more than clients send.
 const HEAD_BYTES: usize = 64 << 10;
@@ -76,8 +75,8 @@ pub enum HttpError {
 /// An open HTTP listener. Dropping it closes it at once.
 pub struct HttpServer {
     addr: SocketAddr,
-    stop: watch::Sender<bool>,
-    accepting: Option<JoinHandle<()>>,
+    stop: CancellationToken,
+    accepting: JoinHandle<()>,
 }
 
 impl HttpServer {
@@ -108,18 +107,12 @@ impl HttpServer {
         }
         let listener = TcpListener::bind(addrs.as_slice()).await.map_err(failed)?;
         let addr = listener.local_addr().map_err(failed)?;
-        let (stop, stopped) = watch::channel(false);
-        let accept = Accept {
-            router,
-            has_key: settings.api_key.is_some(),
-            deadline: settings.client_deadline,
-            connections: Connections::new(settings.max_connections),
-            stopped,
-        };
+        let stop = CancellationToken::new();
+        let accepting = accept_until(stop.clone(), listener, router, settings.clone());
         Ok(Self {
             addr,
             stop,
-            accepting: Some(tokio::spawn(accept.run(listener))),
+            accepting: tokio::spawn(accepting),
         })
     }
 
@@ -131,95 +124,75 @@ impl HttpServer {
     /// the deadline. The caller should end its requests first and keep the listener open until
     /// then, so that new clients are told that the service is stopping.
     pub async fn shutdown(mut self, deadline: Duration) {
-        self.stop.send_replace(true);
-        if let Some(mut accepting) = self.accepting.take()
-            && tokio::time::timeout(deadline, &mut accepting)
-                .await
-                .is_err()
-        {
-            accepting.abort();
-        }
+        self.stop.cancel();
+        let _ = tokio::time::timeout(deadline, &mut self.accepting).await;
     }
 }
 
 impl Drop for HttpServer {
     fn drop(&mut self) {
-        if let Some(accepting) = &self.accepting {
-            // The connections are tasks of the accept task and end with it.
-            accepting.abort();
-        }
+        // The connections are tasks of the accept task and end with it.
+        self.accepting.abort();
     }
 }
 
-struct Accept {
+/// Serves the connections of a listener, and after `stop` those that are open.
+async fn accept_until(
+    stop: CancellationToken,
+    listener: TcpListener,
     router: Router,
-    has_key: bool,
-    deadline: Duration,
-    connections: Arc<Connections>,
-    stopped: watch::Receiver<bool>,
-}
-
-impl Accept {
-    async fn run(mut self, listener: TcpListener) {
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                () = told(&mut self.stopped) => break,
-                Some(_) = connections.join_next() => {}
-                (stream, peer) = accept(&listener) => {
-                    // Send small tokens at once. A failure only costs speed.
-                    let _ = stream.set_nodelay(true);
-                    // The look-up reads all sockets of the system; it is not needed with a key.
-                    let own = stream.local_addr().ok().filter(|_| !self.has_key);
-                    let user = own.and_then(|own| user_of(peer, own));
-                    // All loopback addresses count as one, since local programs can use any of
-                    // them.
-                    let ip = match peer.ip().is_loopback() {
-                        true => Ipv4Addr::LOCALHOST.into(),
-                        false => peer.ip().to_canonical(),
-                    };
-                    let who = (subscriber(ip), user.map(|user| user.id));
-                    let Some(connection) = self.connections.admit(who) else {
-                        // All connections are active: close this one.
-                        continue;
-                    };
-                    let client = Client::new(ip, user, connection.number());
-                    let unread = Unread::default();
-                    let router = track_requests(self.router.clone(), &connection)
-                        .layer(Extension(client));
-                    let router = read_or_close(router, &unread);
-                    let stream = Lingering::new(stream, unread);
-                    let served = serve(stream, router, self.deadline, self.stopped.clone());
-                    connections.spawn(until_closed(connection, served));
-                }
+    settings: HttpSettings,
+) {
+    let slots = Connections::new(settings.max_connections);
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next() => {}
+            (stream, peer) = accept(|cx| listener.poll_accept(cx)) => {
+                // Send small tokens at once. A failure only costs speed.
+                let _ = stream.set_nodelay(true);
+                // The look-up reads all sockets of the system; it is not needed with a key.
+                let own = stream.local_addr().ok().filter(|_| settings.api_key.is_none());
+                let user = own.and_then(|own| user_of(peer, own));
+                // All loopback addresses count as one, since local programs can use any of
+                // them.
+                let ip = match peer.ip().is_loopback() {
+                    true => Ipv4Addr::LOCALHOST.into(),
+                    false => peer.ip().to_canonical(),
+                };
+                let who = (subscriber(ip), user.map(|user| user.id));
+                let Some(connection) = slots.admit(who) else {
+                    // All connections are active: close this one.
+                    continue;
+                };
+                let client = Client::new(ip, user, connection.number());
+                let unread = Unread::default();
+                let router = track_requests(router.clone(), &connection)
+                    .layer(Extension(client));
+                let router = read_or_close(router, &unread);
+                let stream = Lingering::new(stream, unread);
+                let served = serve(stream, router, settings.client_deadline, stop.clone());
+                connections.spawn(async move {
+                    tokio::select! {
+                        () = served => {}
+                        () = connection.closed() => {}
+                    }
+                });
             }
-            metrics::gauge!("hearthnet_http_connections").set(connections.len() as f64);
         }
-        drop(listener);
-        while connections.join_next().await.is_some() {}
-        metrics::gauge!("hearthnet_http_connections").set(0.0);
+        metrics::gauge!("hearthnet_http_connections").set(connections.len() as f64);
     }
-}
-
-/// Serves a connection until it ends or is evicted.
-async fn until_closed(connection: Connection, served: impl Future<Output = ()>) {
-    tokio::select! {
-        () = served => {}
-        () = connection.closed() => {}
-    }
-}
-
-/// Waits until the server is to stop.
-async fn told(stopped: &mut watch::Receiver<bool>) {
-    // A dropped sender means that the server was dropped.
-    let _ = stopped.wait_for(|stop| *stop).await;
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+    metrics::gauge!("hearthnet_http_connections").set(0.0);
 }
 
 async fn serve(
     stream: Lingering<TcpStream>,
     router: Router,
     deadline: Duration,
-    mut stopped: watch::Receiver<bool>,
+    stop: CancellationToken,
 ) {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -232,7 +205,7 @@ async fn serve(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = told(&mut stopped) => {
+        () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

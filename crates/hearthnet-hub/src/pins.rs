@@ -8,8 +8,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hearthnet_files::FileError;
 use hearthnet_files::manifest::{Digest, WeightsId};
-use hearthnet_files::{FileError, atomic_file, regular_file};
+use hearthnet_platform::{regular_file, whole_file};
 use serde::Deserialize;
 
 /// Longest accepted pin: two keys with 64 digits each.
@@ -74,6 +75,6 @@ impl Pin {
         );
         let folder = path.parent().unwrap_or(models);
         fs::create_dir_all(folder).map_err(|e| FileError::new("create", folder, e))?;
-        atomic_file::write(&path, text.as_bytes()).map_err(|e| FileError::new("write", &path, e))
+        whole_file::write(&path, text.as_bytes()).map_err(|e| FileError::new("write", &path, e))
     }
 }

@@ -1,7 +1,8 @@
 //! Model files with one defect.
 
-use hearthnet_files::gguf::Gguf;
 use hearthnet_files::gguf::writer::{WriteError, Writer};
+use hearthnet_files::gguf::{Gguf, TensorInfo, TensorType, Value};
+use hearthnet_files::quantize;
 
 /// Copy of the file with other metadata: without the keys of `without`, and with the keys that
 /// `add` sets. Tensors stay unchanged.
@@ -21,10 +22,54 @@ pub fn with_metadata(file: &[u8], without: &[&str], add: impl FnOnce(&mut Writer
         let added = writer.tensor(&info.name, &info.dims, info.dtype);
         added.expect("a tensor of the file");
     }
+    written(writer, |index| gguf.data(&gguf.tensors()[index]))
+}
+
+/// Copy of the file with other tensors, and with the keys of `metadata`. `change` gets the values
+/// of each tensor, and returns the type to store it in, and its bytes.
+///
+/// # Panics
+/// If a tensor cannot be decoded, or does not have the bytes of its type.
+pub fn rewritten(
+    gguf: &Gguf,
+    metadata: &[(&str, Value<'_>)],
+    mut change: impl FnMut(&TensorInfo, Vec<f32>) -> (TensorType, Vec<u8>),
+) -> Vec<u8> {
+    let mut writer = Writer::new();
+    for (key, value) in gguf.metadata() {
+        if !metadata.iter().any(|(changed, _)| *changed == key) {
+            writer.set(key, value).expect("a key of the file");
+        }
+    }
+    for (key, value) in metadata {
+        writer.set(key, *value).expect("a key of its own");
+    }
+    let mut contents = Vec::new();
+    for info in gguf.tensors() {
+        let mut values = Vec::new();
+        quantize::decode(info.dtype, gguf.data(info), &mut values).expect("a known type");
+        let (dtype, bytes) = change(info, values);
+        let added = writer.tensor(&info.name, &info.dims, dtype);
+        added.expect("whole blocks");
+        contents.push(bytes);
+    }
+    written(writer, |index| &contents[index])
+}
+
+/// Values as [`rewritten`] takes them.
+///
+/// # Panics
+/// If there is no encoder for the type, or the values do not fill whole blocks.
+pub fn encoded(dtype: TensorType, values: &[f32]) -> (TensorType, Vec<u8>) {
+    let mut bytes = Vec::new();
+    quantize::encode(dtype, values, &mut bytes).expect("whole blocks");
+    (dtype, bytes)
+}
+
+fn written<'a>(writer: Writer, content: impl Fn(usize) -> &'a [u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let written = writer.write(&mut out, |index, out| {
-        let data = gguf.data(&gguf.tensors()[index]);
-        out.write_all(data).map_err(WriteError::Io)
+        out.write_all(content(index)).map_err(WriteError::Io)
     });
     written.expect("writing to memory");
     out

@@ -7,6 +7,7 @@
 
 mod changed;
 pub mod float64;
+mod full_model;
 pub mod lab;
 pub mod raw;
 mod shapes;
@@ -21,14 +22,15 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use hearthnet_engine::{FullModel, SeqId, Span};
+use hearthnet_engine::EngineOptions;
 use hearthnet_files::convert::{ConvertError, convert};
 use hearthnet_files::gguf::TensorType;
 use hearthnet_files::{ModelFile, cache};
 use hearthnet_hub::catalogue::{Catalogue, Source};
 use hearthnet_hub::pull::{PullOptions, pull};
 
-pub use changed::{with_metadata, with_nan};
+pub use changed::{encoded, rewritten, with_metadata, with_nan};
+pub use full_model::FullModel;
 pub use shapes::Shape;
 pub use tampered::{Passing, Tamper, Tampered, TamperedSource};
 pub use templates::hostile_templates;
@@ -36,22 +38,45 @@ pub use tiny::TinyLlama;
 pub use vocabularies::{chat_templates, vocabularies};
 pub use weight_types::{block_factors, every_weight_as};
 
-/// Appends tokens to a sequence, and replaces `logits` by the logits of each token, `vocab` values
-/// each.
+/// Engine options for tests that share few cores.
+pub fn one_thread() -> EngineOptions {
+    EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    }
+}
+
+/// Asserts that a value matches a pattern, optionally with a guard; shows the value if it does not.
+#[macro_export]
+macro_rules! assert_matches {
+    ($value:expr, $pattern:pat $(if $guard:expr)? $(, $($context:tt)+)?) => {
+        match $value {
+            $pattern $(if $guard)? => {}
+            ref other => panic!(
+                "{other:?} is no {}{}",
+                stringify!($pattern),
+                String::new() $(+ ": " + &format!($($context)+))?
+            ),
+        }
+    };
+}
+
+/// Array of tuples, a row per line: the cells of a row, `=>`, and the last one.
+#[macro_export]
+macro_rules! rows {
+    ($($($cell:expr),+ => $last:expr;)+) => {
+        [$(($($cell,)+ $last)),+]
+    };
+}
+
+/// Asserts that there are no differences; shows the first ones.
 ///
 /// # Panics
-/// If the engine refuses.
-pub fn append_all(whole: &mut FullModel, seq: SeqId, ids: &[u32], logits: &mut Vec<f32>) {
-    let mut rows = Vec::new();
-    whole.head().embed(ids, &mut rows).expect("known tokens");
-    let span = Span {
-        seq,
-        position: whole.engine().len(seq).expect("an open sequence"),
-        rows: ids.len() as u32,
-    };
-    let ran = whole.engine_mut().forward(&[span], &mut rows);
-    ran.expect("rows that the engine takes");
-    whole.head().logits(&rows, logits).expect("finite rows");
+/// If there are some.
+pub fn assert_none_differ(wrong: &[String]) {
+    let shown = wrong.iter().take(5).cloned().collect::<Vec<_>>();
+    let (count, shown) = (wrong.len(), shown.join("\n"));
+    assert!(wrong.is_empty(), "{count} differ\n{shown}");
 }
 
 /// Path of SmolLM2-135M-Instruct, Q4_1, in the user's cache. The first test that needs it fetches

@@ -74,7 +74,7 @@ impl LayerEngine for Tampered {
     fn len(&self, seq: SeqId) -> u32 {
         LayerEngine::len(&self.engine, seq)
     }
-    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<(), StreamFault> {
+    fn truncate(&mut self, seq: SeqId, length: u32) -> Result<u32, StreamFault> {
         LayerEngine::truncate(&mut self.engine, seq, length)
     }
     fn forward(
@@ -93,6 +93,9 @@ impl LayerEngine for Tampered {
             fault: &mut fault,
         });
         fault.map_or(Ok(()), Err)
+    }
+    fn weight_bytes(&self) -> u64 {
+        LayerEngine::weight_bytes(&self.engine)
     }
     fn footprint(&self) -> Footprint {
         LayerEngine::footprint(&self.engine)

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{TensorType, Value};
-use hearthnet_files::quantize;
+use hearthnet_files::{Gguf, ModelFile, quantize};
 
 /// Description of a synthetic model of the Llama family.
 ///
@@ -164,6 +164,15 @@ impl TinyLlama {
             })
             .expect("writing to memory");
         file
+    }
+
+    /// The file, opened.
+    ///
+    /// # Panics
+    /// As [`Self::bytes`].
+    pub fn file(&self) -> ModelFile {
+        let gguf = Gguf::from_bytes(self.bytes()).expect("a GGUF file");
+        ModelFile::from_gguf(gguf).expect("a model")
     }
 
     /// Writes the file into a directory, and returns its path.

@@ -2,10 +2,9 @@
 
 use hearthnet_files::floats::f32_to_f16;
 use hearthnet_files::gguf::TensorType;
-use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::{Gguf, ModelFile, quantize};
 
-use crate::TinyLlama;
+use crate::{TinyLlama, encoded, rewritten};
 
 /// Offsets of the 16-bit floats in a block of the file, in bytes.
 pub fn block_factors(dtype: TensorType) -> &'static [usize] {
@@ -70,40 +69,22 @@ fn blocks(dtype: TensorType, values: &[f32], seed: u64) -> Vec<u8> {
 /// If a row of a matrix does not fill whole blocks of its type.
 pub fn every_weight_as(model: &TinyLlama, choose: impl Fn(&str) -> TensorType) -> [ModelFile; 2] {
     let gguf = Gguf::from_bytes(model.bytes()).expect("a model");
-    let mut writers = [Writer::new(), Writer::new()];
-    let mut contents = [Vec::new(), Vec::new()];
-    for (key, value) in gguf.metadata() {
-        for writer in &mut writers {
-            writer.set(key, value).expect("what the file had");
-        }
-    }
-    for (seed, info) in (1..).zip(gguf.tensors()) {
-        let mut values = Vec::new();
-        quantize::decode(info.dtype, gguf.data(info), &mut values).expect("what the file had");
-        let dtype = match info.dims.len() {
-            1 => info.dtype,
-            _ => choose(&info.name),
-        };
-        let bytes = blocks(dtype, &values, seed);
-        values.clear();
-        quantize::decode(dtype, &bytes, &mut values).expect("a type that is known");
-        let plain = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let types = [(dtype, bytes), (TensorType::F32, plain)];
-        for (i, (dtype, bytes)) in types.into_iter().enumerate() {
-            writers[i]
-                .tensor(&info.name, &info.dims, dtype)
-                .expect("whole blocks");
-            contents[i].push(bytes);
-        }
-    }
-    let files = writers.into_iter().zip(contents).map(|(writer, contents)| {
-        let mut file = Vec::new();
-        let fill = |index: usize, out: &mut dyn std::io::Write| {
-            out.write_all(&contents[index]).map_err(WriteError::Io)
-        };
-        writer.write(&mut file, fill).expect("memory");
+    [false, true].map(|decoded| {
+        let mut seed = 0;
+        let file = rewritten(&gguf, &[], |info, values| {
+            seed += 1;
+            let dtype = match info.dims.len() {
+                1 => info.dtype,
+                _ => choose(&info.name),
+            };
+            let bytes = blocks(dtype, &values, seed);
+            if !decoded {
+                return (dtype, bytes);
+            }
+            let mut values = Vec::new();
+            quantize::decode(dtype, &bytes, &mut values).expect("a type that is known");
+            encoded(TensorType::F32, &values)
+        });
         ModelFile::from_gguf(Gguf::from_bytes(file).expect("a file")).expect("a model")
-    });
-    let files: Vec<ModelFile> = files.collect();
-    files.try_into().expect("two of them")
+    })
 }

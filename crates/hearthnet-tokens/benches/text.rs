@@ -26,17 +26,12 @@ fn main() {
 
     let parts = best(10, || TokenizerParts::from_gguf(&gguf).unwrap());
     println!("tokenizer: reading the metadata     {parts:>10.1?}");
+    let whole = TokenizerParts::from_gguf(&gguf).unwrap();
     let small = TokenizerParts {
+        model: whole.model,
+        pre: whole.pre,
         tokens: vec!["a"],
-        token_types: None,
-        merges: Vec::new(),
-        ..TokenizerParts::from_gguf(&gguf).unwrap()
-    };
-    let small = TokenizerParts {
-        bos: None,
-        eos: None,
-        other_ends: Vec::new(),
-        ..small
+        ..TokenizerParts::default()
     };
     let rules = best(10, || Tokenizer::new(&small).unwrap());
     println!("tokenizer: load without vocabulary  {rules:>10.1?}");
@@ -84,59 +79,25 @@ fn main() {
         let logits: Vec<f32> = (0..vocab)
             .map(|_| ((0..12).map(|_| uniform()).sum::<f64>() * 3.0 - 18.0) as f32)
             .collect();
-        let drawing = SamplerConfig {
-            temperature: 0.8,
-            seed: Some(1),
-            ..SamplerConfig::default()
-        };
-        let cases = [
-            ("greedy", SamplerConfig::default()),
-            (
-                "greedy, penalties",
-                SamplerConfig {
-                    repetition_penalty: 1.1,
-                    ..SamplerConfig::default()
-                },
-            ),
-            (
-                "greedy, 5 log probabilities",
-                SamplerConfig {
-                    logprobs: Some(5),
-                    ..SamplerConfig::default()
-                },
-            ),
-            (
-                "top-k 40, top-p 0.95",
-                SamplerConfig {
-                    top_k: 40,
-                    top_p: 0.95,
-                    ..drawing.clone()
-                },
-            ),
-            (
-                "top-p 0.95",
-                SamplerConfig {
-                    top_p: 0.95,
-                    ..drawing.clone()
-                },
-            ),
-            (
-                "top-p 0.5",
-                SamplerConfig {
-                    top_p: 0.5,
-                    ..drawing.clone()
-                },
-            ),
-            (
-                "min-p 0.05",
-                SamplerConfig {
-                    min_p: 0.05,
-                    ..drawing.clone()
-                },
-            ),
-            ("temperature only", drawing),
+        let cases: [(&str, f32, fn(&mut SamplerConfig)); 8] = [
+            ("greedy", 0.0, |_| {}),
+            ("greedy, penalties", 0.0, |c| c.repetition_penalty = 1.1),
+            ("greedy, 5 log probabilities", 0.0, |c| c.logprobs = Some(5)),
+            ("top-k 40, top-p 0.95", 0.8, |c| {
+                (c.top_k, c.top_p) = (40, 0.95);
+            }),
+            ("top-p 0.95", 0.8, |c| c.top_p = 0.95),
+            ("top-p 0.5", 0.8, |c| c.top_p = 0.5),
+            ("min-p 0.05", 0.8, |c| c.min_p = 0.05),
+            ("temperature only", 0.8, |_| {}),
         ];
-        for (name, config) in cases {
+        for (name, temperature, change) in cases {
+            let mut config = SamplerConfig {
+                temperature,
+                seed: Some(1),
+                ..SamplerConfig::default()
+            };
+            change(&mut config);
             let mut sampler = Sampler::new(config).unwrap();
             let time = best(50, || sampler.sample(&logits).unwrap());
             println!("sampler: {vocab:>6}, {name:<27}{time:>10.1?}");

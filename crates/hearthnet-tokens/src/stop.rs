@@ -158,6 +158,10 @@ mod tests {
         (text, matcher.matched().map(str::to_owned))
     }
 
+    fn assert_run(stops: &[&str], pieces: &[&str], text: &str, stop: &str) {
+        assert_eq!(run(stops, pieces), (text.to_owned(), Some(stop.to_owned())));
+    }
+
     /// Reference implementation on the whole text.
     fn naive(stops: &[&str], text: &str) -> (String, Option<String>) {
         for end in 0..=text.len() {
@@ -176,16 +180,14 @@ mod tests {
 
     #[test]
     fn a_stop_string_is_found_across_pieces_and_never_shown() {
-        let met = |stop: &str| Some(stop.to_owned());
-        assert_eq!(
-            run(&["\nUser:"], &["Hi.", "\n", "Us", "er", ": more"]),
-            ("Hi.".into(), met("\nUser:"))
+        assert_run(
+            &["\nUser:"],
+            &["Hi.", "\n", "Us", "er", ": more"],
+            "Hi.",
+            "\nUser:",
         );
-        assert_eq!(
-            run(&["END"], &["a E", "N", "x EN", "D b"]),
-            ("a ENx ".into(), met("END"))
-        );
-        assert_eq!(run(&["aab"], &["aa", "aa", "b"]), ("aa".into(), met("aab")));
+        assert_run(&["END"], &["a E", "N", "x EN", "D b"], "a ENx ", "END");
+        assert_run(&["aab"], &["aa", "aa", "b"], "aa", "aab");
     }
 
     #[test]
@@ -202,33 +204,17 @@ mod tests {
 
     #[test]
     fn the_stop_string_that_ends_first_wins_and_then_the_one_that_begins_first() {
-        assert_eq!(
-            run(&["abcd", "bc"], &["xabcd"]),
-            ("xa".into(), Some("bc".into()))
-        );
-        assert_eq!(
-            run(&["bc", "abc"], &["xabcd"]),
-            ("x".into(), Some("abc".into()))
-        );
+        assert_run(&["abcd", "bc"], &["xabcd"], "xa", "bc");
+        assert_run(&["bc", "abc"], &["xabcd"], "x", "abc");
     }
 
     #[test]
     fn no_text_is_released_after_the_stop() {
         let mut matcher = matcher(&["."]);
-        assert_eq!(
-            matcher.push("One. Two."),
-            StopStep {
-                emit: "One".into(),
-                stopped: true
-            }
-        );
-        assert_eq!(
-            matcher.push("Three"),
-            StopStep {
-                emit: String::new(),
-                stopped: true
-            }
-        );
+        for (piece, emit) in [("One. Two.", "One"), ("Three", "")] {
+            let step = matcher.push(piece);
+            assert_eq!((step.emit.as_str(), step.stopped), (emit, true));
+        }
         assert_eq!(matcher.finish(), "");
     }
 

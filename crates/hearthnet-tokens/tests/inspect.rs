@@ -6,7 +6,7 @@ use std::path::Path;
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, Value};
 use hearthnet_files::{Manifest, ModelFile, TensorType};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, rows, with_metadata};
 use hearthnet_tokens::inspect::{container, inspect};
 use hearthnet_tokens::template::{ChatTemplate, TemplateError};
 
@@ -20,6 +20,7 @@ fn the_real_model_is_described_completely() {
         .lines()
         .map(|line| (line[..14].trim_end(), &line[14..]))
         .collect();
+    let full = "180.0 MiB for a full context";
     for expected in [
         ("size", "93.8 MiB (98362432 bytes)"),
         ("name", "Smollm2 135M 8k Lc100K Mix1 Ep2"),
@@ -44,7 +45,7 @@ fn the_real_model_is_described_completely() {
         ("head", "28.7 MiB (embedding, last norm, output)"),
         (
             "kv cache",
-            "768 bytes per position and layer, 180.0 MiB for a full context",
+            &format!("768 bytes per position and layer, {full}"),
         ),
         ("tokenizer", "gpt2, smollm pre-tokenizer, 49152 tokens"),
         ("chat template", "yes"),
@@ -70,40 +71,21 @@ fn described(name: &str) -> (String, serde_json::Value) {
 
 #[test]
 fn special_features_of_families_are_shown() {
-    for (name, line) in [
-        (
-            "gemma2",
-            "window        7 positions, except in every 2nd layer",
-        ),
-        (
-            "gemma3",
-            "window        7 positions, except in every 6th layer",
-        ),
-        (
-            "gemma3",
-            "rope          halves, 16 wide, base 1000000, linear scaling by 8; base 10000 in layers with a window",
-        ),
-        ("mistral", "window        7 positions, in all layers"),
-        (
-            "smollm3",
-            "rope          interleaved, 8 wide, base 5000000; none in every 4th layer",
-        ),
-        (
-            "phi3long",
-            "rope          halves, 8 wide, base 10000, with long factors",
-        ),
-        (
-            "mistralyarn",
-            "rope          interleaved, 16 wide, base 10000, YaRN scaling by 4 from 64 positions",
-        ),
-        ("qwen3moe", "experts       5 per layer, 3 per token"),
-        ("qwen3moe", "parameters    47648, 35360 per token"),
-        (
-            "minicpm3",
-            "latent        queries of rank 32, keys and values of rank 32",
-        ),
-        ("llama31", "parameters    26792"),
-    ] {
+    for (name, line) in rows! {
+        "gemma2" => "window        7 positions, except in every 2nd layer";
+        "gemma3" => "window        7 positions, except in every 6th layer";
+        "gemma3" => "rope          halves, 16 wide, base 1000000, linear scaling by 8; base 10000 \
+            in layers with a window";
+        "mistral" => "window        7 positions, in all layers";
+        "smollm3" => "rope          interleaved, 8 wide, base 5000000; none in every 4th layer";
+        "phi3long" => "rope          halves, 8 wide, base 10000, with long factors";
+        "mistralyarn" => "rope          interleaved, 16 wide, base 10000, YaRN scaling by 4 from 64 \
+            positions";
+        "qwen3moe" => "experts       5 per layer, 3 per token";
+        "qwen3moe" => "parameters    47648, 35360 per token";
+        "minicpm3" => "latent        queries of rank 32, keys and values of rank 32";
+        "llama31" => "parameters    26792";
+    } {
         let (text, _) = described(name);
         assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
     }
@@ -120,27 +102,10 @@ fn special_features_of_families_are_shown() {
 
 #[test]
 fn a_hostile_name_cannot_write_on_the_terminal() {
-    let tiny = Gguf::from_bytes(TinyLlama::default().bytes()).unwrap();
     let name = format!("\x1b]0;owned\x07\n{}", "n".repeat(100_000));
-    let mut writer = Writer::new();
-    for (key, value) in tiny.metadata() {
-        let value = if key == "general.name" {
-            Value::String(&name)
-        } else {
-            value
-        };
-        writer.set(key, value).unwrap();
-    }
-    for info in tiny.tensors() {
-        writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
-    }
-    let mut bytes = Vec::new();
-    let data = |index: usize| tiny.data(&tiny.tensors()[index]);
-    writer
-        .write(&mut bytes, |index, out| {
-            out.write_all(data(index)).map_err(WriteError::Io)
-        })
-        .unwrap();
+    let bytes = with_metadata(&TinyLlama::default().bytes(), &["general.name"], |writer| {
+        writer.set("general.name", Value::String(&name)).unwrap();
+    });
     let model = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
     let id = Manifest::of(&model, &mut |_, _| {}).weights_id();
     let text = inspect(&model, id).to_string();

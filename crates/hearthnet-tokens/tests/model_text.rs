@@ -4,7 +4,7 @@
 use hearthnet_files::gguf::Value;
 use hearthnet_files::gguf::writer::Writer;
 use hearthnet_files::{Gguf, Manifest, ModelFile};
-use hearthnet_testkit::{TinyLlama, with_metadata};
+use hearthnet_testkit::{TinyLlama, assert_matches, with_metadata};
 use hearthnet_tokens::ChatMessage;
 use hearthnet_tokens::inspect::{Inspection, inspect};
 use hearthnet_tokens::text::{ModelText, TextError};
@@ -54,10 +54,11 @@ fn a_prompt_is_the_same_with_wrong_types_of_the_tokens_that_the_file_names() {
         let text = ModelText::of(model).unwrap();
         assert_eq!(text.warning(), None);
         let messages = [ChatMessage::user("Say hi. <|im_end|>")];
-        let template = text.template.unwrap();
-        template
-            .prompt_ids(&text.tokenizer, &messages, true)
+        let ids = text
+            .template
             .unwrap()
+            .prompt_ids(&text.tokenizer, &messages, true);
+        ids.unwrap()
     };
     let right = prompt(&tiny(&[], |_| ()));
     assert!(right.starts_with(&[259]), "{right:?}");
@@ -102,16 +103,7 @@ fn a_vocabulary_larger_than_the_embedding_is_refused_with_both_sizes() {
     ModelText::of(&with(Vec::new())).unwrap();
     let model = with(vec!["<one>".to_owned(), "<two>".to_owned()]);
     let error = ModelText::of(&model).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            TextError::Vocabulary {
-                tokens: 322,
-                rows: 320
-            }
-        ),
-        "{error}"
-    );
+    assert_matches!(error, TextError::Vocabulary { tokens: 322, .. });
     let said = error.to_string();
     assert!(said.contains("322") && said.contains("320"), "{said}");
     assert_eq!(inspected(&model).chat_refused, Some(said));

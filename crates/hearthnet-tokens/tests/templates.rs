@@ -2,6 +2,7 @@
 //! (`data/templates/expected.json`), and typed control tokens in each of them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use hearthnet_testkit::assert_none_differ;
 use hearthnet_tokens::fuzzing;
 use hearthnet_tokens::template::{ChatTemplate, TemplateError, TemplateTime};
 use minijinja::Value;
@@ -21,7 +22,7 @@ struct Reference {
 }
 
 /// Result of Jinja2 for a template and a conversation.
-#[derive(serde::Deserialize)]
+#[derive(Debug, serde::Deserialize)]
 #[serde(untagged)]
 enum Expected {
     Text(String),
@@ -120,25 +121,13 @@ fn every_template_gives_the_text_of_jinja2() {
                 && REFERENCE.conversations[conversation].contains_key("tools")
                 && got.is_ok();
             if !right && !escaped {
-                let expected = match expected {
-                    Expected::Text(text) => text,
-                    Expected::Refused { refused } => refused,
-                    Expected::Hash { .. } | Expected::Failed { .. } => {
-                        "see data/templates/README.md"
-                    }
-                };
                 wrong.push(format!(
                     "{name}/{conversation}: {got:#?}\nexpected: {expected:#?}"
                 ));
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} texts differ\n{}",
-        wrong.len(),
-        wrong[..wrong.len().min(3)].join("\n")
-    );
+    assert_none_differ(&wrong);
     assert!(texts >= 1100 && refusals >= 25, "{texts}, {refusals}");
 }
 

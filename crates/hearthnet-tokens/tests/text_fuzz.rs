@@ -7,9 +7,8 @@ use proptest::prelude::*;
 use std::path::Path;
 
 fn replay(target: &str, body: fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fuzz/corpus")
-        .join(target);
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    let folder = corpus.join(target);
     let mut seeds = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         body(&std::fs::read(entry.unwrap().path()).unwrap());

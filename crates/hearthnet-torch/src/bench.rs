@@ -3,12 +3,11 @@
 use std::error::Error;
 use std::path::Path;
 
-use hearthnet_engine::bench::{BenchLayers, BenchOptions, EngineBench, bench_layers};
-use hearthnet_engine::{Head, Span};
+use hearthnet_engine::Head;
+use hearthnet_engine::bench::{BenchOptions, EngineBench, bench_layers};
 use hearthnet_files::ModelFile;
 
-use crate::engine::TorchEngine;
-use crate::kv::Seq;
+use crate::engine::load;
 use crate::options::TorchOptions;
 
 /// Measures a model file as [`hearthnet_engine::bench::bench_engine`] does. Of `torch`, only device
@@ -30,41 +29,11 @@ pub fn bench(
         progress,
         |file, engine| {
             let torch = TorchOptions {
-                threads: Some(engine.threads),
-                max_kv_bytes: engine.max_kv_bytes,
+                engine: engine.clone(),
                 ..torch.clone()
             };
-            let layers = 0..file.spec().layers;
-            let layers = TorchEngine::load(file, layers, &torch, &mut |_, _| ())?;
+            let layers = load(file, 0..file.spec().layers, &torch, &mut |_, _| ())?;
             Ok((layers, Head::load(file, engine)?))
         },
     )
-}
-
-impl BenchLayers for TorchEngine {
-    type Seq = Seq;
-
-    fn open(&mut self) -> Result<Seq, Box<dyn Error>> {
-        Ok(TorchEngine::open(self)?)
-    }
-
-    fn close(&mut self, seq: Seq) {
-        TorchEngine::close(self, seq);
-    }
-
-    fn truncate(&mut self, seq: Seq, len: u32) -> Result<(), Box<dyn Error>> {
-        Ok(TorchEngine::truncate(self, seq, len)?)
-    }
-
-    fn forward(&mut self, spans: &[Span<Seq>], rows: &mut [f32]) -> Result<(), Box<dyn Error>> {
-        Ok(TorchEngine::forward(self, spans, rows)?)
-    }
-
-    fn weight_bytes(&self) -> u64 {
-        TorchEngine::weight_bytes(self)
-    }
-
-    fn token_bytes(&self) -> u64 {
-        TorchEngine::token_bytes(self)
-    }
 }

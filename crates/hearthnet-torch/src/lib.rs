@@ -10,7 +10,7 @@
 //! |---|---|
 //! | device, number format, limits | `options.rs` |
 //! | errors | `error.rs` |
-//! | the engine: sequences and batches | `engine.rs` |
+//! | loading, and running a batch | `engine.rs` |
 //! | weights of a file as tensors | `weights.rs` |
 //! | a batch through a block, attention, experts | `forward/` |
 //! | keys and values | `kv.rs` |
@@ -31,8 +31,7 @@ mod shard;
 mod weights;
 
 pub use bench::bench;
-pub use engine::TorchEngine;
-pub use error::{OptionError, TorchError, TorchLoadError};
-pub use kv::Seq;
+pub use engine::{Torch, TorchEngine, load};
+pub use error::{OptionError, TorchLoadError};
 pub use options::{DeviceChoice, Dtype, Target, TorchOptions};
 pub use shard::{TorchSource, start};

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use hearthnet_engine::EngineOptions;
 use hearthnet_files::gguf::TensorInfo;
 use hearthnet_files::{BoundaryDtype, ModelFile, ModelSpec};
 use tch::{Device, Kind, Tensor};
@@ -22,7 +23,8 @@ pub enum DeviceChoice {
 }
 
 /// Format of weights, keys, values and the activations multiplied with them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Dtype {
     /// IEEE 754 binary16.
     Fp16,
@@ -32,32 +34,13 @@ pub enum Dtype {
     Fp32,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct TorchOptions {
     pub device: DeviceChoice,
     /// Number format. `None`: fp32 on a processor, elsewhere the model's boundary dtype.
     pub dtype: Option<Dtype>,
-    /// Compute threads on a processor, for the whole process. `None`: libtorch's default.
-    pub threads: Option<usize>,
-    /// Memory for keys and values, in bytes, allocated in pages as sequences grow. Default: 1 GiB.
-    pub max_kv_bytes: u64,
-    /// Default: 4096.
-    pub max_sequences: usize,
-    /// Limit of positions per sequence, if lower than the model's.
-    pub max_context: Option<u32>,
-}
-
-impl Default for TorchOptions {
-    fn default() -> Self {
-        Self {
-            device: DeviceChoice::default(),
-            dtype: None,
-            threads: None,
-            max_kv_bytes: 1 << 30,
-            max_sequences: 4096,
-            max_context: None,
-        }
-    }
+    /// Threads on a processor, for the whole process, and limits of sequences.
+    pub engine: EngineOptions,
 }
 
 /// Available device and number format.
@@ -153,16 +136,6 @@ impl Dtype {
             Self::Fp16 | Self::Bf16 => 2,
             Self::Fp32 => 4,
         }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Fp16 => "fp16",
-            Self::Bf16 => "bf16",
-            Self::Fp32 => "fp32",
-        })
     }
 }
 

@@ -106,19 +106,19 @@ impl<'a> Loader<'a> {
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
-        let parts = if file.has(T::AttnQkv) {
+        let parts = if file.has(layer, T::AttnQkv) {
             vec![get(T::AttnQkv)?]
-        } else if file.has(T::LatentQ) {
+        } else if file.has(layer, T::LatentQ) {
             vec![get(T::LatentQ)?, get(T::LatentKv)?]
         } else {
             vec![get(T::AttnQ)?, get(T::AttnK)?, get(T::AttnV)?]
         };
-        let biases = match file.has(T::AttnQBias) {
+        let biases = match file.has(layer, T::AttnQBias) {
             true => vec![get(T::AttnQBias)?, get(T::AttnKBias)?, get(T::AttnVBias)?],
             false => Vec::new(),
         };
         let qkv = self.linear(&parts, &biases)?;
-        let latent = match file.has(T::LatentQ) {
+        let latent = match file.has(layer, T::LatentQ) {
             true => Some(Latent {
                 q_norm: self.vector(&get(T::LatentQNorm)?)?,
                 kv_norm: self.vector(&get(T::LatentKvNorm)?)?,
@@ -127,14 +127,14 @@ impl<'a> Loader<'a> {
             }),
             false => None,
         };
-        let qk_norm = match file.has(T::AttnQNorm) {
+        let qk_norm = match file.has(layer, T::AttnQNorm) {
             true => Some((
                 self.vector(&get(T::AttnQNorm)?)?,
                 self.vector(&get(T::AttnKNorm)?)?,
             )),
             false => None,
         };
-        let bias = match file.has(T::AttnOutputBias) {
+        let bias = match file.has(layer, T::AttnOutputBias) {
             true => vec![get(T::AttnOutputBias)?],
             false => Vec::new(),
         };
@@ -158,8 +158,8 @@ impl<'a> Loader<'a> {
         use LayerTensor as T;
         let (file, spec) = (self.file, self.file.spec());
         let get = |tensor| file.layer_tensor(layer, tensor);
-        if !file.has(T::Router) {
-            let gate_up = match file.has(T::FfnGateUp) {
+        if !file.has(layer, T::Router) {
+            let gate_up = match file.has(layer, T::FfnGateUp) {
                 true => vec![get(T::FfnGateUp)?],
                 false => vec![get(T::FfnGate)?, get(T::FfnUp)?],
             };
@@ -169,11 +169,11 @@ impl<'a> Loader<'a> {
             }));
         }
         let count = spec.experts.map_or(1, |experts| experts.count as usize);
-        let bias = |which| match file.has(which) {
+        let bias = |which| match file.has(layer, which) {
             true => Ok::<_, TorchLoadError>(get(which)?.parts(count)),
             false => Ok(Vec::new()),
         };
-        let router_bias = match file.has(T::RouterBias) {
+        let router_bias = match file.has(layer, T::RouterBias) {
             true => Some(self.vector(&get(T::RouterBias)?)?),
             false => None,
         };
@@ -227,7 +227,7 @@ impl<'a> Loader<'a> {
         layer: u32,
         which: LayerTensor,
     ) -> Result<Option<Tensor>, TorchLoadError> {
-        match self.file.has(which) {
+        match self.file.has(layer, which) {
             true => Ok(Some(self.vector(&self.file.layer_tensor(layer, which)?)?)),
             false => Ok(None),
         }

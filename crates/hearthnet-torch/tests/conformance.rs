@@ -206,11 +206,7 @@ fn sequences_in_a_batch_are_close_to_each_alone() {
                     };
                     if rows > 0 {
                         x.extend(&rest[..rows * width]);
-                        spans.push(Span {
-                            seq: *seq,
-                            position,
-                            rows: rows as u32,
-                        });
+                        spans.push(Span::new(*seq, position, rows as u32));
                     }
                 }
                 if spans.is_empty() {

@@ -5,10 +5,10 @@
 mod common;
 
 use common::{append, deviation, family, load, options, rewrite, rows};
-use hearthnet_engine::Span;
+use hearthnet_engine::{EngineError, Span};
 use hearthnet_files::{BoundaryDtype, Gguf, ModelFile};
 use hearthnet_testkit::TinyLlama;
-use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchError, TorchLoadError, TorchOptions};
+use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchLoadError, TorchOptions};
 
 fn tiny(model: &TinyLlama) -> ModelFile {
     ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap()
@@ -57,12 +57,10 @@ fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
     let file = tiny(&TinyLlama::default());
     let probe = load(&file, 0..2, &options(Dtype::Fp16));
     // Two layers, keys and values, two heads of 16, two bytes each.
-    assert_eq!(probe.kv_bytes_per_position(), 2 * 2 * 2 * 16 * 2);
-    let page = probe.kv_bytes_per_position() * u64::from(probe.kv_page_positions());
-    let three = TorchOptions {
-        max_kv_bytes: 3 * page + page / 2,
-        ..options(Dtype::Fp16)
-    };
+    assert_eq!(probe.footprint().per_position, 2 * 2 * 2 * 16 * 2);
+    let page = probe.footprint().page_bytes();
+    let mut three = options(Dtype::Fp16);
+    three.engine.max_kv_bytes = 3 * page + page / 2;
     let mut engine = load(&file, 0..2, &three);
     let (a, b) = (engine.open().unwrap(), engine.open().unwrap());
     assert_eq!(engine.kv_bytes_in_use(), 0);
@@ -72,13 +70,9 @@ fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
     assert_eq!(engine.kv_bytes_in_use(), 3 * page);
     // Only one of the two fits: the batch is refused as a whole.
     let mut x = rows(&file, 2, 3);
-    let spans = [(a, 33), (b, 32)].map(|(seq, position)| Span {
-        seq,
-        position,
-        rows: 1,
-    });
+    let spans = [Span::new(a, 33, 1), Span::new(b, 32, 1)];
     let full = engine.forward(&spans, &mut x);
-    let expected = TorchError::KvFull {
+    let expected = EngineError::KvFull {
         needed: page,
         free: 0,
         limit: 3 * page + page / 2,
@@ -89,13 +83,8 @@ fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
     let fork = engine.fork(a).unwrap();
     assert_eq!(engine.kv_bytes_in_use(), 3 * page);
     let mut x = rows(&file, 1, 3);
-    let span = Span {
-        seq: fork,
-        position: 33,
-        rows: 1,
-    };
-    let full = engine.forward(&[span], &mut x);
-    assert!(matches!(full, Err(TorchError::KvFull { .. })), "{full:?}");
+    let full = engine.forward(&[Span::new(fork, 33, 1)], &mut x);
+    assert!(matches!(full, Err(EngineError::KvFull { .. })), "{full:?}");
     assert!(engine.close(a));
     assert_eq!(engine.kv_bytes_in_use(), 3 * page);
     append(&mut engine, fork, &rows(&file, 1, 3), 1);
@@ -103,71 +92,27 @@ fn memory_is_taken_by_whole_pages_and_never_beyond_the_budget() {
     assert_eq!(engine.kv_bytes_in_use(), 2 * page);
     assert!(engine.close(b) && engine.close(fork) && !engine.close(a));
     assert_eq!(engine.kv_bytes_in_use(), 0);
-    assert_eq!(engine.len(a), Err(TorchError::UnknownSequence(a)));
+    assert_eq!(engine.len(a), Err(EngineError::UnknownSequence(a)));
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_changes_nothing() {
+fn the_options_limit_sequences_and_their_length() {
     let file = tiny(&TinyLlama::default());
-    let few = TorchOptions {
-        max_sequences: 2,
-        max_context: Some(40),
-        ..options(Dtype::Fp32)
-    };
+    let mut few = options(Dtype::Fp32);
+    few.engine.max_sequences = 2;
+    few.engine.max_context = Some(40);
     let mut engine = load(&file, 0..2, &few);
     let (a, b) = (engine.open().unwrap(), engine.open().unwrap());
-    assert_eq!(engine.open(), Err(TorchError::TooManySequences(2)));
-    assert_eq!(engine.fork(a), Err(TorchError::TooManySequences(2)));
+    assert_eq!(engine.open(), Err(EngineError::TooManySequences(2)));
     append(&mut engine, a, &rows(&file, 3, 1), 3);
-    let span = |seq, position, rows| Span {
-        seq,
-        position,
-        rows,
-    };
-    let mut x = rows(&file, 2, 1);
-    let gap = |seq, position, len| TorchError::PositionGap { seq, position, len };
-    assert_eq!(engine.forward(&[span(a, 4, 2)], &mut x), Err(gap(a, 4, 3)));
-    assert_eq!(engine.truncate(a, 4), Err(gap(a, 4, 3)));
-    assert_eq!(
-        engine.forward(&[span(a, 3, 1), span(a, 3, 1)], &mut x),
-        Err(TorchError::DuplicateSequence(a))
-    );
-    assert_eq!(
-        engine.forward(&[span(a, 3, 2), span(b, 0, 0)], &mut x),
-        Err(TorchError::EmptySpan(b))
-    );
-    assert_eq!(
-        engine.forward(&[span(a, 3, 1)], &mut x),
-        Err(TorchError::RowsMismatch {
-            expected: 64,
-            found: 128
-        })
-    );
-    assert_eq!(
-        engine.forward_layers(1..2, &[span(a, 3, 2)], &mut x),
-        Err(TorchError::OtherLayers {
-            seq: a,
-            ran: 0..2,
-            asked: 1..2
-        })
-    );
-    assert_eq!(
-        engine.forward_layers(1..3, &[span(b, 0, 2)], &mut x),
-        Err(TorchError::Layers {
-            asked: 1..3,
-            engine: 0..2
-        })
-    );
     let mut long = rows(&file, 41, 1);
-    assert_eq!(
-        engine.forward(&[span(b, 0, 41)], &mut long),
-        Err(TorchError::ContextFull {
-            wanted: 41,
-            limit: 40
-        })
-    );
+    let full = EngineError::ContextFull {
+        wanted: 41,
+        limit: 40,
+    };
+    assert_eq!(engine.forward(&[Span::new(b, 0, 41)], &mut long), Err(full));
     assert_eq!((engine.len(a), engine.len(b)), (Ok(3), Ok(0)));
-    append(&mut engine, a, &x, 2);
+    append(&mut engine, a, &rows(&file, 2, 1), 2);
 }
 
 #[test]
@@ -179,13 +124,8 @@ fn rows_that_are_not_finite_are_refused() {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut x = rows(&file, 3, 1);
             x[2 * 64 + 5] = bad;
-            let span = Span {
-                seq,
-                position: 0,
-                rows: 3,
-            };
-            let found = engine.forward(&[span], &mut x);
-            assert_eq!(found, Err(TorchError::InputNotFinite(2)));
+            let found = engine.forward(&[Span::new(seq, 0, 3)], &mut x);
+            assert_eq!(found, Err(EngineError::InputNotFinite(2)));
             assert_eq!((engine.len(seq), engine.kv_bytes_in_use()), (Ok(0), 0));
         }
     }
@@ -202,7 +142,7 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         *value *= 1e7;
     });
     // The weights themselves are beyond the range of fp16.
-    let found = TorchEngine::load(&file, 0..3, &options(Dtype::Fp16), &mut |_, _| ());
+    let found = hearthnet_torch::load(&file, 0..3, &options(Dtype::Fp16), &mut |_, _| ());
     match found {
         Err(TorchLoadError::Range { tensor, dtype }) => {
             assert_eq!(
@@ -220,16 +160,11 @@ fn a_row_beyond_the_boundary_dtype_is_an_error_that_names_layer_and_row() {
         let used = engine.kv_bytes_in_use();
         let mut x = vec![0.0; 3 * 64];
         x.extend(rows(&file, 2, 1));
-        let spans = [(quiet, 3, 3), (loud, 0, 2)].map(|(seq, position, rows)| Span {
-            seq,
-            position,
-            rows,
-        });
-        let expected = TorchError::OutOfRange {
+        let spans = [Span::new(quiet, 3, 3), Span::new(loud, 0, 2)];
+        let expected = EngineError::OutOfRange {
             layer: 1,
             row: 3,
-            dtype,
-            boundary: BoundaryDtype::F16,
+            formats: format!("{dtype} or of the boundary dtype {}", BoundaryDtype::F16),
         };
         assert_eq!(engine.forward(&spans, &mut x), Err(expected));
         assert_eq!((engine.len(quiet), engine.len(loud)), (Ok(3), Ok(0)));
@@ -246,7 +181,7 @@ fn a_missing_device_is_an_error_and_auto_selects_an_available_one() {
         device: DeviceChoice::Cuda(127),
         ..TorchOptions::default()
     };
-    let found = TorchEngine::load(&file, 0..2, &missing, &mut |_, _| ());
+    let found = hearthnet_torch::load(&file, 0..2, &missing, &mut |_, _| ());
     assert!(
         matches!(found, Err(TorchLoadError::Device { .. })),
         "{found:?}"

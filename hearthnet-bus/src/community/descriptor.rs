@@ -98,6 +98,15 @@ impl DescriptorError {
 /// Maximum length of an encoded descriptor in bytes: the limit of a control message of X08.
 pub const MAX_ENCODED: usize = 4080;
 
+fn check_length(bytes: usize) -> Result<(), DescriptorError> {
+    match bytes {
+        0..=MAX_ENCODED => Ok(()),
+        _ => Err(DescriptorError::Malformed(format!(
+            "{bytes} bytes is too long"
+        ))),
+    }
+}
+
 impl Descriptor {
     /// Shard id of a model and an inclusive layer range.
     pub fn shard_id(model_id: &str, lo: u32, hi: u32) -> String {
@@ -119,12 +128,7 @@ impl Descriptor {
         let mut out = Vec::with_capacity(512);
         ciborium::into_writer(self, &mut out)
             .map_err(|e| DescriptorError::Malformed(e.to_string()))?;
-        if out.len() > MAX_ENCODED {
-            return Err(DescriptorError::Malformed(format!(
-                "{} bytes is too long",
-                out.len()
-            )));
-        }
+        check_length(out.len())?;
         Ok(out)
     }
 
@@ -133,12 +137,7 @@ impl Descriptor {
     /// # Errors
     /// Any [`DescriptorError`].
     pub fn from_cbor(bytes: &[u8]) -> Result<Self, DescriptorError> {
-        if bytes.len() > MAX_ENCODED {
-            return Err(DescriptorError::Malformed(format!(
-                "{} bytes is too long",
-                bytes.len()
-            )));
-        }
+        check_length(bytes.len())?;
         let this: Self = ciborium::de::from_reader_with_recursion_limit(bytes, 8)
             .map_err(|e| DescriptorError::Malformed(e.to_string()))?;
         this.validate()?;
@@ -193,28 +192,11 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use proptest::prelude::*;
 
     fn good() -> Descriptor {
-        Descriptor {
-            shard_id: "m:0-7".into(),
-            model_id: "m".into(),
-            weights_sha256: "0a".repeat(32),
-            layer_range: (0, 7),
-            total_layers: 16,
-            vram_required_mb: 10,
-            weights_mb: 0,
-            kv_mb: 0,
-            max_concurrent_streams: 4,
-            host: crate::NodeKey::from_secret(&[1; 32]).id(),
-            endpoint: "127.0.0.1:1".into(),
-            advertised_at: 1,
-            boundary_dtype: "fp16".into(),
-            arithmetic: "canonical-1".into(),
-            ms_per_token: 0.0,
-            queue_depth: 0,
-            software: "hearthnet/0.1.0".into(),
-        }
+        testing::descriptor(testing::id(1))
     }
 
     #[test]
@@ -247,48 +229,29 @@ mod tests {
             .position(|part| part == host.as_bytes());
         // The last character carries two unused bits: setting one makes a second spelling.
         bytes[at.unwrap() + host.len() - 1] += 1;
-        assert!(matches!(
-            Descriptor::from_cbor(&bytes),
-            Err(DescriptorError::Malformed(_))
-        ));
+        let refused = Descriptor::from_cbor(&bytes);
+        assert!(matches!(refused, Err(DescriptorError::Malformed(_))));
     }
 
     #[test]
     fn every_kind_of_nonsense_has_its_own_refusal() {
-        let with = |f: &dyn Fn(&mut Descriptor)| {
+        use DescriptorError::{Backwards, BeyondModel, ShardId, Speed, Text, Weights};
+        let beyond = |hi, total| BeyondModel { hi, total };
+        let cases: [(&dyn Fn(&mut Descriptor), DescriptorError); 8] = [
+            (&|d| d.layer_range = (8, 7), Backwards(8, 7)),
+            (&|d| d.layer_range = (0, u32::MAX), beyond(u32::MAX, 16)),
+            (&|d| d.total_layers = u32::MAX, beyond(7, u32::MAX)),
+            (&|d| d.weights_sha256 = "zz".repeat(32), Weights),
+            (&|d| d.weights_sha256.clear(), Weights),
+            (&|d| d.shard_id = "m:0-8".into(), ShardId),
+            (&|d| d.ms_per_token = f32::NAN, Speed),
+            (&|d| d.endpoint = "x".repeat(257), Text("endpoint")),
+        ];
+        for (change, error) in cases {
             let mut d = good();
-            f(&mut d);
-            d.validate().unwrap_err()
-        };
-        assert_eq!(
-            with(&|d| d.layer_range = (8, 7)),
-            DescriptorError::Backwards(8, 7)
-        );
-        assert!(matches!(
-            with(&|d| d.layer_range = (0, u32::MAX)),
-            DescriptorError::BeyondModel { hi: u32::MAX, .. }
-        ));
-        assert!(matches!(
-            with(&|d| d.total_layers = u32::MAX),
-            DescriptorError::BeyondModel { .. }
-        ));
-        assert_eq!(
-            with(&|d| d.weights_sha256 = "zz".repeat(32)),
-            DescriptorError::Weights
-        );
-        assert_eq!(
-            with(&|d| d.weights_sha256.clear()),
-            DescriptorError::Weights
-        );
-        assert_eq!(
-            with(&|d| d.shard_id = "m:0-8".into()),
-            DescriptorError::ShardId
-        );
-        assert_eq!(with(&|d| d.ms_per_token = f32::NAN), DescriptorError::Speed);
-        assert_eq!(
-            with(&|d| d.endpoint = "x".repeat(257)),
-            DescriptorError::Text("endpoint")
-        );
+            change(&mut d);
+            assert_eq!(d.validate(), Err(error));
+        }
     }
 
     proptest! {

@@ -212,15 +212,17 @@ impl Grant {
         skew: u64,
     ) -> Result<Self, GrantError> {
         let grant = Self::verify_signature(token)?;
-        if grant.subject != expected.peer {
-            return Err(GrantError::Subject {
-                subject: grant.subject,
-            });
+        let Self {
+            subject,
+            audience,
+            issuer,
+            ..
+        } = grant;
+        if subject != expected.peer {
+            return Err(GrantError::Subject { subject });
         }
-        if grant.audience != expected.audience {
-            return Err(GrantError::Audience {
-                audience: grant.audience,
-            });
+        if audience != expected.audience {
+            return Err(GrantError::Audience { audience });
         }
         if !grant.scope.satisfies(expected.scope) {
             return Err(GrantError::Scope {
@@ -228,10 +230,8 @@ impl Grant {
             });
         }
         grant.check_time(now, skew)?;
-        if !may_issue(&grant.issuer) {
-            return Err(GrantError::Issuer {
-                issuer: grant.issuer,
-            });
+        if !may_issue(&issuer) {
+            return Err(GrantError::Issuer { issuer });
         }
         seen.remember(&grant, expected.party, now, skew)?;
         Ok(grant)

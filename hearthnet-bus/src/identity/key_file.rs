@@ -4,17 +4,16 @@
 //! prefix tells a reader that the content is secret. The file is written atomically and is readable
 //! by its owner only. A file that others can read is refused, because its secret may be known.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rustix::fs::OFlags;
+use hearthnet_platform::files;
+use hearthnet_platform::whole_file::{self, Access};
 use zeroize::Zeroizing;
 
-use crate::identity::whole_file;
 use crate::{NodeKey, RandomnessError};
 
 /// Prefix of the file's only line.
@@ -130,7 +129,7 @@ impl NodeKey {
     /// [`KeyFileError::Io`]; with [`io::ErrorKind::AlreadyExists`] if `path` exists, which then
     /// stays unchanged.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyFileError> {
-        whole_file::make_folder(whole_file::folder_of(path), 0o700)
+        whole_file::make_folder(whole_file::folder_of(path), Access::Owner)
             .map_err(|e| io_error("make the folder of", path, e))?;
         private_folder(path)?;
         let secret = self.secret();
@@ -139,14 +138,15 @@ impl NodeKey {
         URL_SAFE_NO_PAD.encode_string(secret.as_slice(), &mut text);
         text.push('\n');
 
-        whole_file::create(path, text.as_bytes(), 0o600).map_err(|e| io_error("write", path, e))
+        whole_file::create(path, text.as_bytes(), Access::Owner)
+            .map_err(|e| io_error("write", path, e))
     }
 }
 
 /// Refuses a folder in which other users can replace the key.
 fn private_folder(path: &Path) -> Result<(), KeyFileError> {
     let folder = whole_file::folder_of(path);
-    match whole_file::writable_by_others(folder) {
+    match files::writable_by_others(folder) {
         None => Ok(()),
         Some(mode) => Err(KeyFileError::Folder {
             folder: folder.into(),
@@ -157,35 +157,29 @@ fn private_folder(path: &Path) -> Result<(), KeyFileError> {
 
 /// Opens a file that only its owner, this user, can read.
 fn open_private(path: &Path) -> Result<File, KeyFileError> {
-    // NOFOLLOW refuses links; NONBLOCK avoids waiting for the other end of a pipe.
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags as i32)
-        .open(path)
-        .map_err(|e| {
-            if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() {
-                KeyFileError::NotFound { path: path.into() }
-            } else if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
-                KeyFileError::SymbolicLink { path: path.into() }
-            } else {
-                io_error("open", path, e)
-            }
-        })?;
+    let file = files::open_no_link(path).map_err(|e| {
+        if e.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(path).is_err() {
+            KeyFileError::NotFound { path: path.into() }
+        } else if fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink()) {
+            KeyFileError::SymbolicLink { path: path.into() }
+        } else {
+            io_error("open", path, e)
+        }
+    })?;
     let meta = file.metadata().map_err(|e| io_error("inspect", path, e))?;
     if !meta.is_file() {
         return Err(KeyFileError::NotAFile { path: path.into() });
     }
-    if meta.uid() != rustix::process::geteuid().as_raw() {
+    if let Some(owner) = files::foreign_owner(&meta) {
         return Err(KeyFileError::Owner {
             path: path.into(),
-            owner: meta.uid(),
+            owner,
         });
     }
-    if meta.mode() & 0o077 != 0 {
+    if let Some(mode) = files::open_to_others(&meta) {
         return Err(KeyFileError::Permissions {
             path: path.into(),
-            mode: meta.mode() & 0o777,
+            mode,
         });
     }
     Ok(file)
@@ -209,7 +203,7 @@ fn io_error(action: &'static str, path: &Path, source: io::Error) -> KeyFileErro
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
     use super::*;
 
@@ -217,8 +211,8 @@ mod tests {
         tempfile::tempdir().unwrap()
     }
 
-    fn write(path: &Path, text: &str, mode: u32) {
-        fs::write(path, text).unwrap();
+    fn write(path: &Path, content: impl AsRef<[u8]>, mode: u32) {
+        fs::write(path, content).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
@@ -244,10 +238,8 @@ mod tests {
         mode(0o755);
         NodeKey::load_or_create(&path).unwrap();
         mode(0o777);
-        assert!(matches!(
-            NodeKey::load(&path),
-            Err(KeyFileError::Folder { .. })
-        ));
+        let refused = NodeKey::load(&path);
+        assert!(matches!(refused, Err(KeyFileError::Folder { .. })));
     }
 
     #[test]
@@ -255,11 +247,9 @@ mod tests {
         let dir = folder();
         let path = dir.path().join("deep/er/node.key");
         let made = NodeKey::load_or_create(&path).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert_eq!(
-            fs::metadata(dir.path().join("deep")).unwrap().mode() & 0o777,
-            0o700
-        );
+        for (path, mode) in [(&path, 0o600), (&dir.path().join("deep"), 0o700)] {
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, mode);
+        }
         assert_eq!(NodeKey::load_or_create(&path).unwrap().id(), made.id());
         assert_eq!(NodeKey::load(&path).unwrap().id(), made.id());
         // The folder holds only the key.
@@ -269,10 +259,8 @@ mod tests {
     #[test]
     fn loading_alone_never_makes_a_key() {
         let path = folder().path().join("node.key");
-        assert!(matches!(
-            NodeKey::load(&path),
-            Err(KeyFileError::NotFound { .. })
-        ));
+        let missing = NodeKey::load(&path);
+        assert!(matches!(missing, Err(KeyFileError::NotFound { .. })));
         assert!(!path.exists());
     }
 
@@ -295,38 +283,28 @@ mod tests {
     #[test]
     fn a_link_is_refused_even_to_a_good_key_or_to_nothing() {
         let dir = folder();
-        let (real, link) = (dir.path().join("real"), dir.path().join("link"));
+        let [real, target] = ["real", "target"].map(|name| dir.path().join(name));
         NodeKey::load_or_create(&real).unwrap();
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        assert!(matches!(
-            NodeKey::load_or_create(&link),
-            Err(KeyFileError::SymbolicLink { .. })
-        ));
-        let dangling = dir.path().join("dangling");
-        std::os::unix::fs::symlink(dir.path().join("target"), &dangling).unwrap();
-        assert!(matches!(
-            NodeKey::load_or_create(&dangling),
-            Err(KeyFileError::SymbolicLink { .. })
-        ));
-        assert!(!dir.path().join("target").exists());
+        for (name, to) in [("link", &real), ("dangling", &target)] {
+            let link = dir.path().join(name);
+            std::os::unix::fs::symlink(to, &link).unwrap();
+            let refused = NodeKey::load_or_create(&link);
+            assert!(matches!(refused, Err(KeyFileError::SymbolicLink { .. })));
+        }
+        assert!(!target.exists());
     }
 
     #[test]
     fn a_folder_or_pipe_is_refused_without_blocking() {
         let dir = folder();
-        let inner = dir.path().join("folder");
+        let [inner, pipe] = ["folder", "pipe"].map(|name| dir.path().join(name));
         fs::create_dir(&inner).unwrap();
-        assert!(matches!(
-            NodeKey::load(&inner),
-            Err(KeyFileError::NotAFile { .. })
-        ));
-        let pipe = dir.path().join("pipe");
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        assert!(matches!(
-            NodeKey::load(&pipe),
-            Err(KeyFileError::NotAFile { .. })
-        ));
+        for path in [inner, pipe] {
+            let refused = NodeKey::load(&path);
+            assert!(matches!(refused, Err(KeyFileError::NotAFile { .. })));
+        }
     }
 
     #[test]
@@ -335,27 +313,15 @@ mod tests {
         let path = dir.path().join("node.key");
         let good = text_of(&NodeKey::from_secret(&[9; 32]));
         let long = format!("{}{}", good.trim_end(), "A".repeat(400));
-        for text in [
-            "",
-            "\n",
-            "garbage",
-            &good[..good.len() - 2],
-            &long,
-            &good.repeat(2),
-        ] {
-            write(&path, text, 0o600);
+        let (short, twice) = (&good[..good.len() - 2], good.repeat(2));
+        let texts = ["", "\n", "garbage", short, &long, &twice].map(str::as_bytes);
+        for bytes in texts.into_iter().chain([&[0xff; 59][..]]) {
+            write(&path, bytes, 0o600);
             let error = NodeKey::load_or_create(&path).unwrap_err();
-            assert!(
-                matches!(error, KeyFileError::Format { .. }),
-                "{text:?}: {error}"
-            );
+            let is_format = matches!(error, KeyFileError::Format { .. });
+            assert!(is_format, "{bytes:?}: {error}");
             assert!(error.to_string().contains("new identity"));
         }
-        fs::write(&path, [0xff; 59]).unwrap();
-        assert!(matches!(
-            NodeKey::load(&path),
-            Err(KeyFileError::Format { .. })
-        ));
     }
 
     #[test]

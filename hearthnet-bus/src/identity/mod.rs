@@ -1,5 +1,5 @@
 //! Identity and authority of nodes: keys, signatures, ids, grants. Of the workspace, it imports
-//! only the transport.
+//! only the transport and the platform.
 //!
 //! | concept | type | file |
 //! |---|---|---|
@@ -11,12 +11,10 @@
 //! | session token | [`Grant`] | `grant.rs` (normative: `specs/session-grant.md`) |
 //! | replay detection | [`ReplayCache`] | `replay.rs` |
 //! | identity of a community | [`CommunityId`] | `community_id.rs` |
-//! | files that survive a power cut | [`whole_file`] | `whole_file.rs` |
-//! | reading of regular files only | [`regular_file`] | `regular_file.rs` |
 //! | system clock | [`now_ms`] | `unix_time.rs` |
 //!
-//! `key_file.rs`, `regular_file.rs` and `whole_file.rs` use files, `unix_time.rs` reads the clock,
-//! and new keys come from the system's randomness. All other code is pure.
+//! `key_file.rs` uses files, `unix_time.rs` reads the clock, and new keys come from the system's
+//! randomness. All other code is pure.
 
 mod capability;
 pub(crate) mod cbor;
@@ -25,11 +23,9 @@ mod grant;
 mod key_file;
 mod node_key;
 pub(crate) mod raw_keys;
-pub mod regular_file;
 pub(crate) mod replay;
 mod signature;
 mod unix_time;
-pub mod whole_file;
 
 pub use capability::{CHAT, Capability, CapabilityError, SHARD_SERVE};
 pub use community_id::{CommunityId, CommunityIdError};

@@ -80,10 +80,8 @@ mod tests {
     #[test]
     fn debug_shows_the_id_and_nothing_of_the_secret() {
         let key = NodeKey::generate().unwrap();
-        assert_eq!(
-            format!("{key:?}"),
-            format!("NodeKey {{ id: {}, .. }}", key.id())
-        );
+        let shown = format!("NodeKey {{ id: {}, .. }}", key.id());
+        assert_eq!(format!("{key:?}"), shown);
     }
 
     #[test]
@@ -94,15 +92,7 @@ mod tests {
 
     #[test]
     fn two_generated_keys_differ() {
-        assert_ne!(
-            NodeKey::generate().unwrap().id(),
-            NodeKey::generate().unwrap().id()
-        );
-    }
-
-    #[test]
-    fn the_secret_makes_the_same_key_again() {
-        let key = NodeKey::generate().unwrap();
-        assert_eq!(NodeKey::from_secret(&key.secret()).id(), key.id());
+        let [one, other] = [(); 2].map(|()| NodeKey::generate().unwrap().id());
+        assert_ne!(one, other);
     }
 }

@@ -90,12 +90,9 @@ impl ReplayCache {
     }
 
     /// Number of remembered tokens.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.seen.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.seen.is_empty()
     }
 
     fn forget_expired(&mut self, now: u64) {
@@ -177,15 +174,17 @@ mod tests {
         NodeKey::from_secret(&[n; 32]).id()
     }
 
+    /// Number of a call as the id of its token.
+    fn number(n: u32) -> [u8; 16] {
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&n.to_be_bytes());
+        id
+    }
+
     /// Records calls of this holder, numbered from `from`, until one is refused. Returns their
     /// number.
     fn fill(seen: &mut ReplayCache, holder: NodeId, from: u32, expires_at: u64, now: u64) -> usize {
-        let tokens = (from..).map(|n| {
-            let mut id = [0; 16];
-            id[..4].copy_from_slice(&n.to_be_bytes());
-            (holder, id)
-        });
-        let noted = tokens.map(|token| seen.note(token, holder, expires_at, now));
+        let noted = (from..).map(|n| seen.note((holder, number(n)), holder, expires_at, now));
         noted.take_while(|noted| *noted == Ok(())).count()
     }
 
@@ -214,17 +213,15 @@ mod tests {
                 for holder in 1..=greedy.min(second) {
                     let holder = issuer(u8::try_from(holder).unwrap());
                     for n in 0..10 {
-                        let mut id = [0; 16];
-                        id[..4].copy_from_slice(&(second * 10 + n).to_be_bytes());
-                        let noted = seen.note((holder, id), holder, now + 235, now);
+                        let token = (holder, number(second * 10 + n));
+                        let noted = seen.note(token, holder, now + 235, now);
                         refused += usize::from(noted.is_err());
                     }
                 }
                 // At one call in four seconds, remembered for 120 s, 30 are held at a time.
                 if second % 4 == 0 {
-                    let mut id = [0; 16];
-                    id[..4].copy_from_slice(&second.to_be_bytes());
-                    let noted = seen.note((issuer(99), id), issuer(99), now + 120, now);
+                    let token = (issuer(99), number(second));
+                    let noted = seen.note(token, issuer(99), now + 120, now);
                     assert_eq!(noted, Ok(()), "{greedy} greedy, second {second}");
                 }
             }
@@ -243,9 +240,8 @@ mod tests {
             // Each holder wants 100 places a second, and the first begins long before the last.
             for holder in (1..=4).filter(|holder| u32::from(*holder) * 50 <= second) {
                 for n in 0..100 {
-                    let mut id = [0; 16];
-                    id[..4].copy_from_slice(&(second * 100 + n).to_be_bytes());
-                    let _full = seen.note((issuer(holder), id), issuer(holder), now + 240, now);
+                    let token = (issuer(holder), number(second * 100 + n));
+                    let _full = seen.note(token, issuer(holder), now + 240, now);
                 }
             }
         }

@@ -97,20 +97,14 @@ mod tests {
     fn a_signature_says_nothing_about_bytes_without_the_domain() {
         let key = NodeKey::from_secret(&[5; 32]);
         let bare = key.signing_key().sign(b"record").to_bytes();
-        assert_eq!(
-            Domain::SessionGrant.verify(&key.id(), b"record", &bare),
-            Err(InvalidSignature)
-        );
+        let refused = Domain::SessionGrant.verify(&key.id(), b"record", &bare);
+        assert_eq!(refused, Err(InvalidSignature));
     }
 
     #[test]
     fn prefixes_end_in_their_only_nul() {
-        for domain in [
-            Domain::SessionGrant,
-            Domain::JoinRequest,
-            Domain::Event,
-            Domain::Call,
-        ] {
+        use Domain::{Call, Event, JoinRequest, SessionGrant};
+        for domain in [SessionGrant, JoinRequest, Event, Call] {
             let prefix = domain.prefix();
             assert_eq!(prefix.iter().position(|&b| b == 0), Some(prefix.len() - 1));
         }

@@ -2,7 +2,6 @@
 //! of the log while it is open. It covers both directions: peers that call this node, and hosts
 //! that this node calls.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use hearthnet_transport::{
@@ -13,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::community::log::{Community, EventLog, Level, OpenInvite};
 use crate::community::sync::SYNC_PATH;
-use crate::node::calls::{Authority, BUS_PATH, Research, Trust};
+use crate::node::calls::{Authority, BUS_PATH, Research};
 use crate::node::flight;
 use crate::now_ms;
 use crate::{Grant, NodeId};
@@ -43,17 +42,6 @@ pub(super) enum Use {
     Tensor(Option<(NodeId, [u8; 16])>),
     /// A connection to a host that receives this node's rows or is asked for a grant.
     Host(Option<(NodeId, [u8; 16])>),
-}
-
-impl Use {
-    fn of_path(path: &str) -> Option<Use> {
-        match path {
-            BUS_PATH => Some(Use::Bus),
-            SYNC_PATH => Some(Use::Sync),
-            PATH => Some(Use::Tensor(None)),
-            _ => None,
-        }
-    }
 }
 
 /// Checks the right of a peer to a connection against `state`.
@@ -122,7 +110,12 @@ impl Access {
     }
 
     fn may_use_path(&self, key: &NodeId, path: &str) -> Result<(), CloseCode> {
-        let what = Use::of_path(path).ok_or(CloseCode::Unauthorized)?;
+        let what = match path {
+            BUS_PATH => Use::Bus,
+            SYNC_PATH => Use::Sync,
+            PATH => Use::Tensor(None),
+            _ => return Err(CloseCode::Unauthorized),
+        };
         may_use(&self.log.state(), key, what, now_ms())?;
         match what {
             Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
@@ -189,8 +182,8 @@ impl Admission for Access {
 }
 
 impl Authority for Access {
-    fn trust(&self, node: &NodeId) -> Trust {
-        self.log.state().level(node).into()
+    fn level(&self, node: &NodeId) -> Option<Level> {
+        self.log.state().level(node)
     }
 
     fn research(&self) -> Research {
@@ -227,7 +220,7 @@ struct Open {
 #[derive(Clone)]
 pub struct Connections {
     log: EventLog,
-    open: Arc<Mutex<(u64, HashMap<u64, Open>)>>,
+    open: Arc<Mutex<Vec<Open>>>,
 }
 
 impl Connections {
@@ -275,35 +268,31 @@ impl Connections {
             dialled_ms: dialled.then_some(now_ms),
             was_member: false,
         };
-        let mut guard = self.open.lock();
-        let (serial, all) = &mut *guard;
-        all.retain(|_, one| !one.closer.is_closed());
+        let mut all = self.open.lock();
+        all.retain(|one| !one.closer.is_closed());
         // The state is read under the lock, so a later change finds the connection in the table.
         if open.check(&self.log.state(), now_ms) {
-            *serial += 1;
-            all.insert(*serial, open);
+            all.push(open);
         }
     }
 
     /// Checks every open connection again.
     pub(super) fn check(&self, now_ms: u64) {
         let state = self.log.state();
-        self.open
-            .lock()
-            .1
-            .retain(|_, open| !open.closer.is_closed() && open.check(&state, now_ms));
+        let mut all = self.open.lock();
+        all.retain_mut(|open| !open.closer.is_closed() && open.check(&state, now_ms));
     }
 
     pub(super) fn close_all(&self, code: CloseCode) {
-        for (_, open) in self.open.lock().1.drain() {
+        for open in self.open.lock().drain(..) {
             open.closer.close(code);
         }
     }
 
     pub(super) fn count(&self) -> usize {
-        let mut guard = self.open.lock();
-        guard.1.retain(|_, open| !open.closer.is_closed());
-        guard.1.len()
+        let mut all = self.open.lock();
+        all.retain(|open| !open.closer.is_closed());
+        all.len()
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | the node | [`Node`], [`NodeSettings`] | this file |
+//! | the node | [`Node`] | this file |
+//! | its settings; what its handle and its tasks share | [`NodeSettings`] | `shared.rs` |
 //! | access control, at the connection and after each change of the log | [`TensorAcceptor`], [`Connections`] | `access.rs` |
 //! | choice and back-off of dials | | `dialer.rs` |
 //! | accepting, linking, watching rights, advertising | | `tasks.rs` |
@@ -40,26 +41,29 @@ pub mod flight;
 mod flight_diff;
 pub mod joining;
 mod reach;
+mod shared;
 mod tasks;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
 use hearthnet_transport::{
-    Admission, BindError, CloseCode, Closer, Code, Config, Connection, Hello, Identity,
-    IdentityError, Listener, PATH, PathRule, connect_here,
+    Admission, BindError, CloseCode, Code, Config, Connection, Hello, IdentityError, Listener,
+    PATH, PathRule, connect_here,
 };
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use access::{Connections, TensorAcceptor};
+pub use reach::first_of;
+pub use shared::{LinkInfo, NodeSettings};
 
 use crate::community::log::{EventLog, Level};
-use crate::community::sync::{Accounts, Progress, SyncConfig};
+use crate::community::sync::Accounts;
 use crate::node::calls::{BUS_PATH, CallServer, MAX_MESSAGE_BYTES, Registry};
 use crate::node::discovery::{
     Announcement, CommunityTag, Discovery, DiscoveryError, DiscoverySettings,
@@ -67,59 +71,14 @@ use crate::node::discovery::{
 use crate::now_ms;
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
-use flight_diff::FlightDiff;
+use shared::Inner;
 
 /// Accepted sessions that the shard host has not taken yet. Further ones get `session_limit`.
 const WAITING_SESSIONS: usize = 16;
 
-/// Settings of a node. [`NodeSettings::new`] fills in the defaults.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct NodeSettings {
-    /// Listen address, `host:port`; port 0 picks a free one. `None`: no listener, for short-lived
-    /// client programs.
-    pub listen: Option<String>,
-    /// Addresses advertised to other nodes, `ADDR:PORT`. Empty: this machine's addresses.
-    pub endpoints: Vec<String>,
-    /// Discovery settings; [`Node::start`] fills in the node and the community.
-    pub discovery: DiscoverySettings,
-    /// Names of capabilities that are announced to the network.
-    pub caps: Vec<String>,
-    /// This node's name in the community, at most 64 bytes.
-    pub name: String,
-    /// Name and version of the software.
-    pub software: String,
-    /// This machine's setting `policy.research.enable`.
-    pub research: bool,
-    /// Limits and deadlines of connections. The default keep-alive is 10 s: a silent peer counts as
-    /// gone after 20 s.
-    pub transport: Config,
-    /// Limits of gossip.
-    pub sync: SyncConfig,
-}
-
-impl NodeSettings {
-    /// No listener, mDNS on, no static peers, experiments off.
-    pub fn new(name: impl Into<String>) -> NodeSettings {
-        NodeSettings {
-            listen: None,
-            endpoints: Vec::new(),
-            discovery: DiscoverySettings::default(),
-            caps: Vec::new(),
-            name: name.into(),
-            software: concat!("hearthnet ", env!("CARGO_PKG_VERSION")).to_owned(),
-            research: false,
-            transport: Config {
-                keep_alive: std::time::Duration::from_secs(10),
-                ..Config::default()
-            },
-            sync: SyncConfig::default(),
-        }
-    }
-}
-
 /// Cause of a failed start of a node.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeError {
     /// The address is in use or not this machine's, or a setting is out of its range.
@@ -127,6 +86,7 @@ pub enum NodeError {
     Listen(#[from] BindError),
     /// No certificate can be made from the node key.
     #[error(transparent)]
+    #[strum(serialize = "internal")]
     Identity(#[from] IdentityError),
     /// The announcement is not valid.
     #[error(transparent)]
@@ -136,11 +96,7 @@ pub enum NodeError {
 impl NodeError {
     /// Stable code for machines.
     pub fn code(&self) -> Code {
-        Code::new(match self {
-            Self::Listen(_) => "listen",
-            Self::Discovery(_) => "discovery",
-            Self::Identity(_) => "internal",
-        })
+        Code::new(self.into())
     }
 }
 
@@ -154,57 +110,6 @@ pub struct PeerInfo {
     pub link: Option<LinkInfo>,
     /// Known addresses, best first.
     pub endpoints: Vec<SocketAddr>,
-}
-
-/// A gossip link to a member.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct LinkInfo {
-    /// True if this node dialled the link.
-    pub dialled: bool,
-    /// Time of the link's start, in Unix milliseconds.
-    pub since_ms: u64,
-    /// Transferred events, and whether both logs are in sync.
-    pub progress: Progress,
-}
-
-/// An open link.
-struct Link {
-    serial: u64,
-    /// True if the node with the lower id dialled the link: of two links, that one is kept.
-    by_lower: bool,
-    dialled: bool,
-    since_ms: u64,
-    closer: Closer,
-    progress: watch::Receiver<Progress>,
-}
-
-struct Inner {
-    key: Arc<NodeKey>,
-    id: NodeId,
-    identity: Identity,
-    log: EventLog,
-    settings: NodeSettings,
-    access: Arc<Access>,
-    server: Arc<CallServer>,
-    discovery: Discovery,
-    listen: Option<SocketAddr>,
-    connections: Connections,
-    links: Mutex<(u64, HashMap<NodeId, Link>)>,
-    accounts: Accounts,
-    flight_diff: Mutex<FlightDiff>,
-    /// Members that refused this node with `revoked`.
-    revoked_by: Mutex<BTreeSet<NodeId>>,
-    /// Members that refused this node with `unauthorized` when it last dialled them.
-    unknown_to: Mutex<BTreeSet<NodeId>>,
-    /// Incremented when a link starts, ends or gets in sync, or when a member first refuses this
-    /// node.
-    changed: watch::Sender<u64>,
-    /// Wakes the dial task.
-    dial: Notify,
-    /// This node has become a member: advertise its addresses at once.
-    advertise: Notify,
-    tasks: Mutex<Option<JoinSet<()>>>,
 }
 
 /// Path rule for calls, used by listeners and callers.
@@ -344,37 +249,17 @@ impl Node {
 
     /// All other members and all linked nodes, by node id.
     pub fn peers(&self) -> Vec<PeerInfo> {
-        let state = self.inner.log.state();
-        let mut links: HashMap<NodeId, LinkInfo> = self
-            .inner
-            .links
-            .lock()
-            .1
-            .iter()
-            .filter(|(_, link)| !link.closer.is_closed())
-            .map(|(node, link)| {
-                let info = LinkInfo {
-                    dialled: link.dialled,
-                    since_ms: link.since_ms,
-                    progress: *link.progress.borrow(),
-                };
-                (*node, info)
-            })
-            .collect();
-        let mut nodes: Vec<NodeId> = state.members().map(|(node, _)| *node).collect();
-        nodes.extend(links.keys());
-        nodes.sort_unstable();
-        nodes.dedup();
-        nodes.retain(|node| *node != self.inner.id);
-        nodes
-            .into_iter()
-            .map(|node| PeerInfo {
-                node,
-                level: state.level(&node),
-                link: links.remove(&node),
-                endpoints: self.inner.discovery.endpoints(&node),
-            })
-            .collect()
+        let (state, mut links) = (self.inner.log.state(), self.inner.open_links());
+        let members = state.members().map(|(node, _)| *node);
+        let mut nodes: BTreeSet<NodeId> = members.chain(links.keys().copied()).collect();
+        nodes.remove(&self.inner.id);
+        let peer = |node| PeerInfo {
+            node,
+            level: state.level(&node),
+            link: links.remove(&node),
+            endpoints: self.inner.discovery.endpoints(&node),
+        };
+        nodes.into_iter().map(peer).collect()
     }
 
     /// Members that refuse this node because its key was revoked or frozen. Only this refusal tells

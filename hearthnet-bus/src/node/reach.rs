@@ -10,16 +10,20 @@ use hearthnet_transport::{CloseCode, ConnectError, PathRule, PeerSocket, connect
 use serde_json::Value;
 
 use super::access::Use;
-use super::{Inner, Node, bus_rule};
+use super::shared::Inner;
+use super::{Node, bus_rule};
 use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
 
 /// Delay before the next address is tried in parallel (as in Happy Eyeballs, RFC 8305).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// Runs `attempt` for all `candidates`, starting each [`STAGGER`] after the one before it, or as
-/// soon as an attempt has failed. Returns the first success, or the error of each.
-async fn first_of<C: Copy, T, E, F: Future<Output = Result<T, E>>>(
+/// Runs `attempt` for all `candidates`, starting each 250 ms after the one before it, or as soon as
+/// an attempt has failed. Returns the first success, or the error of each in the order of failure.
+///
+/// # Errors
+/// The errors, if all attempts fail.
+pub async fn first_of<C: Copy, T, E, F: Future<Output = Result<T, E>>>(
     candidates: impl IntoIterator<Item = C>,
     mut attempt: impl FnMut(C) -> F,
 ) -> Result<(C, T), Vec<(C, E)>> {

@@ -15,15 +15,13 @@ use tokio::sync::watch;
 
 use super::access::{Use, grant_of};
 use super::dialer::{Dialer, Target};
-use super::{Inner, Link};
-use crate::NodeId;
-use crate::community::log::Community;
-use crate::community::log::{ADVERT_LIFE_MS, Body};
+use super::shared::{Inner, Link, LinkInfo};
+use crate::community::log::{ADVERT_LIFE_MS, Body, Community, EventLog, MAX_ENDPOINTS};
 use crate::community::sync::{Progress, gossip, path_rule};
 use crate::node::calls::BUS_PATH;
 use crate::node::discovery::{Claims, Source};
 use crate::node::flight;
-use crate::now_ms;
+use crate::{NodeId, NodeKey, now_ms};
 
 /// Interval of housekeeping: addresses and time limits.
 const TICK: Duration = Duration::from_secs(1);
@@ -96,18 +94,15 @@ impl Inner {
         }
         let by_lower = dialled == (self.id < peer);
         let (shown, progress) = watch::channel(Progress::default());
-        let serial = {
-            let mut guard = self.links.lock();
-            let (last, links) = &mut *guard;
+        {
+            let mut links = self.links.lock();
             if let Some(old) = links.get(&peer).filter(|old| !old.closer.is_closed()) {
                 if old.by_lower && !by_lower {
                     return socket.close(CloseCode::Normal);
                 }
                 old.closer.close(CloseCode::Normal);
             }
-            *last += 1;
             let link = Link {
-                serial: *last,
                 by_lower,
                 dialled,
                 since_ms: now_ms(),
@@ -115,10 +110,9 @@ impl Inner {
                 progress: progress.clone(),
             };
             links.insert(peer, link);
-            *last
-        };
-        self.connections
-            .add(peer, Use::Sync, socket.closer(), dialled);
+        }
+        let closer = socket.closer();
+        self.connections.add(peer, Use::Sync, closer, dialled);
         self.revoked_by.lock().remove(&peer);
         self.unknown_to.lock().remove(&peer);
         self.bump();
@@ -150,11 +144,10 @@ impl Inner {
                 peer,
                 code: closed.code.into(),
             });
-            inner
-                .links
-                .lock()
-                .1
-                .retain(|node, link| *node != peer || link.serial != serial);
+            // A later link with the peer may have replaced this one.
+            let mut links = inner.links.lock();
+            links.retain(|_, link| !link.closer.is_closed());
+            drop(links);
             inner.bump();
             inner.dial.notify_one();
         });
@@ -174,19 +167,35 @@ impl Inner {
         });
     }
 
+    /// Runs work on the log on a blocking thread; `None` if it panicked.
+    async fn on_log<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&EventLog, &NodeKey) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (log, key) = (self.log.clone(), Arc::clone(&self.key));
+        let done = tokio::task::spawn_blocking(move || work(&log, &key)).await;
+        done.ok()
+    }
+
     /// Records changes of the community in the flight record.
     fn record_changes(&self, state: &Community, now_ms: u64) {
         let events = self.flight_diff.lock().look(state, now_ms);
         events.into_iter().for_each(flight::record);
     }
 
+    pub(super) fn open_links(&self) -> BTreeMap<NodeId, LinkInfo> {
+        let links = self.links.lock();
+        let open = links.iter().filter(|(_, link)| !link.closer.is_closed());
+        let info = |link: &Link| LinkInfo {
+            dialled: link.dialled,
+            since_ms: link.since_ms,
+            progress: *link.progress.borrow(),
+        };
+        open.map(|(node, link)| (*node, info(link))).collect()
+    }
+
     fn linked(&self) -> BTreeSet<NodeId> {
-        let guard = self.links.lock();
-        let links = guard.1.iter();
-        links
-            .filter(|(_, link)| !link.closer.is_closed())
-            .map(|(node, _)| *node)
-            .collect()
+        self.open_links().into_keys().collect()
     }
 
     /// Nodes that should be linked, with the time of each one's last announcement.
@@ -233,10 +242,8 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                 }
             }
             Arrival::Peer(socket) if socket.path() == BUS_PATH => {
-                let peer = socket.peer();
-                inner
-                    .connections
-                    .add(peer, Use::Bus, socket.closer(), false);
+                let (peer, closer) = (socket.peer(), socket.closer());
+                inner.connections.add(peer, Use::Bus, closer, false);
                 let server = Arc::clone(&inner.server);
                 inner.spawn(async move { server.serve(socket).await });
             }
@@ -404,9 +411,10 @@ async fn housekeeping(inner: Arc<Inner>) {
         inner.connections.check(now_ms);
         inner.record_changes(&state, now_ms);
 
-        let (log, key) = (inner.log.clone(), Arc::clone(&inner.key));
-        let tended = tokio::task::spawn_blocking(move || log.maintain(&key, now_ms)).await;
-        if let Ok(Err(error)) = tended {
+        let tended = inner
+            .on_log(move |log, key| log.maintain(key, now_ms))
+            .await;
+        if let Some(Err(error)) = tended {
             tracing::debug!(%error, "maintenance of the log failed");
         }
 
@@ -414,30 +422,26 @@ async fn housekeeping(inner: Arc<Inner>) {
         let due = passed(told.0, now_ms, TELL_MS) || endpoints != told.1;
         if due && !endpoints.is_empty() && state.level(&inner.id).is_some() {
             let body = Body::NodeSeen {
-                endpoints: endpoints
-                    .iter()
-                    .take(crate::community::log::MAX_ENDPOINTS)
-                    .cloned()
-                    .collect(),
+                endpoints: endpoints.iter().take(MAX_ENDPOINTS).cloned().collect(),
                 name: inner.settings.name.clone(),
                 software: inner.settings.software.clone(),
             };
-            let (log, key) = (inner.log.clone(), Arc::clone(&inner.key));
-            let appended = tokio::task::spawn_blocking(move || log.append(&key, body, now_ms));
-            match appended.await {
-                Ok(Ok(_)) => told = (now_ms, endpoints),
+            match inner
+                .on_log(move |log, key| log.append(key, body, now_ms))
+                .await
+            {
+                Some(Ok(_)) => told = (now_ms, endpoints),
                 // The next tick tries again.
-                Ok(Err(error)) => {
+                Some(Err(error)) => {
                     tracing::debug!(%error, "could not advertise this node's addresses");
                 }
-                Err(_) => {}
+                None => {}
             }
         }
         if passed(compacted_ms, now_ms, COMPACT_MS) {
             compacted_ms = now_ms;
-            let log = inner.log.clone();
-            let compacted = tokio::task::spawn_blocking(move || log.compact(now_ms));
-            if let Ok(Err(error)) = compacted.await {
+            let compacted = inner.on_log(move |log, _| log.compact(now_ms)).await;
+            if let Some(Err(error)) = compacted {
                 tracing::warn!(%error, "the log could not be compacted");
             }
         }

@@ -13,8 +13,9 @@ use tokio::time::{Instant, timeout};
 
 use super::*;
 use crate::community::log::{Body, Event, EventHash, EventId, Lane, Policy};
+use crate::community::sync::path_rule;
 use crate::node::calls::{
-    Answering, CallContext, CapabilityDescriptor, Client, FrameSink, Handler, Trust,
+    Answering, CallContext, CapabilityDescriptor, Client, FrameSink, Handler,
 };
 use crate::node::discovery::StaticPeer;
 use crate::now_ms;
@@ -43,7 +44,7 @@ struct Home {
 
 async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Home {
     let registry = Arc::new(Registry::new());
-    let descriptor = CapabilityDescriptor::new(echo(), "Says who asks.", Trust::Member);
+    let descriptor = CapabilityDescriptor::new(echo(), "Says who asks.", Some(Level::Member));
     registry.register(descriptor, Arc::new(Echo)).unwrap();
     let mut settings = NodeSettings::new(format!("node {seed}"));
     settings.listen = Some("127.0.0.1:0".into());
@@ -60,6 +61,22 @@ async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Ho
 /// A node with key 1 that has founded a community with research on.
 async fn founder() -> Home {
     start(1, testing::Home::founded(key(1), true), Vec::new()).await
+}
+
+/// [`founder`] with an open invite, and members of these keys.
+async fn founder_of(members: &[u8]) -> Home {
+    let first = founder().await;
+    first.invite();
+    members.iter().for_each(|seed| first.admit(*seed));
+    first
+}
+
+/// A member that is in sync with the founder, at which it joined.
+async fn member(seed: u8, at: &Home) -> Home {
+    let home = joiner(seed, at).await;
+    home.linked_with(&[1]).await;
+    timeout(PATIENCE, home.node.until_in_sync()).await.unwrap();
+    home
 }
 
 /// A node that knows the community's id and one address.
@@ -193,6 +210,30 @@ async fn end_of(socket: &mut PeerSocket) -> SessionClosed {
     timeout(PATIENCE, read).await.unwrap()
 }
 
+/// Code of a session's end, and whether this side ended it.
+async fn end_of_session(session: &mut Connection) -> (CloseCode, bool) {
+    let closed = timeout(PATIENCE, session.recv())
+        .await
+        .unwrap()
+        .unwrap_err();
+    (closed.code, closed.by_us)
+}
+
+/// Token of the host with key `issuer` for key `subject`.
+fn token(issuer: u8, subject: u8, number: u8) -> Vec<u8> {
+    let now = now_ms() / 1000;
+    let grant = Grant {
+        issuer: id(issuer),
+        subject: id(subject),
+        audience: id(issuer),
+        scope: Capability::shard_serve(),
+        not_before: now,
+        expires: now + 60,
+        id: [number; 16],
+    };
+    grant.sign(&key(issuer)).unwrap()
+}
+
 fn refusal<T: std::fmt::Debug>(result: Result<T, ConnectError>) -> CloseCode {
     let error = result.unwrap_err();
     error.code().unwrap_or_else(|| panic!("{error}"))
@@ -200,10 +241,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, ConnectError>) -> CloseCode {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    first.admit(3);
+    let first = founder_of(&[2, 3]).await;
     let second = joiner(2, &first).await;
     let third = joiner(3, &first).await;
     first.linked_with(&[2, 3]).await;
@@ -228,15 +266,9 @@ async fn nodes_that_know_one_address_find_everybody_and_share_one_history() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    let second = joiner(2, &first).await;
+    let first = founder_of(&[2]).await;
+    let second = member(2, &first).await;
     first.linked_with(&[2]).await;
-    second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_in_sync())
-        .await
-        .unwrap();
     first.knows(2).await;
     let (lower, higher) = match id(1) < id(2) {
         true => (&first, &second),
@@ -244,7 +276,7 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
     };
     // Both dial once more, at the same time.
     for _ in 0..5 {
-        let rule = crate::community::sync::path_rule();
+        let rule = path_rule();
         let dialled = tokio::join!(
             lower.node.inner.reach(higher.node.id(), &rule),
             higher.node.inner.reach(lower.node.id(), &rule),
@@ -253,11 +285,8 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
         higher.node.inner.adopt(dialled.1.unwrap(), true);
     }
     let dialled = |home: &Home| {
-        let peers = home.node.peers();
-        peers[0]
-            .link
-            .as_ref()
-            .map(|link| (link.dialled, link.progress.in_sync))
+        let link = home.node.peers().remove(0).link;
+        link.map(|link| (link.dialled, link.progress.in_sync))
     };
     until(|| dialled(lower) == Some((true, true)) && dialled(higher) == Some((false, true))).await;
 }
@@ -265,21 +294,17 @@ async fn of_two_links_the_one_that_the_lower_id_dialled_stays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_get_nothing_and_may_ask_to_join_only_while_there_is_an_invite() {
     let first = founder().await;
-    let paths = [bus_rule(), crate::community::sync::path_rule()];
+    let paths = [bus_rule(), path_rule()];
     for rule in &paths {
         assert_eq!(refusal(first.dial(66, rule).await), CloseCode::Unauthorized);
     }
-    assert_eq!(
-        refusal(first.tensor(66, vec![]).await),
-        CloseCode::Unauthorized
-    );
+    let session = first.tensor(66, vec![]).await;
+    assert_eq!(refusal(session), CloseCode::Unauthorized);
     first.invite();
     let [bus, sync] = &paths;
     assert_eq!(refusal(first.dial(66, sync).await), CloseCode::Unauthorized);
-    assert_eq!(
-        refusal(first.tensor(66, vec![]).await),
-        CloseCode::Unauthorized
-    );
+    let session = first.tensor(66, vec![]).await;
+    assert_eq!(refusal(session), CloseCode::Unauthorized);
     let mut socket = first.dial(66, bus).await.unwrap();
     let client = Client::new(first.dial(66, bus).await.unwrap(), Arc::new(key(66)));
     let refused = client.call(&echo(), &json!({})).unwrap().result().await;
@@ -301,15 +326,10 @@ impl TensorAcceptor for AdmitAll {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
+    let first = founder_of(&[2]).await;
     let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
-    let mut sync = first
-        .dial(2, &crate::community::sync::path_rule())
-        .await
-        .unwrap();
+    let mut sync = first.dial(2, &path_rule()).await.unwrap();
     let mut tensor = first.tensor(2, vec![]).await.unwrap();
     let mut session = sessions.next().await.unwrap();
     first.linked_with(&[2]).await;
@@ -319,16 +339,17 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
         let closed = end_of(socket).await;
         assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
     }
-    let closed = timeout(PATIENCE, tensor.recv()).await.unwrap().unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
-    let closed = timeout(PATIENCE, session.recv())
-        .await
-        .unwrap()
-        .unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
+    assert_eq!(
+        end_of_session(&mut tensor).await,
+        (CloseCode::Revoked, false)
+    );
+    assert_eq!(
+        end_of_session(&mut session).await,
+        (CloseCode::Revoked, true)
+    );
     first.linked_with(&[]).await;
     // The node is refused on every path.
-    for path in [&bus_rule(), &crate::community::sync::path_rule()] {
+    for path in [&bus_rule(), &path_rule()] {
         assert_eq!(refusal(first.dial(2, path).await), CloseCode::Revoked);
     }
     assert_eq!(refusal(first.tensor(2, vec![]).await), CloseCode::Revoked);
@@ -336,22 +357,14 @@ async fn a_revoked_node_loses_every_connection_at_once_and_learns_why() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_or_frozen_node_is_told_so_wherever_it_dials() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    let second = joiner(2, &first).await;
-    second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_in_sync())
-        .await
-        .unwrap();
+    let first = founder_of(&[2]).await;
+    let second = member(2, &first).await;
     assert_eq!(second.node.refused_by(), []);
     first.revoke(2);
     until(|| second.node.refused_by() == [id(1)]).await;
     // Frozen by two histories, it gets the same code.
     first.admit(3);
-    let third = joiner(3, &first).await;
-    third.linked_with(&[1]).await;
-    timeout(PATIENCE, third.node.until_in_sync()).await.unwrap();
+    let third = member(3, &first).await;
     let fork = |name: &str| {
         let home = testing::Home::joining(key(3));
         testing::hear(&home.log, first.node.log());
@@ -368,14 +381,8 @@ async fn a_revoked_or_frozen_node_is_told_so_wherever_it_dials() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_counts_from_a_member_known_only_by_address() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    let second = joiner(2, &first).await;
-    second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_in_sync())
-        .await
-        .unwrap();
+    let first = founder_of(&[2]).await;
+    let second = member(2, &first).await;
     // The only anchor, with an old copy of the log: the member is in it, its address is not.
     let old = testing::Home::joining(key(1));
     let mut known = first.node.log().missing(&old.log.heads(), 100, 1 << 20);
@@ -392,15 +399,8 @@ async fn a_refusal_counts_from_a_member_known_only_by_address() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revocation_on_one_node_closes_connections_on_another() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    first.admit(3);
-    let second = joiner(2, &first).await;
-    second.linked_with(&[1]).await;
-    timeout(PATIENCE, second.node.until_in_sync())
-        .await
-        .unwrap();
+    let first = founder_of(&[2, 3]).await;
+    let second = member(2, &first).await;
     let mut socket = second.dial(3, &bus_rule()).await.unwrap();
     first.revoke(3);
     assert_eq!(end_of(&mut socket).await.code, CloseCode::Revoked);
@@ -408,54 +408,32 @@ async fn a_revocation_on_one_node_closes_connections_on_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_revoked_grant_ends_the_session_that_stands_on_it_and_no_other() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
+    let first = founder_of(&[2]).await;
     let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
-    let grant = |number: u8| Grant {
-        issuer: id(1),
-        subject: id(2),
-        audience: id(1),
-        scope: Capability::shard_serve(),
-        not_before: now_ms() / 1000,
-        expires: now_ms() / 1000 + 60,
-        id: [number; 16],
-    };
     let mut open = Vec::new();
     for number in [1, 2] {
-        let token = grant(number).sign(&key(1)).unwrap();
-        open.push((
-            first.tensor(2, token).await.unwrap(),
-            sessions.next().await.unwrap(),
-        ));
+        let tensor = first.tensor(2, token(1, 2, number)).await.unwrap();
+        open.push((tensor, sessions.next().await.unwrap()));
     }
     let (issuer, id) = (id(1), [1; 16]);
     first.append(Body::GrantRevoked { issuer, id });
-    let closed = timeout(PATIENCE, open[0].0.recv())
-        .await
-        .unwrap()
-        .unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    let ended = end_of_session(&mut open[0].0).await;
+    assert_eq!(ended, (CloseCode::Revoked, false));
     assert_eq!(open[1].0.sender().closed(), None);
     // Shown again, it is refused.
-    let token = grant(1).sign(&key(1)).unwrap();
-    assert_eq!(refusal(first.tensor(2, token).await), CloseCode::Revoked);
+    let again = first.tensor(2, token(1, 2, 1)).await;
+    assert_eq!(refusal(again), CloseCode::Revoked);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_callers_sessions_end_when_it_is_frozen_or_research_is_switched_off() {
-    for (end, code, open) in [
-        ((|home| home.freeze(2)) as fn(&Home), CloseCode::Revoked, 0),
-        (
-            |home| home.append(Body::PolicyChanged(Policy::default())),
-            CloseCode::Unauthorized,
-            // Calls continue: they do not depend on the research policy.
-            1,
-        ),
-    ] {
-        let first = founder().await;
-        first.invite();
-        first.admit(2);
+    let ends: [(End, CloseCode, usize); 2] = [
+        (|home| home.freeze(2), CloseCode::Revoked, 0),
+        // Calls continue: they do not depend on the research policy.
+        (end_research, CloseCode::Unauthorized, 1),
+    ];
+    for (end, code, open) in ends {
+        let first = founder_of(&[2]).await;
         let mut sessions = first.node.serve_tensors(Arc::new(AdmitAll));
         let bus = first.dial(2, &bus_rule()).await.unwrap();
         // Two sessions of one caller.
@@ -466,9 +444,7 @@ async fn a_callers_sessions_end_when_it_is_frozen_or_research_is_switched_off() 
         }
         end(&first);
         for (tensor, session) in &mut kept {
-            let ended = timeout(PATIENCE, tensor.recv()).await.unwrap();
-            let closed = ended.unwrap_err();
-            assert_eq!((closed.code, closed.by_us), (code, false));
+            assert_eq!(end_of_session(tensor).await, (code, false));
             assert!(session.recv().await.is_err());
         }
         until(|| first.node.connections().count() == open).await;
@@ -477,45 +453,30 @@ async fn a_callers_sessions_end_when_it_is_frozen_or_research_is_switched_off() 
     }
 }
 
-/// Ends the right of key 3 to be a host.
+/// Ends a right at a node.
 type End = fn(&Home);
+
+fn end_research(home: &Home) {
+    home.append(Body::PolicyChanged(Policy::default()));
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
+    let revoke_grant: End = |home| {
+        let (issuer, id) = (id(3), [7; 16]);
+        home.append(Body::GrantRevoked { issuer, id });
+    };
+    let demote: End = |home| home.set_level(3, Level::Member);
     let ends: [(End, CloseCode); 5] = [
-        (
-            |home| home.set_level(3, Level::Member),
-            CloseCode::Unauthorized,
-        ),
+        (demote, CloseCode::Unauthorized),
         (|home| home.revoke(3), CloseCode::Revoked),
         (|home| home.freeze(3), CloseCode::Revoked),
-        (
-            |home| home.append(Body::PolicyChanged(Policy::default())),
-            CloseCode::Unauthorized,
-        ),
-        (
-            |home| {
-                let (issuer, id) = (id(3), [7; 16]);
-                home.append(Body::GrantRevoked { issuer, id });
-            },
-            CloseCode::Revoked,
-        ),
+        (end_research, CloseCode::Unauthorized),
+        (revoke_grant, CloseCode::Revoked),
     ];
-    let token = Grant {
-        issuer: id(3),
-        subject: id(1),
-        audience: id(3),
-        scope: Capability::shard_serve(),
-        not_before: now_ms() / 1000,
-        expires: now_ms() / 1000 + 60,
-        id: [7; 16],
-    }
-    .sign(&key(3))
-    .unwrap();
+    let token = token(3, 1, 7);
     for (end, code) in ends {
-        let first = founder().await;
-        first.invite();
-        first.admit(3);
+        let first = founder_of(&[3]).await;
         first.set_level(3, Level::Trusted);
         // A host in its own community, which grants it every right.
         let host = start(3, testing::Home::founded(key(3), true), Vec::new()).await;
@@ -532,40 +493,30 @@ async fn a_link_to_a_host_closes_when_the_host_loses_its_right() {
         assert!(links.iter().all(|(link, _)| !link.closer().is_closed()));
         end(&first);
         for (link, session) in &mut links {
-            let closed = timeout(PATIENCE, link.recv()).await.unwrap().unwrap_err();
-            assert_eq!((closed.code, closed.by_us), (code, true));
-            let closed = timeout(PATIENCE, session.recv()).await.unwrap();
-            assert_eq!(closed.unwrap_err().code, code);
+            assert_eq!(end_of_session(link).await, (code, true));
+            assert_eq!(end_of_session(session).await.0, code);
         }
         // A connection made meanwhile is closed when it is watched.
         let late = host.tensor(1, token.clone()).await.unwrap();
-        first
-            .node
-            .connections()
-            .watch_host(id(3), Some(&token), late.closer());
+        let watched = first.node.connections();
+        watched.watch_host(id(3), Some(&token), late.closer());
         assert!(late.closer().is_closed());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_shard_host_there_are_no_tensor_sessions() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
-    assert_eq!(
-        refusal(first.tensor(2, vec![]).await),
-        CloseCode::PurposeUnknown
-    );
+    let first = founder_of(&[2]).await;
+    let refused = refusal(first.tensor(2, vec![]).await);
+    assert_eq!(refused, CloseCode::PurposeUnknown);
     let sessions = first.node.serve_tensors(Arc::new(AdmitAll));
     let mut newer = first.node.serve_tensors(Arc::new(AdmitAll));
     drop(sessions);
     let _session = first.tensor(2, vec![]).await.unwrap();
     assert!(newer.next().await.is_some());
     drop(newer);
-    assert_eq!(
-        refusal(first.tensor(2, vec![]).await),
-        CloseCode::PurposeUnknown
-    );
+    let refused = refusal(first.tensor(2, vec![]).await);
+    assert_eq!(refused, CloseCode::PurposeUnknown);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -586,11 +537,7 @@ async fn a_node_at_a_static_address_must_be_a_member() {
     let failed = first.node.call(id(2), &echo(), &json!({})).await;
     let error = failed.unwrap_err();
     assert_eq!(error.code().as_str(), "unreachable");
-    assert!(
-        error.message().contains("another key"),
-        "{}",
-        error.message()
-    );
+    assert!(error.message().contains("another key"), "{error}");
     let failed = first.node.call(id(7), &echo(), &json!({})).await;
     assert_eq!(failed.unwrap_err().code().as_str(), "unauthorized");
     assert_eq!(first.links(), []);
@@ -599,9 +546,7 @@ async fn a_node_at_a_static_address_must_be_a_member() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_ends_says_so_and_frees_its_port() {
-    let first = founder().await;
-    first.invite();
-    first.admit(2);
+    let first = founder_of(&[2]).await;
     let addr = first.addr();
     let mut bus = first.dial(2, &bus_rule()).await.unwrap();
     until(|| first.node.inner.connections.count() == 1).await;
@@ -614,9 +559,7 @@ async fn a_node_that_ends_says_so_and_frees_its_port() {
     };
     timeout(PATIENCE, again).await.unwrap();
     // Without `shutdown`, dropping the last handle ends the node.
-    let second = founder().await;
-    second.invite();
-    second.admit(2);
+    let second = founder_of(&[2]).await;
     let mut bus = second.dial(2, &bus_rule()).await.unwrap();
     until(|| second.node.inner.connections.count() == 1).await;
     drop(second);
@@ -667,8 +610,7 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
         ("test.nonsense@1.0", Liar(nonsense, 1)),
         ("test.mixed@1.0", Liar(mixed, 1)),
     ];
-    let home = founder().await;
-    home.invite();
+    let home = founder_of(&[]).await;
     let other = joiner(2, &home).await;
     home.admit(2);
     until(|| home.links() == [id(2)]).await;
@@ -677,7 +619,7 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
         let name: Capability = name.parse().unwrap();
         let descriptor = CapabilityDescriptor {
             streaming: true,
-            ..CapabilityDescriptor::new(name.clone(), "Lies.", Trust::Member)
+            ..CapabilityDescriptor::new(name.clone(), "Lies.", Some(Level::Member))
         };
         let registry = home.node.call_server().registry();
         registry.register(descriptor, Arc::new(liar)).unwrap();
@@ -697,10 +639,8 @@ async fn a_forged_flight_record_is_bounded_and_harmless() {
                 assert_eq!((answer.records.len(), answer.unreadable), (1, 3));
                 let line = flight::merge(&[(id(1), answer)]);
                 assert!(line.iter().all(|entry| entry.doubtful));
-                assert!(
-                    line.iter()
-                        .all(|entry| entry.at_us <= flight::now().unix_ms * 1000)
-                );
+                let now_us = flight::now().unix_ms * 1000;
+                assert!(line.iter().all(|entry| entry.at_us <= now_us));
             }
             _ => {
                 let error = answer.unwrap_err();

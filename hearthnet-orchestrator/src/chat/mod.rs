@@ -16,15 +16,16 @@ use hearthnet_tokens::sampler::Sampler;
 use hearthnet_tokens::stop::StopMatcher;
 use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenizer};
 
+use crate::Cancel;
+use crate::backend::events::report_event;
 use crate::backend::{Backend, Rows, Run};
 use crate::error::{Blame, ChatError};
-use crate::events::report_event;
 use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
 pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
-use crate::logits_batcher::LogitsBatcher;
+use crate::steps::chat_loop;
+use crate::steps::logits_batcher::LogitsBatcher;
 use crate::times::whole_ms;
-use crate::{Cancel, chat_loop};
 
 #[derive(Debug, Clone)]
 pub enum Prompt {

@@ -1,15 +1,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_engine::{Engine, EngineOptions, Head};
-use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
-use hearthnet_testkit::TinyLlama;
 use parking_lot::Mutex;
 
 use super::*;
 use crate::backend::Output;
-use crate::local::{LocalBackend, SharedEngine};
+use crate::backend::local::LocalBackend;
+use crate::tests::{request, tiny};
 
 #[test]
 fn a_prompt_that_fills_the_context_still_gets_one_token() {
@@ -38,14 +35,12 @@ fn the_progress_of_a_prompt_is_told_a_few_times_a_second() {
 
 #[test]
 fn a_limit_never_leaves_half_a_character() {
-    let mut cut = 0;
+    let (mut cut, tokenizer) = (0, tiny().2.tokenizer);
     for seed in 0..64 {
         let (_, done) = asked(&[], seed, 5);
         if done.finish_reason != FinishReason::Length {
             continue;
         }
-        let bytes = TinyLlama::default().bytes();
-        let tokenizer = Tokenizer::from_gguf(&Gguf::from_bytes(bytes).unwrap()).unwrap();
         let mut detokenizer = Detokenizer::new(&tokenizer);
         let whole: String = done
             .token_ids
@@ -111,28 +106,9 @@ fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
     asked(stop, 3, 12)
 }
 
-/// Tiny model, its engine, and its width.
-fn tiny() -> (TextModel, SharedEngine, usize) {
-    let bytes = TinyLlama::default().bytes();
-    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-    let options = EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
-    let model = TextModel {
-        tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
-        template: None,
-        head: Head::beside(&file, &engine).unwrap().into(),
-        context: file.spec().context,
-        sampling: SamplingChoice::GREEDY,
-    };
-    let engine = SharedEngine::new(engine, "tiny", u64::MAX);
-    (model, engine, file.spec().width as usize)
-}
-
 fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
-    let (model, engine, width) = tiny();
+    let (file, engine, model) = tiny();
+    let width = file.spec().width as usize;
     let events = Arc::new(Mutex::new(Vec::new()));
     let mut conversation = Conversation::new(Box::new(Noting {
         inner: engine.open().unwrap(),
@@ -140,15 +116,13 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
         events: Arc::clone(&events),
     }));
     let request = ChatRequest {
-        prompt: Prompt::Tokens(vec![10, 11, 12]),
         sampling: SamplerConfig {
             temperature: 1.5,
             seed: Some(seed),
             ..SamplerConfig::default()
         },
-        max_tokens: Some(tokens),
         stop: stop.iter().map(|&text| text.to_owned()).collect(),
-        exact: None,
+        ..request(Prompt::Tokens(vec![10, 11, 12]), tokens)
     };
     let done = conversation.answer(
         &model,
@@ -240,7 +214,7 @@ impl Backend for Moving {
 
 #[test]
 fn an_answer_names_the_arithmetics_of_itself_and_of_its_cached_prefix() {
-    let (model, engine, _) = tiny();
+    let (_, engine, model) = tiny();
     let (exact, other) = ("canonical-1", "torch-cpu-fp32");
     let cases: [(_, _, &[&str]); 5] = [
         (exact, None, &[exact]),
@@ -257,13 +231,7 @@ fn an_answer_names_the_arithmetics_of_itself_and_of_its_cached_prefix() {
             moves,
         }));
         let mut ask = |prompt: Vec<u32>| {
-            let request = ChatRequest {
-                prompt: Prompt::Tokens(prompt),
-                sampling: SamplerConfig::default(),
-                max_tokens: Some(6),
-                stop: Vec::new(),
-                exact: None,
-            };
+            let request = request(Prompt::Tokens(prompt), 6);
             let (now, cancel) = (Instant::now(), Cancel::default());
             let done = conversation.answer(&model, &request, now, &cancel, &mut |_| {});
             serde_json::to_value(done.unwrap().arithmetic).unwrap()

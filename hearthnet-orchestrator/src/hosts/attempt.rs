@@ -6,20 +6,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use hearthnet_bus::calls::{CallError, CallStream, Client, ShardGrant};
-use hearthnet_bus::node::{Connections, WeakNode, bus_rule};
+use hearthnet_bus::node::{Connections, WeakNode, bus_rule, first_of};
 use hearthnet_bus::{Capability, NodeId, NodeKey};
-use hearthnet_transport::{Config, ConnectError, Hello, Time, TokenBucket, connect_path};
+use hearthnet_transport::{Config, ConnectError, Hello, KeyedBuckets, Time, connect_path};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::timeout;
 
 use super::opening::SignOfLife;
-use super::source::GRACE;
 use crate::error::ChatError;
-use crate::link::{HostAddr, HostLink, PIPELINE};
+use crate::hosts::link::{HostAddr, HostLink, PIPELINE};
 
 /// Time limit per address: connecting, the grant, the session.
 const PER_ADDRESS: Duration = Duration::from_secs(5);
@@ -28,64 +25,59 @@ const PER_ADDRESS: Duration = Duration::from_secs(5);
 const DIAL_BURST: u64 = 64;
 /// Seconds per further dial. A restarted host is found within this time.
 const SECONDS_PER_DIAL: u64 = 2;
-/// Maximum number of hosts; the one dialled least recently is evicted.
+/// Maximum number of hosts with a budget, and of proved addresses.
 const MAX_REMEMBERED: usize = 512;
 
 /// Dial budgets of hosts. A host announces its own addresses: without a budget, it could make other
 /// nodes dial any address again and again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DialBudgets {
-    began: Option<Instant>,
-    hosts: BTreeMap<NodeId, DialBudget>,
+    began: Instant,
+    seconds: KeyedBuckets<NodeId>,
+    /// Last address at which each host proved its key.
+    proved: BTreeMap<NodeId, SocketAddr>,
 }
 
-#[derive(Debug)]
-struct DialBudget {
-    /// Last address at which the host proved its key.
-    proved: Option<SocketAddr>,
-    left: TokenBucket,
-    last: Time,
+impl Default for DialBudgets {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            seconds: KeyedBuckets::new(1, DIAL_BURST * SECONDS_PER_DIAL, MAX_REMEMBERED),
+            proved: BTreeMap::new(),
+        }
+    }
 }
 
 impl DialBudgets {
     /// Charges a dial to an address; returns false if the budget is used up. The proved address is
     /// free.
     fn may(&mut self, host: NodeId, address: SocketAddr, now: Instant) -> bool {
-        let began = *self.began.get_or_insert(now);
-        let now = Time::from(now.saturating_duration_since(began));
-        let full = TokenBucket::with_burst(1, DIAL_BURST * SECONDS_PER_DIAL, now);
-        let budget = self.hosts.entry(host).or_insert(DialBudget {
-            proved: None,
-            left: full,
-            last: now,
-        });
-        budget.last = now;
-        budget.left.refill(now);
-        let may = budget.proved == Some(address) || budget.left.has(SECONDS_PER_DIAL);
-        if may && budget.proved != Some(address) {
-            budget.left.spend(SECONDS_PER_DIAL);
+        if self.proved(&host) == Some(address) {
+            return true;
         }
-        if self.hosts.len() > MAX_REMEMBERED {
-            let oldest = self.hosts.iter().min_by_key(|(_, budget)| budget.last);
-            if let Some(oldest) = oldest.map(|(host, _)| *host) {
-                self.hosts.remove(&oldest);
-            }
+        let now = Time::from(now.saturating_duration_since(self.began));
+        let seconds = self.seconds.of(&host, now);
+        let may = seconds.has(SECONDS_PER_DIAL);
+        if may {
+            seconds.spend(SECONDS_PER_DIAL);
         }
         may
     }
 
     /// Last address at which a host proved its key.
     pub(super) fn proved(&self, host: &NodeId) -> Option<SocketAddr> {
-        self.hosts.get(host)?.proved
+        self.proved.get(host).copied()
     }
 
     /// Records whether a host proved its key at an address.
-    fn note(&mut self, host: &NodeId, address: SocketAddr, proved: bool) {
-        if let Some(budget) = self.hosts.get_mut(host) {
-            match proved {
-                true => budget.proved = Some(address),
-                false => drop(budget.proved.take_if(|known| *known == address)),
+    fn note(&mut self, host: NodeId, address: SocketAddr, proved: bool) {
+        if proved {
+            if self.proved.len() >= MAX_REMEMBERED && !self.proved.contains_key(&host) {
+                self.proved.pop_first();
             }
+            self.proved.insert(host, address);
+        } else if self.proved(&host) == Some(address) {
+            self.proved.remove(&host);
         }
     }
 }
@@ -135,43 +127,33 @@ impl Attempt {
         Ok(link)
     }
 
-    /// Tries addresses until one leads to the host and it grants a session. The next address is
-    /// tried in parallel if one fails or does not answer within [`GRACE`]. Addresses beyond the
-    /// dial budget are skipped.
+    /// Tries addresses until one leads to the host and it grants a session ([`first_of`]).
+    /// Addresses beyond the dial budget are skipped.
     pub(super) async fn with_any_of(
         &self,
         addresses: &[SocketAddr],
     ) -> Result<HostLink, ChatError> {
-        let mut last = match addresses.is_empty() {
-            true => unavailable("it has announced no address"),
-            false => unavailable("it was not at its addresses: they are tried again soon"),
-        };
-        let (mut attempts, mut rest) = (FuturesUnordered::new(), addresses.iter());
-        loop {
-            if let Some(address) = rest.next() {
-                if !self.may_dial(*address) {
-                    continue;
-                }
-                attempts.push(async move {
-                    let silent = format!("{address} did not answer in {} s", PER_ADDRESS.as_secs());
-                    let attempt = timeout(PER_ADDRESS, self.at(*address)).await;
-                    attempt.unwrap_or_else(|_| Err(unavailable(silent)))
-                });
-            } else if attempts.is_empty() {
-                return Err(last);
+        let attempts = first_of(addresses.iter().copied(), async |address: SocketAddr| {
+            let may = self.budgets.lock().may(self.node, address, Instant::now());
+            if !may {
+                return Err(None);
             }
-            let patience = if rest.len() > 0 { GRACE } else { PER_ADDRESS };
-            match timeout(patience, attempts.next()).await {
-                Ok(Some(Ok(link))) => return Ok(link),
-                Ok(Some(Err(why))) => last = why,
-                Ok(None) | Err(_) => {}
-            }
-        }
-    }
-
-    fn may_dial(&self, address: SocketAddr) -> bool {
-        let mut budgets = self.budgets.lock();
-        budgets.may(self.node, address, Instant::now())
+            let attempt = timeout(PER_ADDRESS, self.at(address)).await;
+            let silent = |_| {
+                let seconds = PER_ADDRESS.as_secs();
+                Err(unavailable(format!(
+                    "{address} did not answer in {seconds} s"
+                )))
+            };
+            attempt.unwrap_or_else(silent).map_err(Some)
+        });
+        attempts.await.map(|(_, link)| link).map_err(|failed| {
+            let last = failed.into_iter().rev().find_map(|(_, why)| why);
+            last.unwrap_or_else(|| match addresses.is_empty() {
+                true => unavailable("it has announced no address"),
+                false => unavailable("it was not at its addresses: they are tried again soon"),
+            })
+        })
     }
 
     async fn at(&self, address: SocketAddr) -> Result<HostLink, ChatError> {
@@ -180,7 +162,7 @@ impl Attempt {
         let rule = bus_rule();
         let socket = connect_path(&endpoint, &identity, Some(node), &rule, &self.transport).await;
         let proved = matches!(socket, Ok(_) | Err(ConnectError::Refused { .. }));
-        self.budgets.lock().note(&node, address, proved);
+        self.budgets.lock().note(node, address, proved);
         let socket = socket.map_err(unavailable)?;
         self.heard.note();
         self.connections.watch_host(node, None, socket.closer());
@@ -232,7 +214,7 @@ mod tests {
         assert_eq!(tried(1, 2000..2010, 10), 5);
         assert_eq!(tried(2, 2000..2003, 10), 3);
         let now = begin + Duration::from_secs(10);
-        budgets.note(&id(1), address(2000), true);
+        budgets.note(id(1), address(2000), true);
         let found =
             |budgets: &mut DialBudgets| (0..50).all(|_| budgets.may(id(1), address(2000), now));
         assert!(found(&mut budgets));
@@ -240,9 +222,9 @@ mod tests {
             !budgets.may(id(1), address(2001), now),
             "others are none of its"
         );
-        budgets.note(&id(1), address(2001), false);
+        budgets.note(id(1), address(2001), false);
         assert!(found(&mut budgets));
-        budgets.note(&id(1), address(2000), false);
+        budgets.note(id(1), address(2000), false);
         assert!(!found(&mut budgets));
         for seed in 0..=255 {
             for more in 0..3 {
@@ -251,7 +233,7 @@ mod tests {
                 budgets.may(host, address(2000), now);
             }
         }
-        assert_eq!(budgets.hosts.len(), MAX_REMEMBERED);
+        assert_eq!(budgets.seconds.len(), MAX_REMEMBERED);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

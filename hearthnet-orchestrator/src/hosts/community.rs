@@ -9,8 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::select_all;
-use hearthnet_bus::discovery::{Claims, Distance, Local, Source, vouched_first};
+use hearthnet_bus::discovery::{Claims, Discovery, Distance, Local, Source, vouched_first};
 use hearthnet_bus::log::{Advert, EventLog};
 use hearthnet_bus::node::{Connections, WeakNode};
 use hearthnet_bus::{NodeId, NodeKey, now_ms};
@@ -18,10 +17,10 @@ use hearthnet_transport::Config;
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::runtime::Handle;
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout;
 
 use super::attempt::{Attempt, DialBudgets};
-use super::opening::{Opening, Outcome, SignOfLife};
+use super::opening::{Opening, Outcome, SignOfLife, any_of};
 use super::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, Patience, RoutedSpan, SEARCH_INTERVAL,
     SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
@@ -29,19 +28,16 @@ use super::source::{
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::exact::{Exact, is_exact};
-use crate::health::{FailureKind, SharedHealth};
-use crate::link::HostLink;
+use crate::hosts::health::{FailureKind, SharedHealth};
+use crate::hosts::link::HostLink;
+use crate::hosts::router::{Candidate, RouteError, Span};
 use crate::placement::{missing, runs_text};
-use crate::router::{Candidate, RouteError, Span};
 
 /// Maximum number of vouched-for addresses tried per host, and of merely announced ones.
 const MAX_ADDRESSES: usize = 6;
 
 /// A host whose attempt fails within this time may be tried again in the same search.
 const AT_ONCE: Duration = Duration::from_secs(1);
-
-/// Returns addresses of a node that discovery has found, each with its source.
-pub type KnownAddresses = Arc<dyn Fn(&NodeId) -> Vec<(Source, SocketAddr)> + Send + Sync>;
 
 /// Returns true if this node is in sync with its neighbours, or has had time to be.
 pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
@@ -58,7 +54,8 @@ pub struct CommunityHosts {
     transport: Config,
     choice: Choice,
     links: Links,
-    pub known_addresses: KnownAddresses,
+    /// Discovery of a node in this process, which may know more addresses than the log.
+    pub discovery: Option<Discovery>,
     /// Tells whether this node was expelled; searches then fail without waiting.
     pub expelled: Expelled,
     /// This node, if it runs in this process: its own layers need no network connection.
@@ -109,20 +106,6 @@ impl Awaited {
         under_way
             .map(dark_at)
             .reduce(|a, b| a.zip(b).map(|(a, b)| a.max(b)))?
-    }
-
-    /// Waits until one attempt has ended, at most until `until`.
-    async fn any(&self, until: Option<Instant>) {
-        let under_way = self.0.values().filter(|one| one.now().is_none());
-        let waits: Vec<_> = under_way.map(Opening::wait).collect();
-        if waits.is_empty() {
-            return;
-        }
-        let any = select_all(waits);
-        match until {
-            Some(until) => drop(timeout_at(until.into(), any).await),
-            None => drop(any.await),
-        }
     }
 }
 
@@ -179,7 +162,9 @@ impl HostSource for CommunityHosts {
                 // Advertisements also expire without a change of the log.
                 let wait = left.min(SEARCH_INTERVAL);
                 let changed = async { timeout(wait, changes.changed()).await };
-                let _ = self.runtime.block_on(search.cancel.or(changed));
+                let _ = self
+                    .runtime
+                    .block_on(search.cancel.run_until_cancelled(changed));
                 resting.clear();
                 continue;
             }
@@ -254,7 +239,7 @@ impl CommunityHosts {
     }
 
     /// Hosts of the community of `log`, for the node with this key, selected by `choice`. Addresses
-    /// come from the log until [`Self::known_addresses`] is set.
+    /// come from the log until [`Self::discovery`] is set.
     pub fn new(
         runtime: Handle,
         key: Arc<NodeKey>,
@@ -273,7 +258,7 @@ impl CommunityHosts {
                 ..choice
             },
             links,
-            known_addresses: Arc::new(|_| Vec::new()),
+            discovery: None,
             expelled: Arc::new(|| None),
             here: None,
             in_sync: None,
@@ -350,7 +335,9 @@ impl CommunityHosts {
                 return Err((None, ChatError::ShardUnavailable(why.into())));
             }
             let until = until.into_iter().chain(give_up).min();
-            let answered = search.cancel.or(awaited.any(until));
+            let answered = search
+                .cancel
+                .run_until_cancelled(any_of(awaited.0.values(), until));
             if self.runtime.block_on(answered).is_none() {
                 return Err((None, ChatError::Cancelled));
             }
@@ -467,11 +454,13 @@ impl CommunityHosts {
                 true => text.parse().ok(),
                 false => claims.admit(text),
             });
+        let discovery = self.discovery.as_ref();
+        let found = discovery.map(|all| all.endpoints_by_source(&advert.author));
         let all = proved
             .map(|address| (Source::Proved, address))
             .into_iter()
             .chain(signed.map(|address| (Source::Log, address)))
-            .chain((self.known_addresses)(&advert.author));
+            .chain(found.into_iter().flatten());
         best_first(all.collect(), &local)
     }
 

@@ -1,7 +1,12 @@
-//! Sources of hosts, searched at the start of a sequence and after a failure.
+//! Hosts: sessions with them, their selection, and what is known of them. Sources of hosts are
+//! searched at the start of a sequence and after a failure.
 //!
-//! | hosts | where |
+//! | concept | where |
 //! |---|---|
+//! | a session with a host | [`link`] |
+//! | which hosts run which layers | [`router`] (pure) |
+//! | failures and speed of hosts over all calls | [`health`] (pure) |
+//! | plausibility of returned rows | `checks/` (pure) |
 //! | search parameters ([`Search`]), host selection ([`Choice`]) | `source.rs` |
 //! | hosts known by address ([`HostPool`]) | `pool.rs` |
 //! | hosts found in a community's log ([`CommunityHosts`]) | `community.rs` |
@@ -9,12 +14,16 @@
 //! | a session that is being opened | `opening.rs` |
 
 mod attempt;
+pub(crate) mod checks;
 mod community;
+pub mod health;
+pub mod link;
 mod opening;
 mod pool;
+pub mod router;
 mod source;
 
-pub use self::community::{CommunityHosts, Expelled, InSync, KnownAddresses, Links};
+pub use self::community::{CommunityHosts, Expelled, InSync, Links};
 pub use self::pool::{HostPool, PooledHosts, Reached};
 pub use self::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, ModelOnWire, Patience, RoutedSpan,

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, Shared};
+use futures_util::future::{BoxFuture, Shared, select_all};
 use tokio::runtime::Handle;
+use tokio::time::timeout_at;
 
 use crate::error::ChatError;
-use crate::link::HostLink;
+use crate::hosts::link::HostLink;
 
 /// Result of an attempt.
 pub(super) type Outcome = Result<Arc<HostLink>, ChatError>;
@@ -67,9 +68,22 @@ impl Opening {
     pub(super) fn now(&self) -> Option<Outcome> {
         self.outcome.clone().now_or_never()
     }
+}
 
-    /// Waits for the result.
-    pub(super) fn wait(&self) -> impl Future<Output = Outcome> + Unpin + use<> {
-        self.outcome.clone()
+/// Waits until one of the pending attempts has ended, at most until `until`. Returns at once if none
+/// is pending.
+pub(super) async fn any_of<'a>(
+    openings: impl IntoIterator<Item = &'a Opening>,
+    until: Option<Instant>,
+) {
+    let pending = openings.into_iter().filter(|one| one.now().is_none());
+    let pending: Vec<_> = pending.map(|one| one.outcome.clone()).collect();
+    if pending.is_empty() {
+        return;
+    }
+    let any = select_all(pending);
+    match until {
+        Some(until) => drop(timeout_at(until.into(), any).await),
+        None => drop(any.await),
     }
 }

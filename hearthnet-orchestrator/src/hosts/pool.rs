@@ -1,26 +1,23 @@
 //! Hosts known by address, for a long-running program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt as _, StreamExt as _};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_transport::Config;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::time::timeout_at;
 
-use super::opening::{Opening, SignOfLife};
+use super::opening::{Opening, SignOfLife, any_of};
 use super::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, Patience, RoutedSpan, SEARCH_INTERVAL,
     SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
 };
 use crate::Cancel;
 use crate::error::ChatError;
-use crate::health::{FailureKind, SharedHealth};
-use crate::link::{HostAddr, HostLink};
+use crate::hosts::health::{FailureKind, SharedHealth};
+use crate::hosts::link::{HostAddr, HostLink};
 
 /// Retry delay after a failed connection: initial and maximum.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -94,52 +91,50 @@ impl HostPool {
     }
 
     /// Like [`Self::reach`], but returns once `enough` is true and the other hosts have had
-    /// [`GRACE`], or after `limit`. Attempts continue in the background for the next call.
+    /// [`GRACE`], or once each has had `limit`. Both count from the start of a host's attempt:
+    /// repeated calls wait for `limit` once, and then for [`GRACE`], in which a host that is back can
+    /// answer. Attempts continue in the background for the next call.
     pub async fn reach_enough(
         &self,
         enough: impl Fn(&[Arc<HostLink>]) -> bool,
         limit: Option<Duration>,
     ) -> Reached {
-        let openings = self.hosts.iter().map(|host| self.opening(host));
-        let mut missing: BTreeMap<usize, Opening> = openings.enumerate().collect();
-        let mut attempts: FuturesUnordered<_> = missing
-            .iter()
-            .map(|(&at, opening)| opening.wait().map(move |outcome| (at, outcome)))
-            .collect();
-        let mut reached = Reached::default();
-        let give_up = limit.map(|limit| Instant::now() + limit);
-        while !missing.is_empty() {
+        let openings: Vec<Opening> = self.hosts.iter().map(|host| self.opening(host)).collect();
+        let began = Instant::now();
+        loop {
+            // Before the results are read: an attempt that ends in between is among them.
+            let pending = openings.iter().filter(|one| one.now().is_none());
+            let newest = pending.map(Opening::since).max();
+            let reached = self.reached_by(&openings);
+            let Some(newest) = newest else {
+                return reached;
+            };
             let until = match enough(&reached.links) {
-                // Attempts that have already taken longer are not waited for.
-                true => missing
-                    .values()
-                    .map(|opening| opening.since() + GRACE)
-                    .max(),
-                false => give_up,
+                true => Some(newest + GRACE),
+                false => limit.map(|limit| (newest + limit).max(began + GRACE)),
             };
-            let until = until.into_iter().chain(give_up).min();
-            let next = attempts.next();
-            let next = match until {
-                Some(until) => timeout_at(until.into(), next).await,
-                None => Ok(next.await),
-            };
-            let Ok(Some((at, outcome))) = next else { break };
-            missing.remove(&at);
-            match outcome {
-                Ok(link) => reached.links.push(link),
-                Err(error) => reached.failures.push(error),
+            if until.is_some_and(|at| at <= Instant::now()) {
+                return reached;
+            }
+            any_of(&openings, until).await;
+        }
+    }
+
+    /// Results so far, in the order of the hosts, which makes routes deterministic.
+    fn reached_by(&self, openings: &[Opening]) -> Reached {
+        let (mut reached, mut silent) = (Reached::default(), Vec::new());
+        for (host, opening) in self.hosts.iter().zip(openings) {
+            match opening.now() {
+                Some(Ok(link)) => reached.links.push(link),
+                Some(Err(error)) => reached.failures.push(error),
+                None => {
+                    let HostAddr { endpoint, node } = &host.addr;
+                    let text = format!("{endpoint} ({}) has not answered yet", node.short());
+                    silent.push(ChatError::ShardUnavailable(text));
+                }
             }
         }
-        let silent = missing.keys().filter_map(|at| self.hosts.get(*at));
-        reached.failures.extend(silent.map(|host| {
-            let HostAddr { endpoint, node } = &host.addr;
-            let text = format!("{endpoint} ({}) has not answered yet", node.short());
-            ChatError::ShardUnavailable(text)
-        }));
-        // Host order instead of answer order makes routes deterministic.
-        let place =
-            |link: &Arc<HostLink>| self.hosts.iter().position(|host| host.addr == link.addr);
-        reached.links.sort_by_key(place);
+        reached.failures.extend(silent);
         reached
     }
 
@@ -251,7 +246,9 @@ impl HostSource for PooledHosts {
         };
         loop {
             let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
-            let reach = search.cancel.or(self.pool.reach_enough(enough, limit));
+            let reach = search
+                .cancel
+                .run_until_cancelled(self.pool.reach_enough(enough, limit));
             let reached = self.pool.runtime.block_on(reach);
             let reached = reached.ok_or(ChatError::Cancelled)?;
             let error = match self.choice.among(&reached.links, search) {
@@ -267,7 +264,10 @@ impl HostSource for PooledHosts {
                 return Err(error);
             }
             let pause = async { tokio::time::sleep(SEARCH_INTERVAL).await };
-            let paused = self.pool.runtime.block_on(search.cancel.or(pause));
+            let paused = self
+                .pool
+                .runtime
+                .block_on(search.cancel.run_until_cancelled(pause));
             paused.ok_or(ChatError::Cancelled)?;
             self.pool.forget_failures(search.exclude);
         }

@@ -13,9 +13,9 @@ use hearthnet_transport::Want;
 use crate::Cancel;
 use crate::error::ChatError;
 use crate::exact::Exact;
-use crate::health::SharedHealth;
-use crate::link::HostLink;
-use crate::router::{Candidate, RouteError, RouteRequest, Span, pick};
+use crate::hosts::health::SharedHealth;
+use crate::hosts::link::HostLink;
+use crate::hosts::router::{Candidate, RouteError, RouteRequest, Span, pick};
 
 /// Properties of a model that its hosts must match.
 #[derive(Debug, Clone)]

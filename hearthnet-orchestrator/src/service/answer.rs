@@ -1,15 +1,12 @@
 //! Both ends of the channel between a chat and its reader.
 
 use std::collections::VecDeque;
-use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
-use super::Inner;
-use super::fair_queue::Ticket;
 use super::slow_reader::SlowReaderLimit;
 use crate::Cancel;
 use crate::chat::{Frame, Listener};
@@ -17,9 +14,9 @@ use crate::error::ChatError;
 
 /// Frames of an answer. Dropping it cancels the chat.
 pub struct Answer {
-    pub(super) service: Weak<Inner>,
     pub(super) cancel: Cancel,
-    pub(super) ticket: Option<Ticket>,
+    /// Takes a chat that waited out of the queue.
+    pub(super) leave: Option<Box<dyn FnOnce() + Send + Sync>>,
     pub(super) frames: mpsc::Receiver<Frame>,
     /// `None` once the end was returned.
     pub(super) end: Option<oneshot::Receiver<Result<(), ChatError>>>,
@@ -51,12 +48,8 @@ impl Answer {
 impl Drop for Answer {
     fn drop(&mut self) {
         self.cancel.cancel();
-        if let (Some(ticket), Some(inner)) = (self.ticket, self.service.upgrade()) {
-            let mut state = inner.lock();
-            let job = state.turns.leave(ticket);
-            inner.report(&state);
-            drop(state);
-            drop(job);
+        if let Some(leave) = self.leave.take() {
+            leave();
         }
     }
 }

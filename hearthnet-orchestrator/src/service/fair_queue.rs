@@ -35,13 +35,26 @@ impl QueueLimits {
     }
 }
 
-/// Verified name of the machine's owner. No other caller has this name.
+/// [`Principal::identity`] of the machine's owner, and of no other caller.
 pub const OWNER: &str = "owner";
 
-/// Verified part of a caller's name, up to the first NUL. Limits count by it, since the caller
-/// chooses the rest.
-pub fn quota_key(caller: &str) -> &str {
-    caller.split('\0').next().unwrap_or(caller)
+/// Caller in the queue. Callers take turns by the whole of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // Made by every interface.
+pub struct Principal {
+    /// Verified identity: an account or an address. Limits count by it.
+    pub identity: String,
+    /// Part that the caller chooses, such as the user that it names; empty if there is none.
+    pub user: String,
+}
+
+impl From<&str> for Principal {
+    fn from(identity: &str) -> Self {
+        Self {
+            identity: identity.to_owned(),
+            user: String::new(),
+        }
+    }
 }
 
 /// Id of a waiting item. Never reused.
@@ -76,7 +89,7 @@ pub struct FairQueue<T> {
 
 #[derive(Debug)]
 struct Line<T> {
-    caller: String,
+    caller: Principal,
     items: VecDeque<(Ticket, T)>,
 }
 
@@ -93,44 +106,35 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Returns true if a slot is free for a caller. `runs`: the caller has running items.
-    pub fn has_place(&self, caller: &str, runs: bool) -> bool {
-        let runs = runs || self.waiting_for(caller) > 0;
-        self.running < self.places_of(caller, runs)
-    }
-
-    /// Number of slots open to this caller.
-    fn places_of(&self, caller: &str, runs: bool) -> usize {
+    /// Number of slots open to a verified caller. `runs`: it has running items.
+    fn places_of(&self, identity: &str, runs: bool) -> usize {
         match runs {
             true => self.limits.places,
-            false if quota_key(caller) == OWNER => self.limits.most_running(),
+            false if identity == OWNER => self.limits.most_running(),
             false => self.limits.places + self.limits.reserved,
         }
     }
 
-    /// Returns true for an owner without a waiting item, who may always have one.
-    pub fn is_owed(&self, caller: &str) -> bool {
-        quota_key(caller) == OWNER && self.waiting_for(caller) == 0
-    }
-
-    /// Adds an item. `runs`: its caller has running items.
-    pub fn enter(&mut self, caller: &str, runs: bool, item: T) -> Entry<T> {
+    /// Adds an item. `runs`: its verified caller has running items.
+    pub fn enter(&mut self, caller: &Principal, runs: bool, item: T) -> Entry<T> {
+        let waits = self.waiting_for(&caller.identity) > 0;
         // Waiting items go first: while one waits, no slot is free that it may use.
-        if self.has_place(caller, runs) {
+        if self.running < self.places_of(&caller.identity, runs || waits) {
             self.running += 1;
             return Entry::Run(item);
         }
-        if self.waiting() >= self.limits.waiting && !self.is_owed(caller) {
+        let is_owed = caller.identity == OWNER && !waits;
+        if self.waiting() >= self.limits.waiting && !is_owed {
             return Entry::Full(Refused::Queue);
         }
         if self.room_of(caller) == 0 {
             return Entry::Full(Refused::Caller);
         }
         let ticket = Ticket(self.next);
-        match self.ring.iter_mut().find(|line| line.caller == caller) {
+        match self.ring.iter_mut().find(|line| line.caller == *caller) {
             Some(line) => line.items.push_back((ticket, item)),
             None => self.ring.push_back(Line {
-                caller: caller.to_owned(),
+                caller: caller.clone(),
                 items: VecDeque::from([(ticket, item)]),
             }),
         }
@@ -138,13 +142,15 @@ impl<T> FairQueue<T> {
         Entry::Wait(ticket)
     }
 
-    /// Ends a running item and returns the next one to run. `runs` tells whether a caller still has
-    /// running items.
+    /// Ends a running item and returns the next one to run. `runs` tells whether a verified caller
+    /// still has running items.
     pub fn finish(&mut self, runs: impl Fn(&str) -> bool) -> Option<T> {
         self.running = self.running.saturating_sub(1);
-        let caller =
-            |line: &Line<T>| self.running < self.places_of(&line.caller, runs(&line.caller));
-        let next = self.ring.iter().position(caller)?;
+        let may_run = |line: &Line<T>| {
+            let identity = &line.caller.identity;
+            self.running < self.places_of(identity, runs(identity))
+        };
+        let next = self.ring.iter().position(may_run)?;
         let mut line = self.ring.remove(next)?;
         self.running += 1;
         let item = line.items.pop_front();
@@ -179,13 +185,13 @@ impl<T> FairQueue<T> {
             .collect()
     }
 
-    /// Number of items that a caller may add under its own limits: per full name, and, if it uses
-    /// several, three quarters of the queue for all of them.
-    pub fn room_of(&self, caller: &str) -> usize {
-        let line = self.ring.iter().find(|line| line.caller == caller);
+    /// Number of items that a caller may add under its own limits: per principal, and, if a
+    /// verified caller uses several, three quarters of the queue for all of them.
+    fn room_of(&self, caller: &Principal) -> usize {
+        let line = self.ring.iter().find(|line| line.caller == *caller);
         let own = line.map_or(0, |line| line.items.len());
         let room = self.limits.waiting_per_caller.saturating_sub(own);
-        let all = self.waiting_for(caller);
+        let all = self.waiting_for(&caller.identity);
         let most = self.limits.waiting - self.limits.waiting / 4;
         match all > own {
             true => room.min(most.saturating_sub(all)),
@@ -193,10 +199,12 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Waiting items of a verified caller, over all its full names.
-    fn waiting_for(&self, caller: &str) -> usize {
-        let lines = self.ring.iter();
-        let lines = lines.filter(|line| quota_key(&line.caller) == quota_key(caller));
+    /// Waiting items of a verified caller, on behalf of all its users.
+    fn waiting_for(&self, identity: &str) -> usize {
+        let lines = self
+            .ring
+            .iter()
+            .filter(|line| line.caller.identity == identity);
         lines.map(|line| line.items.len()).sum()
     }
 
@@ -215,114 +223,108 @@ mod tests {
 
     use super::*;
 
-    fn turns(places: usize, waiting: usize, per_caller: usize) -> FairQueue<(u8, usize)> {
+    fn turns<T>(places: usize, waiting: usize, per_caller: usize, reserved: usize) -> FairQueue<T> {
         FairQueue::new(QueueLimits {
             places,
             waiting,
             waiting_per_caller: per_caller,
-            reserved: 0,
+            reserved,
         })
+    }
+
+    fn user(identity: &str, user: impl ToString) -> Principal {
+        Principal {
+            user: user.to_string(),
+            ..Principal::from(identity)
+        }
+    }
+
+    /// Outcome for an item of a caller; `runs`: it has running items.
+    fn enter<T>(
+        turns: &mut FairQueue<T>,
+        caller: impl Into<Principal>,
+        runs: bool,
+        item: T,
+    ) -> &'static str {
+        match turns.enter(&caller.into(), runs, item) {
+            Entry::Run(_) => "run",
+            Entry::Wait(_) => "wait",
+            Entry::Full(Refused::Queue) => "queue",
+            Entry::Full(Refused::Caller) => "caller",
+        }
     }
 
     #[test]
     fn a_caller_with_nothing_running_gets_the_reserved_slot() {
-        let mut turns = FairQueue::new(QueueLimits {
-            places: 4,
-            waiting: 8,
-            waiting_per_caller: 8,
-            reserved: 1,
-        });
+        let mut turns = turns(4, 8, 8, 1);
         for n in 0..4 {
-            let entry = turns.enter("hog\0one of many", n > 0, n);
-            assert!(matches!(entry, Entry::Run(_)));
+            let hog = user("hog", "one of many");
+            assert_eq!(enter(&mut turns, hog, n > 0, n), "run");
         }
-        // A second full name does not make a second caller.
-        assert!(matches!(
-            turns.enter("hog\0another", true, 4),
-            Entry::Wait(_)
-        ));
-        assert!(matches!(turns.enter("guest", false, 5), Entry::Run(5)));
+        // A second user does not make a second caller.
+        let another = user("hog", "another");
+        assert_eq!(enter(&mut turns, another, true, 4), "wait");
+        assert_eq!(enter(&mut turns, "guest", false, 5), "run");
         // There is one reserved slot, not one per caller.
-        assert!(matches!(turns.enter("late", false, 6), Entry::Wait(_)));
+        assert_eq!(enter(&mut turns, "late", false, 6), "wait");
         // The reserved slot passes to a caller with no running item, before its turn ...
-        assert_eq!(turns.finish(|caller| quota_key(caller) == "hog"), Some(6));
+        assert_eq!(turns.finish(|caller| caller == "hog"), Some(6));
         // ... and to no other caller.
-        assert_eq!(turns.finish(|caller| quota_key(caller) == "hog"), None);
+        assert_eq!(turns.finish(|caller| caller == "hog"), None);
         assert_eq!((turns.running(), turns.waiting()), (4, 1));
         assert_eq!(turns.finish(|_| true), Some(4));
     }
 
     #[test]
     fn the_owner_always_has_a_running_and_a_waiting_slot() {
-        let mut turns = FairQueue::new(QueueLimits {
-            places: 2,
-            waiting: 2,
-            waiting_per_caller: 2,
-            reserved: 1,
+        let mut turns = turns(2, 2, 2, 1);
+        let outcomes = [0, 1, 2, 3, 4].map(|n| {
+            let neighbour = format!("neighbour {n}");
+            enter(&mut turns, neighbour.as_str(), false, n)
         });
-        for n in 0..5 {
-            let entry = turns.enter(&format!("neighbour {n}"), false, n);
-            assert!(matches!(entry, Entry::Run(_)) == (n < 3));
-        }
-        assert!(matches!(
-            turns.enter("late", false, 5),
-            Entry::Full(Refused::Queue)
-        ));
-        let own = |more: &str| format!("{OWNER}\0{more}");
-        assert!(matches!(turns.enter(&own("a"), false, 6), Entry::Run(6)));
-        assert!(matches!(turns.enter(&own("b"), true, 7), Entry::Wait(_)));
-        assert!(matches!(
-            turns.enter(&own("c"), true, 8),
-            Entry::Full(Refused::Queue)
-        ));
+        assert_eq!(outcomes, ["run", "run", "run", "wait", "wait"]);
+        assert_eq!(enter(&mut turns, "late", false, 5), "queue");
+        assert_eq!(enter(&mut turns, user(OWNER, "a"), false, 6), "run");
+        assert_eq!(enter(&mut turns, user(OWNER, "b"), true, 7), "wait");
+        assert_eq!(enter(&mut turns, user(OWNER, "c"), true, 8), "queue");
         // The owner's slot stays reserved: when its item ends, its waiting item takes it.
         assert_eq!(turns.finish(|_| false), Some(7));
         // When another caller's item ends, the owner's item counts against the shared slots.
-        assert_eq!(turns.finish(|caller| quota_key(caller) == OWNER), None);
+        assert_eq!(turns.finish(|caller| caller == OWNER), None);
         assert_eq!((turns.running(), turns.waiting()), (3, 2));
     }
 
     #[test]
     fn a_caller_of_many_names_leaves_a_quarter_of_the_queue_to_others() {
-        let mut turns = turns(1, 8, 8);
-        assert!(matches!(turns.enter("hog", false, (0, 0)), Entry::Run(_)));
-        let mut entries = (0..20).map(|n| turns.enter(&format!("hog\0{n}"), true, (0, n)));
+        let mut turns = turns(1, 8, 8, 0);
+        assert_eq!(enter(&mut turns, "hog", false, 0), "run");
+        let outcomes = [1, 2, 3, 4, 5, 6, 7].map(|n| enter(&mut turns, user("hog", n), true, n));
         assert_eq!(
-            entries.position(|entry| matches!(entry, Entry::Full(Refused::Caller))),
-            Some(6)
+            outcomes,
+            ["wait", "wait", "wait", "wait", "wait", "wait", "caller"]
         );
-        assert!(matches!(
-            turns.enter("guest", false, (1, 0)),
-            Entry::Wait(_)
-        ));
+        assert_eq!(enter(&mut turns, "guest", false, 8), "wait");
     }
 
     #[test]
     fn callers_take_turns_as_the_documentation_says() {
-        let mut turns = turns(1, 8, 8);
-        let arrivals = [(b'a', 1), (b'a', 2), (b'a', 3), (b'b', 1), (b'c', 1)];
-        let mut order = Vec::new();
-        for item in arrivals {
-            if let Entry::Run(item) = turns.enter(&char::from(item.0).to_string(), false, item) {
-                order.push(item);
-            }
-        }
-        while let Some(item) = turns.finish(|_| true) {
-            order.push(item);
-        }
-        let expected = [(b'a', 1), (b'a', 2), (b'b', 1), (b'c', 1), (b'a', 3)];
-        assert_eq!(order, expected);
+        let mut turns = turns(1, 8, 8, 0);
+        let arrivals = ["a1", "a2", "a3", "b1", "c1"];
+        let outcomes = arrivals.map(|item| enter(&mut turns, &item[..1], false, item));
+        assert_eq!(outcomes, ["run", "wait", "wait", "wait", "wait"]);
+        let order = [(); 5].map(|()| turns.finish(|_| true));
+        assert_eq!(
+            order,
+            [Some("a2"), Some("b1"), Some("c1"), Some("a3"), None]
+        );
         assert_eq!((turns.running(), turns.waiting()), (0, 0));
     }
 
     #[test]
     fn a_refusal_names_the_limit_that_was_reached() {
-        let mut turns = turns(1, 2, 1);
-        assert!(matches!(turns.enter("a", true, (0, 0)), Entry::Run(_)));
-        assert!(matches!(turns.enter("a", true, (0, 1)), Entry::Wait(_)));
-        assert_eq!(turns.enter("a", true, (0, 2)), Entry::Full(Refused::Caller));
-        assert!(matches!(turns.enter("b", true, (1, 0)), Entry::Wait(_)));
-        assert_eq!(turns.enter("c", true, (2, 0)), Entry::Full(Refused::Queue));
+        let mut turns = turns(1, 2, 1, 0);
+        let outcomes = ["a", "a", "a", "b", "c"].map(|name| enter(&mut turns, name, true, ()));
+        assert_eq!(outcomes, ["run", "wait", "caller", "wait", "queue"]);
     }
 
     #[derive(Debug, Clone)]
@@ -349,7 +351,7 @@ mod tests {
             per_caller in 0..4usize,
             ops in prop::collection::vec(op(), 0..200),
         ) {
-            let mut turns = turns(places, waiting, per_caller);
+            let mut turns = turns(places, waiting, per_caller, 0);
             let mut running = 0;
             let mut line: Vec<(Ticket, (u8, usize))> = Vec::new();
             // Step at which each caller began to wait, and at which it was last served.
@@ -360,7 +362,7 @@ mod tests {
                     Op::Enter(caller) => {
                         let item = (caller, n);
                         let own = line.iter().filter(|(_, i)| i.0 == caller).count();
-                        match turns.enter(&caller.to_string(), true, item) {
+                        match turns.enter(&caller.to_string().as_str().into(), true, item) {
                             Entry::Run(back) => {
                                 prop_assert_eq!(back, item);
                                 prop_assert!(line.is_empty());

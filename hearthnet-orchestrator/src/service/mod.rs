@@ -3,13 +3,11 @@
 //! | concept | where |
 //! |---|---|
 //! | order of waiting chats | [`fair_queue`] (pure) |
-//! | priority of refused callers that return | [`retries`] (pure) |
 //! | idle conversations kept for their next turn | [`prefix_cache`] (pure) |
 //! | how long a chat waits for a slow reader | `slow_reader.rs` (pure) |
-//! | admission and refusal of requests | `admission.rs` |
 //! | a chat from its turn to its end | `run.rs` |
 //! | frames of an answer, and their reader | `answer.rs` |
-//! | queueing, cancelling, draining | here |
+//! | queueing, refusing, cancelling, draining | here |
 //!
 //! ```text
 //! ask --> FairQueue --> (waits) --> a blocking thread: check the request, take over an idle
@@ -23,11 +21,9 @@
 //! its next step and releases its streams. A slow reader delays only its own chat. If it takes
 //! nothing for [`ServiceSettings::slow_reader`], its chat is cancelled.
 
-mod admission;
 mod answer;
 pub mod fair_queue;
 pub mod prefix_cache;
-pub mod retries;
 mod run;
 mod slow_reader;
 
@@ -35,7 +31,6 @@ mod slow_reader;
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -44,17 +39,15 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use self::admission::{refused, runs};
 pub use self::answer::Answer;
-use self::fair_queue::{Entry, FairQueue, QueueLimits};
+use self::fair_queue::{Entry, FairQueue, Principal, QueueLimits, Refused, Ticket};
 use self::prefix_cache::{Key, PrefixCache, PrefixCacheLimits};
-use self::retries::{RetryKey, RetryQueue};
 use crate::Cancel;
 use crate::backend::Backend;
 use crate::chat::{ChatRequest, Conversation, Frame, TextModel};
-use crate::chat_loop::ChatLoop;
 use crate::error::ChatError;
 use crate::exact::Exact;
+use crate::steps::chat_loop::ChatLoop;
 use crate::times::whole_ms;
 
 /// Capacity of the channel between a chat and its reader.
@@ -81,7 +74,9 @@ impl Default for ServiceSettings {
         Self {
             turns: QueueLimits {
                 places: 4,
-                waiting: 32,
+                // As many as there may be HTTP requests: a caller waits in turn, and does not have to
+                // come back.
+                waiting: 256,
                 waiting_per_caller: 16,
                 reserved: 1,
             },
@@ -119,18 +114,17 @@ pub struct ServedModel {
 #[derive(Debug, Clone)]
 #[allow(clippy::exhaustive_structs)] // Made by every interface.
 pub struct Caller {
-    /// Name for fair queueing. The part before a NUL is verified (an account or address); the part
-    /// behind it is chosen by the caller.
-    pub name: String,
+    /// Identity for fair queueing.
+    pub principal: Principal,
     /// Key of its idle conversations; no other key can take them over.
     pub held_by: String,
 }
 
 impl From<&str> for Caller {
-    fn from(name: &str) -> Self {
+    fn from(identity: &str) -> Self {
         Self {
-            name: name.to_owned(),
-            held_by: name.to_owned(),
+            principal: identity.into(),
+            held_by: identity.to_owned(),
         }
     }
 }
@@ -160,22 +154,10 @@ struct Inner {
     /// Number of chats that run or wait.
     active: watch::Sender<usize>,
     began: Instant,
-    /// Keyed hash of requests; callers cannot forge a collision.
-    digests: RandomState,
-}
-
-/// Rejection of a request before it was queued.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Refusal {
-    pub error: ChatError,
-    /// When to retry, if that can help. A retry takes precedence over new requests.
-    pub retry_after: Option<Duration>,
 }
 
 struct State {
     turns: FairQueue<Job>,
-    returns: RetryQueue,
     /// Running chats by number: how to cancel them, and their verified caller.
     running: BTreeMap<u64, (Cancel, String)>,
     next: u64,
@@ -183,6 +165,27 @@ struct State {
     draining: bool,
     /// Moving average of answer times.
     answer_ms: f64,
+}
+
+impl State {
+    /// Returns true if a chat of this verified caller runs.
+    fn runs(running: &BTreeMap<u64, (Cancel, String)>, identity: &str) -> bool {
+        running.values().any(|(_, other)| other == identity)
+    }
+
+    /// Error for a request that exceeds a limit.
+    fn busy(&self, limit: Refused, limits: QueueLimits) -> ChatError {
+        let (running, waiting) = (self.turns.running(), self.turns.waiting());
+        ChatError::Busy(match limit {
+            Refused::Queue => {
+                format!("{running} chats run and {waiting} wait, which is the limit")
+            }
+            Refused::Caller => format!(
+                "{running} chats run, and {} of yours wait, which is the limit",
+                limits.waiting_per_caller
+            ),
+        })
+    }
 }
 
 /// A queued or running chat.
@@ -213,7 +216,6 @@ impl Service {
         let inner = Arc::new(Inner {
             state: Mutex::new(State {
                 turns: FairQueue::new(settings.turns),
-                returns: RetryQueue::default(),
                 running: BTreeMap::new(),
                 next: 0,
                 kept: PrefixCache::new(settings.keep),
@@ -223,7 +225,6 @@ impl Service {
             models: models.into_iter().map(Arc::new).collect(),
             active: watch::Sender::new(0),
             began: Instant::now(),
-            digests: RandomState::new(),
             chat_loop: ChatLoop::start(runtime.clone()),
             runtime,
             settings,
@@ -252,24 +253,11 @@ impl Service {
     }
 
     /// Estimated time until a caller refused with [`ChatError::Busy`] gets a turn, from recent
-    /// answer times: 1 to 60 s.
+    /// answer times: 1 to 60 whole seconds.
     pub fn retry_after(&self) -> Duration {
         let state = self.0.lock();
-        state.until_turns(state.turns.waiting() + 1)
-    }
-
-    /// Records a request that was refused after it had been admitted, and returns when to retry.
-    pub fn remember(&self, caller: &str, mark: &RetryKey) -> Duration {
-        let mut state = self.0.lock();
-        let (now, after) = (self.0.now_ms(), state.until_turns(1));
-        let due = now.saturating_add(whole_ms(after));
-        state.returns.remember(caller, mark, now, due);
-        after
-    }
-
-    /// Digest that identifies a request when its caller retries it.
-    pub fn digest(&self, request: &[u8]) -> u64 {
-        self.0.digests.hash_one(request)
+        let rounds = (state.turns.waiting() + 1) as f64 / state.turns.running().max(1) as f64;
+        Duration::from_secs_f64((state.answer_ms * rounds / 1e3).ceil().clamp(1.0, 60.0))
     }
 
     /// Queues a chat and returns at once; the answer arrives as frames. `caller` is the identity
@@ -280,42 +268,38 @@ impl Service {
     /// [`ChatError::ShuttingDown`]. Every other error is reported by the answer.
     pub fn ask(
         &self,
-        caller: &str,
+        caller: impl Into<Caller>,
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, ChatError> {
-        let asked = self.ask_as(&caller.into(), &RetryKey::default(), model, request);
-        asked.map_err(|refusal| refusal.error)
+        let asked = self.queue(caller.into(), model, request);
+        asked.inspect_err(|error| {
+            metrics::counter!("hearthnet_refusals_total", "code" => error.code()).increment(1);
+        })
     }
 
-    /// Like [`Self::ask`], for a request that is recognised when its caller retries it.
-    ///
-    /// # Errors
-    /// As for [`Self::ask`], with the time after which to retry.
-    pub fn ask_as(
+    fn queue(
         &self,
-        caller: &Caller,
-        mark: &RetryKey,
+        caller: Caller,
         model: &str,
         request: ChatRequest,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<Answer, ChatError> {
         let Some(model) = self.model(model).cloned() else {
-            return Err(refused(ChatError::BadRequest(format!(
-                "there is no model {model:?} here"
-            ))));
+            let problem = format!("there is no model {model:?} here");
+            return Err(ChatError::BadRequest(problem));
         };
         let (frames, incoming) = mpsc::channel(FRAMES_AHEAD);
         let (end, ended) = oneshot::channel();
         let cancel = Cancel::default();
         let mut answer = Answer {
-            service: Arc::downgrade(&self.0),
             cancel: cancel.clone(),
-            ticket: None,
+            leave: None,
             frames: incoming,
             end: Some(ended),
         };
+        let principal = caller.principal.clone();
         let job = Job {
-            caller: caller.clone(),
+            caller,
             model,
             request,
             cancel,
@@ -325,16 +309,17 @@ impl Service {
         };
         let mut state = self.0.lock();
         if state.draining {
-            return Err(refused(ChatError::ShuttingDown));
+            return Err(ChatError::ShuttingDown);
         }
-        let (mut run, now) = (None, self.0.now_ms());
-        let limits = self.0.settings.turns;
-        state.admit(limits, &caller.name, mark, now)?;
-        let others = runs(&state.running, &caller.name);
-        match state.turns.enter(&caller.name, others, job) {
+        let mut run = None;
+        let runs = State::runs(&state.running, &principal.identity);
+        match state.turns.enter(&principal, runs, job) {
             Entry::Run(job) => run = Some(self.0.take_slot(&mut state, job)),
-            Entry::Wait(ticket) => answer.ticket = Some(ticket),
-            Entry::Full(why) => return Err(state.refuse(limits, why, None)),
+            Entry::Wait(ticket) => {
+                let inner = Arc::downgrade(&self.0);
+                answer.leave = Some(Box::new(move || leave(&inner, ticket)));
+            }
+            Entry::Full(limit) => return Err(state.busy(limit, self.0.settings.turns)),
         }
         self.0.report(&state);
         drop(state);
@@ -366,7 +351,6 @@ impl Service {
         let waiting = {
             let mut state = self.0.lock();
             let waiting = state.turns.clear();
-            state.returns.clear();
             state
                 .running
                 .values()
@@ -406,6 +390,18 @@ impl Inner {
             self.runtime.spawn_blocking(move || drop(conversations));
         }
     }
+}
+
+/// Takes a chat out of the queue, unless it has had its turn.
+fn leave(inner: &Weak<Inner>, ticket: Ticket) {
+    let Some(inner) = inner.upgrade() else {
+        return;
+    };
+    let mut state = inner.lock();
+    let job = state.turns.leave(ticket);
+    inner.report(&state);
+    drop(state);
+    drop(job);
 }
 
 /// Evicts expired conversations until the service is dropped.

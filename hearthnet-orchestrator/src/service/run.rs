@@ -6,9 +6,7 @@ use std::time::Instant;
 
 use hearthnet_transport::Code;
 
-use super::admission::runs;
 use super::answer::FrameOutput;
-use super::fair_queue::quota_key;
 use super::prefix_cache::{CachedPrefix, Key};
 use super::slow_reader::SlowReaderLimit;
 use super::{Inner, Job, ServedModel, State};
@@ -38,8 +36,9 @@ impl Inner {
     pub(super) fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
         let number = state.next;
         state.next += 1;
-        let who = quota_key(&job.caller.name).to_owned();
-        state.running.insert(number, (job.cancel.clone(), who));
+        let identity = job.caller.principal.identity.clone();
+        let running = (job.cancel.clone(), identity);
+        state.running.insert(number, running);
         let inner = Arc::clone(self);
         (RunningSlot { inner, number }, job)
     }
@@ -64,7 +63,7 @@ impl Drop for RunningSlot {
         let mut state = self.inner.lock();
         state.running.remove(&self.number);
         let State { turns, running, .. } = &mut *state;
-        let next = turns.finish(|caller| runs(running, caller));
+        let next = turns.finish(|caller| State::runs(running, caller));
         let next = next.map(|job| self.inner.take_slot(&mut state, job));
         self.inner.report(&state);
         drop(state);

@@ -2,24 +2,14 @@
 
 use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
-use hearthnet_engine::Engine;
-use hearthnet_engine::EngineOptions;
-use hearthnet_engine::Head;
-use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
-use hearthnet_files::sampling::SamplerConfig;
-use hearthnet_files::sampling::SamplingChoice;
-use hearthnet_testkit::TinyLlama;
 use hearthnet_tokens::ChatMessage;
-use hearthnet_tokens::ChatTemplate;
-use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::Code;
 use tokio::runtime::Runtime;
 
 use super::*;
 use crate::backend::{Output, RouteHop, Rows, Run};
 use crate::chat::{Done, Prompt};
-use crate::local::SharedEngine;
+use crate::tests::served;
 
 /// Long enough for a loaded machine; reaching it is a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,7 +24,9 @@ impl Gate {
 
     async fn pass(&self, cancel: &Cancel) -> Result<(), ChatError> {
         let mut shut = self.0.subscribe();
-        let passed = cancel.or(shut.wait_for(|shut| !shut)).await;
+        let passed = cancel
+            .run_until_cancelled(shut.wait_for(|shut| !shut))
+            .await;
         passed.map(drop).ok_or(ChatError::Cancelled)
     }
 }
@@ -109,22 +101,13 @@ pub(crate) struct Fixture {
 }
 
 pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
-    let bytes = TinyLlama::default().bytes();
-    let file = ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap();
-    let options = EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::load(&file, 0..2, &options, &mut |_, _| {}).unwrap();
-    let head = Head::beside(&file, &engine).unwrap();
-    let engine = SharedEngine::new(engine, "tiny", 1 << 30);
     let gate = Arc::new(Gate(watch::Sender::new(false)));
     let census = Arc::new(Mutex::new(Census {
         room: usize::MAX,
         ..Census::default()
     }));
     let (at, count) = (Arc::clone(&gate), Arc::clone(&census));
-    let opener = move |exact: Exact, _: &Cancel| -> Result<Box<dyn Backend>, ChatError> {
+    let model = served(move |engine, exact| {
         let mut census = count.lock();
         census.asked.push(exact);
         if census.there >= census.room {
@@ -139,20 +122,7 @@ pub(crate) fn fixture(settings: ServiceSettings) -> Fixture {
             fail_after: census.fail_after.take(),
             arithmetic: census.arithmetic.clone(),
         }))
-    };
-    let model = ServedModel {
-        id: "tiny".into(),
-        weights: file.manifest(&mut |_, _| {}).weights_id(),
-        text: TextModel {
-            tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
-            template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
-            head: head.into(),
-            context: file.spec().context,
-            sampling: SamplingChoice::GREEDY,
-        },
-        open: Box::new(opener),
-        exact: Exact::default(),
-    };
+    });
     let runtime = Runtime::new().unwrap();
     let service = Service::new(runtime.handle().clone(), vec![model], settings);
     Fixture {
@@ -181,13 +151,7 @@ pub(crate) fn settings(places: usize, waiting: usize, per_caller: usize) -> Serv
 }
 
 fn request(text: &str, max_tokens: u32) -> ChatRequest {
-    ChatRequest {
-        prompt: Prompt::Text(text.into()),
-        sampling: SamplerConfig::default(),
-        max_tokens: Some(max_tokens),
-        stop: Vec::new(),
-        exact: None,
-    }
+    crate::tests::request(Prompt::Text(text.into()), max_tokens)
 }
 
 impl Fixture {
@@ -213,6 +177,13 @@ impl Fixture {
         self.end(self.service.ask(caller, "tiny", request(text, 8))?)
     }
 
+    /// Waits until no chat runs or waits, and no conversation is left.
+    pub(crate) fn until_empty(&self) {
+        self.until("all is free", |load, census| {
+            load.running + load.waiting + load.kept + census.there == 0
+        });
+    }
+
     /// Waits until load and census are as expected.
     pub(crate) fn until(&self, what: &str, is: impl Fn(Load, &Census) -> bool) {
         let deadline = Instant::now() + PATIENCE;
@@ -233,9 +204,8 @@ fn concurrent_chats_give_the_same_answers_as_single_ones() {
     let alone = f.say("a", "hello hello").unwrap();
     let answers: Vec<Answer> = (0..10)
         .map(|n| {
-            f.service
-                .ask(&format!("caller {n}"), "tiny", request("hello hello", 8))
-                .unwrap()
+            let (caller, hello) = (format!("caller {n}"), request("hello hello", 8));
+            f.service.ask(caller.as_str(), "tiny", hello).unwrap()
         })
         .collect();
     for answer in answers {
@@ -265,48 +235,6 @@ fn more_than_may_wait_are_refused_and_the_others_are_answered() {
         f.end(answer).unwrap();
     }
     f.say("c", "hello").unwrap();
-}
-
-#[test]
-fn refused_requests_are_served_in_order_before_new_ones() {
-    let f = fixture(settings(1, 1, 1));
-    f.gate.set(true);
-    let running = f.service.ask("a", "tiny", request("hello", 2)).unwrap();
-    let waiting = f.service.ask("b", "tiny", request("hello", 2)).unwrap();
-    // They send the same request on separate connections.
-    let marks: Vec<RetryKey> = (0..3)
-        .map(|_| RetryKey {
-            request: f.service.digest(b"hello"),
-            connection: Some(Arc::new(())),
-        })
-        .collect();
-    let ask = |n: usize| {
-        let hello = request("hello", 2);
-        f.service.ask_as(&"c".into(), &marks[n], "tiny", hello)
-    };
-    for n in [0, 1] {
-        let refusal = ask(n).err().unwrap();
-        assert_eq!(refusal.error.code(), "busy");
-        assert!(
-            refusal
-                .retry_after
-                .is_some_and(|after| after >= Duration::from_secs(1))
-        );
-    }
-    // The waiting slot is free again, but reserved for the refused callers.
-    drop(waiting);
-    assert_eq!(f.service.load().waiting, 0);
-    for n in [2, 1] {
-        assert_eq!(ask(n).err().unwrap().error.code(), "busy");
-    }
-    let first = ask(0).unwrap();
-    f.gate.set(false);
-    for answer in [running, first] {
-        f.end(answer).unwrap();
-    }
-    // While no chat waits, no slot is reserved for absent callers.
-    f.until("all done", |load, _| load.running == 0 && load.waiting == 0);
-    f.end(ask(2).unwrap()).unwrap();
 }
 
 #[test]
@@ -358,19 +286,16 @@ fn a_reader_that_takes_nothing_is_given_up_for_and_others_go_on() {
 fn the_next_turn_reuses_the_cached_conversation() {
     let f = fixture(settings(2, 4, 4));
     let mut messages = vec![ChatMessage::user("hello hello hello")];
-    let ask = |messages: &[ChatMessage]| {
-        let prompt = Prompt::Messages(messages.to_vec());
-        let request = ChatRequest {
-            prompt,
-            ..request("", 8)
-        };
-        f.end(f.service.ask("a", "tiny", request).unwrap()).unwrap()
+    let ask = |caller: &str, messages: &[ChatMessage]| {
+        let request = crate::tests::request(Prompt::Messages(messages.to_vec()), 8);
+        f.end(f.service.ask(caller, "tiny", request).unwrap())
+            .unwrap()
     };
-    let first = ask(&messages);
+    let first = ask("a", &messages);
     assert_eq!(first.usage.cached_tokens, 0);
     messages.push(ChatMessage::assistant(first.text));
     messages.push(ChatMessage::user("and again"));
-    let second = ask(&messages);
+    let second = ask("a", &messages);
     assert!(
         second.usage.cached_tokens >= first.usage.prompt_tokens,
         "{:?}",
@@ -379,14 +304,7 @@ fn the_next_turn_reuses_the_cached_conversation() {
     assert_eq!(f.census.lock().opened, 1, "the same backend answered both");
 
     // The text equals that of a backend that computed everything anew.
-    let fresh = {
-        let request = ChatRequest {
-            prompt: Prompt::Messages(messages),
-            ..request("", 8)
-        };
-        f.end(f.service.ask("someone else", "tiny", request).unwrap())
-            .unwrap()
-    };
+    let fresh = ask("someone else", &messages);
     assert_eq!(fresh.usage.cached_tokens, 0);
     assert_eq!(fresh.token_ids, second.token_ids);
 }
@@ -418,9 +336,7 @@ fn a_conversation_whose_backend_failed_is_never_used_again() {
         f.say("a", "hello hello").unwrap_err().code(),
         "shard_unavailable"
     );
-    f.until("it is gone", |load, census| {
-        load.kept == 0 && census.there == 0
-    });
+    f.until_empty();
     let done = f.say("a", "hello hello").unwrap();
     assert_eq!(done.usage.cached_tokens, 0);
 }
@@ -431,26 +347,17 @@ fn kept_conversations_end_after_their_time() {
     settings.keep.idle_ms = 1;
     let f = fixture(settings);
     f.say("a", "hello hello").unwrap();
-    f.until("expired", |load, census| {
-        load.kept == 0 && census.there == 0
-    });
+    f.until_empty();
 }
 
 #[test]
 fn bad_requests_are_refused_without_a_backend() {
     let f = fixture(settings(1, 4, 4));
-    let unknown = f
-        .service
-        .ask("a", "other", request("hello", 1))
-        .err()
-        .map(|e| e.code());
-    assert_eq!(unknown, Some(Code::BAD_REQUEST));
+    let unknown = f.service.ask("a", "other", request("hello", 1)).err();
+    assert_eq!(unknown.map(|e| e.code()), Some(Code::BAD_REQUEST));
     let empty = f.service.ask("a", "tiny", request("", 1)).unwrap();
     assert_eq!(f.end(empty).unwrap_err().code(), "bad_request");
-    let tokens = ChatRequest {
-        prompt: Prompt::Tokens(vec![1, 4_000_000]),
-        ..request("", 1)
-    };
+    let tokens = crate::tests::request(Prompt::Tokens(vec![1, 4_000_000]), 1);
     let tokens = f.service.ask("a", "tiny", tokens).unwrap();
     assert_eq!(f.end(tokens).unwrap_err().code(), "bad_request");
     assert_eq!(f.census.lock().opened, 0);
@@ -468,19 +375,13 @@ fn draining_lets_chats_end_and_refuses_new_ones() {
         .runtime
         .spawn(async move { service.drain(PATIENCE).await });
     f.until("draining", |load, _| load.draining);
-    let refused = f
-        .service
-        .ask("c", "tiny", request("hello", 2))
-        .err()
-        .map(|e| e.code());
-    assert_eq!(refused, Some(Code::SHUTTING_DOWN));
+    let refused = f.service.ask("c", "tiny", request("hello", 2)).err();
+    assert_eq!(refused, Some(ChatError::ShuttingDown));
     f.gate.set(false);
     f.end(first).unwrap();
     f.end(second).unwrap();
     f.runtime.block_on(drained).unwrap();
-    f.until("all is free", |load, census| {
-        load.kept == 0 && census.there == 0
-    });
+    f.until_empty();
 }
 
 #[test]
@@ -492,7 +393,5 @@ fn draining_cancels_chats_that_do_not_end_in_time() {
     f.runtime.block_on(f.service.drain(Duration::ZERO));
     assert_eq!(f.end(running).err(), Some(ChatError::Cancelled));
     assert_eq!(f.end(waiting).err(), Some(ChatError::ShuttingDown));
-    f.until("all is free", |load, census| {
-        load.running == 0 && census.there == 0
-    });
+    f.until_empty();
 }

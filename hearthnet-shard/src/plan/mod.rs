@@ -48,8 +48,6 @@ mod batch_builder;
 mod fair;
 mod pages;
 mod returns;
-#[cfg(test)]
-mod simulation;
 mod snapshot;
 #[cfg(test)]
 mod tests;

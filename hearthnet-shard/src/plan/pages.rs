@@ -30,6 +30,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use hearthnet_engine::Footprint;
 use hearthnet_transport::NodeId;
 
 /// A stream without events for this long counts as idle. Steps of an answer follow each other
@@ -51,16 +52,17 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Pages that fit a budget in bytes, if a page holds `page` positions in `page_bytes`, and each
-    /// caller may hold `percent` per cent. If pages take no memory, their number is unlimited.
-    pub(crate) fn new(budget: u64, page: u32, page_bytes: u64, percent: u32) -> Self {
-        let total = budget.checked_div(page_bytes).unwrap_or(u64::MAX);
+    /// Pages that fit a budget in bytes, if each caller may hold `percent` per cent. If pages take
+    /// no memory, their number is unlimited.
+    pub(crate) fn new(budget: u64, footprint: &Footprint, percent: u32) -> Self {
+        let pages = budget.checked_div(footprint.page_bytes());
+        let total = pages.unwrap_or(u64::MAX);
         let total = u32::try_from(total).unwrap_or(u32::MAX);
         let quota = u64::from(total) * u64::from(percent.min(100)) / 100;
         Self {
             total,
             quota: u32::try_from(quota).unwrap_or(total),
-            page: page.max(1),
+            page: footprint.page.max(1),
         }
     }
 

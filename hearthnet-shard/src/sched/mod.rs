@@ -18,7 +18,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::Step;
 use zeroize::Zeroize as _;
 
 use crate::batch::wipe;
@@ -29,30 +28,20 @@ use crate::events::HostEvents;
 use crate::fault::StreamFault;
 use crate::plan::{Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, holders, may_grow};
 use crate::stream::{Job, Stream, Work};
-use crate::stream_handle::{StreamHandle, Ticket};
+use crate::stream_handle::StreamHandle;
 
 /// Command from a connection to the compute thread.
-#[derive(Debug)]
 pub(crate) enum Command {
     /// Begin a stream.
     Open(Arc<StreamHandle>),
     /// Let a stream hold more positions.
     Grow { handle: u64, max_positions: u32 },
-    /// Run a step. Shape, dtype and values are already checked.
-    Step {
-        handle: u64,
-        step: Step,
-        ticket: Ticket,
-        arrived: Duration,
-    },
-    /// Shorten a stream.
-    Truncate {
-        handle: u64,
-        position: u32,
-        ticket: Ticket,
-    },
+    /// Run a step, whose shape, dtype and values are already checked, or shorten a stream.
+    Work { handle: u64, work: Work },
     /// Free an ended stream.
     Close { handle: u64 },
+    /// End all streams; the thread ends, too.
+    Shutdown,
 }
 
 /// Part of the configuration for the scheduler.
@@ -118,7 +107,11 @@ impl<S: EngineSource> Scheduler<S> {
             events,
             clock,
             streams: BTreeMap::new(),
-            pool: Pool::new(0, 1, 1, 100),
+            pool: Pool {
+                total: 0,
+                quota: 0,
+                page: 1,
+            },
             page_bytes: 0,
             empty_since: Duration::ZERO,
             planner: Planner::new(),
@@ -144,11 +137,9 @@ impl<S: EngineSource> Scheduler<S> {
             None => {
                 let engine = self.source.load(progress)?;
                 let footprint = engine.footprint();
-                self.events.loaded(footprint.weight_bytes);
-                let (budget, page) = (self.limits.kv_budget, footprint.kv_page_positions);
-                let page_bytes = footprint.kv_bytes_per_position.saturating_mul(page.into());
-                self.page_bytes = page_bytes;
-                self.pool = Pool::new(budget, page, page_bytes, self.limits.kv_share);
+                self.events.loaded(engine.weight_bytes());
+                self.page_bytes = footprint.page_bytes();
+                self.pool = Pool::new(self.limits.kv_budget, &footprint, self.limits.kv_share);
                 self.events.kv(0, 0, self.pool.total.into());
                 self.empty_since = self.clock.now();
                 engine
@@ -165,29 +156,9 @@ impl<S: EngineSource> Scheduler<S> {
                 handle,
                 max_positions,
             } => self.grow(handle, max_positions),
-            Command::Step {
-                handle,
-                step,
-                ticket,
-                arrived,
-            } => {
-                let job = Job::new(step, ticket, arrived);
-                self.enqueue(handle, Work::Step(Box::new(job)));
-            }
-            Command::Truncate {
-                handle,
-                position,
-                ticket,
-            } => {
-                self.enqueue(
-                    handle,
-                    Work::Truncate {
-                        position,
-                        _ticket: ticket,
-                    },
-                );
-            }
+            Command::Work { handle, work } => self.enqueue(handle, work),
             Command::Close { handle } => self.remove(handle),
+            Command::Shutdown => self.end_all(&StreamFault::ShuttingDown),
         }
     }
 
@@ -318,11 +289,7 @@ impl<S: EngineSource> Scheduler<S> {
     /// Answers a caller that wants more positions for a stream. As at the open, the host only
     /// promises that so many positions can fit.
     fn grow(&mut self, id: u64, max_positions: u32) {
-        let Some(handle) = self
-            .streams
-            .get(&id)
-            .map(|stream| Arc::clone(&stream.handle))
-        else {
+        let Some(handle) = self.handle_of(id) else {
             return;
         };
         match self.could_hold(max_positions) {
@@ -419,13 +386,13 @@ impl<S: EngineSource> Scheduler<S> {
         self.streams.get(&id)?.head()
     }
 
+    fn handle_of(&self, id: u64) -> Option<Arc<StreamHandle>> {
+        Some(Arc::clone(&self.streams.get(&id)?.handle))
+    }
+
     /// Ends a stream from the host's side.
     fn fail(&mut self, id: u64, position: Option<u32>, fault: &StreamFault) {
-        let Some(handle) = self
-            .streams
-            .get(&id)
-            .map(|stream| Arc::clone(&stream.handle))
-        else {
+        let Some(handle) = self.handle_of(id) else {
             return;
         };
         self.remove(id);

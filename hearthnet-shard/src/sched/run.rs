@@ -181,26 +181,15 @@ impl<S: EngineSource> Scheduler<S> {
             ..
         } = *job;
         let queued = now.saturating_sub(arrived).saturating_sub(compute);
-        let rows = match step.want {
-            Want::None => 0,
-            Want::Last => 1,
-            Want::All => step.rows,
-        };
         if stream.work.is_empty() {
             stream.return_estimator.answered(step.rows, now);
         }
         let handle = &stream.handle;
         let bytes = out.len();
         let answer = StepResult {
-            stream: handle.name.stream,
-            epoch: handle.name.epoch,
-            position: step.position,
-            rows,
-            width: step.width,
-            dtype: step.dtype,
             compute_us: micros(compute),
             queue_us: micros(queued),
-            data: out.into(),
+            ..step.answer(out.into())
         };
         // Before the caller can see the answer or the counters: its next step may need the ticket.
         handle.answered(now);

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use super::PATH;
 use super::handshake::Phase;
+use super::paths::PATH;
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::ConfigError;

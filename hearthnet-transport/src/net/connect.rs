@@ -16,13 +16,12 @@ use tokio_tungstenite::tungstenite::http::StatusCode;
 
 use super::connection::{Connection, Pending};
 use super::driver::websocket_config;
-use super::frame_limiter::{FrameLimiter, LimitedStream, Socket, violation_in};
+use super::frame_limiter::{BoxIo, FrameLimiter, Io, LimitedStream, Socket, violation_in};
 use super::handshake::{Phase, REFUSED_HEADER};
 use super::metrics::{self, OpenSocket, Side, tls_cause};
-use super::paths::PathRule;
+use super::paths::{PATH, PathRule};
 use super::peer_socket::{self, PeerSocket};
 use super::tls::{Refusal, client_config, no_name, peer_of, refusal_in};
-use super::{BoxIo, Io, PATH};
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed, Violation};
 use crate::config::{Config, ConfigError};
@@ -105,19 +104,13 @@ pub async fn connect(
     hello: Hello,
     config: Config,
 ) -> Result<Connection, ConnectError> {
-    config.validate()?;
+    let connector = Connector::new(addr, identity, Some(expect), &config)?;
     hello.check().map_err(ConnectError::Hello)?;
-    let tcp = counted(dial(addr, &config).await)?;
-    connect_over(Box::new(tcp), addr, identity, expect, hello, config).await
-}
-
-/// Counts a failed attempt.
-fn counted<T>(result: Result<T, ConnectError>) -> Result<T, ConnectError> {
-    if let Err(error) = &result {
-        let code = error.code().map_or(Code::UNREACHABLE, Code::from);
-        metrics::refused(Side::Caller, code);
-    }
-    result
+    counted(async {
+        let tcp = connector.dial().await?;
+        connector.session(Box::new(tcp), expect, hello).await
+    })
+    .await
 }
 
 /// Like [`connect`], over an existing byte stream. `host` is for the HTTP `Host` header.
@@ -132,56 +125,9 @@ pub async fn connect_over(
     hello: Hello,
     config: Config,
 ) -> Result<Connection, ConnectError> {
-    config.validate()?;
+    let connector = Connector::new(host, identity, Some(expect), &config)?;
     hello.check().map_err(ConnectError::Hello)?;
-    counted(open_session(io, host, identity, expect, hello, &config).await)
-}
-
-async fn open_session(
-    io: BoxIo,
-    host: &str,
-    identity: &Identity,
-    expect: NodeId,
-    hello: Hello,
-    config: &Config,
-) -> Result<Connection, ConnectError> {
-    // The full limit from the start: the host's first tensor may follow its HELLO at once. (The
-    // session itself limits the HELLO to 4 KiB.)
-    let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
-    let opened = upgrade(
-        io,
-        host,
-        identity,
-        Some(expect),
-        PATH,
-        largest,
-        false,
-        config,
-    )
-    .await?;
-    let (socket, begin) = (opened.socket, opened.begin);
-
-    let now = Time::from(begin.elapsed());
-    let session = Session::caller(config, &hello, now);
-    let pending = Pending::start(
-        session,
-        socket,
-        expect,
-        begin,
-        config,
-        Side::Caller,
-        Box::new(|_| {}),
-    );
-    // A caller's session opens with the host's HELLO, so there is no HELLO to admit.
-    let opened = pending
-        .opened(hello, |_| Err(CloseCode::ProtocolState))
-        .await;
-    opened.map_err(
-        |closed| match closed.by_us && closed.code == CloseCode::PipelineStalled {
-            true => ConnectError::Timeout(Phase::Hello),
-            false => ConnectError::Closed(closed),
-        },
-    )
+    counted(connector.session(io, expect, hello)).await
 }
 
 /// Opens a socket on a path other than the tensor path, at `addr` (`host:port`). With `expect`, the
@@ -197,48 +143,30 @@ pub async fn connect_path(
     rule: &PathRule,
     config: &Config,
 ) -> Result<PeerSocket, ConnectError> {
-    config.validate()?;
-    let tcp = counted(dial(addr, config).await)?;
-    let largest = rule.max_message_bytes;
-    let (path, text) = (rule.path, rule.text);
-    let opened = upgrade(
-        Box::new(tcp),
-        addr,
-        identity,
-        expect,
-        path,
-        largest,
-        text,
-        config,
-    )
-    .await;
-    let opened = counted(opened)?;
-    let (socket, peer, begin) = (opened.socket, opened.peer, opened.begin);
-    let open = OpenSocket::new(Side::Caller, path);
-    let ended = Box::new(move |closed: &SessionClosed| open.end(closed));
-    Ok(peer_socket::start(
-        socket,
-        peer,
-        rule.clone(),
-        begin,
-        config,
-        ended,
-        None,
-    ))
+    let connector = Connector::new(addr, identity, expect, config)?;
+    counted(async {
+        let tcp = connector.dial().await?;
+        connector.peer_socket(Box::new(tcp), rule).await
+    })
+    .await
 }
 
-async fn dial(addr: &str, config: &Config) -> Result<TcpStream, ConnectError> {
-    let unreachable = |source| ConnectError::Unreachable {
-        addr: addr.to_owned(),
-        source,
-    };
-    let deadline = config.deadlines.connect;
-    let tcp = within(Phase::Connect, deadline, TcpStream::connect(addr))
-        .await?
-        .map_err(unreachable)?;
-    // Without it a decode step waits 40 ms for a delayed acknowledgement.
-    tcp.set_nodelay(true).map_err(unreachable)?;
-    Ok(tcp)
+/// Counts a failed attempt.
+async fn counted<T>(
+    attempt: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    attempt.await.inspect_err(|error| {
+        let code = error.code().map_or(Code::UNREACHABLE, Code::from);
+        metrics::refused(Side::Caller, code);
+    })
+}
+
+/// One attempt to connect with the node at `addr`.
+struct Connector<'a> {
+    addr: &'a str,
+    identity: &'a Identity,
+    expect: Option<NodeId>,
+    config: &'a Config,
 }
 
 /// A WebSocket with the proved key of its peer.
@@ -248,56 +176,125 @@ struct Opened {
     begin: Instant,
 }
 
-/// TLS and the upgrade to a WebSocket on `path`, with messages of at most `largest` bytes.
-async fn upgrade(
-    io: BoxIo,
-    host: &str,
-    identity: &Identity,
-    expect: Option<NodeId>,
-    path: &str,
-    largest: usize,
-    text: bool,
-    config: &Config,
-) -> Result<Opened, ConnectError> {
-    let begin = Instant::now();
-    let tls = client_config(identity, expect)
-        .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
-    let connecting = TlsConnector::from(tls).connect(no_name(), io);
-    let stream = within(Phase::Tls, config.deadlines.tls, connecting)
-        .await
-        .inspect_err(|_| metrics::tls_failed(Side::Caller, "timeout"))?
-        .map_err(|error| {
-            metrics::tls_failed(Side::Caller, tls_cause(&error));
-            tls_error(&error, expect)
-        })?;
-    let peer = peer_of(stream.get_ref().1)
-        .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
+impl<'a> Connector<'a> {
+    fn new(
+        addr: &'a str,
+        identity: &'a Identity,
+        expect: Option<NodeId>,
+        config: &'a Config,
+    ) -> Result<Self, ConnectError> {
+        config.validate()?;
+        Ok(Self {
+            addr,
+            identity,
+            expect,
+            config,
+        })
+    }
 
-    // A URL cannot hold the zone id of a link-local address.
-    let (before, after) = host.split_once('%').unwrap_or((host, ""));
-    let after = after.find(']').and_then(|end| after.get(end..));
-    let request = format!("ws://{before}{}{path}", after.unwrap_or_default())
-        .into_client_request()
-        .map_err(|_| {
-            handshake(
-                Phase::Upgrade,
-                "the address is not valid in a URL".to_owned(),
-            )
-        })?;
-    // The first message may arrive in the same read as the answer to the upgrade.
-    let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
-    limiter.allow_text(text);
-    let limited = LimitedStream::new(Box::new(stream), limiter, begin);
-    let websocket = websocket_config(largest, config.read_buffer_bytes);
-    let upgrading = client_async_with_config(request, limited, Some(websocket));
-    let (socket, _response) = within(Phase::Upgrade, config.deadlines.upgrade, upgrading)
-        .await?
-        .map_err(|error| upgrade_error(&error, peer))?;
-    Ok(Opened {
-        socket,
-        peer,
-        begin,
-    })
+    async fn dial(&self) -> Result<TcpStream, ConnectError> {
+        let unreachable = |source| ConnectError::Unreachable {
+            addr: self.addr.to_owned(),
+            source,
+        };
+        let deadline = self.config.deadlines.connect;
+        let tcp = within(Phase::Connect, deadline, TcpStream::connect(self.addr))
+            .await?
+            .map_err(unreachable)?;
+        // Without it a decode step waits 40 ms for a delayed acknowledgement.
+        tcp.set_nodelay(true).map_err(unreachable)?;
+        Ok(tcp)
+    }
+
+    /// Opens a session with the host that holds the key `expect`.
+    async fn session(
+        &self,
+        io: BoxIo,
+        expect: NodeId,
+        hello: Hello,
+    ) -> Result<Connection, ConnectError> {
+        // The full limit from the start: the host's first tensor may follow its HELLO at once. (The
+        // session itself limits the HELLO to 4 KiB.)
+        let config = self.config;
+        let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
+        let Opened { socket, begin, .. } = self.upgrade(io, PATH, largest, false).await?;
+        let session = Session::caller(config, &hello, Time::from(begin.elapsed()));
+        let (side, ended) = (Side::Caller, Box::new(|_: &SessionClosed| {}));
+        let pending = Pending::start(session, socket, expect, begin, config, side, ended);
+        // A caller's session opens with the host's HELLO, so there is no HELLO to admit.
+        let opened = pending
+            .opened(hello, |_| Err(CloseCode::ProtocolState))
+            .await;
+        opened.map_err(
+            |closed| match closed.by_us && closed.code == CloseCode::PipelineStalled {
+                true => ConnectError::Timeout(Phase::Hello),
+                false => ConnectError::Closed(closed),
+            },
+        )
+    }
+
+    async fn peer_socket(&self, io: BoxIo, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
+        let (path, largest) = (rule.path, rule.max_message_bytes);
+        let opened = self.upgrade(io, path, largest, rule.text).await?;
+        let Opened {
+            socket,
+            peer,
+            begin,
+        } = opened;
+        let open = OpenSocket::new(Side::Caller, path);
+        let ended = Box::new(move |closed: &SessionClosed| open.end(closed));
+        let (rule, config) = (rule.clone(), self.config);
+        Ok(peer_socket::start(
+            socket, peer, rule, begin, config, ended, None,
+        ))
+    }
+
+    /// TLS and the upgrade to a WebSocket on `path`, with messages of at most `largest` bytes.
+    async fn upgrade(
+        &self,
+        io: BoxIo,
+        path: &str,
+        largest: usize,
+        text: bool,
+    ) -> Result<Opened, ConnectError> {
+        let (begin, deadlines) = (Instant::now(), &self.config.deadlines);
+        let tls = client_config(self.identity, self.expect)
+            .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
+        let connecting = TlsConnector::from(tls).connect(no_name(), io);
+        let stream = within(Phase::Tls, deadlines.tls, connecting)
+            .await
+            .inspect_err(|_| metrics::tls_failed(Side::Caller, "timeout"))?
+            .map_err(|error| {
+                metrics::tls_failed(Side::Caller, tls_cause(&error));
+                tls_error(&error, self.expect)
+            })?;
+        let peer = peer_of(stream.get_ref().1)
+            .ok_or_else(|| handshake(Phase::Tls, "the peer has no certificate".to_owned()))?;
+
+        // A URL cannot hold the zone id of a link-local address.
+        let (before, after) = self.addr.split_once('%').unwrap_or((self.addr, ""));
+        let after = after.find(']').and_then(|end| after.get(end..));
+        let request = format!("ws://{before}{}{path}", after.unwrap_or_default())
+            .into_client_request()
+            .map_err(|_| {
+                let reason = "the address is not valid in a URL".to_owned();
+                handshake(Phase::Upgrade, reason)
+            })?;
+        // The first message may arrive in the same read as the answer to the upgrade.
+        let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
+        limiter.allow_text(text);
+        let limited = LimitedStream::new(Box::new(stream), limiter, begin);
+        let websocket = websocket_config(largest, self.config.read_buffer_bytes);
+        let upgrading = client_async_with_config(request, limited, Some(websocket));
+        let (socket, _response) = within(Phase::Upgrade, deadlines.upgrade, upgrading)
+            .await?
+            .map_err(|error| upgrade_error(&error, peer))?;
+        Ok(Opened {
+            socket,
+            peer,
+            begin,
+        })
+    }
 }
 
 fn handshake(phase: Phase, reason: String) -> ConnectError {

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use hearthnet_platform::cpu_latency;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -18,7 +19,6 @@ use super::shared::{Handler, Shared, retry};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
-use crate::cpu_latency;
 use crate::message::Message;
 use crate::session::protocol::{Frame, Progress, Protocol, Transmit};
 use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
@@ -323,11 +323,6 @@ impl Connection {
     /// is open.
     pub fn token(&self) -> &[u8] {
         &self.token
-    }
-
-    /// Values negotiated in HELLO.
-    pub fn terms(&self) -> Terms {
-        self.sender.terms
     }
 
     pub fn stats(&self) -> SessionStats {

@@ -14,7 +14,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 use tokio_tungstenite::WebSocketStream;
 
-use super::BoxIo;
 use crate::background::give_way;
 use crate::code::{CloseCode, Violation};
 use crate::session::rate::TokenBucket;
@@ -26,6 +25,12 @@ const MAX_HTTP_HEAD_BYTES: usize = 8 * 1024;
 const MAX_FRAGMENTS: u32 = 512;
 /// WebSocket PINGs and PONGs per second; the tensor path does not use them.
 const CONTROLS_PER_SECOND: u32 = 4;
+
+/// A byte stream below TLS: a TCP socket, or a pipe in tests.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+pub(super) type BoxIo = Box<dyn Io>;
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {

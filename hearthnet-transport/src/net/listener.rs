@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
@@ -106,36 +106,12 @@ impl Drop for Listener {
     }
 }
 
-/// A listener of the system: a TCP port or a Unix socket.
-pub trait Accepts {
-    /// Accepted stream and the peer's address.
-    type Accepted;
-
-    /// As [`TcpListener::poll_accept`].
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>>;
-}
-
-impl Accepts for TcpListener {
-    type Accepted = (TcpStream, SocketAddr);
-
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>> {
-        self.poll_accept(cx)
-    }
-}
-
-impl Accepts for UnixListener {
-    type Accepted = (UnixStream, tokio::net::unix::SocketAddr);
-
-    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Self::Accepted>> {
-        self.poll_accept(cx)
-    }
-}
-
-/// Accepts the next connection; retries after errors of the system. Cancel safe.
-pub async fn accept<L: Accepts>(listener: &L) -> L::Accepted {
+/// Accepts the next connection with the `poll_accept` of a listener; retries after errors of the
+/// system. Cancel safe.
+pub async fn accept<T>(mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>) -> T {
     let mut pause = FIRST_PAUSE;
     loop {
-        match poll_fn(|cx| listener.poll_accept(cx)).await {
+        match poll_fn(&mut poll_accept).await {
             Ok(accepted) => return accepted,
             Err(error) if is_about_one_connection(&error) => {}
             Err(error) => {
@@ -174,7 +150,7 @@ async fn accept_loop(
     let background = background();
     loop {
         while handshakes.try_join_next().is_some() {}
-        let (stream, address) = accept(&tcp).await;
+        let (stream, address) = accept(|cx| tcp.poll_accept(cx)).await;
         let (pending_peer, evicted) = pending_peers.enter(address.ip().to_canonical());
         let (acceptor, ready) = (acceptor.clone(), ready.clone());
         let shaking = async move {
@@ -228,31 +204,19 @@ fn is_about_one_connection(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use tokio::time::timeout;
 
     use super::*;
 
-    /// A listener of a process without free file descriptors.
-    struct Exhausted(AtomicU32);
-
-    impl Accepts for Exhausted {
-        type Accepted = ();
-
-        fn poll_accept(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            let error = rustix::io::Errno::MFILE;
-            Poll::Ready(Err(error.into()))
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn without_descriptors_accepting_is_tried_less_and_less_and_said_once_a_minute() {
-        let listener = Exhausted(AtomicU32::new(0));
+        let mut tried = 0;
+        let exhausted = |_: &mut Context<'_>| {
+            tried += 1;
+            Poll::Ready(Err::<(), _>(io::Error::from(rustix::io::Errno::MFILE)))
+        };
         let minutes = Duration::from_secs(600);
-        timeout(minutes, accept(&listener)).await.unwrap_err();
-        let tried = listener.0.load(Ordering::Relaxed);
+        timeout(minutes, accept(exhausted)).await.unwrap_err();
         assert!((600..620).contains(&tried), "{tried} attempts in 600 s");
 
         let (mut last, begin) = (None, Instant::now());

@@ -114,12 +114,7 @@ impl Side {
 
 /// Bytes of rows in a message.
 fn weight(message: &Message) -> u64 {
-    match message {
-        Message::Step(m) => m.data.len() as u64,
-        Message::StepResult(m) => m.data.len() as u64,
-        Message::Tensor(m) => m.data.len() as u64,
-        _ => 0,
-    }
+    message.data().map_or(0, |data| data.len() as u64)
 }
 
 struct Inner {
@@ -358,7 +353,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::message::{Step, StepResult, StreamOpen, StreamOpened, Want};
+    use crate::message::{Step, StreamOpen, StreamOpened, Want};
     use crate::tensor::DType;
 
     fn pair(slots: u32) -> (Connection, Connection) {
@@ -375,8 +370,8 @@ mod tests {
         )
     }
 
-    fn step(position: u32) -> Message {
-        Message::Step(Step {
+    fn one_row(position: u32) -> Step {
+        Step {
             stream: 1,
             epoch: 0,
             position,
@@ -385,21 +380,15 @@ mod tests {
             dtype: DType::F16,
             want: Want::Last,
             data: Bytes::from_static(&[1, 2, 3, 4]),
-        })
+        }
+    }
+
+    fn step(position: u32) -> Message {
+        Message::Step(one_row(position))
     }
 
     fn result(position: u32) -> Message {
-        Message::StepResult(StepResult {
-            stream: 1,
-            epoch: 0,
-            position,
-            rows: 1,
-            width: 2,
-            dtype: DType::F16,
-            compute_us: 0,
-            queue_us: 0,
-            data: Bytes::from_static(&[1, 2, 3, 4]),
-        })
+        Message::StepResult(one_row(position).echo())
     }
 
     fn taken(connection: &mut Connection) -> Option<Message> {

@@ -21,6 +21,7 @@ use std::io;
 use metrics::{Counter, Gauge, counter, gauge};
 use rustls::{AlertDescription, CertificateError, Error};
 
+use super::paths::PATH;
 use super::tls::{Refusal, refusal_in};
 use crate::code::{Code, SessionClosed};
 use crate::session::SessionStats;
@@ -202,7 +203,7 @@ impl SessionMetrics {
         if let Some(open) = self.open.take() {
             self.set([0; 6]);
             open.decrement(1.0);
-            closed(self.side, super::PATH, how);
+            closed(self.side, PATH, how);
         }
     }
 }

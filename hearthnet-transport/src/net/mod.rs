@@ -7,7 +7,7 @@
 //! | `driver.rs` | the task that drives a socket: reading, timers |
 //! | `shared.rs` | what the driver and the handles share: writing, [`Handler`] |
 //! | `connection.rs` | [`Connection`], [`Sender`]; a session on a socket |
-//! | `paths.rs`, `peer_socket.rs` | the other paths of a listener, and the sockets on them |
+//! | `paths.rs`, `peer_socket.rs` | the paths of a listener; sockets on those beside the tensor path |
 //! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; sending the close code |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `acceptor.rs`, `admission.rs`, `caps.rs` | the listening side's, with their limits |
@@ -36,29 +36,19 @@ mod pending_peers;
 mod shared;
 mod tls;
 
-use tokio::io::{AsyncRead, AsyncWrite};
-
 pub use acceptor::{Acceptor, Arrival};
 pub use admission::{Admission, BindError, RefusedConnection};
 pub use caps::{Caps, Full, Place};
 pub use closer::Closer;
 pub use connect::{ConnectError, connect, connect_over, connect_path};
 pub use connection::{Connection, SendError, Sender};
+pub use frame_limiter::Io;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
 pub use handshake::Phase;
-pub use listener::{Accepts, Listener, accept};
+pub use listener::{Listener, accept};
 pub use local::connect_here;
-pub use paths::PathRule;
+pub use paths::{PATH, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};
 pub use pending_peers::subscriber;
-pub use shared::Handler;
-
-/// Path of the WebSocket of a tensor session.
-pub const PATH: &str = "/tensor/v1";
-
-/// A byte stream below TLS: a TCP socket, or a pipe in tests.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
-
-pub(crate) type BoxIo = Box<dyn Io>;
+pub use shared::{Handler, retry};

@@ -1,4 +1,7 @@
-//! Paths of a listener beside the tensor path, with plain sockets on them.
+//! Paths of a listener: the tensor path, and those with plain sockets on them.
+
+/// Path of the WebSocket of a tensor session.
+pub const PATH: &str = "/tensor/v1";
 
 /// A path of the listener whose WebSocket carries messages of the application's own protocol.
 ///

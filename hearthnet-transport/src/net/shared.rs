@@ -371,7 +371,7 @@ impl<P: Protocol> Ends for Shared<P> {
 }
 
 /// Retries at every notification until `attempt` succeeds.
-pub(crate) async fn retry<T>(moved: &Notify, mut attempt: impl FnMut() -> Option<T>) -> T {
+pub async fn retry<T>(moved: &Notify, mut attempt: impl FnMut() -> Option<T>) -> T {
     loop {
         let mut moved = pin!(moved.notified());
         // Enabled before the attempt, so that no notification in between is missed.

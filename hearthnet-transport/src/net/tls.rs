@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ed25519_dalek::{Signature, VerifyingKey};
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use rustls::sign::SingleCertAndKey;
 use rustls::time_provider::TimeProvider;
 use rustls::version::TLS13;
 use rustls::{
@@ -19,7 +19,7 @@ use rustls::{
     OtherError, PeerMisbehaved, ServerConfig, SignatureScheme,
 };
 
-use super::Admission;
+use super::admission::Admission;
 use crate::NodeId;
 use crate::code::{CloseCode, Violation};
 use crate::identity::Identity;
@@ -105,9 +105,32 @@ fn verify_handshake(
     Ok(HandshakeSignatureValid::assertion())
 }
 
-/// TLS 1.2 is not offered, but the rustls trait requires the method.
-fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
-    Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
+/// Methods for signatures, equal in the traits of both verifiers.
+macro_rules! signatures {
+    () => {
+        /// TLS 1.2 is not offered, but the trait requires the method.
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _cert: &CertificateDer<'_>,
+            _dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_handshake(message, cert, dss)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+    };
 }
 
 /// Accepts the host with one particular key, or without one, any host that proves its key.
@@ -130,27 +153,7 @@ impl ServerCertVerifier for Expect {
         Ok(ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_handshake(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
+    signatures!();
 }
 
 struct Admit(Arc<dyn Admission>);
@@ -183,51 +186,7 @@ impl ClientCertVerifier for Admit {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_handshake(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-}
-
-/// Presents the node's certificate to every peer.
-#[derive(Debug)]
-struct FixedCertificate(Arc<CertifiedKey>);
-
-impl ResolvesClientCert for FixedCertificate {
-    fn resolve(
-        &self,
-        _root_hint_subjects: &[&[u8]],
-        _sigschemes: &[SignatureScheme],
-    ) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.clone())
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
-}
-
-impl ResolvesServerCert for FixedCertificate {
-    fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.clone())
-    }
+    signatures!();
 }
 
 /// Clock of the TLS sessions. This profile checks no dates: certificates only carry keys, and a
@@ -250,7 +209,7 @@ pub(crate) fn client_config(
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Expect(expect)))
-        .with_client_cert_resolver(Arc::new(FixedCertificate(identity.certified.clone())));
+        .with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified.clone())));
     config.enable_sni = false;
     config.enable_early_data = false;
     config.resumption = Resumption::disabled();
@@ -265,7 +224,7 @@ pub(crate) fn server_config(
     let mut config = ServerConfig::builder_with_details(provider(), Arc::new(AnyTime))
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(Arc::new(Admit(admission)))
-        .with_cert_resolver(Arc::new(FixedCertificate(identity.certified.clone())));
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(identity.certified.clone())));
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.max_early_data_size = 0;

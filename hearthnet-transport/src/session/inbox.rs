@@ -29,12 +29,11 @@ use crate::tensor::{DType, Dims, Tensor};
 use crate::wire::cbor::Body as _;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{Ack, Nack};
-use crate::wire::pipeline::RowsHead;
 use crate::wire::{Flags, FrameBuf};
 
 struct Receiving {
-    /// Step or result that announced the tensor.
-    rows: Option<RowsHead>,
+    /// Step or result that announced the tensor, without its rows.
+    rows: Option<Message>,
     dtype: DType,
     dims: Dims,
     total: usize,
@@ -67,14 +66,6 @@ pub(super) struct Inbox {
     complete: u32,
     receiving: u32,
     decompressor: ChunkDecompressor,
-}
-
-/// Result of a chunk.
-pub(super) struct Arrived {
-    /// Data bytes after decompression; `None` for a refused tensor's chunk.
-    pub(super) raw: Option<usize>,
-    /// The message that the chunk completes, and its tensor id.
-    pub(super) message: Option<(Message, u16)>,
 }
 
 impl Inbox {
@@ -118,7 +109,7 @@ impl Inbox {
     fn begin(
         &mut self,
         id: u16,
-        rows: Option<RowsHead>,
+        rows: Option<Message>,
         dtype: DType,
         dims: Dims,
     ) -> Result<(), Violation> {
@@ -156,9 +147,9 @@ impl Inbox {
     }
 
     /// Handles a step or result whose rows follow as a tensor.
-    pub(super) fn announce(&mut self, id: u16, rows: RowsHead) -> Result<(), Violation> {
-        let dims = rows.dims()?;
-        self.begin(id, Some(rows), rows.dtype, dims)
+    pub(super) fn announce(&mut self, id: u16, rows: Message) -> Result<(), Violation> {
+        let (dtype, dims) = rows.shape()?;
+        self.begin(id, Some(rows), dtype, dims)
     }
 
     /// Refuses the tensor of an answer that is no longer needed.
@@ -174,12 +165,13 @@ impl Inbox {
         Ok(())
     }
 
+    /// Handles a chunk. Returns the message that it completes, with its tensor id.
     pub(super) fn chunk(
         &mut self,
         head: ChunkHead,
         flags: Flags,
         data: &[u8],
-    ) -> Result<Arrived, Violation> {
+    ) -> Result<Option<(Message, u16)>, Violation> {
         let shape = |detail| CloseCode::TensorShape.violation(detail);
         let id = head.tensor;
         let last = flags.has(Flags::FINAL);
@@ -187,10 +179,7 @@ impl Inbox {
             if last {
                 self.tensors.remove(&id);
             }
-            return Ok(Arrived {
-                raw: None,
-                message: None,
-            });
+            return Ok(None);
         }
         self.window.take()?;
         if !self.tensors.contains_key(&id) {
@@ -234,10 +223,7 @@ impl Inbox {
         }
         if !last {
             self.due.entry(id).or_default().chunks += 1;
-            return Ok(Arrived {
-                raw: Some(expected),
-                message: None,
-            });
+            return Ok(None);
         }
         let complete = self.tensors.insert(id, Stage::Complete { total });
         self.receiving -= 1;
@@ -252,21 +238,18 @@ impl Inbox {
             })) => {
                 let data = data.into_bytes();
                 match rows {
-                    Some(rows) => rows.into_message(data),
+                    Some(rows) => rows.with_data(data),
                     None => Message::Tensor(Tensor { dtype, dims, data }),
                 }
             }
             _ => return Err(CloseCode::Internal.violation("a tensor without data")),
         };
-        Ok(Arrived {
-            raw: Some(expected),
-            message: Some((message, id)),
-        })
+        Ok(Some((message, id)))
     }
 
     /// The sender abandons a tensor. Returns the step or result that announced it, which will not
     /// complete.
-    pub(super) fn end(&mut self, id: u16) -> Result<Option<RowsHead>, Violation> {
+    pub(super) fn end(&mut self, id: u16) -> Result<Option<Message>, Violation> {
         match self.tensors.remove(&id) {
             Some(Stage::Receiving(tensor)) => {
                 self.used -= tensor.total as u64;
@@ -294,8 +277,9 @@ impl Inbox {
 
     /// Refuses the incomplete tensors of an ended stream.
     pub(super) fn refuse(&mut self, stream_key: (u32, u32)) {
-        let is_it = |rows: &Option<RowsHead>| {
-            rows.is_some_and(|rows| (rows.stream, rows.epoch) == stream_key)
+        let is_it = |rows: &Option<Message>| {
+            let rows = rows.as_ref();
+            rows.is_some_and(|rows| rows.stream_key() == Some(stream_key))
         };
         for (id, stage) in &mut self.tensors {
             let Stage::Receiving(tensor) = stage else {

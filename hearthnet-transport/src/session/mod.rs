@@ -68,7 +68,7 @@ use crate::wire::pipeline::RESULT_HEAD_BYTES;
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES};
 use inbox::Inbox;
 use outbox::Outbox;
-use rate::{ProgressTimer, Rtt, TokenBucket};
+use rate::{ProgressTimer, TokenBucket};
 
 /// Burst of a rate limit, in seconds of its rate.
 const BURST_SECONDS: u32 = 4;
@@ -163,7 +163,6 @@ pub struct Session {
     opens: TokenBucket,
     controls: TokenBucket,
 
-    rtt: Rtt,
     stats: SessionStats,
 }
 
@@ -199,7 +198,6 @@ impl Session {
             pings: bucket(PINGS_PER_SECOND),
             opens: bucket(config.stream_opens_per_second),
             controls: bucket(config.control_frames_per_second),
-            rtt: Rtt::default(),
             stats: SessionStats::default(),
             config: config.clone(),
         }
@@ -253,10 +251,6 @@ impl Session {
         self.terms = Some(terms);
         self.state = State::Open;
         self.push_event(Event::Opened(terms), None);
-        if self.caller {
-            // First estimate of the round trip. Other implementations of a caller need not send it.
-            self.send_ping(now);
-        }
     }
 
     /// Negotiated values; `None` before the session is open.
@@ -290,8 +284,6 @@ impl Session {
 
     pub fn stats(&self) -> SessionStats {
         SessionStats {
-            rtt_us: self.rtt.smoothed(),
-            rtt_min_us: self.rtt.least(),
             steps_in_flight: self.steps.total,
             steps_granted: match (self.caller, self.peer_limits) {
                 (_, None) => 0,
@@ -432,18 +424,13 @@ impl Session {
             None => match self.inbox.poll() {
                 Some(frame) => frame,
                 None => {
-                    let Some(sent) = self.outbox.poll() else {
+                    let Some(frame) = self.outbox.poll() else {
                         if self.outbox.queued_bulk() > 0 {
                             self.credit_blocked.get_or_insert(now);
                         }
                         return None;
                     };
-                    if let Some((raw, wire)) = sent.chunk {
-                        self.stats.chunks_sent += 1;
-                        self.stats.chunk_bytes_sent += raw as u64;
-                        self.stats.chunk_wire_bytes_sent += wire as u64;
-                    }
-                    sent.frame
+                    frame
                 }
             },
         };

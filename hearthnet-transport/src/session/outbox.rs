@@ -31,7 +31,7 @@ use crate::tensor::{DType, Dims};
 use crate::wire::cbor::Body as _;
 use crate::wire::chunk::ChunkHead;
 use crate::wire::control::{Ack, TensorEnd};
-use crate::wire::pipeline::{self, Place, RowsHead, TENSOR_ID_AT};
+use crate::wire::pipeline::{self, Place, TENSOR_ID_AT};
 use crate::wire::{Flags, FrameBuf, FrameType};
 
 /// Limit of tensors held by the peer.
@@ -90,11 +90,9 @@ impl Outgoing {
     /// limits; `protocol_state` if only the other side may send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         check_sender(message, terms)?;
-        let body = match message {
-            Message::Step(m) => Body::rows(RowsHead::of_step(m), &m.data, terms)?,
-            Message::StepResult(m) => Body::rows(RowsHead::of_result(m), &m.data, terms)?,
-            Message::Tensor(m) => Body::bulk(None, m.dtype, m.dims, &m.data, terms)?,
-            _ => Body::Small(pipeline::frame(message)?),
+        let body = match message.data() {
+            Some(data) => Body::with_data(message, data, terms)?,
+            None => Body::Small(pipeline::frame(message)?),
         };
         Ok(Outgoing {
             kind: message.kind(),
@@ -109,12 +107,10 @@ impl Outgoing {
     /// As [`Outgoing::new`].
     pub(crate) fn check(message: &Message, terms: &Terms) -> Result<(), Violation> {
         check_sender(message, terms)?;
-        let (bytes, data) = match message {
-            Message::Step(m) => (RowsHead::of_step(m).bytes()?, &m.data),
-            Message::StepResult(m) => (RowsHead::of_result(m).bytes()?, &m.data),
-            Message::Tensor(m) => (m.dims.bytes(m.dtype)?, &m.data),
-            _ => return Ok(()),
+        let Some(data) = message.data() else {
+            return Ok(());
         };
+        let bytes = message.data_bytes()?;
         check_length(bytes, data)?;
         match bytes <= u64::from(terms.inline_max.max(terms.peer_buffer)) {
             true => Ok(()),
@@ -161,25 +157,18 @@ fn check_length(expected: u64, data: &Bytes) -> Result<(), Violation> {
 }
 
 impl Body {
-    fn rows(head: RowsHead, data: &Bytes, terms: &Terms) -> Result<Body, Violation> {
-        let bytes = head.bytes()?;
+    fn with_data(message: &Message, data: &Bytes, terms: &Terms) -> Result<Body, Violation> {
+        let bytes = message.data_bytes()?;
         check_length(bytes, data)?;
-        if bytes <= u64::from(terms.inline_max) {
-            return Ok(Body::Small(head.frame(Place::Inline(data))));
+        let has_rows = !matches!(message, Message::Tensor(_));
+        if has_rows && bytes <= u64::from(terms.inline_max) {
+            let frame = pipeline::rows_frame(message, Place::Inline(data))?;
+            return Ok(Body::Small(frame));
         }
-        let announce = Some(head.frame(Place::Tensor(0)));
-        Body::bulk(announce, head.dtype, head.dims()?, data, terms)
-    }
-
-    fn bulk(
-        announce: Option<FrameBuf>,
-        dtype: DType,
-        dims: Dims,
-        data: &Bytes,
-        terms: &Terms,
-    ) -> Result<Body, Violation> {
-        let bytes = dims.bytes(dtype)?;
-        check_length(bytes, data)?;
+        let announce = has_rows
+            .then(|| pipeline::rows_frame(message, Place::Tensor(0)))
+            .transpose()?;
+        let (dtype, dims) = message.shape()?;
         if bytes > u64::from(terms.peer_buffer) {
             return Err(too_big(bytes, terms));
         }
@@ -210,8 +199,8 @@ impl Body {
 }
 
 impl Bulk {
-    /// Next chunk: its frame, its raw and its wire length, and whether it is the last.
-    fn chunk(&mut self, id: u16) -> (FrameBuf, usize, usize, bool) {
+    /// Frame of the next chunk, and whether it is the last.
+    fn chunk(&mut self, id: u16) -> (FrameBuf, bool) {
         let begin = self.next_chunk * self.chunk_bytes;
         let end = (begin + self.chunk_bytes).min(self.data.len());
         let raw = self.data.get(begin..end).unwrap_or_default();
@@ -226,7 +215,7 @@ impl Bulk {
             Some(Some(zstd)) => (zstd.as_slice(), flags.with(Flags::COMPRESSED)),
             _ => (raw, flags),
         };
-        let out = (head.frame(data, flags), raw.len(), data.len(), last);
+        let out = (head.frame(data, flags), last);
         self.next_chunk += 1;
         out
     }
@@ -266,13 +255,6 @@ struct Live {
     stage: Stage,
     bytes: u64,
     in_flight: u32,
-}
-
-/// A frame to send, with its size for the statistics.
-pub(super) struct Sent {
-    pub(super) frame: FrameBuf,
-    /// Raw and wire length of a chunk's data.
-    pub(super) chunk: Option<(usize, usize)>,
 }
 
 pub(super) struct Outbox {
@@ -411,10 +393,10 @@ impl Outbox {
     }
 
     /// Next frame, if one may be sent.
-    pub(super) fn poll(&mut self) -> Option<Sent> {
+    pub(super) fn poll(&mut self) -> Option<FrameBuf> {
         if let Some(frame) = self.ends.pop_front() {
             self.queued_bytes -= frame.len() as u64;
-            return Some(Sent { frame, chunk: None });
+            return Some(frame);
         }
         self.poll_small().or_else(|| self.poll_bulk())
     }
@@ -438,18 +420,18 @@ impl Outbox {
         item
     }
 
-    fn poll_small(&mut self) -> Option<Sent> {
+    fn poll_small(&mut self) -> Option<FrameBuf> {
         if self.queued_small == 0 {
             return None;
         }
         let at = self.heads().position(|head| head.bulk().is_none())?;
         match self.turn_taken(at, true)?.body {
-            Body::Small(frame) => Some(Sent { frame, chunk: None }),
+            Body::Small(frame) => Some(frame),
             Body::Bulk(_) => None,
         }
     }
 
-    fn poll_bulk(&mut self) -> Option<Sent> {
+    fn poll_bulk(&mut self) -> Option<FrameBuf> {
         if self.queued_bulk == 0 || self.window.available() == 0 {
             return None;
         }
@@ -488,12 +470,12 @@ impl Outbox {
                 if let Some(mut frame) = bulk.announce.take() {
                     frame.patch_u16(TENSOR_ID_AT, id);
                     // The lane keeps its position: the first chunk follows at once.
-                    return Some(Sent { frame, chunk: None });
+                    return Some(frame);
                 }
                 id
             }
         };
-        let (frame, raw, wire, last) = bulk.chunk(id);
+        let (frame, last) = bulk.chunk(id);
         // Checked above: a unit is available.
         self.window.take().ok()?;
         if let Some(live) = self.live.get_mut(&id) {
@@ -503,10 +485,7 @@ impl Outbox {
             }
         }
         self.turn_taken(at, last);
-        Some(Sent {
-            frame,
-            chunk: Some((raw, wire)),
-        })
+        Some(frame)
     }
 
     fn free_id(&self) -> Option<u16> {

@@ -1,4 +1,4 @@
-//! Rates and round trips: small pure estimators.
+//! Rates: small pure estimators.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -145,31 +145,6 @@ impl<K: Ord + Clone> KeyedBuckets<K> {
     }
 }
 
-/// Smoothed round-trip time, as RFC 6298 computes it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rtt {
-    smoothed: Option<u64>,
-    least: Option<u64>,
-}
-
-impl Rtt {
-    pub(crate) fn sample(&mut self, micros: u64) {
-        self.least = Some(self.least.map_or(micros, |least| least.min(micros)));
-        self.smoothed = Some(match self.smoothed {
-            None => micros,
-            Some(smoothed) => smoothed - smoothed / 8 + micros / 8,
-        });
-    }
-
-    pub(crate) fn smoothed(self) -> Option<u64> {
-        self.smoothed
-    }
-
-    pub(crate) fn least(self) -> Option<u64> {
-        self.least
-    }
-}
-
 /// Checks that a transfer makes progress: a minimum of bytes in each span.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ProgressTimer {
@@ -256,19 +231,5 @@ mod tests {
             assert!(buckets.len() <= 4);
         }
         assert!(!buckets.take(&0, Time::ZERO));
-    }
-
-    #[test]
-    fn the_round_trip_estimate_follows_its_samples() {
-        let mut rtt = Rtt::default();
-        assert_eq!(rtt.smoothed(), None);
-        rtt.sample(800);
-        assert_eq!(rtt.smoothed(), Some(800));
-        for _ in 0..200 {
-            rtt.sample(400);
-        }
-        let smoothed = rtt.smoothed().unwrap();
-        assert!((395..=410).contains(&smoothed), "{smoothed}");
-        assert_eq!(rtt.least(), Some(400));
     }
 }

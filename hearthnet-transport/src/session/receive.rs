@@ -10,7 +10,7 @@ use crate::time::Time;
 use crate::wire::cbor::Body as _;
 use crate::wire::chunk::{ChunkHead, MAX_CHUNK_HEADER_BYTES};
 use crate::wire::control::{self, Ack, Bye, FlowCtl, Nack, TensorEnd};
-use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES, RowsHead, RowsKind};
+use crate::wire::pipeline::{self, Place, RESULT_HEAD_BYTES};
 use crate::wire::{FrameType, HEADER_BYTES, Header};
 
 impl Session {
@@ -80,10 +80,7 @@ impl Session {
             FrameType::Pong => {
                 let token = control::read_ping(body)?;
                 match self.ping.take() {
-                    Some((sent, at)) if sent == token => {
-                        self.rtt.sample(now.0.saturating_sub(at.0));
-                        Ok(())
-                    }
+                    Some((sent, _)) if sent == token => Ok(()),
                     _ => Err(CloseCode::ProtocolState.violation("a PONG without its PING")),
                 }
             }
@@ -105,34 +102,22 @@ impl Session {
             }
             FrameType::TensorEnd => {
                 let given_up = self.inbox.end(TensorEnd::read(body)?.tensor)?;
-                if let Some(RowsHead {
-                    stream,
-                    epoch,
-                    kind: RowsKind::Step { .. },
-                    ..
-                }) = given_up
-                {
-                    // The step will never be delivered or answered.
-                    self.steps.finish((stream, epoch));
+                if let Some(Message::Step(step)) = given_up {
+                    // It will never be delivered or answered.
+                    self.steps.finish((step.stream, step.epoch));
                 }
                 Ok(())
             }
             FrameType::TensorData => {
                 let (head, data) = ChunkHead::read(body)?;
-                let arrived = self.inbox.chunk(head, header.flags, data)?;
-                self.stats.chunks_received += 1;
-                if let Some(raw) = arrived.raw {
-                    self.stats.chunk_bytes_received += raw as u64;
-                    self.stats.chunk_wire_bytes_received += data.len() as u64;
-                }
-                match arrived.message {
+                match self.inbox.chunk(head, header.flags, data)? {
                     Some((message, id)) => self.deliver_tensor(message, id),
                     None => Ok(()),
                 }
             }
             FrameType::Step | FrameType::StepResult => {
-                let (head, place) = RowsHead::read(header.kind, body)?;
-                self.rows(head, place, message)
+                let (rows, place) = pipeline::read_rows(header.kind, body)?;
+                self.rows(rows, place, message)
             }
             kind => {
                 self.control_rate(now)?;
@@ -198,10 +183,11 @@ impl Session {
         }
     }
 
-    fn rows(&mut self, head: RowsHead, place: Place<'_>, message: &Bytes) -> Result<(), Violation> {
-        let stream_key = (head.stream, head.epoch);
-        let wanted = match head.kind {
-            RowsKind::Step { .. } => {
+    /// Handles a step or result, whose rows are in `place`: inline, in the bytes of `frame`.
+    fn rows(&mut self, rows: Message, place: Place<'_>, frame: &Bytes) -> Result<(), Violation> {
+        let stream_key = rows.stream_key().unwrap_or_default();
+        let wanted = match rows {
+            Message::Step(_) => {
                 if self.steps.total >= self.config.max_steps_in_flight {
                     return Err(CloseCode::CreditOverrun.violation(format!(
                         "a step beyond the {} that may wait",
@@ -212,7 +198,7 @@ impl Session {
                 true
             }
             // A large result counts as the answer once its rows are complete: see `deliver_tensor`.
-            RowsKind::Result { .. } => match place {
+            _ => match place {
                 Place::Inline(_) => self.steps.finish(stream_key),
                 Place::Tensor(_) => self.steps.by_stream.contains_key(&stream_key),
             },
@@ -221,13 +207,12 @@ impl Session {
             self.expect_late(stream_key)?;
         }
         match place {
-            Place::Inline(rows) if wanted => {
-                let rows = message.slice_ref(rows);
-                self.deliver(head.into_message(rows));
+            Place::Inline(data) if wanted => {
+                self.deliver(rows.with_data(frame.slice_ref(data)));
                 Ok(())
             }
             Place::Inline(_) => Ok(()),
-            Place::Tensor(id) if wanted => self.inbox.announce(id, head),
+            Place::Tensor(id) if wanted => self.inbox.announce(id, rows),
             Place::Tensor(id) => self.inbox.announce_unwanted(id),
         }
     }

@@ -15,24 +15,8 @@ pub struct SessionStats {
     pub bytes_sent: u64,
     /// Bytes of frames received.
     pub bytes_received: u64,
-    /// Tensor chunks sent.
-    pub chunks_sent: u64,
-    /// Tensor chunks received.
-    pub chunks_received: u64,
-    /// Data bytes of the chunks sent, before compression.
-    pub chunk_bytes_sent: u64,
-    /// Wire bytes of these chunks, after compression.
-    pub chunk_wire_bytes_sent: u64,
-    /// Data bytes of the chunks received, after decompression.
-    pub chunk_bytes_received: u64,
-    /// Wire bytes of these chunks, before decompression.
-    pub chunk_wire_bytes_received: u64,
     /// Results dropped because no step waited for them any more.
     pub stale_results: u64,
-    /// Smoothed round-trip time of PING and PONG, in microseconds.
-    pub rtt_us: Option<u64>,
-    /// Smallest round-trip time seen, in microseconds.
-    pub rtt_min_us: Option<u64>,
     /// Unanswered steps: sent by a caller, received by a host.
     pub steps_in_flight: u32,
     /// The host's limit of unanswered steps.

@@ -23,10 +23,12 @@
 pub(crate) mod cbor;
 pub(crate) mod chunk;
 pub(crate) mod control;
-#[cfg(test)]
-mod examples;
 pub(crate) mod pipeline;
 pub(crate) mod reader;
+#[cfg(test)]
+mod spec_tests;
+
+use reader::Reader;
 
 use crate::code::{CloseCode, Violation};
 
@@ -37,10 +39,23 @@ pub(crate) const HEADER_BYTES: usize = 16;
 /// Position of the sequence number, which is filled in when the frame is sent.
 const SEQUENCE_AT: std::ops::Range<usize> = 4..8;
 
-/// Kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum FrameType {
+macro_rules! frame_types {
+    ($($(#[$doc:meta])* $name:ident = $number:literal,)*) => {
+        /// Kind of a frame.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum FrameType {
+            $($(#[$doc])* $name = $number,)*
+        }
+
+        impl FrameType {
+            /// Every type, in numeric order.
+            pub const ALL: &'static [FrameType] = &[$(FrameType::$name,)*];
+        }
+    };
+}
+
+frame_types! {
     /// A chunk of a tensor.
     TensorData = 0x01,
     /// The sender abandons a tensor.
@@ -82,31 +97,11 @@ pub enum FrameType {
 }
 
 impl FrameType {
-    /// Every type, in numeric order.
-    pub const ALL: [FrameType; 19] = [
-        FrameType::TensorData,
-        FrameType::TensorEnd,
-        FrameType::Ack,
-        FrameType::Nack,
-        FrameType::Hello,
-        FrameType::Bye,
-        FrameType::FlowCtl,
-        FrameType::Ping,
-        FrameType::Pong,
-        FrameType::StreamOpen,
-        FrameType::StreamOpened,
-        FrameType::StreamClose,
-        FrameType::Step,
-        FrameType::StepResult,
-        FrameType::StreamError,
-        FrameType::Truncate,
-        FrameType::Describe,
-        FrameType::Descriptor,
-        FrameType::Leaving,
-    ];
-
     fn from_wire(byte: u8) -> Option<FrameType> {
-        FrameType::ALL.into_iter().find(|kind| *kind as u8 == byte)
+        FrameType::ALL
+            .iter()
+            .copied()
+            .find(|kind| *kind as u8 == byte)
     }
 
     /// `true` if only callers send it, `false` if only hosts do, `None` if both may.
@@ -185,34 +180,18 @@ impl Header {
         let Some((head, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
             return Err(CloseCode::FrameLength.violation("shorter than a frame header"));
         };
-        let [
-            version,
-            kind,
-            r0,
-            r1,
-            s0,
-            s1,
-            s2,
-            s3,
-            l0,
-            l1,
-            l2,
-            l3,
-            f0,
-            f1,
-            f2,
-            f3,
-        ] = *head;
+        let mut head = Reader::new(head);
+        let (version, kind, reserved) = (head.u8()?, head.u8()?, head.u16()?);
+        let (sequence, length, flags) = (head.u32()?, head.u32()?, head.u32()?);
         if version != VERSION {
             return unknown(format!("frame version {version:#04x} is not supported"));
         }
-        if [r0, r1] != [0, 0] {
+        if reserved != 0 {
             return unknown("the reserved field is not zero".to_owned());
         }
         let Some(kind) = FrameType::from_wire(kind) else {
             return unknown(format!("frame type {kind:#04x} does not exist"));
         };
-        let flags = u32::from_be_bytes([f0, f1, f2, f3]);
         let allowed = match kind {
             FrameType::TensorData => Flags::COMPRESSED.with(Flags::FINAL),
             _ => Flags::NONE,
@@ -220,14 +199,12 @@ impl Header {
         if flags & !allowed.bits() != 0 {
             return unknown(format!("flags {flags:#x} are not defined for {kind:?}"));
         }
-        let length = u32::from_be_bytes([l0, l1, l2, l3]);
         if usize::try_from(length).ok() != Some(body.len()) {
             return Err(CloseCode::FrameLength.violation(format!(
                 "the header says {length} bytes of payload, the message has {}",
                 body.len()
             )));
         }
-        let sequence = u32::from_be_bytes([s0, s1, s2, s3]);
         Ok((
             Header {
                 kind,
@@ -331,7 +308,7 @@ mod tests {
             0x01, 0x02, 0x03, 0x04, 0x05, 0x06, 0x07, 0x08, 0x09, 0x10, 0x11, 0x12, 0x13, 0x14,
             0x15, 0x16, 0x17, 0x18, 0x19,
         ];
-        for (kind, number) in FrameType::ALL.into_iter().zip(numbers) {
+        for (&kind, number) in FrameType::ALL.iter().zip(numbers) {
             let header = Header {
                 kind,
                 sequence: 0x0102_0304,

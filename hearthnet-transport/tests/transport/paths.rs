@@ -9,8 +9,9 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hearthnet_testkit::raw::{Credentials, Message, Peer, opcode};
 use hearthnet_transport::{
-    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Frame, Hello, Identity, Io,
-    Listener, NodeId, PathRule, PeerSocket, SendError, SessionClosed, connect, connect_path,
+    Acceptor, Admission, Arrival, CloseCode, Config, ConnectError, Connection, Frame, Hello,
+    Identity, Io, Listener, NodeId, PathRule, PeerSocket, SendError, SessionClosed, connect,
+    connect_path,
 };
 use parking_lot::Mutex;
 use tokio::io::{DuplexStream, duplex};
@@ -105,6 +106,13 @@ impl Net {
         connect_path(&self.addr, &identity(secret), host, rule, &config).await
     }
 
+    /// Opens a tensor session.
+    async fn session(&self, secret: &[u8; 32]) -> Result<Connection, ConnectError> {
+        let (own, host) = (identity(secret), identity(&HOST).key());
+        let hello = Hello::new("pipeline", b"");
+        connect(&self.addr, &own, host, hello, Config::default()).await
+    }
+
     async fn arrive(&mut self) -> PeerSocket {
         match self.listener.accept().await {
             Arrival::Peer(socket) => socket,
@@ -152,11 +160,7 @@ async fn one_listener_serves_sockets_and_tensor_sessions_side_by_side() {
     assert_eq!(gossip_host.path(), "/sync/v1");
     drop(gossip);
 
-    let hello = Hello::new("pipeline", b"");
-    let host_key = identity(&HOST).key();
-    let own = identity(&MEMBER);
-    let session = connect(&net.addr, &own, host_key, hello, Config::default());
-    let session = session.await.unwrap();
+    let session = net.session(&MEMBER).await.unwrap();
     let Arrival::Session(arrived) = net.listener.accept().await else {
         panic!("no session")
     };
@@ -180,15 +184,8 @@ async fn a_path_that_a_peer_may_not_use_is_refused_with_the_code() {
         let error = net.dial(&secret, &rule).await.unwrap_err();
         assert_eq!(error.code(), Some(code), "{error}");
     }
-    let own = identity(&REVOKED);
-    let session = connect(
-        &net.addr,
-        &own,
-        identity(&HOST).key(),
-        Hello::new("pipeline", b""),
-        Config::default(),
-    );
-    assert_eq!(session.await.unwrap_err().code(), Some(CloseCode::Revoked));
+    let refused = net.session(&REVOKED).await.unwrap_err();
+    assert_eq!(refused.code(), Some(CloseCode::Revoked));
     net.dial(&STRANGER, &bus()).await.unwrap();
     // Refusals are reported, like ends of sessions.
     let ended = net.community.ended.lock().clone();
@@ -347,10 +344,7 @@ async fn a_closer_ends_a_socket_and_drops_its_queues() {
 #[tokio::test]
 async fn a_closer_ends_a_tensor_session() {
     let mut net = Net::new().await;
-    let hello = Hello::new("pipeline", b"");
-    let (own, host) = (identity(&MEMBER), identity(&HOST).key());
-    let session = connect(&net.addr, &own, host, hello, Config::default());
-    let mut session = session.await.unwrap();
+    let mut session = net.session(&MEMBER).await.unwrap();
     let Arrival::Session(mut arrived) = net.listener.accept().await else {
         panic!("no session")
     };

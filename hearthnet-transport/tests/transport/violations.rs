@@ -17,7 +17,7 @@ use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::wire::{FrameType, Header};
 use hearthnet_transport::{CloseCode, Config, DType, Hello, Message, Time};
 
-use crate::support::{noise, step, tensor};
+use crate::support::{noise, row, tensor};
 
 /// A session whose peer is about to break a rule.
 struct Victim {
@@ -234,7 +234,7 @@ fn messages_above_their_limit_are_frame_too_big() {
 #[test]
 fn frames_in_the_wrong_state_are_protocol_state() {
     all_end(violations::states());
-    for kind in FrameType::ALL {
+    for &kind in FrameType::ALL {
         if matches!(kind, FrameType::Hello | FrameType::Bye) {
             continue;
         }
@@ -556,7 +556,7 @@ fn messages_after_a_violation_are_not_delivered() {
     let mut pair = Pair::open(&config(), &config());
     pair.inject(Side::Host, vec![0xff; 3]);
     pair.caller
-        .send_message(&Message::Step(step(1, 0, 0, 1, noise(1152))))
+        .send_message(&Message::Step(row(1, 0, 0)))
         .unwrap();
     pair.run();
     assert_eq!(pair.host.closed().unwrap().code, CloseCode::FrameLength);

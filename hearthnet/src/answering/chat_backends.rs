@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearthnet_bus::discovery::Discovery;
 use hearthnet_bus::node::{Connections, WeakNode};
 use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_engine::{Engine, EngineOptions, Head, LoadError};
+use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, footprint};
 use hearthnet_files::ModelSpec;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
@@ -22,24 +22,18 @@ use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use tokio::runtime::Handle;
 
-use crate::cli::failure::Failure;
-use crate::cli::output::Progress;
+use crate::cli::{Failure, Progress};
 use crate::config::Config;
-use crate::home::community::Home;
-use crate::models::OpenModel;
-use crate::models::open_file::load_failure;
-use crate::node::transient::TransientNode;
+use crate::home::Home;
+use crate::models::{OpenModel, load_failure};
+use crate::node::TransientNode;
 
 /// Upper bound in bytes of the KV caches of `chats` conversations, each with the model's full
 /// context. Pages are allocated as the conversations grow, so most of it is never used.
 pub(crate) fn kv_bytes(spec: &ModelSpec, chats: usize) -> u64 {
-    let position = spec
-        .kv_bytes_per_position_and_layer()
-        .saturating_mul(spec.layers.into());
     // The 64 extra positions cover partly filled pages.
-    (chats as u64)
-        .saturating_mul(u64::from(spec.context).saturating_add(64))
-        .saturating_mul(position)
+    let each = footprint(spec, spec.layers).bytes(spec.context.saturating_add(64));
+    (chats as u64).saturating_mul(each)
 }
 
 /// Loads all layers and the head on this machine; they share their threads. The KV caches of all
@@ -79,21 +73,17 @@ pub(crate) fn on_demand(
 
 pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choice {
     let inference = &config.research.distributed_inference;
+    let (spec, bands) = (model.file.spec(), model.bands.clone());
     Choice {
-        model: on_wire(model),
+        model: ModelOnWire {
+            hosted: model.private.hosted(),
+            ..ModelOnWire::new(&model.id, model.weights, spec, bands)
+        },
         max_shards: inference.max_shards_per_request,
         own_id,
         allow_self: inference.allow_self_as_shard,
         exact: inference.exact,
         health: SharedHealth::default(),
-    }
-}
-
-fn on_wire(model: &OpenModel) -> ModelOnWire {
-    let (spec, bands) = (model.file.spec(), model.bands.clone());
-    ModelOnWire {
-        hosted: model.private.hosted(),
-        ..ModelOnWire::new(&model.id, model.weights, spec, bands)
     }
 }
 
@@ -104,18 +94,19 @@ pub(crate) fn pooled_hosts(
     key: &Arc<NodeKey>,
     model: &OpenModel,
     config: &Config,
-) -> Result<PooledHosts, Failure> {
-    let (transport, hosts) = (config.transport()?, hosts.iter().cloned());
+) -> PooledHosts {
+    let (transport, hosts) = (config.transport(), hosts.iter().cloned());
     let choice = choice(model, key.id(), config);
     let (runtime, key, health) = (runtime.clone(), Arc::clone(key), choice.health.clone());
     let pool = Arc::new(HostPool::new(runtime, key, transport, hosts, health));
-    Ok(PooledHosts { pool, choice })
+    PooledHosts { pool, choice }
 }
 
 /// Factory of the source in which each chat finds the hosts of `home`'s community. All chats share
 /// `links`. `discovery` provides addresses if a node runs in this process; `here` is that node if
 /// it serves layers. With `in_sync`, chats wait for hosts only until the log has synced.
 pub(crate) fn community_source(
+    model: &OpenModel,
     runtime: &Handle,
     home: &Home,
     config: &Config,
@@ -123,40 +114,34 @@ pub(crate) fn community_source(
     discovery: Option<Discovery>,
     here: Option<WeakNode>,
     in_sync: Option<InSync>,
-) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
-    let (runtime, home, config) = (runtime.clone(), home.clone(), config.clone());
-    move |model, exact| {
-        let mut hosts = CommunityHosts::new(
-            runtime.clone(),
-            Arc::clone(&home.key),
-            home.log.clone(),
-            config.transport()?,
-            Choice {
-                exact,
-                ..choice(model, home.key.id(), &config)
-            },
-            links.clone(),
-        );
+) -> impl Fn(Exact) -> Box<dyn HostSource> + use<> {
+    let (runtime, home, transport) = (runtime.clone(), home.clone(), config.transport());
+    let choice = choice(model, home.key.id(), config);
+    move |exact| {
+        let mut choice = choice.clone();
+        choice.exact = exact;
+        let (key, log) = (Arc::clone(&home.key), home.log.clone());
+        let (runtime, transport) = (runtime.clone(), transport.clone());
+        let mut hosts = CommunityHosts::new(runtime, key, log, transport, choice, links.clone());
         let asked = home.clone();
         hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
-        if let Some(discovery) = discovery.clone() {
-            hosts.known_addresses = Arc::new(move |node| discovery.endpoints_by_source(node));
-        }
+        hosts.discovery.clone_from(&discovery);
         hosts.here.clone_from(&here);
         hosts.in_sync.clone_from(&in_sync);
-        Ok(Box::new(hosts))
+        Box::new(hosts)
     }
 }
 
 /// [`community_source`] of a command. With `fallback`, chats wait for hosts only until the log has
 /// synced.
 pub(crate) fn transient_source(
+    model: &OpenModel,
     runtime: &Handle,
     transient: &TransientNode,
     home: &Home,
     config: &Config,
     fallback: bool,
-) -> impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + use<> {
+) -> impl Fn(Exact) -> Box<dyn HostSource> + use<> {
     let node = transient.node();
     let connections = match node {
         Some(node) => node.connections().clone(),
@@ -169,7 +154,7 @@ pub(crate) fn transient_source(
     let links = Links::new(connections, SharedHealth::default());
     let discovery = node.map(|node| node.discovery().clone());
     let even = fallback.then(|| transient.in_sync());
-    community_source(runtime, home, config, links, discovery, None, even)
+    community_source(model, runtime, home, config, links, discovery, None, even)
 }
 
 /// Settings of the pipeline pump. With `fallback` it gives up on hosts after a few failures.

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
-use hearthnet_engine::EngineOptions;
-use hearthnet_engine::Head;
+use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::exact::Exact;
@@ -21,8 +20,7 @@ use tokio::runtime::Handle;
 use super::chat_backends::{kv_bytes, local_engine, on_demand, pooled_hosts, pump_settings};
 use super::private_layers;
 use crate::cli::args::AnswerArgs;
-use crate::cli::failure::Failure;
-use crate::cli::output::note;
+use crate::cli::{Failure, note};
 use crate::config::Config;
 use crate::models::{OpenModel, load_head, text_model};
 
@@ -42,10 +40,10 @@ pub(crate) fn pooled_model(
     runtime: &Handle,
     hosts: PooledHosts,
 ) -> Result<ServedModel, Failure> {
-    let source = move |_: &OpenModel, exact| {
+    let source = move |exact| {
         let mut hosts = hosts.clone();
         hosts.choice.exact = exact;
-        Ok(Box::new(hosts) as Box<dyn HostSource>)
+        Box::new(hosts) as Box<dyn HostSource>
     };
     hosted_model(model, config, fallback, runtime, source)
 }
@@ -57,18 +55,17 @@ pub(crate) fn hosted_model(
     config: &Config,
     fallback: bool,
     runtime: &Handle,
-    source: impl Fn(&OpenModel, Exact) -> Result<Box<dyn HostSource>, Failure> + Send + Sync + 'static,
+    source: impl Fn(Exact) -> Box<dyn HostSource> + Send + Sync + 'static,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &config.engine_options(None))?;
     let local = fallback.then(|| on_demand(model, local_options(model, config)));
-    let (handle, all, asked) = (runtime.clone(), config.clone(), model.clone());
+    let (handle, all, private) = (runtime.clone(), config.clone(), model.private.clone());
     let open = move |exact: Exact, cancel: &Cancel| {
-        let source = source(&asked, exact).map_err(|e| ChatError::Engine(e.to_string()))?;
         let local = local.as_ref().map(|load| load());
         let settings = pump_settings(&all, local.is_some());
         let since = Instant::now();
-        let hosts = ShardedBackend::open(handle.clone(), source, settings, cancel);
-        asked.private.around(match local {
+        let hosts = ShardedBackend::open(handle.clone(), source(exact), settings, cancel);
+        private.around(match local {
             Some(local) => {
                 let begun = WithFallback::begin(hosts, since, local, exact, &handle, cancel);
                 Box::new(begun?)
@@ -163,7 +160,7 @@ pub(crate) async fn model_of(
     let chats = private_layers::chats(config);
     private_layers::load(model, args.private, chats, config)?;
     let runtime = Handle::current();
-    let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config)?;
+    let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config);
     // The host may start later, so this is only a warning.
     for failure in hosts.pool.reach().await.failures {
         note(format!("warning: a host cannot be reached: {failure}"));

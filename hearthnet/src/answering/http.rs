@@ -4,15 +4,15 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use hearthnet_bus::{regular_file, whole_file};
 use hearthnet_http::{ApiKey, HttpError, HttpServer, HttpSettings, MIN_KEY_BYTES, Metrics, Part};
 use hearthnet_hub::reference::expand_home;
 use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::Service;
+use hearthnet_platform::{files, regular_file, whole_file};
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 use crate::config::Config;
-use crate::home::paths::close_folder;
+use crate::home::close_folder;
 
 /// Time limit for responses after their chats have ended.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
@@ -72,22 +72,18 @@ pub(crate) fn http_failure(error: &HttpError, flag: &str) -> Failure {
 
 /// Reads the key that clients must send, from a file that only its owner can read.
 fn read_key(path: &Path) -> Result<ApiKey, Failure> {
-    use std::os::unix::fs::PermissionsExt as _;
     let fail = |why: String| {
-        Failure::new(
-            Kind::Config,
-            format!("http.api_key_file {}: {why}", path.display()),
-        )
-        .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
+        failure!(Config, "http.api_key_file {}: {why}", path.display())
+            .hint("for example: (umask 077; head -c 24 /dev/urandom | base64 > http.key)")
     };
     let folder = whole_file::folder_of(path);
-    if let Some(mode) = whole_file::writable_by_others(folder) {
+    if let Some(mode) = files::writable_by_others(folder) {
         let why = format!("other users may write to its folder (mode {mode:03o})");
         return Err(fail(why).hint(close_folder(folder)));
     }
     let file = regular_file::open(path).map_err(|e| fail(e.to_string()))?;
     let metadata = file.metadata().map_err(|e| fail(e.to_string()))?;
-    if metadata.permissions().mode() & 0o077 != 0 {
+    if files::open_to_others(&metadata).is_some() {
         return Err(fail("other users may read it: chmod 600".into()));
     }
     // A key is one line; a longer file is surely something else.

@@ -4,21 +4,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_bus::calls::{Authority, CallServer, Client, LocalApi, Registry, Research, Trust};
-use hearthnet_bus::{NodeId, NodeKey, whole_file};
+use hearthnet_bus::NodeKey;
+use hearthnet_bus::calls::{CallServer, Client, LocalApi, OneLevel, Registry};
+use hearthnet_bus::log::Level;
 use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
+use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::cli::failure::Failure;
-use crate::cli::output::note;
+use crate::cli::{Failure, note};
 use crate::config::Config;
-use crate::home::lock::Lock;
-use crate::home::paths::refuse_open_to_others;
+use crate::home::{Lock, refuse_open_to_others};
 use crate::node::local_api::{CALL_TIMEOUT, Offer, answer, ask_over, offer_record};
 
 /// Call that returns the model files that chats use. Local only.
@@ -59,16 +59,8 @@ pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> 
                 None => true,
             };
             let model = offer.models.into_iter().find(suits)?;
-            Some(AskedService {
-                client,
-                dir: dir.clone(),
-                model: Resolved {
-                    path: model.path,
-                    id: model.id,
-                },
-                sampling: model.sampling,
-                file_replaced: model.replaced,
-            })
+            let dir = dir.clone();
+            Some(AskedService { client, dir, model })
         };
         match tokio::time::timeout(CALL_TIMEOUT, asking).await {
             Ok(Some(service)) => return Found::Service(service),
@@ -84,11 +76,7 @@ pub(crate) struct AskedService {
     pub(crate) client: Client,
     /// Directory whose lock it holds.
     pub(crate) dir: PathBuf,
-    pub(crate) model: Resolved,
-    /// Default sampling of the service. A process that takes over must use the same.
-    pub(crate) sampling: SamplingChoice,
-    /// The model file was replaced or changed after the service had opened it.
-    pub(crate) file_replaced: bool,
+    pub(crate) model: Offered,
 }
 
 /// Result of [`NODE_MODELS`].
@@ -98,16 +86,17 @@ struct Models {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Offered {
-    id: String,
+pub(crate) struct Offered {
+    pub(crate) id: String,
     #[serde(serialize_with = "as_text")]
-    path: PathBuf,
-    /// Default sampling. Greedy if the service does not report it.
+    pub(crate) path: PathBuf,
+    /// Default sampling; greedy if the service does not report it. A process that takes over must
+    /// use the same.
     #[serde(default = "greedy")]
-    sampling: SamplingChoice,
-    /// Whether the file at `path` changed after the service had opened it.
+    pub(crate) sampling: SamplingChoice,
+    /// Whether the file at `path` was replaced or changed after the service had opened it.
     #[serde(default)]
-    replaced: bool,
+    pub(crate) replaced: bool,
 }
 
 /// Serializes a path, lossily, since JSON strings must be UTF-8. A file with another name is not
@@ -173,18 +162,6 @@ pub(crate) struct StandaloneApi {
     _lock: Lock,
 }
 
-struct ThisUser;
-
-impl Authority for ThisUser {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Member
-    }
-
-    fn research(&self) -> Research {
-        Research::On
-    }
-}
-
 impl StandaloneApi {
     /// Opens the local API. Returns an error if another standalone service uses this data
     /// directory, or if a file cannot be written.
@@ -196,14 +173,15 @@ impl StandaloneApi {
     ) -> Result<Self, Failure> {
         refuse_open_to_others(data_dir)?;
         let dir = data_dir.join(STANDALONE);
-        whole_file::make_folder(&dir, 0o700).map_err(|e| Failure::file("make", &dir, e))?;
+        whole_file::make_folder(&dir, Access::Owner).map_err(|e| Failure::file("make", &dir, e))?;
         let lock = Lock::take(&dir)?;
         let registry = Arc::new(Registry::new());
         offer_chats(&registry, service, file, config)?;
         offer_record(&registry)?;
         // A random id is enough, because only this user calls here.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();
-        let server = CallServer::new(own, registry, Arc::new(ThisUser));
+        let this_user = OneLevel(Some(Level::Member));
+        let server = CallServer::new(own, registry, Arc::new(this_user));
         let api = LocalApi::open(&dir, Arc::new(server)).await;
         Ok(Self {
             api: api.map_err(Failure::internal)?,

@@ -7,12 +7,9 @@ use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 
 use crate::answering::chat_backends::kv_bytes;
 use crate::cli::args::PrivateArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::note;
+use crate::cli::{Failure, failure, note};
 use crate::config::Config;
-use crate::models::OpenModel;
-use crate::models::memory::weights_budget;
-use crate::models::open_file::load_failure;
+use crate::models::{OpenModel, load_failure, weights_budget};
 
 /// Loads the private layers of a model for at most `chats` conversations: as many layers as
 /// requested, as far as memory allows.
@@ -31,11 +28,9 @@ pub(crate) fn load(
     let total = model.file.spec().layers;
     // An explicit number for this run must be possible.
     if first.unwrap_or(0).saturating_add(last.unwrap_or(0)) >= total {
-        return Err(Failure::new(
-            Kind::Config,
-            format!(
-                "--private-first and --private-last leave none of the {total} layers for hosts"
-            ),
+        return Err(failure!(
+            Config,
+            "--private-first and --private-last leave none of the {total} layers for hosts"
         )
         .hint("--local answers on this machine alone"));
     }

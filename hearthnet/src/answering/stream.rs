@@ -6,8 +6,7 @@ use std::time::Instant;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done, Frame, TextModel};
 
-use crate::cli::failure::Failure;
-use crate::cli::output::{print, print_bytes};
+use crate::cli::{Failure, print, print_bytes};
 
 /// Prints a frame to standard output.
 pub(crate) type Print = fn(&Frame) -> Result<(), Failure>;

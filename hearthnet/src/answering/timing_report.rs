@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use hearthnet_orchestrator::chat::{Done, Frame};
 use hearthnet_transport::Code;
 
-use crate::cli::output::{bytes, table};
+use crate::cli::{bytes, table};
 
 /// Characters of a node id in a line: `ed25519:` and eight more.
 const SHORT_ID: usize = 16;
@@ -58,17 +58,8 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
             ]
         })
         .collect();
-    let head = [
-        "host",
-        "layers",
-        "memory",
-        "tokens",
-        "compute ms",
-        "queue ms",
-        "wire ms p50",
-        "p95",
-    ];
-    let mut out = format!("\n{}", table(&head, &rows));
+    let header = "host|layers|memory|tokens|compute ms|queue ms|wire ms p50|p95";
+    let mut out = format!("\n{}", table(header, &rows));
     out.push_str("  per token; wire: the rest of the round trip, with its time in queues\n");
     if let Some(host) = done.route.last().and_then(|last| last.host.as_ref()) {
         let host = short(host);
@@ -99,8 +90,7 @@ pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
             };
             let _ = writeln!(
                 out,
-                "  layers {layers} moved{from} to {to} in {recovery_ms:.0} ms, {replayed} positions again: {}",
-                code
+                "  layers {layers} moved{from} to {to} in {recovery_ms:.0} ms, {replayed} positions again: {code}"
             );
             if let Some((before, now)) = arithmetic {
                 let _ = writeln!(

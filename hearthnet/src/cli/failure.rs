@@ -1,8 +1,7 @@
 //! Errors of the program: a message, a hint, a stable code, and an exit status.
 
-use std::fmt;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use hearthnet_bus::calls::CallError;
 use hearthnet_bus::log::LogError;
@@ -118,6 +117,14 @@ pub(crate) struct Failure {
     /// Results before the failure, for `--json`: members of an object.
     found: serde_json::Map<String, serde_json::Value>,
 }
+
+/// Failure of a [`Kind`], with a formatted message.
+macro_rules! failure {
+    ($kind:ident, $($message:tt)+) => {
+        $crate::cli::failure::Failure::new($crate::cli::failure::Kind::$kind, format!($($message)+))
+    };
+}
+pub(crate) use failure;
 
 impl Failure {
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {

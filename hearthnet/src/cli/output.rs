@@ -2,8 +2,8 @@
 //! standard error.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
-use std::os::fd::AsFd;
 
+use hearthnet_platform::terminal::{self, Handle};
 use hearthnet_text::{is_plain, sanitize, sanitize_text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -15,18 +15,11 @@ const COLUMNS: usize = 80;
 
 /// Formats a size in bytes with a suitable unit (powers of 1024).
 pub(crate) fn bytes(n: u64) -> String {
-    let mut value = n as f64;
-    for unit in ["B", "KiB", "MiB", "GiB", "TiB"] {
-        if value < 1024.0 || unit == "TiB" {
-            return if unit == "B" {
-                format!("{n} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
-        }
-        value /= 1024.0;
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    match units.iter().find(|(power, _)| n >> power > 0) {
+        Some((power, unit)) => format!("{:.1} {unit}", n as f64 / (1u64 << power) as f64),
+        None => format!("{n} B"),
     }
-    String::new()
 }
 
 pub(crate) fn threads(n: usize) -> String {
@@ -36,11 +29,10 @@ pub(crate) fn threads(n: usize) -> String {
     }
 }
 
-/// Formats columns as wide as their widest cell: text left-aligned, numbers right-aligned.
-pub(crate) fn table<R: AsRef<[String]>>(
-    header: &[&str],
-    rows: impl IntoIterator<Item = R>,
-) -> String {
+/// Formats columns as wide as their widest cell: text left-aligned, numbers right-aligned. `header`
+/// has their names, separated by `|`.
+pub(crate) fn table<R: AsRef<[String]>>(header: &str, rows: impl IntoIterator<Item = R>) -> String {
+    let header: Vec<&str> = header.split('|').collect();
     let rows: Vec<R> = rows.into_iter().collect();
     let cells = |c: usize| rows.iter().filter_map(move |row| row.as_ref().get(c));
     // For each column: its width, and whether it holds text.
@@ -66,22 +58,17 @@ pub(crate) fn table<R: AsRef<[String]>>(
     let all = rows
         .iter()
         .map(|row| line(row.as_ref().iter().map(String::as_str).collect()));
-    std::iter::once(line(header.to_vec())).chain(all).collect()
+    std::iter::once(line(header)).chain(all).collect()
 }
 
 /// Formats a time as `2026-11-21 06:40:04 UTC`, or as a number beyond the year 9999.
 pub(crate) fn when(unix_ms: u64) -> String {
     let seconds = i64::try_from(unix_ms / 1000).unwrap_or(i64::MAX);
     match time::OffsetDateTime::from_unix_timestamp(seconds) {
-        Ok(t) => format!(
-            "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
-            t.year(),
-            u8::from(t.month()),
-            t.day(),
-            t.hour(),
-            t.minute(),
-            t.second()
-        ),
+        Ok(t) => {
+            let (hour, minute, second) = t.to_hms();
+            format!("{} {hour:02}:{minute:02}:{second:02} UTC", t.date())
+        }
         Err(_) => format!("{unix_ms} ms"),
     }
 }
@@ -149,10 +136,8 @@ impl TerminalStyle {
 }
 
 /// Width of a terminal, in columns.
-pub(crate) fn columns(terminal: impl AsFd) -> usize {
-    let size = rustix::termios::tcgetwinsize(terminal);
-    let columns = size.map_or(0, |size| usize::from(size.ws_col));
-    if columns == 0 { COLUMNS } else { columns }
+pub(crate) fn columns(terminal: impl Handle) -> usize {
+    terminal::columns(terminal).unwrap_or(COLUMNS)
 }
 
 /// Text with an optional colour. Untrusted escape sequences in it are sanitized; only the colour's
@@ -173,21 +158,12 @@ impl Styled {
     }
 }
 
-impl From<&str> for Styled {
-    fn from(text: &str) -> Self {
-        text.to_owned().into()
-    }
-}
-
-impl From<&String> for Styled {
-    fn from(text: &String) -> Self {
-        text.clone().into()
-    }
-}
-
-impl From<String> for Styled {
-    fn from(text: String) -> Self {
-        Self { code: None, text }
+impl<T: AsRef<str>> From<T> for Styled {
+    fn from(text: T) -> Self {
+        Self {
+            code: None,
+            text: text.as_ref().to_owned(),
+        }
     }
 }
 
@@ -235,6 +211,18 @@ impl Drop for Spinner {
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let json = serde_json::to_string(value).map_err(Failure::internal)?;
     print_bytes(escaped(&json) + "\n")
+}
+
+/// Prints a result: with `json` as JSON, else as text.
+pub(crate) fn print_result(
+    json: bool,
+    result: &impl serde::Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    match json {
+        true => print_json(result),
+        false => print(text()),
+    }
 }
 
 /// Escapes every control character of a JSON text as `\uXXXX`. They occur only inside of strings.
@@ -320,6 +308,15 @@ pub(crate) fn ask(question: &str, unasked: Option<bool>) -> Result<bool, Failure
         });
     }
     Ok(answer(question, "[y/N]")?.unwrap_or(false))
+}
+
+/// Asks for confirmation of a change on a terminal, unless it was given with `yes`. Without a
+/// terminal the command itself is the confirmation.
+pub(crate) fn confirm(yes: bool, question: &str) -> Result<(), Failure> {
+    match yes || ask(question, Some(true))? {
+        true => Ok(()),
+        false => Err(Failure::new(Kind::Interrupted, "nothing was changed")),
+    }
 }
 
 /// Asks a question; `None` for an empty answer.
@@ -477,7 +474,7 @@ mod tests {
             vec!["long".into(), "10.25".into()],
         ];
         assert_eq!(
-            table(&["name", "ms"], &rows),
+            table("name|ms", &rows),
             "  name     ms\n  a       1.5\n  long  10.25\n"
         );
     }

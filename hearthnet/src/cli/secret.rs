@@ -5,10 +5,10 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _, Read, Write as _};
 use std::path::Path;
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use hearthnet_platform::terminal::HiddenInput;
 use zeroize::Zeroizing;
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::failure::{Failure, Kind, failure};
 
 /// Longest line, in bytes: many times an invite code with all its hints, and less than the 4095
 /// bytes at which a terminal cuts it.
@@ -61,27 +61,21 @@ fn finished(bytes: &[u8], what: &str) -> Result<Zeroizing<String>, Failure> {
 }
 
 fn unusable(what: &str, why: &str) -> Failure {
-    Failure::new(Kind::Config, format!("the {what} {why}"))
+    failure!(Config, "the {what} {why}")
         .hint("type it at a terminal, or write it as one line into standard input")
 }
 
 /// Reads a line from the terminal without echo.
 fn typed_unseen(what: &str) -> Result<Zeroizing<String>, Failure> {
-    /// Restores the terminal mode when dropped.
-    struct Before(Termios);
-    impl Drop for Before {
+    /// Ends the line of the prompt when dropped.
+    struct EndOfLine;
+    impl Drop for EndOfLine {
         fn drop(&mut self) {
-            let _ = tcsetattr(io::stdin(), OptionalActions::Flush, &self.0);
             let _ = writeln!(io::stderr());
         }
     }
-    let before = tcgetattr(io::stdin()).map_err(io::Error::from)?;
-    let mut hidden = before.clone();
-    // Raw input, Ctrl-C included, so that the program always restores the echo.
-    let shows = LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-    hidden.local_modes.remove(shows);
-    tcsetattr(io::stdin(), OptionalActions::Flush, &hidden).map_err(io::Error::from)?;
-    let _before = Before(before);
+    let _hidden = HiddenInput::by_key()?;
+    let _line = EndOfLine;
     // Prompt only now: earlier input would be echoed, and then discarded.
     let _ = write!(io::stderr(), "{what}: ");
     let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_BYTES));

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_orchestrator::Cancel;
+use hearthnet_platform::process::hangup_is_ignored;
+use hearthnet_platform::signals::{hangup, interrupt, terminate};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio_util::sync::DropGuard;
 
 use crate::cli::failure::{Failure, Kind, no_thread};
 use crate::cli::runtime::runtime;
@@ -14,7 +16,7 @@ use crate::cli::runtime::runtime;
 /// The first Ctrl-C (or SIGTERM) cancels the running answer; the second ends the program.
 pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
     runtime.spawn(async move {
-        let Ok(mut term) = signal(SignalKind::terminate()) else {
+        let Ok(mut term) = terminate() else {
             return;
         };
         loop {
@@ -49,8 +51,7 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
 /// Requests to stop: the first is orderly, the second immediate.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop {
-    /// Any of these counts as the first request.
-    asked: Vec<Cancel>,
+    asked: Cancel,
     twice: Cancel,
 }
 
@@ -60,12 +61,12 @@ impl Stop {
     /// end.
     pub(crate) fn listen(lifeline: bool) -> Result<Self, Failure> {
         let (sender, mut requests) = mpsc::channel(4);
-        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
+        let mut kinds = vec![interrupt(), terminate()];
         if !hangup_is_ignored() {
-            kinds.push(SignalKind::hangup());
+            kinds.push(hangup());
         }
-        for kind in kinds {
-            let mut signals = signal(kind).map_err(Failure::internal)?;
+        for signals in kinds {
+            let mut signals = signals.map_err(Failure::internal)?;
             let sender = sender.clone();
             tokio::spawn(async move {
                 while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
@@ -82,7 +83,7 @@ impl Stop {
         }
         let (once, twice) = (Cancel::default(), Cancel::default());
         let stop = Self {
-            asked: vec![once.clone()],
+            asked: once.clone(),
             twice: twice.clone(),
         };
         tokio::spawn(async move {
@@ -96,45 +97,23 @@ impl Stop {
     }
 
     /// Returns a handle that also stops when the returned guard is dropped.
-    pub(crate) fn or_dropped(&self) -> (Self, StopWhenDropped) {
-        let (mut either, dropped) = (self.clone(), Cancel::default());
-        either.asked.push(dropped.clone());
-        (either, StopWhenDropped(dropped))
+    pub(crate) fn or_dropped(&self) -> (Self, DropGuard) {
+        let (asked, twice) = (self.asked.child_token(), self.twice.clone());
+        let dropped = asked.clone().drop_guard();
+        (Self { asked, twice }, dropped)
     }
 
     pub(crate) fn is_asked(&self) -> bool {
-        self.asked.iter().any(Cancel::is_cancelled)
+        self.asked.is_cancelled()
     }
 
     /// Resolves at the first request.
     pub(crate) async fn asked(&self) {
-        let asked = self.asked.iter().map(|cancel| Box::pin(cancel.cancelled()));
-        futures_util::future::select_all(asked).await;
+        self.asked.cancelled().await;
     }
 
     /// Resolves at the second request.
     pub(crate) async fn asked_twice(&self) {
         self.twice.cancelled().await;
     }
-}
-
-/// Requests a stop when dropped.
-pub(crate) struct StopWhenDropped(Cancel);
-
-impl Drop for StopWhenDropped {
-    fn drop(&mut self) {
-        self.0.cancel();
-    }
-}
-
-/// Whether the parent process ignores SIGHUP for this program, as `nohup` does.
-fn hangup_is_ignored() -> bool {
-    // If the system does not report it, SIGHUP is handled.
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // Signal 1 is the lowest bit.
-    ignored.is_some_and(|mask| mask & 1 == 1)
 }

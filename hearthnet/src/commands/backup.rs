@@ -4,15 +4,13 @@ use std::path::Path;
 
 use hearthnet_bus::log::LogError;
 use hearthnet_bus::log::backup::{self, Parts};
-use hearthnet_bus::regular_file;
+use hearthnet_platform::regular_file;
 use serde_json::json;
 
 use crate::cli::args::{BackupArgs, Global};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
+use crate::cli::{Failure, Kind, failure, note, print, print_json};
 use crate::config::default_path;
-use crate::home::community::{Home, OnDisk, ROOT_KEY};
-use crate::home::membership;
+use crate::home::{Home, OnDisk, ROOT_KEY, membership};
 
 /// Name of the node's key file, in the data directory and in a backup.
 pub(crate) const NODE_KEY: &str = "node.key";
@@ -22,22 +20,22 @@ pub(crate) const CONFIG: &str = "hearthnet.toml";
 pub(crate) fn run(args: &BackupArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;
     if !dir.join(NODE_KEY).exists() {
-        return Err(
-            Failure::new(Kind::Host, format!("there is no node in {}", dir.display()))
-                .hint("choose another directory with --data-dir"),
-        );
+        return Err(failure!(Host, "there is no node in {}", dir.display())
+            .hint("choose another directory with --data-dir"));
     }
     // Validates the key, so that a backup never contains an unusable one.
     let key = global.node_key()?;
     let home = match Home::on_disk(global, &dir)? {
         OnDisk::Here(home) => Some(home),
         OnDisk::Lost(noted) => {
-            return Err(Failure::new(
-                Kind::Community,
-                format!("the log of {:?} was lost on this machine", noted.name),
-            )
-            .code("log_lost")
-            .hint("`hearthnet status` restores it from another member; then make the backup"));
+            let name = noted.name;
+            return Err(
+                failure!(Community, "the log of {name:?} was lost on this machine")
+                    .code("log_lost")
+                    .hint(
+                        "`hearthnet status` restores it from another member; then make the backup",
+                    ),
+            );
         }
         OnDisk::Nothing => None,
     };

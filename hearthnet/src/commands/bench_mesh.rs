@@ -19,7 +19,6 @@
 //! The report compares medians, and the best round of each. Every answer is compared with the
 //! answer of this machine alone.
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -29,6 +28,7 @@ use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::{Cancel, ChatError, Service};
+use hearthnet_platform::cores::cores;
 use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
@@ -36,12 +36,9 @@ use crate::answering::chat_backends::pooled_hosts;
 use crate::answering::chat_setup::{local_model, pooled_model, settings};
 use crate::answering::private_layers;
 use crate::cli::args::MeshArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{self, note, print, print_json, table};
-use crate::cli::runtime::runtime;
-use crate::cli::signals::watch_interrupt;
-use crate::config::Context;
-use crate::hosting::host_process::{HostPlan, HostProcesses, cores, different_answers, split};
+use crate::cli::{Failure, Kind, note, output, print_result, runtime, table, watch_interrupt};
+use crate::config::{Config, Context};
+use crate::hosting::host_process::{HostPlan, HostProcesses, different_answers, split};
 use crate::models::open_or_pull_model;
 
 /// Subjects of the chats. Each begins differently, so that the chats share no prefix.
@@ -90,7 +87,7 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     let mut hosts = HostProcesses::start(&plan, &ranges, &cancel)?;
 
     let handle = runtime.handle().clone();
-    let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config)?;
+    let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
     let over_hosts = pooled_model(&model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads = 1;
@@ -102,9 +99,8 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         count: 0,
         ..service.keep
     };
-    let mesh = Service::new(handle.clone(), vec![over_hosts], service.clone());
-    let local = Service::new(handle.clone(), vec![alone], service.clone());
-    let second = Service::new(handle, vec![beside], service);
+    let [mesh, local, second] = [over_hosts, alone, beside]
+        .map(|served| Service::new(handle.clone(), vec![served], service.clone()));
     let bench = Bench {
         id: model.id.clone(),
         args,
@@ -112,26 +108,21 @@ pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
         mesh,
         local,
         second,
-        threads: config.threads(),
-        cpu_latency_us: config.engine.cpu_latency(),
+        config,
     };
     let samples = runtime.block_on(async {
         let samples = tokio::select! {
             samples = bench.measure() => samples,
             () = cancel.cancelled() => Err(ChatError::Cancelled.into()),
         };
-        bench.mesh.drain(DRAIN_DEADLINE).await;
-        bench.local.drain(DRAIN_DEADLINE).await;
-        bench.second.drain(DRAIN_DEADLINE).await;
+        for service in [&bench.mesh, &bench.local, &bench.second] {
+            service.drain(DRAIN_DEADLINE).await;
+        }
         samples
     })?;
     hosts.stop();
     let report = Report::new(&bench, hosts.pinned, cores().len(), &samples);
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print(report.table())?;
-    }
+    print_result(args.json, &report, || report.table())?;
     if !report.same_answers {
         return Err(different_answers("hearthnet bench mesh"));
     }
@@ -146,9 +137,7 @@ struct Bench<'a> {
     local: Service,
     /// Second engine like `local`, called at the same time.
     second: Service,
-    /// Threads of the hosts' caller.
-    threads: usize,
-    cpu_latency_us: Option<u32>,
+    config: &'a Config,
 }
 
 struct Sample {
@@ -172,9 +161,9 @@ impl Bench<'_> {
     /// Measures `repetitions` rounds after one warm-up round.
     async fn measure(&self) -> Result<Vec<Sample>, Failure> {
         // Answers of this machine alone, one chat at a time, without batching.
-        let mut expected = BTreeMap::new();
+        let mut expected = Vec::new();
         for n in 0..self.args.chats {
-            expected.insert(n, self.ask(&self.local, self.chat(n)).await?.token_ids);
+            expected.push(self.ask(&self.local, self.chat(n)).await?.token_ids);
         }
         let mut samples = Vec::new();
         for round in 0..=self.args.repetitions {
@@ -192,11 +181,7 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    async fn round(
-        &self,
-        round: u32,
-        expected: &BTreeMap<usize, Vec<u32>>,
-    ) -> Result<Sample, Failure> {
+    async fn round(&self, round: u32, expected: &[Vec<u32>]) -> Result<Sample, Failure> {
         let prompt = self.long_prompt(round);
         let prefill_local = self.ask(&self.local, prompt.clone()).await?;
         let prefill_mesh = self.ask(&self.mesh, prompt.clone()).await?;
@@ -216,25 +201,18 @@ impl Bench<'_> {
 
         let same = prefill_local.token_ids == prefill_mesh.token_ids
             && decode_local.token_ids == one.token_ids
-            && many
-                .iter()
-                .map(|done| &done.token_ids)
-                .eq(expected.values());
+            && many.iter().map(|done| &done.token_ids).eq(expected);
+        let prefill = |done: &Done| done.timings.prefill_tokens_per_second;
+        let first = many.iter().map(|done| done.timings.first_token_ms);
         Ok(Sample {
-            prefill_local: prefill_local.timings.prefill_tokens_per_second,
-            prefill_twice: prefill_twice
-                .iter()
-                .map(|done| done.timings.prefill_tokens_per_second)
-                .sum(),
-            prefill_mesh: prefill_mesh.timings.prefill_tokens_per_second,
+            prefill_local: prefill(&prefill_local),
+            prefill_twice: prefill_twice.iter().map(prefill).sum(),
+            prefill_mesh: prefill(&prefill_mesh),
             decode_local: decode_local.timings.tokens_per_second,
             one,
             one_total,
             many_total,
-            many_first_ms: many
-                .iter()
-                .map(|done| done.timings.first_token_ms)
-                .fold(0.0, f64::max),
+            many_first_ms: first.fold(0.0, f64::max),
             same,
         })
     }
@@ -420,8 +398,8 @@ impl Report {
             prompt_tokens: bench.args.prefill,
             chats: bench.args.chats,
             answer_tokens: samples.first().map_or(0, |s| s.one.token_ids.len()),
-            caller_threads: bench.threads,
-            cpu_latency_us: bench.cpu_latency_us,
+            caller_threads: bench.config.threads(),
+            cpu_latency_us: bench.config.engine.cpu_latency(),
             prefill: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_mesh),
             two_cores: Comparison::new(samples, |s| s.prefill_local, |s| s.prefill_twice),
             one_chat: Comparison::new(
@@ -487,27 +465,19 @@ impl Report {
             },
             self.repetitions,
             table(
-                &[
-                    "tokens/s",
-                    "beside",
-                    "over hosts",
-                    "ratio",
-                    "of the best",
-                    "ratios"
-                ],
+                "tokens/s|beside|over hosts|ratio|of the best|ratios",
                 speeds
             ),
             self.two_cores.ratio,
             self.two_cores.best,
-            table(&["one chat's hops", "compute", "overhead p50", "p95"], hops),
+            table("one chat's hops|compute|overhead p50|p95", hops),
             self.head_ms_per_token,
             self.own_layers
                 .iter()
-                .map(|own| format!(
-                    ", {:.2} ms for layers {}",
-                    own.compute_ms_p50,
-                    runs_text(&[own.layers])
-                ))
+                .map(|own| {
+                    let (ms, layers) = (own.compute_ms_p50, runs_text(&[own.layers]));
+                    format!(", {ms:.2} ms for layers {layers}")
+                })
                 .collect::<String>(),
             self.construct_ms,
             self.first_token_ms,

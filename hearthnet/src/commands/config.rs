@@ -10,17 +10,14 @@ use hearthnet_hub::catalogue::Resolved;
 
 use crate::answering::http::http_settings;
 use crate::cli::args::{Global, HostEngineArgs};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print};
+use crate::cli::{Failure, Kind, failure, note, print};
 use crate::config::{Context, Loaded};
-use crate::daemon::configured_layers;
 use crate::daemon::layers::LayerRequest;
 use crate::hosting::host_engine::HostEngine;
-use crate::models::find::resolve;
-use crate::models::open_resolved;
+use crate::models::{open_resolved, resolve};
 
 pub(crate) fn show(loaded: &Loaded) -> Result<(), Failure> {
-    let rows = loaded.explain()?;
+    let rows = loaded.explain();
     let width = rows
         .iter()
         .map(|(k, v, _)| k.len() + v.len())
@@ -46,11 +43,10 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
     };
     let config = &loaded.config;
     http_settings(&config.http.listen, config)?;
-    config.transport()?;
     let engine = HostEngine::of(&HostEngineArgs::default(), config)?;
-    let layers = configured_layers(config)?;
-    let model = match config.model.default() {
-        Some(model) => named_model(global, &model)?,
+    let layers = config.layers();
+    let model = match &config.model.default {
+        Some(model) => named_model(global, model)?,
         None => None,
     };
     if let (Some(resolved), Some(layers)) = (model, layers) {
@@ -79,14 +75,10 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
             note(format!("{key}: {why}"));
         }
     }
-    let rows = loaded.explain()?;
+    let rows = loaded.explain();
     let set: Vec<_> = rows.iter().filter(|row| row.2 != "default").collect();
-    let mut out = format!(
-        "{} can be used; it sets {} of {} keys\n",
-        path.display(),
-        set.len(),
-        rows.len()
-    );
+    let (path, n, all) = (path.display(), set.len(), rows.len());
+    let mut out = format!("{path} can be used; it sets {n} of {all} keys\n");
     for (key, value, _) in set {
         let _ = writeln!(out, "  {key} = {value}");
     }
@@ -107,8 +99,7 @@ fn named_model(global: &Global, model: &ModelRef) -> Result<Option<Resolved>, Fa
 }
 
 fn of_default_model(why: &Failure) -> Failure {
-    Failure::new(Kind::Config, format!("model.default: {why}"))
-        .hint(why.hint_text().unwrap_or_default())
+    failure!(Config, "model.default: {why}").hint(why.hint_text().unwrap_or_default())
 }
 
 /// Why this machine cannot listen on an address, as far as it does not depend on other programs.

@@ -17,10 +17,7 @@ use crate::answering::chat_setup::{converse, local_model, pooled_model};
 use crate::answering::private_layers;
 use crate::answering::stream::{Print, print_text, stream_answer};
 use crate::cli::args::DemoArgs;
-use crate::cli::failure::Failure;
-use crate::cli::output::{self, bytes, note, print, print_json, table};
-use crate::cli::runtime::runtime;
-use crate::cli::signals::watch_interrupt;
+use crate::cli::{Failure, bytes, note, output, print_result, runtime, table, watch_interrupt};
 use crate::config::Context;
 use crate::hosting::host_process::{
     HostPlan, HostProcess, HostProcesses, different_answers, split,
@@ -74,11 +71,8 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
             note(format!("  layers {own} on this machine (private layers)"));
         }
         for host in &hosts.all {
-            note(format!(
-                "  layers {} on {}",
-                host.layers_text(),
-                host.address_text()
-            ));
+            let (layers, address) = (host.layers_text(), host.address_text());
+            note(format!("  layers {layers} on {address}"));
         }
         note(format!("\n> {}\n", args.prompt));
     }
@@ -87,7 +81,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let mut show: Print = if args.json { |_| Ok(()) } else { print_text };
     // No fallback, so that the comparison below is between hosts and this machine.
     let handle = runtime.handle();
-    let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config)?;
+    let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config);
     let served = pooled_model(&model, config, false, handle, named.clone())?;
     let named = (named, Patience::Long);
     let started = Instant::now();
@@ -120,12 +114,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     )?;
     let caller = config.threads();
     let report = Report::new(&model, done, local, &hosts.all, &memory, threads, caller);
-    if args.json {
-        print_json(&report)?;
-    } else {
-        print("\n\n")?;
-        print(report.table())?;
-    }
+    print_result(args.json, &report, || format!("\n\n{}", report.table()))?;
     if !report.local.same_tokens {
         return Err(different_answers("hearthnet demo"));
     }
@@ -250,15 +239,6 @@ impl Report {
                 format!("{:.3} ms", h.hop_overhead_ms_p95),
             ]
         });
-        let head = [
-            "host",
-            "layers",
-            "weights",
-            "memory",
-            "compute/token",
-            "on the wire p50",
-            "p95",
-        ];
         let t = &self.done.timings;
         let n = self.hosts.len();
         let speeds = vec![
@@ -275,11 +255,14 @@ impl Report {
         ];
         format!(
             "{}\n  here, on {}: {:.2} ms per token for embedding, output matrix and sampling{}\n\n{}\n  ratio {:.2}; {} tokens, {}\n",
-            table(&head, rows),
+            table(
+                "host|layers|weights|memory|compute/token|on the wire p50|p95",
+                rows
+            ),
             output::threads(self.caller_threads),
             t.head_ms_per_token,
             own_times(&self.done),
-            table(&["", "", ""], speeds).trim_start_matches('\n'),
+            table("||", speeds).trim_start_matches('\n'),
             self.local.ratio,
             self.done.token_ids.len(),
             if self.local.same_tokens {

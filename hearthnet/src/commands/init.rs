@@ -2,18 +2,14 @@
 
 use std::fs;
 use std::io::{self, IsTerminal as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use hearthnet_bus::whole_file;
+use hearthnet_platform::files::{close_folder_to_others, foreign_owner, open_to_others};
+use hearthnet_platform::whole_file::{self, Access};
 
 use crate::cli::args::{Global, InitArgs};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{answer, note, print, print_json};
+use crate::cli::{Failure, Kind, answer, failure, note, print, print_json};
 use crate::config::{Loaded, default_path, starter};
-
-/// Permission bits of group and others.
-const OTHERS: u32 = 0o077;
 
 pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     let data = global.dir()?;
@@ -74,16 +70,15 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
             "off: policy.research.enable = true switches distributed inference on"
         },
     ))?;
+    let config = config.display();
     if config_state == "exists" && args.research && !research {
         note(format!(
-            "the configuration was left as it is; set enable = true under [policy.research] in {}",
-            config.display()
+            "the configuration was left as it is; set enable = true under [policy.research] in {config}"
         ));
     }
     if config_state == "exists" && args.name.is_some() {
         note(format!(
-            "the configuration was left as it is; set name under [node] in {}",
-            config.display()
+            "the configuration was left as it is; set name under [node] in {config}"
         ));
     }
     note("next: `hearthnet community create NAME`, or `hearthnet community join CODE`");
@@ -100,28 +95,26 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
     let meta = match fs::metadata(path) {
         Ok(meta) => meta,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            whole_file::make_folder(path, 0o700).map_err(|e| fail("make", e))?;
+            whole_file::make_folder(path, Access::Owner).map_err(|e| fail("make", e))?;
             return Ok("made");
         }
         Err(e) => return Err(fail("look into", e)),
     };
     let refuse = |why: String| {
-        Err(Failure::new(
-            Kind::Host,
-            format!("the data directory {} {why}", path.display()),
+        Err(
+            failure!(Host, "the data directory {} {why}", path.display())
+                .hint("choose another one with --data-dir"),
         )
-        .hint("choose another one with --data-dir"))
     };
     if !meta.is_dir() {
         return refuse("is not a directory".into());
     }
-    if meta.uid() != rustix::process::geteuid().as_raw() {
+    if foreign_owner(&meta).is_some() {
         return refuse("belongs to another user".into());
     }
-    let mode = meta.permissions().mode() & 0o777;
-    if mode & OTHERS == 0 {
+    let Some(mode) = open_to_others(&meta) else {
         return Ok("exists");
-    }
+    };
     let mut entries = fs::read_dir(path).map_err(|e| fail("look into", e))?;
     let ours = path.join("node.key").exists() || entries.next().is_none();
     if !ours {
@@ -129,7 +122,7 @@ fn private_dir(path: &Path) -> Result<&'static str, Failure> {
             "is open to other users (mode {mode:03o}) and holds other files"
         ));
     }
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(|e| fail("close", e))?;
+    close_folder_to_others(path).map_err(|e| fail("close", e))?;
     Ok("exists; closed to other users")
 }
 
@@ -167,16 +160,13 @@ fn text(research: bool, name: Option<&str>) -> String {
 /// Writes the file atomically and durably; never replaces an existing file.
 fn write_config(path: &Path, text: &str) -> Result<(), Failure> {
     let fail = |e: io::Error| {
-        Failure::new(
-            Kind::Config,
-            format!("cannot write {}: {e}", path.display()),
-        )
-        .hint("choose another file with --config")
+        failure!(Config, "cannot write {}: {e}", path.display())
+            .hint("choose another file with --config")
     };
     // Validate first: a name may be too long.
     crate::config::check(path, text)?;
-    whole_file::make_folder(whole_file::folder_of(path), 0o755).map_err(fail)?;
-    let written = whole_file::create(path, text.as_bytes(), 0o644);
+    whole_file::make_folder(whole_file::folder_of(path), Access::Readable).map_err(fail)?;
+    let written = whole_file::create(path, text.as_bytes(), Access::Readable);
     match written {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.exists() => Ok(()),
         other => other.map_err(fail),
@@ -185,6 +175,8 @@ fn write_config(path: &Path, text: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
     use super::*;
 
     #[test]

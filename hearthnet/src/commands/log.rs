@@ -10,16 +10,12 @@ use hearthnet_bus::log::{Body, Community, LogError, Record, Status};
 use serde_json::json;
 
 use crate::cli::args::LogCommand;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{escaped, note, print, print_json, when};
-use crate::cli::runtime::block_on;
+use crate::cli::{
+    Failure, Kind, block_on, escaped, failure, note, print, print_json, print_result, when,
+};
 use crate::config::Context;
-use crate::home::community::{Home, now_ms};
-use crate::home::key_status;
-use crate::node::local_api;
-use crate::node::log_writer::{self, Change};
-use crate::node::restore_log::open_home;
-use crate::node::status::Running;
+use crate::home::{Home, key_status, now_ms};
+use crate::node::{Change, Running, local_api, log_writer, open_home};
 
 pub(crate) fn run(command: LogCommand, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
@@ -35,10 +31,7 @@ fn show(home: &Home, last: Option<usize>, as_json: bool) -> Result<(), Failure> 
     let state = home.state();
     let mut kept: VecDeque<Record> = VecDeque::new();
     let print = |record: &Record| -> Result<(), Failure> {
-        match as_json {
-            true => print_json(record),
-            false => print(format!("{}\n", line(record, &state))),
-        }
+        print_result(as_json, record, || format!("{}\n", line(record, &state)))
     };
     let mut failed = None;
     let read = home.log.records(|record| {
@@ -73,11 +66,8 @@ fn line(record: &Record, state: &Community) -> String {
         Status::Waiting => " (waiting for an earlier event of its author)".to_owned(),
         Status::Fork => " (proof that its author signed two histories)".to_owned(),
     };
-    format!(
-        "{}  {who} {}{note}",
-        when(event.time_ms),
-        what(&event.body, state)
-    )
+    let (when, what) = (when(event.time_ms), what(&event.body, state));
+    format!("{when}  {who} {what}{note}")
 }
 
 fn what(body: &Body, state: &Community) -> String {
@@ -130,20 +120,20 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
         Ok(local_api::ask::<Running>(&home.dir, local_api::NODE_STATUS, &json!({})).await)
     })?;
     let mut notes = key_status::dated_ahead(home, running.as_ref().map(|it| &it.dated_ahead));
-    let events = |n: u64| format!("{n} event{}", if n == 1 { "" } else { "s" });
-    let label = |node: &NodeId| state.label(node, now_ms());
-    notes.extend(found.void.iter().map(|(author, n)| {
+    let events = |(author, n): (&NodeId, &u64)| {
+        let events = if *n == 1 { "event" } else { "events" };
+        format!("{n} {events} of {}", state.label(author, now_ms()))
+    };
+    notes.extend(found.void.iter().map(|them| {
         format!(
-            "{} of {} are dated before its demotion or revocation, but arrived after it: back-dated, or its machine was offline. They count only as far as its present level allows",
-            events(*n),
-            label(author)
+            "{} are dated before its demotion or revocation, but arrived after it: back-dated, or its machine was offline. They count only as far as its present level allows",
+            events(them)
         )
     }));
-    notes.extend(found.late.iter().map(|(author, n)| {
+    notes.extend(found.late.iter().map(|them| {
         format!(
-            "{} of {} arrived after later-dated events of other members: its machine was offline, or they are back-dated",
-            events(*n),
-            label(author)
+            "{} arrived after later-dated events of other members: its machine was offline, or they are back-dated",
+            events(them)
         )
     }));
     if as_json {
@@ -172,9 +162,10 @@ fn verify(home: &Home, as_json: bool) -> Result<(), Failure> {
     }
     match found.problems.len() {
         0 => Ok(()),
-        n => Err(Failure::new(
-            Kind::Host,
-            format!("the log has {n} problem{}", if n == 1 { "" } else { "s" }),
+        n => Err(failure!(
+            Host,
+            "the log has {n} problem{}",
+            if n == 1 { "" } else { "s" }
         )
         .code("log_corrupt")
         .hint("other members have the log, too: move this data directory away and join again")),

@@ -6,8 +6,7 @@ use std::path::Path;
 use clap::CommandFactory as _;
 
 use crate::cli::args::Args;
-use crate::cli::failure::Failure;
-use crate::cli::output::print_bytes;
+use crate::cli::{Failure, print_bytes};
 
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
     let mut script = Vec::new();

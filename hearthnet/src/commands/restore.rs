@@ -4,18 +4,17 @@
 
 use std::path::{Path, PathBuf};
 
+use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::backup::{self, Parts};
 use hearthnet_bus::log::{EventLog, LogError};
-use hearthnet_bus::{NodeKey, whole_file};
+use hearthnet_platform::whole_file::{self, Access};
 use serde_json::json;
 
 use super::backup::{CONFIG, NODE_KEY};
 use crate::cli::args::{Global, RestoreArgs};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
+use crate::cli::{Failure, Kind, failure, note, print, print_json};
 use crate::config::default_path;
-use crate::home::community::{LOG_FILE, ROOT_KEY};
-use crate::home::membership;
+use crate::home::{LOG_FILE, ROOT_KEY, membership};
 
 pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
     let dir = global.dir()?;
@@ -28,7 +27,7 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
             ),
             e => (e.to_string(), "name a file that `hearthnet backup` wrote"),
         };
-        Failure::new(Kind::Host, format!("{}: {what}", args.file.display()))
+        failure!(Host, "{}: {what}", args.file.display())
             .code("bad_backup")
             .hint(hint)
     };
@@ -40,23 +39,20 @@ pub(crate) fn run(args: &RestoreArgs, global: &Global) -> Result<(), Failure> {
             write(&draft.0.join(name), bytes)?;
         }
     }
-    let key = NodeKey::load(&draft.0.join(NODE_KEY)).map_err(|e| {
-        Failure::new(Kind::Host, format!("the key in the backup is invalid: {e}"))
+    let bad = |what: String| {
+        Failure::new(Kind::Host, what)
             .code("bad_backup")
             .hint("name another backup")
-    })?;
+    };
+    let key = NodeKey::load(&draft.0.join(NODE_KEY))
+        .map_err(|e| bad(format!("the key in the backup is invalid: {e}")))?;
     let mut community = None;
     if has_log {
         backup::restore_log(&args.file, &draft.0).map_err(unusable)?;
         let log = EventLog::open(&draft.0).map_err(unusable)?;
         let found = log.verify().map_err(unusable)?;
         if let Some(problem) = found.problems.first() {
-            return Err(Failure::new(
-                Kind::Host,
-                format!("the log in the backup is damaged: {problem}"),
-            )
-            .code("bad_backup")
-            .hint("name another backup"));
+            return Err(bad(format!("the log in the backup is damaged: {problem}")));
         }
         community = Some(log.state().name.clone());
     }
@@ -86,7 +82,7 @@ fn refuse_living(dir: &Path) -> Result<(), Failure> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    whole_file::create(path, bytes, 0o600).map_err(|e| Failure::file("write", path, e))
+    whole_file::create(path, bytes, Access::Owner).map_err(|e| Failure::file("write", path, e))
 }
 
 /// Writes the configuration, if there is none. Returns its path, and whether it was written.
@@ -101,8 +97,8 @@ fn restore_config(parts: &Parts, global: &Global) -> Result<Option<(PathBuf, boo
         return Ok(Some((path, false)));
     }
     let fail = |e: std::io::Error| Failure::file("write", &path, e);
-    whole_file::make_folder(whole_file::folder_of(&path), 0o755).map_err(fail)?;
-    whole_file::create(&path, bytes, 0o644).map_err(fail)?;
+    whole_file::make_folder(whole_file::folder_of(&path), Access::Readable).map_err(fail)?;
+    whole_file::create(&path, bytes, Access::Readable).map_err(fail)?;
     Ok(Some((path, true)))
 }
 
@@ -154,7 +150,7 @@ impl Draft {
         name.push(dir.file_name().unwrap_or("hearthnet".as_ref()));
         name.push(format!(".restoring-{}", std::process::id()));
         let draft = Self(dir.with_file_name(name));
-        whole_file::make_folder(&draft.0, 0o700).map_err(fail)?;
+        whole_file::make_folder(&draft.0, Access::Owner).map_err(fail)?;
         Ok(draft)
     }
 

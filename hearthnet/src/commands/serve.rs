@@ -11,14 +11,11 @@ use crate::answering::chat_setup::{model_of, settings};
 use crate::answering::http::{close, count, open_http};
 use crate::answering::local_service::StandaloneApi;
 use crate::cli::args::RunArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
-use crate::cli::runtime::block_on;
-use crate::cli::signals::Stop;
+use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
 use crate::daemon::{self, Plan};
 use crate::models::open_model;
-use crate::node::restore_log::open_home;
+use crate::node::open_home;
 
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     let host = &cx.config.research.distributed_inference.host;
@@ -74,15 +71,13 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     };
     let server = open_http(&service, args.answers.http.as_deref(), &cx.config).await?;
     let url = format!("http://{}/v1", server.local_addr());
-    if args.json {
-        print_json(&json!({"url": url, "models": [model.id], "pid": std::process::id()}))?;
-    } else {
-        print(format!(
-            "answering with {}\n  OpenAI's interface  {url}\n  metrics             http://{}/metrics\n",
-            model.id,
-            server.local_addr(),
-        ))?;
-    }
+    let ready = json!({"url": url, "models": [model.id], "pid": std::process::id()});
+    print_result(args.json, &ready, || {
+        let (id, at) = (&model.id, server.local_addr());
+        format!(
+            "answering with {id}\n  OpenAI's interface  {url}\n  metrics             http://{at}/metrics\n"
+        )
+    })?;
     stop.asked().await;
     if !args.json {
         note("stopping: running answers are finished, new requests are refused");

@@ -6,18 +6,14 @@ use hearthnet_http::Health;
 use hearthnet_orchestrator::ChatError;
 
 use crate::cli::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
-use crate::cli::runtime::block_on;
-use crate::cli::signals::Stop;
+use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
 use crate::daemon::metrics_server::MetricsServer;
 use crate::daemon::{self, Plan};
 use crate::hosting::host_config::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::hosting::host_engine::{HostEngine, named_layers_fit};
 use crate::models::open_model;
-use crate::node::addresses::listen_address;
-use crate::node::restore_log::find_home;
+use crate::node::{find_home, listen_address};
 
 /// Default address of a standalone host: this machine only.
 const LOOPBACK: &str = "127.0.0.1:0";
@@ -76,7 +72,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let model = open_model(cx, args.model.as_ref(), None)?;
     let settings = &cx.config.research.distributed_inference.host;
     named_layers_fit(&model, &engine, (lo, hi), settings.memory_budget_mb)?;
-    let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config)?;
+    let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config);
     host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {
         note("only this node itself may use this host; admit others with --peer-key NODEID");
@@ -89,11 +85,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let address = format!("{}#{}", host.local_addr(), host.node_id());
     let ready = Ready::of(&host, address, numbers.url());
     numbers.say(Health::Serving);
-    if args.json {
-        print_json(&ready)?;
-    } else {
-        print(announcement(&ready))?;
-    }
+    print_result(args.json, &ready, || announcement(&ready))?;
     tokio::select! {
         () = stop.asked() => {}
         () = host.failed() => {

@@ -20,21 +20,16 @@ use hearthnet_orchestrator::exact::is_exact;
 use hearthnet_orchestrator::health::Standing;
 use hearthnet_orchestrator::placement::runs_text;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use crate::cli::args::StatusArgs;
-use crate::cli::failure::Failure;
-use crate::cli::output::{bytes, note, print, print_json, span, table};
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, block_on, bytes, note, print, print_json, span, table};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, now_ms};
-use crate::home::key_status::{self, KeyStatus};
-use crate::models::capacity::text_disagreement;
-use crate::node::local_api;
-use crate::node::restore_log::open_home;
-use crate::node::status::Running;
-use crate::node::transient::with_synced_node;
+use crate::home::{Home, KeyStatus, key_status, members, now_ms};
+use crate::models::text_disagreement;
+use crate::node::{Running, local_api, open_home, with_synced_node};
 
-pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
+pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let home = open_home(cx)?;
     let (running, hosts) = block_on(async {
         // If no node runs, the log is as old as the last command that synced.
@@ -79,7 +74,7 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
         "state_hash": hex::encode(state.state_hash()),
         "frozen": state.frozen().map(|(node, _)| node.to_string()).collect::<Vec<_>>(),
     });
-    if args.json {
+    if json {
         return print_json(&json!({
             "node": {
                 "id": home.key.id().to_string(),
@@ -98,14 +93,14 @@ pub(crate) fn run(args: &StatusArgs, cx: &Context) -> Result<(), Failure> {
                     "who_may_invite": state.policy.who_may_invite,
                 },
             },
-            "members": crate::home::members::json(&state, &home.key.id(), &back),
+            "members": members::json(&state, &home.key.id(), &back),
             "models": models.iter().map(|m| model_json(m, &state, now, &answers)).collect::<Vec<_>>(),
             "log": log,
         }));
     }
     let mut out = String::new();
     heading(&mut out, &home, &state, &cx.config);
-    members(&mut out, &home, &state, now, running.as_ref());
+    roster(&mut out, &home, &state, now, running.as_ref());
     peers(&mut out, &state, now, running.as_ref());
     for model in &models {
         shards(&mut out, model, &state, now, &answers);
@@ -145,21 +140,11 @@ async fn probe_hosts(home: &Home) -> BTreeMap<String, bool> {
         let told = told.into_iter().chain([advert.descriptor.endpoint.clone()]);
         let addresses: BTreeSet<SocketAddr> = told.filter_map(|at| claims.admit(&at)).collect();
         async move {
-            let tries = addresses.into_iter().map(|at| {
-                Box::pin(async move {
-                    let connected = tokio::net::TcpStream::connect(at);
-                    match tokio::time::timeout(PROBE_TIMEOUT, connected).await {
-                        Ok(Ok(_)) => Ok(()),
-                        _ => Err(()),
-                    }
-                })
-            });
+            let tries = addresses.into_iter().map(TcpStream::connect).map(Box::pin);
+            let connects = async { tries.len() > 0 && select_ok(tries).await.is_ok() };
             // No node runs here, so its own layers are not served.
-            let is_there = advert.author != own
-                && match tries.len() {
-                    0 => false,
-                    _ => select_ok(tries).await.is_ok(),
-                };
+            let is_there =
+                advert.author != own && timeout(PROBE_TIMEOUT, connects).await.unwrap_or(false);
             (advert.author.to_string(), is_there)
         }
     });
@@ -208,28 +193,21 @@ fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
     }
 }
 
-fn members(out: &mut String, home: &Home, state: &Community, now: u64, running: Option<&Running>) {
-    let rows = state.members().map(|(node, member)| {
+fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: Option<&Running>) {
+    let all = members::table(state, "member", |node| {
         let id = node.to_string();
         let connected =
             running.is_some_and(|r| r.peers.iter().any(|p| p.connected && p.node == id));
-        let heard = state.nodes(now).any(|seen| seen.node == *node);
-        let mark = match (state.is_frozen(node), *node == home.key.id()) {
+        match (state.is_frozen(node), *node == home.key.id()) {
             (true, _) => "frozen",
             (_, true) if running.is_some() => "this node, running",
             (_, true) => "this node, not running",
             _ if connected => "connected",
-            _ if heard => "seen recently",
+            _ if state.nodes(now).any(|seen| seen.node == *node) => "seen recently",
             _ => "",
-        };
-        [
-            state.shown_name(node, now),
-            node.short(),
-            member.level.to_string(),
-            mark.to_owned(),
-        ]
+        }
     });
-    let _ = write!(out, "\n{}", table(&["member", "node", "level", ""], rows));
+    let _ = write!(out, "\n{all}");
 }
 
 fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running>) {
@@ -238,10 +216,10 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         return;
     };
     let listen = running.listen.as_deref().unwrap_or("nowhere");
+    let (mdns, isolation) = (&running.mdns, &running.isolation);
     let _ = writeln!(
         out,
-        "\nlistening  {listen}; mDNS {}\nisolated   {}",
-        running.mdns, running.isolation
+        "\nlistening  {listen}; mDNS {mdns}\nisolated   {isolation}"
     );
     if let Some(why) = &running.suspended {
         let _ = writeln!(out, "layers     none are served here for now: {why}");
@@ -251,16 +229,10 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         return;
     }
     let rows = running.peers.iter().map(|peer| {
-        let name = peer
-            .node
-            .parse()
-            .map_or(String::new(), |node| state.shown_name(&node, now));
+        let name = peer.node.parse().map(|node| state.shown_name(&node, now));
+        let name = name.ok().filter(|name| !name.is_empty());
         [
-            if name.is_empty() {
-                peer.node.clone()
-            } else {
-                name
-            },
+            name.unwrap_or_else(|| peer.node.clone()),
             peer.endpoint.clone(),
             peer.found.clone(),
             if peer.connected {
@@ -271,7 +243,7 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
             .to_owned(),
         ]
     });
-    out.push_str(&table(&["peer", "at", "found by", ""], rows));
+    out.push_str(&table("peer|at|found by|", rows));
 }
 
 /// Health of hosts as the running node's chats measured it, over about ten minutes.
@@ -289,13 +261,13 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
         let failures = one.failures.iter();
         let failures: Vec<String> = failures
             .filter(|(_, worth)| **worth >= 0.1)
-            .map(|(kind, worth)| format!("{} {worth:.1}", kind.as_str()))
+            .map(|(kind, worth)| format!("{} {worth:.1}", kind.into_str()))
             .collect();
         [
             state.label(&one.host, now_ms()),
             match one.standing {
                 Standing::Quarantined => format!("quarantined, {}", span(one.quarantine_ms)),
-                standing => standing.as_str().to_owned(),
+                standing => standing.into_str().to_owned(),
             },
             match one.last_seen_ms {
                 Some(ms) if one.online => format!("{} ago", span(ms)),
@@ -307,15 +279,8 @@ fn hosts_seen(out: &mut String, state: &Community, running: Option<&Running>) {
             failures.join(", "),
         ]
     });
-    let heads = [
-        "asked",
-        "standing",
-        "seen",
-        "p50/layer",
-        "p95/layer",
-        "failures",
-    ];
-    let _ = write!(out, "\n{}", table(&heads, rows));
+    let table = table("asked|standing|seen|p50/layer|p95/layer|failures", rows);
+    let _ = write!(out, "\n{table}");
 }
 
 fn shards(
@@ -325,14 +290,10 @@ fn shards(
     now: u64,
     answers: &dyn Fn(&NodeId) -> bool,
 ) {
-    let covered = if model.missing.is_empty() {
-        format!("all {} layers are served", model.total)
-    } else {
-        format!(
-            "missing layers {} of {}",
-            runs_text(&model.missing),
-            model.total
-        )
+    let total = model.total;
+    let covered = match model.missing.is_empty() {
+        true => format!("all {total} layers are served"),
+        false => format!("missing layers {} of {total}", runs_text(&model.missing)),
     };
     let _ = writeln!(out, "\n{}  {covered}", model.names.join(" = "));
     let rows = model.shards.iter().map(|advert| {
@@ -356,15 +317,7 @@ fn shards(
         ]
     });
     out.push_str(&table(
-        &[
-            "host",
-            "layers",
-            "memory",
-            "streams",
-            "ms/token",
-            "at",
-            "holds for",
-        ],
+        "host|layers|memory|streams|ms/token|at|holds for",
         rows,
     ));
     for advert in &model.shards {

@@ -1,19 +1,22 @@
 //! The configuration of a run, with the origin of each value.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use super::files::default_path;
 use super::schema::Config;
-use super::sources::{FileText, Flag, flatten, lookup, over_defaults};
-use crate::cli::failure::{Failure, Kind};
+use super::sources::{ConfigError, FileText, Flag, flatten, lookup, over_defaults};
+use crate::cli::Failure;
 
 #[derive(Debug, Clone)]
 pub(crate) struct Loaded {
     /// Effective values: `policy.research.enable` is off if the module's own switch,
     /// `research.distributed_inference.enabled`, is off.
     pub(crate) config: Config,
-    /// Values as written.
-    written: Config,
+    /// Values as written, over the defaults.
+    written: toml::Table,
+    /// Whether the research switch is on, but the module's own switch is off.
+    pub(crate) module_is_off: bool,
     file: Option<FileText>,
     flags: Vec<Flag>,
 }
@@ -29,30 +32,24 @@ impl Loaded {
         let flags = sets.iter().map(|set| Flag::parse(set));
         let flags = flags.collect::<Result<Vec<Flag>, Failure>>()?;
         let tables = file.iter().map(|file| &file.table);
-        let written = over_defaults(tables.chain(flags.iter().map(|flag| &flag.table)))
-            // Each source was valid by itself.
-            .map_err(|e| Failure::new(Kind::Config, e.message()))?;
-        if let Err(wrong) = written.validate() {
+        let written = over_defaults(tables.chain(flags.iter().map(|flag| &flag.table)));
+        let mut config = valid(&written).map_err(|wrong| {
             let flag = flags.iter().rev().find(|flag| flag.sets(&wrong.key));
-            return Err(match (flag, &file) {
+            match (flag, &file) {
                 (Some(flag), _) => flag.failure(&wrong),
                 (None, Some(file)) => file.failure(&wrong),
                 (None, None) => wrong.failure(""),
-            });
-        }
-        let mut config = written.clone();
+            }
+        })?;
+        let asked = config.policy.research.enable;
         config.policy.research.enable &= config.research.distributed_inference.enabled;
         Ok(Self {
+            module_is_off: asked && !config.policy.research.enable,
             config,
             written,
             file,
             flags,
         })
-    }
-
-    /// Whether the research switch is on, but the module's own switch is off.
-    pub(crate) fn module_is_off(&self) -> bool {
-        self.written.policy.research.enable && !self.config.policy.research.enable
     }
 
     /// Path of the file, if one was read.
@@ -61,10 +58,9 @@ impl Loaded {
     }
 
     /// Every key with its value and the origin of the value.
-    pub(crate) fn explain(&self) -> Result<Vec<(String, String, String)>, Failure> {
-        let all = toml::Table::try_from(&self.written).map_err(Failure::internal)?;
+    pub(crate) fn explain(&self) -> Vec<(String, String, String)> {
         let mut rows = Vec::new();
-        flatten("", &all, &mut |key, value| {
+        flatten("", &self.written, &mut |key, value| {
             let origin = match &self.file {
                 _ if self.flags.iter().any(|flag| flag.sets(key)) => "--set".to_owned(),
                 Some(file) if lookup(&file.table, key).is_some() => file.place(key),
@@ -72,14 +68,39 @@ impl Loaded {
             };
             rows.push((key.to_owned(), value.to_string(), origin));
         });
-        Ok(rows)
+        rows
     }
 }
 
 /// Checks a configuration text; `path` is only used in errors.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
     let file = FileText::of(path, text)?;
-    let config = over_defaults([&file.table])
-        .map_err(|e| Failure::new(Kind::Config, format!("{}: {}", path.display(), e.message())))?;
-    config.validate().map_err(|wrong| file.failure(&wrong))
+    let checked = valid(&over_defaults([&file.table]));
+    checked.map(drop).map_err(|wrong| file.failure(&wrong))
+}
+
+/// Configuration with valid settings. Checks the constraints between settings.
+fn valid(table: &toml::Table) -> Result<Config, ConfigError> {
+    let read: Result<Config, _> = table.clone().try_into();
+    // Each source was valid by itself.
+    let config = read.map_err(|error| ConfigError::new("the configuration", error.message()))?;
+    for (key, listen) in [
+        ("http.listen", &config.http.listen),
+        ("metrics.listen", &config.metrics.listen),
+    ] {
+        let address = listen.parse::<SocketAddr>().ok();
+        let is_local = address.is_none_or(|address| address.ip().is_loopback());
+        if config.http.api_key_file.is_empty() && !is_local {
+            let why = "can be reached by other machines, so a key is needed: name a file that holds one \
+                       with http.api_key_file, or listen on 127.0.0.1 only";
+            return Err(ConfigError::new(key, why));
+        }
+    }
+    match config.transport().validate() {
+        Ok(()) => Ok(config),
+        Err(why) => Err(ConfigError::new(
+            "transport",
+            &format!("is not valid: {why}"),
+        )),
+    }
 }

@@ -7,7 +7,7 @@
 mod context;
 mod files;
 mod loaded;
-mod ranges;
+mod rules;
 mod schema;
 mod sources;
 

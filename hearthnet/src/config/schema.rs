@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
+use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_engine::EngineOptions;
 use hearthnet_hub::ModelRef;
 use hearthnet_orchestrator::exact::Exact;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use crate::cli::args::EngineKind;
-use crate::cli::failure::{Failure, Kind};
+use super::rules::{
+    activation_dtype, backend, device, dtype, health_timeout, layers, listen, listen_or_none,
+    model, node_listen, node_name, routing_policy, static_peers, up_to_a_day, whole, within,
+};
+use crate::cli::args::{EngineKind, Layers};
 
-/// Name of libtorch's engine in the configuration.
-pub(super) const TORCH: &str = "torch";
-
-/// The whole configuration. `config/hearthnet.toml` documents each key.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// The whole configuration. `config/hearthnet.toml` documents each key and has its default; a rule
+/// beyond the type of a setting is its attribute. Other keys were refused before (`sources.rs`).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Config {
     pub(crate) policy: Policy,
     pub(crate) node: Node,
@@ -29,157 +30,174 @@ pub(crate) struct Config {
     pub(crate) transport: Transport,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Policy {
     pub(crate) research: ResearchPolicy,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct ResearchPolicy {
     pub(crate) enable: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Node {
+    #[serde(deserialize_with = "node_name")]
     pub(crate) name: String,
+    #[serde(deserialize_with = "node_listen")]
     pub(crate) listen: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Model {
-    pub(crate) default: String,
+    #[serde(deserialize_with = "model")]
+    pub(crate) default: Option<ModelRef>,
 }
 
-impl Model {
-    /// Model for commands that name none, if one is configured.
-    pub(crate) fn default(&self) -> Option<ModelRef> {
-        // An invalid name was refused when the configuration was loaded.
-        self.default
-            .parse()
-            .ok()
-            .filter(|_| !self.default.is_empty())
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Chat {
     pub(crate) history: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Discovery {
     pub(crate) mdns: bool,
-    pub(crate) static_peers: Vec<String>,
+    #[serde(deserialize_with = "static_peers")]
+    pub(crate) static_peers: Vec<StaticPeer>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Http {
+    #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
     pub(crate) api_key_file: String,
+    #[serde(deserialize_with = "within::<_, _, 1024, { 1 << 30 }>")]
     pub(crate) max_body_bytes: usize,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Metrics {
+    #[serde(deserialize_with = "listen_or_none")]
     pub(crate) listen: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Research {
     pub(crate) distributed_inference: Inference,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Inference {
     pub(crate) enabled: bool,
-    pub(crate) backend: String,
+    #[serde(deserialize_with = "backend")]
+    pub(crate) backend: EngineKind,
+    #[serde(deserialize_with = "activation_dtype")]
     pub(crate) activation_dtype: String,
+    #[serde(deserialize_with = "within::<_, _, 1, 1024>")]
     pub(crate) max_shards_per_request: usize,
+    #[serde(deserialize_with = "health_timeout")]
     pub(crate) shard_health_timeout_seconds: f64,
     pub(crate) allow_self_as_shard: bool,
     pub(crate) exact: Exact,
+    #[serde(deserialize_with = "whole")]
     pub(crate) private_first_layers: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) private_last_layers: u32,
+    #[serde(deserialize_with = "routing_policy")]
     pub(crate) routing_policy: String,
+    #[serde(deserialize_with = "within::<_, _, 1, 65_536>")]
     pub(crate) prefill_rows: usize,
+    #[serde(deserialize_with = "within::<_, _, 1, 64>")]
     pub(crate) steps_in_flight: usize,
     pub(crate) fallback_to_local: bool,
+    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
     pub(crate) fallback_to_local_after_failures: u32,
+    #[serde(deserialize_with = "up_to_a_day")]
     pub(crate) room_timeout_seconds: u64,
+    #[serde(deserialize_with = "up_to_a_day")]
     pub(crate) room_timeout_before_fallback_seconds: u64,
+    #[serde(deserialize_with = "up_to_a_day")]
     pub(crate) room_timeout_at_start_seconds: u64,
+    // More than a TiB of rows is surely a mistake.
+    #[serde(deserialize_with = "within::<_, _, 0, { 1 << 20 }>")]
     pub(crate) history_mb: usize,
+    // Each pipeline occupies a thread; the runtime has at most 512 blocking threads.
+    #[serde(deserialize_with = "within::<_, _, 1, 256>")]
     pub(crate) max_concurrent_pipelines: usize,
+    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
     pub(crate) max_waiting_chats: usize,
+    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
     pub(crate) max_waiting_chats_per_caller: usize,
+    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
     pub(crate) kept_conversations: usize,
+    #[serde(deserialize_with = "up_to_a_day")]
     pub(crate) kept_conversation_seconds: u64,
+    #[serde(deserialize_with = "up_to_a_day")]
     pub(crate) slow_reader_seconds: u64,
     pub(crate) host: Host,
 }
 
-impl Inference {
-    pub(crate) fn engine(&self) -> EngineKind {
-        match self.backend == TORCH {
-            true => EngineKind::Torch,
-            false => EngineKind::Exact,
-        }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Host {
     pub(crate) serve_shards: bool,
-    pub(crate) serve_layers: String,
+    #[serde(deserialize_with = "layers")]
+    pub(crate) serve_layers: Layers,
+    #[serde(deserialize_with = "device")]
     pub(crate) device: String,
+    #[serde(deserialize_with = "dtype")]
     pub(crate) dtype: String,
+    #[serde(deserialize_with = "whole")]
     pub(crate) shard_eviction_idle_seconds: u64,
     /// Alias: `shard_max_vram_mb`.
+    #[serde(deserialize_with = "within::<_, _, 0, { 1 << 30 }>")]
     pub(crate) memory_budget_mb: u64,
+    // One MiB holds a sequence of some length in any model; more than a PiB is surely a mistake.
+    #[serde(deserialize_with = "within::<_, _, 1, { 1 << 30 }>")]
     pub(crate) kv_budget_mb: u64,
+    #[serde(deserialize_with = "within::<_, _, 1, 100>")]
     pub(crate) kv_share_per_caller_percent: u32,
+    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
     pub(crate) max_concurrent_streams: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) max_streams_per_caller: u32,
+    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
     pub(crate) max_waiting_steps_per_caller: u32,
+    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
     pub(crate) prefill_piece_ms: u64,
+    #[serde(deserialize_with = "within::<_, _, 0, 19>")]
     pub(crate) niceness: i32,
+    #[serde(deserialize_with = "within::<_, _, 0, 3600>")]
     pub(crate) drain_seconds: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Engine {
+    #[serde(deserialize_with = "within::<_, _, 0, 1024>")]
     pub(crate) threads: usize,
     pub(crate) cpu_latency_us: CpuLatency,
 }
 
 /// Wake-up time of idle cores while rows are exchanged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "must be \"auto\", \"off\" or a number of microseconds"
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "toml::Value")]
 pub(crate) enum CpuLatency {
-    Word(CpuLatencyWord),
+    Auto,
+    Off,
     Microseconds(u32),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum CpuLatencyWord {
-    Auto,
-    Off,
+impl TryFrom<toml::Value> for CpuLatency {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        match (value.as_str(), value.as_integer().map(u32::try_from)) {
+            (Some("auto"), _) => Ok(Self::Auto),
+            (Some("off"), _) => Ok(Self::Off),
+            (_, Some(Ok(limit @ 0..=1_000_000))) => Ok(Self::Microseconds(limit)),
+            (_, Some(Ok(_))) => Err("must be at most 1000000".to_owned()),
+            _ => Err("must be \"auto\", \"off\" or a number of microseconds".to_owned()),
+        }
+    }
 }
 
 impl Engine {
@@ -188,21 +206,27 @@ impl Engine {
     pub(crate) fn cpu_latency(&self) -> Option<u32> {
         match self.cpu_latency_us {
             CpuLatency::Microseconds(limit) => Some(limit),
-            CpuLatency::Word(CpuLatencyWord::Auto) => hearthnet_transport::cpu_latency::advised(),
-            CpuLatency::Word(CpuLatencyWord::Off) => None,
+            CpuLatency::Auto => hearthnet_platform::cpu_latency::advised(),
+            CpuLatency::Off => None,
         }
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Transport {
+    #[serde(deserialize_with = "whole")]
     pub(crate) chunk_bytes: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) window_chunks: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) compress_above_bytes: u32,
+    #[serde(deserialize_with = "whole")]
     pub(crate) keep_alive_seconds: u64,
+    #[serde(deserialize_with = "whole")]
     pub(crate) session_lifetime_seconds: u64,
+    #[serde(deserialize_with = "whole")]
     pub(crate) max_sessions: usize,
+    #[serde(deserialize_with = "whole")]
     pub(crate) receive_buffer_bytes: u32,
 }
 
@@ -215,6 +239,12 @@ impl Config {
         }
     }
 
+    /// Layers to serve, if any.
+    pub(crate) fn layers(&self) -> Option<Layers> {
+        let host = &self.research.distributed_inference.host;
+        host.serve_shards.then_some(host.serve_layers)
+    }
+
     /// Engine options; `threads` overrides the thread count.
     pub(crate) fn engine_options(&self, threads: Option<usize>) -> EngineOptions {
         let host = &self.research.distributed_inference.host;
@@ -225,11 +255,10 @@ impl Config {
         }
     }
 
-    /// Transport limits from the configuration, validated; other limits keep the transport's
-    /// defaults.
-    pub(crate) fn transport(&self) -> Result<hearthnet_transport::Config, Failure> {
+    /// Transport limits from the configuration; other limits keep the transport's defaults.
+    pub(crate) fn transport(&self) -> hearthnet_transport::Config {
         let t = &self.transport;
-        let config = hearthnet_transport::Config {
+        hearthnet_transport::Config {
             chunk_bytes: t.chunk_bytes,
             window_chunks: t.window_chunks,
             compress_above: Some(t.compress_above_bytes).filter(|&n| n > 0),
@@ -238,11 +267,6 @@ impl Config {
             max_sessions: t.max_sessions,
             recv_buffer_bytes: t.receive_buffer_bytes,
             ..Default::default()
-        };
-        config.validate().map_err(|error| {
-            Failure::new(Kind::Config, error.to_string())
-                .hint("see [transport] in config/hearthnet.toml")
-        })?;
-        Ok(config)
+        }
     }
 }

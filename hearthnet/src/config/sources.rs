@@ -1,20 +1,22 @@
 //! Sources of settings: one TOML file and `--set` flags. Maps an error to its file, line and key.
 //!
-//! Each source is checked by itself first, so that an error of one is never reported for the other.
-//! Constraints between keys are checked on the merged configuration, and located here.
+//! Each setting of a source is checked by itself, so that an error names its key and is never
+//! reported for another source: first that there is such a key, then that the value has the type
+//! of the default, then the rule of the setting (`rules.rs`).
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::regular_file;
+use hearthnet_platform::files::is_character_device;
+use hearthnet_platform::regular_file;
 use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
 
 use super::files::EXAMPLE;
 use super::schema::Config;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, failure};
 
 /// Longest configuration in bytes: about 60 times the commented example.
 const MAX_BYTES: u64 = 1 << 20;
@@ -22,6 +24,13 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Smallest similarity (normalised edit distance) of a key that is suggested. Below one half a
 /// suggestion only confuses.
 const ALIKE: f64 = 0.5;
+
+/// Alias of a key, and the key.
+const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
+const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
+
+/// Setting that holds a word or a number.
+const WORD_OR_NUMBER: &str = "engine.cpu_latency_us";
 
 /// Invalid setting, with the reason.
 #[derive(Debug, Clone)]
@@ -45,30 +54,7 @@ impl ConfigError {
     /// Converts to a failure; `at` is the place, followed by a colon and a space.
     pub(super) fn failure(&self, at: &str) -> Failure {
         let hint = "`hearthnet config show` lists every key and its default";
-        Failure::new(Kind::Config, format!("{at}{} {}", self.key, self.why))
-            .hint(self.hint.as_deref().unwrap_or(hint))
-    }
-
-    /// Rewords serde's message for the user.
-    fn of(key: &str, message: &str) -> Self {
-        if message.starts_with("unknown field `") {
-            return Self::unknown(key);
-        }
-        let why = match message.split_once(", expected ") {
-            Some((found, expected)) => match found
-                .strip_prefix("invalid type: ")
-                .or_else(|| found.strip_prefix("invalid value: "))
-            {
-                Some(found) => format!(
-                    "must be {}, not {}",
-                    describe_type(expected),
-                    describe_type(found)
-                ),
-                None => message.to_owned(),
-            },
-            None => message.to_owned(),
-        };
-        Self::new(key, &why)
+        failure!(Config, "{at}{} {}", self.key, self.why).hint(self.hint.as_deref().unwrap_or(hint))
     }
 
     /// Error for an unknown key; suggests a similar one.
@@ -97,101 +83,115 @@ fn last_segment(key: &str) -> &str {
     key.rsplit('.').next().unwrap_or(key)
 }
 
-/// Rewords serde's name of a type or a value.
-fn describe_type(text: &str) -> String {
-    let kinds = [
-        ("string ", "the text "),
-        ("integer ", ""),
-        ("floating point ", ""),
-        ("boolean ", ""),
-    ];
-    for (kind, said) in kinds {
-        if let Some(value) = text.strip_prefix(kind) {
-            return format!("{said}{}", value.trim_matches('`'));
-        }
-    }
-    match text {
-        "usize" | "u64" | "u32" | "u16" | "u8" => "a whole number, 0 or more".to_owned(),
-        "i64" | "i32" | "isize" => "a whole number".to_owned(),
-        "f64" | "f32" => "a number".to_owned(),
-        "a boolean" => "true or false".to_owned(),
-        "a string" => "text in quotes".to_owned(),
-        "a sequence" => "a list, for example [\"a\", \"b\"]".to_owned(),
-        "sequence" => "a list".to_owned(),
-        "map" => "a table".to_owned(),
-        other if other.starts_with("struct ") => "a table of settings".to_owned(),
-        other => other.to_owned(),
-    }
+/// The key that an alias stands for, else the key itself.
+fn canonical(key: &str) -> &str {
+    if key == ALIAS { ALIASED_KEY } else { key }
 }
 
 /// Defaults of all keys: the commented example.
-fn defaults() -> toml::Table {
+fn defaults() -> Table {
     let table = EXAMPLE.parse();
     debug_assert!(table.is_ok(), "the example is no TOML: {table:?}");
     table.unwrap_or_default()
 }
 
 /// Merges tables over the defaults; later tables override earlier ones.
-pub(super) fn over_defaults<'a>(
-    tables: impl IntoIterator<Item = &'a toml::Table>,
-) -> Result<Config, toml::de::Error> {
+pub(super) fn over_defaults<'a>(tables: impl IntoIterator<Item = &'a Table>) -> Table {
     let mut all = defaults();
     for table in tables {
         merge(&mut all, table.clone());
     }
-    all.try_into()
+    all
 }
 
-/// Invalid keys of a table with serde's message.
-fn wrong_keys(table: &toml::Table) -> Vec<(String, String)> {
-    let mut wrong = Vec::new();
+/// Checks each setting of a source, and replaces the alias by its key. Returns all invalid
+/// settings, under the names used in the source.
+fn read_source(table: &Table) -> (Table, Vec<ConfigError>) {
+    let (mut read, mut wrong) = (Table::new(), Vec::new());
+    let defaults = defaults();
     flatten("", table, &mut |key, value| {
-        if let Err(error) = over_defaults([&nested(key, value.clone())]) {
-            let message = error.message().to_owned();
-            let unknown = message.strip_prefix("unknown field `");
-            let name = unknown.and_then(|rest| rest.split('`').next());
-            // The unknown name may be one of the tables in the key.
-            let end = name.and_then(|name| Some(key.find(name)? + name.len()));
-            let key = end.and_then(|end| key.get(..end)).unwrap_or(key);
-            wrong.push((key.to_owned(), message));
+        let name = canonical(key);
+        let twice = name != key && lookup(table, name).is_some();
+        match check_setting(&defaults, key, name, value) {
+            Err(error) => wrong.push(error),
+            Ok(()) if twice => {
+                let why = format!("is an alias of {name}; set only one");
+                wrong.push(ConfigError::new(key, &why));
+            }
+            Ok(()) => merge(&mut read, nested(name, value.clone())),
         }
     });
-    wrong
+    (read, wrong)
+}
+
+/// Checks one setting, which is called `key` in its source.
+fn check_setting(
+    defaults: &Table,
+    key: &str,
+    name: &str,
+    value: &Value,
+) -> Result<(), ConfigError> {
+    // Any part of the key may be the one that is unknown, or no table.
+    let ends = name.match_indices('.').map(|(end, _)| end);
+    for part in ends.filter_map(|end| name.get(..end)) {
+        match lookup(defaults, part) {
+            Some(Value::Table(_)) => {}
+            Some(default) => {
+                let why = wrong_type(&Value::Table(Table::new()), default);
+                return Err(ConfigError::new(part, &why.unwrap_or_default()));
+            }
+            None => return Err(ConfigError::unknown(part)),
+        }
+    }
+    let default = lookup(defaults, name).ok_or_else(|| ConfigError::unknown(key))?;
+    if name != WORD_OR_NUMBER
+        && let Some(why) = wrong_type(value, default)
+    {
+        return Err(ConfigError::new(key, &why));
+    }
+    let alone: Result<Config, _> = over_defaults([&nested(name, value.clone())]).try_into();
+    alone
+        .map(drop)
+        .map_err(|error| ConfigError::new(key, error.message()))
+}
+
+/// Why a value has another type than the default; `None` if it has not.
+fn wrong_type(value: &Value, default: &Value) -> Option<String> {
+    let expected = match (default, value) {
+        (Value::String(_), Value::String(_))
+        | (Value::Boolean(_), Value::Boolean(_))
+        | (Value::Integer(_), Value::Integer(0..))
+        | (Value::Float(_), Value::Float(_) | Value::Integer(_))
+        | (Value::Table(_), Value::Table(_)) => return None,
+        (Value::Array(_), Value::Array(items)) => {
+            let text = Value::String(String::new());
+            return items.iter().find_map(|item| wrong_type(item, &text));
+        }
+        (Value::String(_), _) => "text in quotes",
+        (Value::Integer(_), _) => "a whole number, 0 or more",
+        (Value::Boolean(_), _) => "true or false",
+        (Value::Array(_), _) => "a list, for example [\"a\", \"b\"]",
+        (Value::Table(_), _) => "a table of settings",
+        (Value::Float(_) | Value::Datetime(_), _) => "a number",
+    };
+    let found = match value {
+        Value::String(text) => format!("the text {text:?}"),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Table(_) => "a table".to_owned(),
+        other => other.to_string(),
+    };
+    Some(format!("must be {expected}, not {found}"))
 }
 
 /// Table with one nested key.
-fn nested(key: &str, value: toml::Value) -> toml::Table {
+fn nested(key: &str, value: Value) -> Table {
     match key.split_once('.') {
-        None => toml::Table::from_iter([(key.to_owned(), value)]),
+        None => Table::from_iter([(key.to_owned(), value)]),
         Some((head, rest)) => {
-            let inner = toml::Value::Table(nested(rest, value));
-            toml::Table::from_iter([(head.to_owned(), inner)])
+            let inner = Value::Table(nested(rest, value));
+            Table::from_iter([(head.to_owned(), inner)])
         }
     }
-}
-
-pub(super) const HOST: &str = "research.distributed_inference.host";
-
-/// Alias of a key, and the key.
-const ALIAS: &str = "research.distributed_inference.host.shard_max_vram_mb";
-const ALIASED_KEY: &str = "research.distributed_inference.host.memory_budget_mb";
-
-/// Replaces the alias by the key. Refuses a table that has both.
-fn rename(table: &mut toml::Table) -> Result<(), ConfigError> {
-    let mut inner = Some(&mut *table);
-    for part in HOST.split('.') {
-        inner = inner.and_then(|table| table.get_mut(part)?.as_table_mut());
-    }
-    if let Some(inner) = inner
-        && let Some(value) = inner.remove(last_segment(ALIAS))
-        && inner
-            .insert(last_segment(ALIASED_KEY).to_owned(), value)
-            .is_some()
-    {
-        let why = format!("is an alias of {ALIASED_KEY}; set only one");
-        return Err(ConfigError::new(ALIAS, &why));
-    }
-    Ok(())
 }
 
 /// Configuration file in which each value is valid by itself.
@@ -199,23 +199,21 @@ fn rename(table: &mut toml::Table) -> Result<(), ConfigError> {
 pub(super) struct FileText {
     pub(super) path: PathBuf,
     text: String,
-    pub(super) table: toml::Table,
+    pub(super) table: Table,
 }
 
 impl FileText {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let bytes = contents(path).map_err(|e| {
-            Failure::new(Kind::Config, format!("cannot read {}: {e}", path.display()))
+            failure!(Config, "cannot read {}: {e}", path.display())
                 .hint("check --config, or leave it out to use the defaults")
         })?;
         let text = String::from_utf8(bytes).map_err(|e| {
             let sound = e.as_bytes().get(..e.utf8_error().valid_up_to());
             let line = line_after(sound.unwrap_or_default());
-            Failure::new(
-                Kind::Config,
-                format!("{}:{line}: this line is not UTF-8", path.display()),
+            failure!(Config, "{}:{line}: this line is not UTF-8", path.display()).hint(
+                "save the file as UTF-8: `iconv -f latin1 -t utf8 FILE` converts one in Latin-1",
             )
-            .hint("save the file as UTF-8: `iconv -f latin1 -t utf8 FILE` converts one in Latin-1")
         })?;
         Self::of(path, &text)
     }
@@ -224,32 +222,27 @@ impl FileText {
         let mut file = Self {
             path: path.to_owned(),
             text: text.to_owned(),
-            table: toml::Table::new(),
+            table: Table::new(),
         };
         file.table = text.parse().map_err(|e: toml::de::Error| {
             let line = e.span().map_or(1, |span| file.line(&span));
-            Failure::new(Kind::Config, format!("{}:{line}: this is not TOML: {}", path.display(), e.message()))
+            failure!(Config, "{}:{line}: this is not TOML: {}", path.display(), e.message())
                 .hint("write KEY = VALUE below a [TABLE], and text in \"quotes\"; compare with config/hearthnet.toml")
         })?;
-        rename(&mut file.table).map_err(|wrong| file.failure(&wrong))?;
-        let wrong = wrong_keys(&file.table).into_iter();
-        match wrong.min_by_key(|(key, _)| file.span(key).map(|span| span.start)) {
-            Some((key, message)) => Err(file.failure(&ConfigError::of(&key, &message))),
-            None => Ok(file),
+        let (read, wrong) = read_source(&file.table);
+        let first = |wrong: &ConfigError| file.span(&wrong.key).map(|span| span.start);
+        match wrong.into_iter().min_by_key(first) {
+            Some(wrong) => Err(file.failure(&wrong)),
+            None => Ok(Self {
+                table: read,
+                ..file
+            }),
         }
     }
 
-    /// Failure of a setting in this file, under the name used there.
+    /// Failure of a setting in this file.
     pub(super) fn failure(&self, wrong: &ConfigError) -> Failure {
-        let key = match wrong.key == ALIASED_KEY && span_of(&self.text, ALIASED_KEY).is_none() {
-            true => ALIAS.to_owned(),
-            false => wrong.key.clone(),
-        };
-        let named = ConfigError {
-            key,
-            ..wrong.clone()
-        };
-        named.failure(&format!("{}: ", self.place(&wrong.key)))
+        wrong.failure(&format!("{}: ", self.place(&wrong.key)))
     }
 
     /// `FILE:LINE` of a key, or of its innermost table in the file.
@@ -278,7 +271,7 @@ impl FileText {
 
 /// Reads a configuration file: a regular file, or a device that ends, as `/dev/null`.
 fn contents(path: &Path) -> io::Result<Vec<u8>> {
-    if std::fs::metadata(path)?.file_type().is_char_device() {
+    if is_character_device(path)? {
         return regular_file::all_of(File::open(path)?, MAX_BYTES);
     }
     regular_file::read(path, MAX_BYTES)
@@ -294,36 +287,36 @@ fn line_after(before: &[u8]) -> usize {
 pub(super) struct Flag {
     text: String,
     key: String,
-    pub(super) table: toml::Table,
+    pub(super) table: Table,
 }
 
 impl Flag {
     /// A value that is not TOML is treated as text.
     pub(super) fn parse(set: &str) -> Result<Self, Failure> {
         let wrong = || {
-            Failure::new(Kind::Config, format!("--set {set:?} is not KEY=VALUE"))
+            failure!(Config, "--set {set:?} is not KEY=VALUE")
                 .hint("for example: --set policy.research.enable=true")
         };
         let (key, value) = set.split_once('=').ok_or_else(wrong)?;
         let key = key.trim();
         let value = value.trim();
         let value = format!("v = {value}")
-            .parse::<toml::Table>()
+            .parse::<Table>()
             .ok()
             .and_then(|mut t| t.remove("v"))
-            .unwrap_or_else(|| toml::Value::String(value.to_owned()));
+            .unwrap_or_else(|| Value::String(value.to_owned()));
         if key.split('.').any(str::is_empty) {
             return Err(wrong());
         }
-        let mut flag = Self {
+        let (table, wrong) = read_source(&nested(key, value));
+        let flag = Self {
             text: set.to_owned(),
             key: key.to_owned(),
-            table: nested(key, value),
+            table,
         };
-        rename(&mut flag.table).map_err(|wrong| flag.failure(&wrong))?;
-        match over_defaults([&flag.table]) {
-            Ok(_) => Ok(flag),
-            Err(error) => Err(flag.failure(&ConfigError::of(key, error.message()))),
+        match wrong.first() {
+            Some(wrong) => Err(flag.failure(wrong)),
+            None => Ok(flag),
         }
     }
 
@@ -361,10 +354,10 @@ fn span_of(text: &str, key: &str) -> Option<Range<usize>> {
 }
 
 /// Merges `over` into `base`, table by table.
-pub(super) fn merge(base: &mut toml::Table, over: toml::Table) {
+fn merge(base: &mut Table, over: Table) {
     for (key, value) in over {
         match (base.get_mut(&key), value) {
-            (Some(toml::Value::Table(base)), toml::Value::Table(over)) => merge(base, over),
+            (Some(Value::Table(base)), Value::Table(over)) => merge(base, over),
             (_, value) => {
                 base.insert(key, value);
             }
@@ -372,7 +365,7 @@ pub(super) fn merge(base: &mut toml::Table, over: toml::Table) {
     }
 }
 
-pub(super) fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::Value> {
+pub(super) fn lookup<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     match key.split_once('.') {
         None => table.get(key),
         Some((head, rest)) => lookup(table.get(head)?.as_table()?, rest),
@@ -380,7 +373,7 @@ pub(super) fn lookup<'a>(table: &'a toml::Table, key: &str) -> Option<&'a toml::
 }
 
 /// Calls `each` for every key that is no table, or an empty one.
-pub(super) fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&str, &toml::Value)) {
+pub(super) fn flatten(prefix: &str, table: &Table, each: &mut dyn FnMut(&str, &Value)) {
     for (key, value) in table {
         let path = if prefix.is_empty() {
             key.clone()
@@ -388,7 +381,7 @@ pub(super) fn flatten(prefix: &str, table: &toml::Table, each: &mut dyn FnMut(&s
             format!("{prefix}.{key}")
         };
         match value {
-            toml::Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, each),
+            Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, each),
             other => each(&path, other),
         }
     }

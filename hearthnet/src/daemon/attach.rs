@@ -15,22 +15,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::layers::{EventSink, LayerEvent, LayerHost, LayerRequest, print_event};
+use super::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use super::plan::Plan;
 use crate::cli::args::{HostEngineArgs, Layers};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
-use crate::cli::signals::Stop;
+use crate::cli::{Failure, Kind, Stop, failure, note, print, print_json};
 use crate::config::Context;
-use crate::home::community::Home;
-use crate::hosting::host_config::Ready;
+use crate::home::Home;
 use crate::hosting::host_engine::HostEngine;
-use crate::models::find::{pick, resolve};
-use crate::models::open_resolved;
-use crate::node::DaemonNode;
-use crate::node::addresses::local_endpoints;
+use crate::models::{open_resolved, pick, resolve};
 use crate::node::local_api::{self, NODE_STATUS, Offer, answer, internal};
-use crate::node::status::Running;
+use crate::node::{DaemonNode, Running, local_endpoints};
 
 /// Local API call that serves layers until the call ends.
 const NODE_LAYERS: &str = "node.layers@1.0";
@@ -54,21 +48,8 @@ struct Wanted {
     engine: HostEngineArgs,
 }
 
-/// Runs a second command through the running daemon.
-pub(super) async fn beside(
-    plan: &Plan,
-    home: &Home,
-    cx: &Context,
-    stop: Stop,
-) -> Result<(), Failure> {
-    match plan.args.layers {
-        None => tell_endpoints(plan, home).await,
-        Some(layers) => serve_there(plan, layers, home, cx, stop).await,
-    }
-}
-
 /// `serve` with a running daemon: prints the daemon's addresses.
-async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
+pub(super) async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
     let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
     if plan.args.json {
@@ -94,7 +75,7 @@ async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
 }
 
 /// `shard serve` with a running daemon: the daemon serves the layers.
-async fn serve_there(
+pub(super) async fn serve_there(
     plan: &Plan,
     layers: Layers,
     home: &Home,
@@ -104,7 +85,7 @@ async fn serve_there(
     let name = pick(cx, plan.args.model.as_ref(), Some(home))?;
     let resolved = resolve(&cx.global, &name)?;
     let path = resolved.path.canonicalize().map_err(|e| {
-        Failure::new(Kind::Model, format!("{}: {e}", resolved.path.display()))
+        failure!(Model, "{}: {e}", resolved.path.display())
             .hint("`hearthnet model list` shows what is on this machine")
     })?;
     let wanted = Wanted {
@@ -118,10 +99,7 @@ async fn serve_there(
         engine: plan.args.engine.clone(),
     };
     let gone = |why: String| {
-        Failure::new(
-            Kind::Host,
-            format!("the daemon of this node runs, and cannot be asked to serve layers: {why}"),
-        )
+        failure!(Host, "the daemon of this node runs, and cannot be asked to serve layers: {why}")
         .code("node_runs")
         .hint("stop it, or set research.distributed_inference.host.serve_shards = true and start it again")
     };
@@ -149,15 +127,7 @@ async fn serve_there(
             }
         };
         let news = match event {
-            Ok(Some(event)) => match event.name.as_str() {
-                "line" => event.data["text"]
-                    .as_str()
-                    .map(|t| LayerEvent::Line(t.to_owned())),
-                "ready" => serde_json::from_value::<Ready>(event.data)
-                    .ok()
-                    .map(|ready| LayerEvent::Ready(Box::new(ready))),
-                _ => None,
-            },
+            Ok(Some(event)) => serde_json::from_value(json!({ event.name: event.data })).ok(),
             // The daemon ended, and its layers with it.
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -264,11 +234,9 @@ async fn serve(
         tokio::select! {
             biased;
             Some(one) = news.recv() => {
-                let (name, data) = match &one {
-                    LayerEvent::Line(text) => ("line", json!({ "text": text })),
-                    LayerEvent::Ready(ready) => ("ready", answer(ready)?),
-                };
-                out.send(name, &data).await?;
+                for (name, data) in answer(&one)?.as_object().into_iter().flatten() {
+                    out.send(name, data).await?;
+                }
             }
             ended = &mut serving => {
                 ended.map_err(internal)??;

@@ -7,28 +7,20 @@
 //! sandbox binds the calling thread and the threads that it starts, so [`enter`] runs before any
 //! other thread exists. `specs/isolation.md` lists the remaining access of each process.
 
-use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
-use hearthnet_bus::whole_file;
 use hearthnet_files::manifest::record_key;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::reference::expand_home;
-use landlock::{
-    ABI, Access as _, AccessFs, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError,
-    RulesetStatus, Scope, path_beneath_rules,
-};
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
+use hearthnet_platform::hardware::graphics_cards;
+use hearthnet_platform::sandbox::{Files, SOCKETS, deny_system_calls, hide_memory, restrict_files};
+use hearthnet_platform::whole_file::{self, Access};
 
 use crate::cli::args::Serves;
 use crate::config::{Context, default_path};
 use crate::hosting::host_engine::may_use_cards;
-use crate::models::catalogue::models_dir;
+use crate::models::models_dir;
 
 /// Sandbox of this process, as text.
 static STANDS: OnceLock<String> = OnceLock::new();
@@ -40,18 +32,17 @@ pub(crate) fn stands() -> &'static str {
 
 /// Sandboxes a daemon irrevocably, according to `serves`.
 pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
-    let model = serves.model.cloned().or_else(|| cx.config.model.default());
-    let mut needed = Needed::of(cx, model.as_ref());
+    let model = serves.model.or(cx.config.model.default.as_ref());
+    let mut needed = Needs::of(cx, model);
     if may_use_cards(serves.engine, &cx.config) {
         needed.cards();
     }
-    // Keeps other processes of this user from reading the daemon's memory, which holds keys and
-    // prompts.
-    let hidden = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    // The daemon's memory holds keys and prompts.
+    let hidden = hide_memory();
     let parts = [
-        ("files", needed.restrict()),
+        ("files", restrict_files(&needed.0)),
         ("system calls", deny_system_calls(&SOCKETS)),
-        ("memory", hidden.map_err(|e| e.to_string())),
+        ("memory", hidden),
     ];
     let parts = parts.map(|(what, done)| match done {
         Ok(()) => what.to_owned(),
@@ -65,16 +56,15 @@ pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
 /// Sandboxes irrevocably a command that reads an untrusted model and may write one into a folder.
 /// Denies sockets, keys, the user's other files, and other programs.
 pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>) {
-    let mut needed = Needed::of_system(cx);
+    let mut needed = Needs::of_system(cx);
     needed.models(Some(model));
     if let Some(path) = into {
         let folder = path.parent().filter(|folder| *folder != Path::new(""));
-        needed
-            .write
-            .push(folder.unwrap_or(Path::new(".")).to_owned());
+        let folder = folder.unwrap_or(Path::new("."));
+        needed.0.write.push(folder.to_owned());
     }
     for (what, done) in [
-        ("files", needed.restrict()),
+        ("files", restrict_files(&needed.0)),
         ("system calls", deny_system_calls(&[])),
     ] {
         if let Err(why) = done {
@@ -83,23 +73,16 @@ pub(crate) fn enter_to_read(cx: &Context, model: &ModelRef, into: Option<&Path>)
     }
 }
 
-/// Files and folders that a process needs.
-#[derive(Default)]
-struct Needed {
-    read: Vec<PathBuf>,
-    /// Read and write access.
-    write: Vec<PathBuf>,
-    /// Read, write and ioctl access.
-    devices: Vec<PathBuf>,
-}
+/// Files that a process of the program needs.
+struct Needs(Files);
 
-impl Needed {
+impl Needs {
     /// Needs of a daemon.
     fn of(cx: &Context, model: Option<&ModelRef>) -> Self {
         let mut needed = Self::of_system(cx);
         let http_key = expand_home(Path::new(&cx.config.http.api_key_file));
-        needed.read.push(http_key);
-        needed.read.extend(cx.global.passphrase_file.clone());
+        needed.0.read.push(http_key);
+        needed.0.read.extend(cx.global.passphrase_file.clone());
         if let Ok(folder) = cx.global.dir() {
             needed.folder(folder);
         }
@@ -109,23 +92,23 @@ impl Needed {
 
     /// Needs of every command: system files, and configuration.
     fn of_system(cx: &Context) -> Self {
-        let mut needed = Self::default();
+        let mut needed = Self(Files::default());
         // Outside of the home directory, file permissions decide as usual: that is the system, and
         // disks with models.
         let home = std::env::var_os("HOME").map(PathBuf::from);
-        needed.read = outside(&home.unwrap_or_else(|| PathBuf::from("/")));
+        needed.0.read = outside(&home.unwrap_or_else(|| PathBuf::from("/")));
         let named = [&cx.global.config, &cx.global.catalogue];
-        needed.read.extend(named.into_iter().flatten().cloned());
-        needed.read.extend(default_path());
+        needed.0.read.extend(named.into_iter().flatten().cloned());
+        needed.0.read.extend(default_path());
         needed
     }
 
     /// Adds a folder of this program.
     fn folder(&mut self, folder: PathBuf) {
         // Landlock rules need an existing path.
-        let _ = whole_file::make_folder(&folder, 0o700);
-        links(&folder, LINKS_DEPTH, &mut self.read);
-        self.write.push(folder);
+        let _ = whole_file::make_folder(&folder, Access::Owner);
+        links(&folder, LINKS_DEPTH, &mut self.0.read);
+        self.0.write.push(folder);
     }
 
     /// Adds the fetched models, a named model, and the key that authenticates this user's hash
@@ -134,66 +117,23 @@ impl Needed {
         if let Ok(folder) = models_dir() {
             self.folder(folder);
         }
-        self.read.extend(record_key());
+        self.0.read.extend(record_key());
         if let Some(ModelRef::Path(path)) = model {
             // The folder of a model file also holds the record of its hash.
             let file = path.is_file().then(|| path.canonicalize().ok()).flatten();
-            self.write
-                .extend(file.and_then(|file| Some(file.parent()?.to_owned())));
-            links(path, LINKS_DEPTH, &mut self.read);
-            self.read.push(path.clone());
+            let folder = file.and_then(|file| Some(file.parent()?.to_owned()));
+            self.0.write.extend(folder);
+            links(path, LINKS_DEPTH, &mut self.0.read);
+            self.0.read.push(path.clone());
         }
     }
 
     /// Adds graphics cards, and the libraries that libtorch loads only when it finds one.
     fn cards(&mut self) {
         let paths = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        self.read.extend(std::env::split_paths(&paths));
-        let devices = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-        let of_cards = devices.filter(|device| is_card(&device.file_name().to_string_lossy()));
-        self.devices.extend(of_cards.map(|device| device.path()));
+        self.0.read.extend(std::env::split_paths(&paths));
+        self.0.devices.extend(graphics_cards());
     }
-
-    /// Denies all other files with Landlock, and with them starting programs, signals to other
-    /// processes, and abstract sockets.
-    fn restrict(&self) -> Result<(), String> {
-        // Newest ABI whose features are used here (Linux 6.12).
-        let abi = ABI::V6;
-        let read = AccessFs::ReadFile | AccessFs::ReadDir;
-        let write = read
-            | AccessFs::WriteFile
-            | AccessFs::Truncate
-            | AccessFs::MakeReg
-            | AccessFs::MakeSock
-            | AccessFs::MakeDir
-            | AccessFs::RemoveFile
-            | AccessFs::RemoveDir
-            | AccessFs::Refer;
-        let restricted = || -> Result<RulesetStatus, RulesetError> {
-            let control = read | AccessFs::WriteFile | AccessFs::IoctlDev;
-            let ruleset = Ruleset::default()
-                .handle_access(AccessFs::from_all(abi))?
-                .scope(Scope::from_all(abi))?
-                .create()?
-                .add_rules(path_beneath_rules(&self.read, read))?
-                .add_rules(path_beneath_rules(&self.write, write))?
-                .add_rules(path_beneath_rules(&self.devices, control))?;
-            Ok(ruleset.restrict_self()?.ruleset)
-        };
-        match restricted() {
-            Ok(RulesetStatus::FullyEnforced) => Ok(()),
-            Ok(RulesetStatus::PartiallyEnforced) => {
-                Err("in part: the kernel is older than 6.12".into())
-            }
-            Ok(RulesetStatus::NotEnforced) => Err("the kernel has no Landlock".into()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-}
-
-/// Whether a device is a graphics card: NVIDIA's, AMD's, or the kernel's generic interface.
-fn is_card(name: &str) -> bool {
-    name.starts_with("nvidia") || ["kfd", "dri"].contains(&name)
 }
 
 /// Depth below the models folder to which links are followed: the depth of fetched files.
@@ -229,93 +169,6 @@ fn outside(folder: &Path) -> Vec<PathBuf> {
         true => vec![at],
         false => all,
     }
-}
-
-/// System calls that a daemon never makes, but an attacker might: inspect processes, start
-/// programs, change mounts, load kernel code, or use rarely tested parts of the kernel. They fail
-/// with EPERM instead of killing the process, because a library may try one and continue without
-/// it.
-const DENIED: [i64; 48] = [
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
-    libc::SYS_execve,
-    libc::SYS_execveat,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_move_mount,
-    libc::SYS_open_tree,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_setns,
-    libc::SYS_unshare,
-    libc::SYS_name_to_handle_at,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_kexec_load,
-    libc::SYS_kexec_file_load,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_keyctl,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_io_uring_setup,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_reboot,
-    libc::SYS_acct,
-    libc::SYS_quotactl,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_adjtimex,
-    libc::SYS_clock_adjtime,
-    libc::SYS_sethostname,
-    libc::SYS_syslog,
-    libc::SYS_vhangup,
-];
-
-/// Socket families that a daemon may open; a name resolver may need the local ones.
-const SOCKETS: [i32; 4] = [
-    libc::AF_UNIX,
-    libc::AF_INET,
-    libc::AF_INET6,
-    libc::AF_NETLINK,
-];
-
-/// Denies [`DENIED`], and sockets outside of `sockets`.
-fn deny_system_calls(sockets: &[i32]) -> Result<(), String> {
-    let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
-        let other = sockets.iter().map(|family| {
-            let family = u64::from(family.unsigned_abs());
-            SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, family)
-        });
-        let other = other.collect::<Result<Vec<_>, _>>()?;
-        let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
-            DENIED.map(|call| (call, Vec::new())).into();
-        // A rule without a condition always matches.
-        let other = match other.is_empty() {
-            true => Vec::new(),
-            false => vec![SeccompRule::new(other)?],
-        };
-        rules.insert(libc::SYS_socket, other);
-        let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-        let arch = std::env::consts::ARCH.try_into()?;
-        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)?.try_into()
-    };
-    let filter = filter().map_err(|e| e.to_string())?;
-    seccompiler::apply_filter(&filter).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]
@@ -355,12 +208,12 @@ mod tests {
             dir.join("home/letters/file"),
             dir.join("system/file"),
         );
-        let needed = Needed {
+        let needed = Files {
             read: outside(&dir.join("home")),
             write: vec![dir.join("home/data")],
             devices: Vec::new(),
         };
-        let files = needed.restrict();
+        let files = restrict_files(&needed);
         deny_system_calls(&SOCKETS).unwrap();
         if let Err(why) = files {
             println!("no Landlock here: {why}");

@@ -14,31 +14,28 @@ use std::time::Duration;
 use hearthnet_bus::calls::Served;
 use hearthnet_bus::log::{Body, Level};
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_engine::kernels::PAGE;
+use hearthnet_engine::footprint;
 use hearthnet_http::Health;
 use hearthnet_orchestrator::coverage::held_by_others;
 use hearthnet_orchestrator::placement::{
     Held, WaitLimits, choose, missing, room, runs_text, settle,
 };
 use hearthnet_shard::{RunningHost, check_kv_budget};
+use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, watch};
 use tokio::time::Instant;
 
 use crate::cli::args::Layers;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{bytes, note, print, print_json};
-use crate::cli::signals::Stop;
+use crate::cli::{Failure, Stop, bytes, failure, note, print_result};
 use crate::config::{Config, Host};
-use crate::home::community::{Home, now_ms};
+use crate::home::{Home, now_ms};
 use crate::hosting::host_config::{
     Ready, announcement, engine_failed, serve_config, shard_config, stopping,
 };
 use crate::hosting::host_engine::start::start_failure;
 use crate::hosting::host_engine::{HostEngine, named_layers_fit};
-use crate::models::OpenModel;
-use crate::models::memory::weights_budget;
-use crate::node::sync::wait_until_synced;
-use crate::node::{DaemonNode, status};
+use crate::models::{OpenModel, weights_budget};
+use crate::node::{DaemonNode, status, wait_until_synced};
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -62,13 +59,11 @@ impl LayerRequest {
     pub(crate) fn check(&self, config: &Config) -> Result<(), Failure> {
         let total = self.model.file.spec().layers;
         match self.layers {
-            Layers::Range(lo, hi) if hi >= total => Err(Failure::new(
-                Kind::BadRequest,
-                format!(
-                    "layers {lo}-{hi} do not exist: {} has layers 0-{}",
-                    self.model.id,
-                    total.saturating_sub(1)
-                ),
+            Layers::Range(lo, hi) if hi >= total => Err(failure!(
+                BadRequest,
+                "layers {lo}-{hi} do not exist: {} has layers 0-{}",
+                self.model.id,
+                total.saturating_sub(1)
             )
             .hint("--layers auto chooses what the community lacks")),
             Layers::Range(lo, hi) => {
@@ -86,17 +81,17 @@ impl LayerRequest {
         let HostEngine::Exact = self.engine else {
             return Ok(());
         };
-        let layer = self.model.file.spec().kv_bytes_per_position_and_layer();
-        let position = layer.saturating_mul(layers.into());
-        check_kv_budget(&serve_config(host, ""), position, PAGE as u32)
+        let footprint = footprint(self.model.file.spec(), layers);
+        check_kv_budget(&serve_config(host, ""), &footprint)
             .map_err(|error| start_failure("", &error))
     }
 }
 
-/// Event while layers are served.
-#[derive(Debug)]
+/// Event while layers are served. In the local API the name of a variant is that of the event.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum LayerEvent {
-    Line(String),
+    Line { text: String },
     Ready(Box<Ready>),
 }
 
@@ -107,13 +102,12 @@ pub(crate) type EventSink = Arc<dyn Fn(LayerEvent) + Send + Sync>;
 pub(crate) fn print_event(json: bool, news: LayerEvent) {
     // A closed output is no reason to stop.
     let _ = match news {
-        LayerEvent::Line(line) if !json => {
-            note(line);
+        LayerEvent::Line { text } if !json => {
+            note(text);
             Ok(())
         }
-        LayerEvent::Line(_) => Ok(()),
-        LayerEvent::Ready(ready) if json => print_json(&ready),
-        LayerEvent::Ready(ready) => print(announcement(&ready)),
+        LayerEvent::Line { .. } => Ok(()),
+        LayerEvent::Ready(ready) => print_result(json, &ready, || announcement(&ready)),
     };
 }
 
@@ -159,9 +153,9 @@ impl LayerHost {
                 Some(descriptor) => descriptor.shard_id.clone(),
                 None => "others".to_owned(),
             };
-            return Err(Failure::new(
-                Kind::Host,
-                format!("the node on this machine serves layers already: {what}"),
+            return Err(failure!(
+                Host,
+                "the node on this machine serves layers already: {what}"
             )
             .code("layers_served")
             .hint("stop that first; `hearthnet status` shows it"));
@@ -196,9 +190,8 @@ impl LayerHost {
         if self.right().is_ok() {
             return Ok(());
         }
-        tell(LayerEvent::Line(
-            "asking other members whether this node may serve layers".into(),
-        ));
+        let text = "asking other members whether this node may serve layers".to_owned();
+        tell(LayerEvent::Line { text });
         wait_until_synced(&self.daemon_node.node).await;
         self.right()
     }
@@ -308,7 +301,7 @@ impl Serving<'_> {
     }
 
     fn say(&self, line: impl Into<String>) {
-        (self.tell)(LayerEvent::Line(line.into()));
+        (self.tell)(LayerEvent::Line { text: line.into() });
     }
 
     fn suspended(&self, why: &Failure) {
@@ -358,27 +351,23 @@ impl Serving<'_> {
         }
         let settings = &self.host.config.research.distributed_inference.host;
         let layers = self.request.engine.layer_bytes(&self.request.model.file)?;
-        Err(Failure::new(
-            Kind::Host,
-            format!(
-                "not one layer of {} ({} each) fits into the memory for weights ({})",
-                self.request.model.id,
-                bytes(layers.first().copied().unwrap_or_default()),
-                bytes(weights_budget(settings.memory_budget_mb)),
-            ),
+        Err(failure!(
+            Host,
+            "not one layer of {} ({} each) fits into the memory for weights ({})",
+            self.request.model.id,
+            bytes(layers.first().copied().unwrap_or_default()),
+            bytes(weights_budget(settings.memory_budget_mb)),
         )
         .hint("research.distributed_inference.host.memory_budget_mb sets this memory"))
     }
 
     async fn start(&self, range: (u32, u32)) -> Result<RunningHost, Failure> {
         let (all, daemon_node) = (&self.host.config, &self.host.daemon_node);
-        let listen = daemon_node
-            .node
-            .listen_addr()
-            .map_or_else(String::new, |a| a.to_string());
+        let listen = daemon_node.node.listen_addr();
+        let listen = listen.map_or_else(String::new, |at| at.to_string());
         let endpoint = daemon_node.addresses().into_iter().next();
         let (model, threads) = (&self.request.model, self.request.threads);
-        let mut config = shard_config(model, range, &listen, threads, all)?;
+        let mut config = shard_config(model, range, &listen, threads, all);
         config.serve.endpoint = endpoint;
         let engine = &self.request.engine;
         engine.start(config, &daemon_node.node, &listen).await

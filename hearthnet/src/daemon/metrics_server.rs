@@ -6,8 +6,7 @@ use hearthnet_http::{Health, HttpServer, Part, serve_metrics};
 use tokio::sync::watch;
 
 use crate::answering::http::{count, http_failure, http_settings};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::note;
+use crate::cli::{Failure, Kind, note};
 use crate::config::Config;
 
 /// Time limit for requests in progress when the program ends.

@@ -34,27 +34,22 @@ use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+use tokio_util::sync::DropGuard;
 
 use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use self::metrics_server::MetricsServer;
-pub(crate) use self::plan::{Plan, configured_layers};
+pub(crate) use self::plan::Plan;
 use crate::answering::chat_backends::community_source;
 use crate::answering::chat_setup::{hosted_model, settings};
 use crate::answering::http::{close, count, open_http};
 use crate::answering::{local_service, private_layers};
 use crate::cli::args::PrivateArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
-use crate::cli::runtime::block_on;
-use crate::cli::signals::{Stop, StopWhenDropped};
+use crate::cli::{Failure, Kind, Stop, block_on, note, print, print_json};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, now_ms};
-use crate::home::lock::Lock;
+use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
 use crate::models::{OpenModel, open_model};
-use crate::node::DaemonNode;
-use crate::node::addresses::local_endpoints;
-use crate::node::transient::in_sync;
+use crate::node::{DaemonNode, in_sync, local_endpoints};
 
 /// Time limit for running chats when the daemon stops.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -67,7 +62,10 @@ pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure>
         // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
         let stop = Stop::listen(plan.args.lifeline)?;
         if Lock::is_held(&home.dir) {
-            return attach::beside(plan, home, cx, stop).await;
+            return match plan.args.layers {
+                None => attach::tell_endpoints(plan, home).await,
+                Some(layers) => attach::serve_there(plan, layers, home, cx, stop).await,
+            };
         }
         let daemon = Daemon::start(plan, home, cx, &stop).await?;
         daemon.run(plan, home, &stop).await
@@ -80,7 +78,7 @@ struct Daemon {
     /// Task that serves the layers of the plan.
     layers: Option<JoinHandle<Result<(), Failure>>>,
     /// When dropped, stops all layers, including those of other commands.
-    stops: StopWhenDropped,
+    stops: DropGuard,
     chats: Option<Service>,
     http: Option<HttpServer>,
     numbers: MetricsServer,
@@ -89,7 +87,7 @@ struct Daemon {
 impl Daemon {
     async fn start(plan: &Plan, home: &Home, cx: &Context, stop: &Stop) -> Result<Self, Failure> {
         let level = home.level()?;
-        let wanted = plan.wanted_layers(&cx.config)?;
+        let wanted = plan.args.layers.or_else(|| cx.config.layers());
         let engine = match wanted {
             Some(_) => HostEngine::of(&plan.args.engine, &cx.config)?,
             None => HostEngine::Exact,
@@ -308,14 +306,13 @@ fn offer_chats(
     model: &OpenModel,
     config: &Config,
 ) -> Result<Service, Failure> {
-    // Report a wrong setting now, instead of to every caller.
-    config.transport()?;
     let node = &daemon_node.node;
     let fallback = config.research.distributed_inference.fallback_to_local;
     let links = Links::new(node.connections().clone(), daemon_node.health.clone());
     let (discovery, here) = (Some(node.discovery().clone()), node.downgrade());
     let even = fallback.then(|| in_sync(here.clone(), Instant::now()));
-    let source = community_source(runtime, home, config, links, discovery, Some(here), even);
+    let here = Some(here);
+    let source = community_source(model, runtime, home, config, links, discovery, here, even);
     let served = hosted_model(model, config, fallback, runtime, source)?;
     let service = Service::new(runtime.clone(), vec![served], settings(config));
     let registry = node.call_server().registry();
@@ -371,12 +368,10 @@ fn ready(
             "url": url,
         }));
     }
+    let (who, community) = (state.label(&home.key.id(), now_ms()), &state.name);
+    let (addresses, local) = (addresses.join(", "), local_endpoints(home, url));
     print(format!(
-        "{} is in {:?} as {level}\n  address   {}\n{}",
-        state.label(&home.key.id(), now_ms()),
-        state.name,
-        addresses.join(", "),
-        local_endpoints(home, url),
+        "{who} is in {community:?} as {level}\n  address   {addresses}\n{local}"
     ))?;
     if level >= Level::Trusted {
         note("nodes with an invite code can join through this node");

@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::{Body, Community, EventLog, LogError};
 pub(crate) use hearthnet_bus::now_ms;
+use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_platform::machine::host_name;
 use hearthnet_text::is_plain;
 use zeroize::Zeroizing;
 
 use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::secret;
+use crate::cli::{Failure, Kind, secret};
 use crate::config::Config;
 use crate::home::membership::Membership;
 use crate::home::root_key::RootKey;
@@ -80,6 +80,12 @@ impl Home {
     /// Current state of the community.
     pub(crate) fn state(&self) -> Arc<Community> {
         self.log.state()
+    }
+
+    /// Number of the last event of `node` that is stored here.
+    pub(crate) fn last_seq(&self, node: &NodeId) -> u64 {
+        let heads = self.log.heads();
+        heads.authors.get(node).map_or(0, |head| head.seq)
     }
 
     /// Appends an event signed by `key`, this node's or the root's, to the log of this process.
@@ -165,13 +171,7 @@ pub(crate) fn display_name(flag: Option<&str>, config: &Config) -> String {
     if !chosen.is_empty() {
         return chosen.to_owned();
     }
-    let host = rustix::system::uname();
-    let host: String = host
-        .nodename()
-        .to_string_lossy()
-        .chars()
-        .filter(|c| is_plain(*c))
-        .take(32)
-        .collect();
+    let host = host_name();
+    let host: String = host.chars().filter(|c| is_plain(*c)).take(32).collect();
     if host.is_empty() { "node".into() } else { host }
 }

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Community, EventLog, Level};
-use hearthnet_bus::{NodeId, regular_file, whole_file};
+use hearthnet_platform::machine::up_ms;
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, span, when};
+use crate::cli::{Failure, Kind, failure, note, span, when};
 use crate::config::Config;
 use crate::home::community::{Home, ROOT_KEY, now_ms};
 use crate::home::membership::Membership;
@@ -127,10 +129,10 @@ pub(crate) fn warn_of_key(dir: &Path) {
     };
     let status = KeyStatus::noted(&noted);
     if status != KeyStatus::Good {
+        let remedy = status.remedy(dir.join(ROOT_KEY).exists());
         note(format!(
-            "warning: {}\nhint: {}",
-            status.sentence(&noted.name),
-            status.remedy(dir.join(ROOT_KEY).exists())
+            "warning: {}\nhint: {remedy}",
+            status.sentence(&noted.name)
         ));
     }
 }
@@ -145,13 +147,6 @@ struct Measured {
     at_ms: u64,
     /// Time of the measurement in ms since boot.
     up_ms: u64,
-}
-
-/// Milliseconds since boot, including sleep.
-fn up_ms() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-    seconds.saturating_mul(1000) + u64::try_from(time.tv_nsec).unwrap_or(0) / 1_000_000
 }
 
 fn clock_file(dir: &Path) -> PathBuf {
@@ -184,7 +179,7 @@ pub(crate) fn record_clock(dir: &Path, log: &EventLog) -> bool {
         && let Ok(bytes) = serde_json::to_vec(&new)
     {
         // Only for warnings, so a full disk is not reported here.
-        let _ = whole_file::replace(&file, &bytes, 0o600);
+        let _ = whole_file::replace(&file, &bytes, Access::Owner);
     }
     old.is_none()
 }
@@ -318,10 +313,7 @@ impl Home {
             (None, None) => KeyStatus::of(self),
         };
         self.accept(&status)?;
-        Err(Failure::new(
-            Kind::Community,
-            format!("this node is not a member of {:?}", state.name),
-        )
+        Err(failure!(Community, "this node is not a member of {:?}", state.name)
         .code("unauthorized")
         .hint("`hearthnet community leave` puts its log away; then join with a code: `hearthnet community join CODE`"))
     }
@@ -349,12 +341,10 @@ impl Home {
         if level >= least {
             return Ok(());
         }
-        Err(Failure::new(
-            Kind::Community,
-            format!(
-                "this node is {level} in {:?}, and only {least} nodes may {what}",
-                self.state().name
-            ),
+        Err(failure!(
+            Community,
+            "this node is {level} in {:?}, and only {least} nodes may {what}",
+            self.state().name
         )
         .code("unauthorized")
         .hint(format!(
@@ -371,12 +361,10 @@ impl Home {
         if self.state().policy.research {
             return Ok(());
         }
-        Err(Failure::new(
-            Kind::ExperimentalDisabled,
-            format!(
-                "distributed inference is switched off in {:?}: the community's policy research is off",
-                self.state().name
-            ),
+        Err(failure!(
+            ExperimentalDisabled,
+            "distributed inference is switched off in {:?}: the community's policy research is off",
+            self.state().name
         )
         .hint("an anchor can allow it with `hearthnet community policy --research on`"))
     }

@@ -1,14 +1,14 @@
 //! Lock of a data directory: at most one node runs on it.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use hearthnet_bus::regular_file;
+use hearthnet_platform::files::private;
+use hearthnet_platform::regular_file;
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 
 /// Locked by the node that runs on a data directory.
 const LOCK_FILE: &str = "node.lock";
@@ -51,10 +51,7 @@ impl Lock {
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        Err(Failure::new(
-            Kind::Host,
-            format!("a node runs on {} already", dir.display()),
-        )
+        Err(failure!(Host, "a node runs on {} already", dir.display())
         .code("node_runs")
         .hint("`hearthnet status` shows it; for another node, choose another directory with --data-dir"))
     }
@@ -79,10 +76,8 @@ impl Lock {
         if !Self::is_held(dir) {
             return None;
         }
-        let mut id = String::new();
-        let file = File::open(dir.join(LOCK_FILE)).ok()?;
-        file.take(MAX_ID_BYTES).read_to_string(&mut id).ok()?;
-        id.parse().ok()
+        let id = regular_file::read_text(&dir.join(LOCK_FILE), MAX_ID_BYTES);
+        id.ok()?.parse().ok()
     }
 
     fn try_take(
@@ -99,7 +94,7 @@ impl Lock {
         let mut options = OpenOptions::new();
         // A test of the lock must not create its file.
         options.write(true).create(create).truncate(false);
-        let file = regular_file::open_with(options.mode(0o600), &path).map_err(fail)?;
+        let file = regular_file::open_with(private(&mut options), &path).map_err(fail)?;
         match lock(&file) {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),

@@ -1,4 +1,4 @@
-//! Finds a member by id or name, and lists members as JSON.
+//! Finds a member by id or name, and lists members.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Community;
 use serde_json::{Value, json};
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, failure, output};
 use crate::home::community::now_ms;
 
 /// Finds a member, or a former member: it may still hold its invite code.
@@ -44,6 +44,23 @@ pub(crate) fn json(
     members.collect()
 }
 
+/// All members as a table; `mark` returns the last cell of a member's row.
+pub(crate) fn table(
+    state: &Community,
+    heading: &str,
+    mark: impl Fn(&NodeId) -> &'static str,
+) -> String {
+    let rows = state.members().map(|(node, member)| {
+        [
+            state.shown_name(node, now_ms()),
+            node.short(),
+            member.level.to_string(),
+            mark(node).to_owned(),
+        ]
+    });
+    output::table(&format!("{heading}|node|level|"), rows)
+}
+
 /// Finds the node that `text` identifies: a node id, its short form as in tables, or a display name
 /// in any case. Ambiguous names are refused, because every member chooses its own name.
 fn among<'a>(
@@ -70,22 +87,16 @@ fn among<'a>(
         [] => Err(unknown(text)),
         several => {
             let of = |(id, name): &&(NodeId, &str)| format!("{id} ({name})");
-            let ids: Vec<String> = several.iter().map(of).collect();
-            Err(Failure::new(
-                Kind::Community,
-                format!("{text:?} can be any of {}", ids.join(" and ")),
-            )
-            .code("ambiguous_node")
-            .hint("write the whole node id"))
+            let ids = several.iter().map(of).collect::<Vec<_>>().join(" and ");
+            Err(failure!(Community, "{text:?} can be any of {ids}")
+                .code("ambiguous_node")
+                .hint("write the whole node id"))
         }
     }
 }
 
 fn unknown(text: &str) -> Failure {
-    Failure::new(
-        Kind::Community,
-        format!("no member of this community is {text:?}"),
-    )
+    failure!(Community, "no member of this community is {text:?}")
     .code("unknown_node")
     .hint(
         "`hearthnet community members` lists the members; use a node id, its short form or a name",

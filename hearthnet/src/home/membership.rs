@@ -9,7 +9,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::log::{Community, Level};
-use hearthnet_bus::{CommunityId, NodeId, now_ms, regular_file, whole_file};
+use hearthnet_bus::{CommunityId, NodeId, now_ms};
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 
 pub(crate) const FILE: &str = "community.json";
@@ -43,18 +45,13 @@ pub(crate) struct Membership {
 impl Membership {
     /// Reads the file of a data directory; `None` if it is missing or unreadable.
     pub(crate) fn read(dir: &Path) -> Option<Self> {
-        let text = match regular_file::read(&path(dir), MAX_BYTES) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            Err(error) => {
-                tracing::warn!("{} cannot be read: {error}", path(dir).display());
-                return None;
-            }
-        };
-        match serde_json::from_slice(&text) {
+        let text = regular_file::read(&path(dir), MAX_BYTES);
+        match text.and_then(|text| Ok(serde_json::from_slice(&text)?)) {
             Ok(noted) => Some(noted),
             Err(error) => {
-                tracing::warn!("{} cannot be read: {error}", path(dir).display());
+                if error.kind() != io::ErrorKind::NotFound {
+                    tracing::warn!("{} cannot be read: {error}", path(dir).display());
+                }
                 None
             }
         }
@@ -132,7 +129,7 @@ impl Membership {
     fn write(&self, dir: &Path) {
         let written = serde_json::to_vec_pretty(self)
             .map_err(std::io::Error::from)
-            .and_then(|bytes| whole_file::replace(&path(dir), &bytes, 0o600));
+            .and_then(|bytes| whole_file::replace(&path(dir), &bytes, Access::Owner));
         if let Err(error) = written {
             tracing::debug!("{} was not written: {error}", path(dir).display());
         }

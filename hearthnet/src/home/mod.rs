@@ -17,3 +17,11 @@ pub(crate) mod members;
 pub(crate) mod membership;
 pub(crate) mod paths;
 pub(crate) mod root_key;
+
+pub(crate) use self::community::{
+    Home, LOG_FILE, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms,
+};
+pub(crate) use self::key_status::KeyStatus;
+pub(crate) use self::lock::Lock;
+pub(crate) use self::membership::Membership;
+pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others};

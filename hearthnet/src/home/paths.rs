@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::{KeyFileError, NodeKey, whole_file};
+use hearthnet_bus::{KeyFileError, NodeKey};
+use hearthnet_platform::files;
 
 use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 use crate::config::xdg;
 
 /// Failure for a key file.
@@ -33,17 +34,21 @@ pub(crate) fn close_folder(folder: &Path) -> String {
 
 /// Refuses a data directory in which other users may create files.
 pub(crate) fn refuse_open_to_others(folder: &Path) -> Result<(), Failure> {
-    match whole_file::writable_by_others(folder) {
+    match files::writable_by_others(folder) {
         None => Ok(()),
-        Some(mode) => Err(Failure::new(
-            Kind::Refused,
-            format!(
-                "other users may write to the data directory {} (mode {mode:03o})",
-                folder.display()
-            ),
+        Some(mode) => Err(failure!(
+            Refused,
+            "other users may write to the data directory {} (mode {mode:03o})",
+            folder.display()
         )
         .hint(close_folder(folder))),
     }
+}
+
+/// First of the paths `path(1)`, `path(2)`, ... that does not exist.
+pub(crate) fn first_free(path: impl Fn(u32) -> PathBuf) -> Result<PathBuf, Failure> {
+    let free = (1..).map(path).find(|path| !path.exists());
+    free.ok_or_else(|| Failure::internal("every name for the old data is taken"))
 }
 
 impl Global {

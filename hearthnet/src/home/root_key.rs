@@ -11,11 +11,13 @@ use std::path::Path;
 use argon2::{Algorithm, Argon2, Params, Version};
 use chacha20poly1305::aead::{Aead as _, Payload};
 use chacha20poly1305::{KeyInit as _, XChaCha20Poly1305};
-use hearthnet_bus::{KeyFileError, NodeId, NodeKey, regular_file, whole_file};
+use hearthnet_bus::{KeyFileError, NodeId, NodeKey};
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 
 /// Name and version of the only format.
 const FORMAT: &str = "hearthnet-sealed-root-key-1";
@@ -143,25 +145,24 @@ pub(crate) fn write(path: &Path, key: &NodeKey, passphrase: Option<&str>) -> Res
     let fail = |e: &dyn std::fmt::Display| Failure::file("write", path, e);
     if let Some(passphrase) = passphrase {
         let text = Sealed::seal(key, passphrase)?;
-        return whole_file::replace(path, text.as_bytes(), 0o600).map_err(|e| fail(&e));
+        return whole_file::replace(path, text.as_bytes(), Access::Owner).map_err(|e| fail(&e));
     }
     let draft = path.with_extension("key.new");
     // Left over from an interrupted attempt.
     let _ = std::fs::remove_file(&draft);
     key.write_new(&draft).map_err(|e| fail(&e))?;
     std::fs::rename(&draft, path).map_err(|e| fail(&e))?;
-    whole_file::sync_folder(path.parent().unwrap_or(Path::new("."))).map_err(|e| fail(&e))
+    whole_file::sync_folder(whole_file::folder_of(path)).map_err(|e| fail(&e))
 }
 
 /// Checks the length of a passphrase.
 pub(crate) fn check(passphrase: &str) -> Result<(), Failure> {
     match passphrase.chars().count() >= LEAST_CHARS {
         true => Ok(()),
-        false => Err(Failure::new(
-            Kind::Config,
-            format!("a passphrase has at least {LEAST_CHARS} characters"),
-        )
-        .hint("four or five unrelated words are easy to remember")),
+        false => Err(
+            failure!(Config, "a passphrase has at least {LEAST_CHARS} characters")
+                .hint("four or five unrelated words are easy to remember"),
+        ),
     }
 }
 
@@ -227,12 +228,9 @@ impl Header {
     fn cipher(&self, passphrase: &str) -> Result<XChaCha20Poly1305, Failure> {
         let costs = self.argon2id;
         let refuse = |why: &dyn std::fmt::Display| {
-            Failure::new(
-                Kind::Host,
-                format!("the sealed root key cannot be used: {why}"),
-            )
-            .code("bad_root_key")
-            .hint("restore root.key from a copy")
+            failure!(Host, "the sealed root key cannot be used: {why}")
+                .code("bad_root_key")
+                .hint("restore root.key from a copy")
         };
         if costs.memory_kib > MOST.memory_kib
             || costs.passes > MOST.passes

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::exact::is_exact;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig, resident_bytes};
+use hearthnet_platform::process::resident_bytes;
+use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::failure::Failure;
-use crate::cli::output::bytes;
+use crate::cli::{Failure, bytes};
 use crate::config::{Config, Host};
 use crate::models::OpenModel;
 
@@ -58,19 +58,19 @@ pub(crate) fn shard_config(
     listen: &str,
     threads: Option<usize>,
     config: &Config,
-) -> Result<ShardConfig, Failure> {
+) -> ShardConfig {
     let settings = &config.research.distributed_inference.host;
-    Ok(ShardConfig {
+    ShardConfig {
         model_id: Some(model.id.clone()),
         boundary: Some(model.file.spec().boundary),
         expected_weights: Some(model.weights),
         engine: config.engine_options(threads),
         serve: ServeConfig {
-            transport: config.transport()?,
+            transport: config.transport(),
             ..serve_config(settings, listen)
         },
         ..ShardConfig::new(&model.path, layers, listen)
-    })
+    }
 }
 
 /// Serve options from the settings.

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::ops::Range;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,10 +11,11 @@ use std::time::{Duration, Instant};
 use hearthnet_bus::NodeKey;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::{Cancel, ChatError};
-use hearthnet_shard::resident_bytes;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use hearthnet_platform::cores::{cores, on_core};
+use hearthnet_platform::process::resident_bytes;
+use hearthnet_platform::terminal::in_own_group;
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 use crate::config::Config;
 use crate::hosting::host_config::Ready;
 use crate::models::OpenModel;
@@ -33,42 +33,37 @@ pub(crate) fn split(
     cuts: &[u32],
 ) -> Result<Vec<(u32, u32)>, Failure> {
     let layers = hosted.end.saturating_sub(hosted.start);
-    let wrong =
-        |why: String| Err(Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`"));
-    let hosts = cuts.len() + 1;
-    if let Some(shards) = shards.filter(|n| !cuts.is_empty() && *n as usize != hosts) {
-        return wrong(format!(
-            "--cuts makes {hosts} hosts, and --shards asks for {shards}: leave one of them out"
-        ));
-    }
-    let shards = shards.unwrap_or(2);
-    let firsts: Vec<u32> = if cuts.is_empty() {
-        if shards == 0 || shards > layers {
-            return wrong(format!(
-                "--shards must lie between 1 and {layers}, the number of layers that hosts run"
-            ));
+    let wrong = |why: String| Failure::new(Kind::Config, why).hint("see `hearthnet demo --help`");
+    let cuts: Vec<u32> = match (cuts, shards) {
+        ([], shards) => {
+            let shards = shards.unwrap_or(2);
+            if !(1..=layers).contains(&shards) {
+                return Err(wrong(format!(
+                    "--shards must lie between 1 and {layers}, the number of layers that hosts run"
+                )));
+            }
+            let share = |i: u32| (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32;
+            (1..shards).map(|i| hosted.start + share(i)).collect()
         }
-        (0..shards)
-            .map(|i| hosted.start + (u64::from(i) * u64::from(layers) / u64::from(shards)) as u32)
-            .collect()
-    } else {
-        std::iter::once(hosted.start)
-            .chain(cuts.iter().copied())
-            .collect()
+        (cuts, Some(shards)) if shards as usize != cuts.len() + 1 => {
+            return Err(wrong(format!(
+                "--cuts makes {} hosts, and --shards asks for {shards}: leave one of them out",
+                cuts.len() + 1
+            )));
+        }
+        (cuts, _) => cuts.to_vec(),
     };
-    let ends = firsts.iter().skip(1).copied().chain([hosted.end]);
-    let mut ranges = Vec::new();
-    for (lo, end) in firsts.iter().copied().zip(ends) {
-        if lo >= end {
-            return wrong(format!(
-                "--cuts must rise and lie between {} and {}",
-                hosted.start + 1,
-                hosted.end - 1
-            ));
-        }
-        ranges.push((lo, end - 1));
-    }
-    Ok(ranges)
+    let firsts = std::iter::once(hosted.start).chain(cuts.iter().copied());
+    let ends = cuts.iter().copied().chain([hosted.end]);
+    let ranges = firsts
+        .zip(ends)
+        .map(|(lo, end)| (lo < end).then(|| (lo, end - 1)));
+    ranges.collect::<Option<_>>().ok_or_else(|| {
+        let (least, most) = (hosted.start + 1, hosted.end - 1);
+        wrong(format!(
+            "--cuts must rise and lie between {least} and {most}"
+        ))
+    })
 }
 
 /// Common settings of the host processes.
@@ -99,12 +94,8 @@ impl HostProcesses {
         cancel: &Cancel,
     ) -> Result<Self, Failure> {
         let key = Arc::new(NodeKey::generate().map_err(Failure::internal)?);
-        let homes = tempfile::tempdir().map_err(|e| {
-            Failure::new(
-                Kind::Host,
-                format!("cannot make a temporary directory: {e}"),
-            )
-        })?;
+        let homes = tempfile::tempdir()
+            .map_err(|e| failure!(Host, "cannot make a temporary directory: {e}"))?;
         let cores = own_cores(ranges.len(), plan.threads);
         let pinned = cores.iter().all(Option::is_some);
         let mut all = Vec::new();
@@ -143,27 +134,6 @@ pub(crate) fn different_answers(command: &str) -> Failure {
     ))
 }
 
-/// Runs `act` while this thread is pinned to `core`; a process that it starts inherits the pinning.
-fn on_core<T>(core: Option<usize>, act: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
-    let Some(core) = core else { return act() };
-    let before = sched_getaffinity(None)?;
-    let mut only = CpuSet::new();
-    only.set(core);
-    sched_setaffinity(None, &only)?;
-    let result = act();
-    sched_setaffinity(None, &before)?;
-    result
-}
-
-/// Cores that this process may run on. Empty if the system does not report them; then nothing is
-/// pinned.
-pub(crate) fn cores() -> Vec<usize> {
-    let set = sched_getaffinity(None).unwrap_or_default();
-    (0..CpuSet::MAX_CPU)
-        .filter(|&core| set.is_set(core))
-        .collect()
-}
-
 /// Assigns a core to each host, if hosts have one thread and there are enough cores.
 fn own_cores(hosts: usize, threads: usize) -> Vec<Option<usize>> {
     let cores = cores();
@@ -193,19 +163,15 @@ impl HostProcess {
         key: &NodeKey,
         home: &Path,
     ) -> Result<Self, Failure> {
-        let fail = |e: std::io::Error| {
-            Failure::new(Kind::Host, format!("cannot start a host process: {e}"))
-        };
+        let fail = |e: std::io::Error| failure!(Host, "cannot start a host process: {e}");
         let program = std::env::current_exe().map_err(fail)?;
         let [said, trouble] = ["json", "log"].map(|kind| home.with_extension(kind));
-        let streams = format!(
-            "research.distributed_inference.host.max_concurrent_streams={}",
-            plan.streams
-        );
-        let activations = format!(
-            "research.distributed_inference.activation_dtype={}",
-            plan.config.research.distributed_inference.activation_dtype
-        );
+        let inference = &plan.config.research.distributed_inference;
+        let set = |key: &str, value: &dyn std::fmt::Display| {
+            format!("research.distributed_inference.{key}={value}")
+        };
+        let streams = set("host.max_concurrent_streams", &plan.streams);
+        let activations = set("activation_dtype", &inference.activation_dtype);
         let (lo, hi) = layers;
         let mut command = Command::new(program);
         command
@@ -223,10 +189,10 @@ impl HostProcess {
             .args(["--peer-key", &key.id().to_string()])
             .stdin(Stdio::piped())
             .stdout(File::create(&said).map_err(fail)?)
-            .stderr(File::create(&trouble).map_err(fail)?)
-            // A separate process group, so that Ctrl-C reaches only the caller, which then stops
-            // its hosts in order. If the caller dies, their standard input ends, and so do they.
-            .process_group(0);
+            .stderr(File::create(&trouble).map_err(fail)?);
+        // Ctrl-C then reaches only the caller, which stops its hosts in order. If the caller dies,
+        // their standard input ends, and so do they.
+        in_own_group(&mut command);
         Ok(Self {
             child: on_core(core, || command.spawn()).map_err(fail)?,
             said,

@@ -7,12 +7,13 @@ use hearthnet_bus::log::Community;
 use hearthnet_files::{TextId, WeightsId};
 use hearthnet_hub::catalogue::ModelEntry;
 use hearthnet_orchestrator::coverage::{Coverage, by_model};
+use hearthnet_platform::hardware::available_bytes;
 use serde::Serialize;
 
 use crate::cli::args::Global;
 use crate::config::Context;
-use crate::home::community::{Home, OnDisk, now_ms};
-use crate::models::memory::{available_bytes, needed_bytes, weights_budget};
+use crate::home::{Home, OnDisk, now_ms};
+use crate::models::memory::{needed_bytes, weights_budget};
 
 /// Memory available to run models.
 pub(crate) struct Capacity {
@@ -42,8 +43,9 @@ struct Served {
 }
 
 /// Availability of a model in a community.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, strum::Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum Availability {
     /// Hosts serve all of its layers.
     Served,
@@ -52,17 +54,6 @@ pub(crate) enum Availability {
     /// Its weights would fit into the memory that hosts give to layers of any model.
     Could,
     No,
-}
-
-impl Availability {
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            Self::Served => "served",
-            Self::Partly => "partly",
-            Self::Could => "could",
-            Self::No => "no",
-        }
-    }
 }
 
 /// This node's community as stored in its log, without contacting other nodes.
@@ -146,12 +137,11 @@ impl HostCapacity {
                 .any(|name| is_called(entry, name, served.layers)),
             (None, None) => false,
         };
-        let mut all = self.served.iter().filter(is_it).map(|s| s.complete);
-        match all.clone().any(|complete| complete) {
-            true => Availability::Served,
-            false if all.next().is_some() => Availability::Partly,
-            false if bytes <= self.bytes => Availability::Could,
-            false => Availability::No,
+        match self.served.iter().filter(is_it).map(|s| s.complete).max() {
+            Some(true) => Availability::Served,
+            Some(false) => Availability::Partly,
+            None if bytes <= self.bytes => Availability::Could,
+            None => Availability::No,
         }
     }
 }

@@ -9,7 +9,7 @@ use hearthnet_files::{Gguf, WeightsId};
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError};
 
 use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind, failure};
 
 /// Loads the catalogue of `--catalogue`, or the built-in one, with the pins of earlier pulls.
 pub(crate) fn catalogue(global: &Global) -> Result<Catalogue, Failure> {
@@ -70,18 +70,16 @@ pub(crate) fn pin<'a>(
         let says = entry.sha256.is_some() || entry.weights.is_some();
         return Ok(Some(entry).filter(|_| says));
     }
-    Err(Failure::new(
-        Kind::Model,
-        format!(
-            "{} has {found} bytes instead of {}: it is {}",
-            path.display(),
-            entry.bytes,
-            if found < entry.bytes {
-                "truncated"
-            } else {
-                "another file"
-            }
-        ),
+    Err(failure!(
+        Model,
+        "{} has {found} bytes instead of {}: it is {}",
+        path.display(),
+        entry.bytes,
+        if found < entry.bytes {
+            "truncated"
+        } else {
+            "another file"
+        }
     )
     .code("model_changed")
     .hint(format!(

@@ -8,10 +8,10 @@ use hearthnet_hub::catalogue::{Catalogue, ResolveError, Resolved};
 
 use super::catalogue::{catalogue, models_dir, not_resolved};
 use super::{capacity, import, local_files, pull};
-use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::args::{Global, PullArgs};
+use crate::cli::{Failure, failure};
 use crate::config::Context;
-use crate::home::community::{Home, now_ms};
+use crate::home::{Home, now_ms};
 
 /// Model to use if none is named, configured or served.
 const FALLBACK: &str = "smollm2-135m-instruct";
@@ -23,7 +23,7 @@ pub(crate) fn pick(
     named: Option<&ModelRef>,
     home: Option<&Home>,
 ) -> Result<ModelRef, Failure> {
-    if let Some(named) = named.cloned().or_else(|| cx.config.model.default()) {
+    if let Some(named) = named.cloned().or_else(|| cx.config.model.default.clone()) {
         return Ok(named);
     }
     let Some(home) = home else {
@@ -62,16 +62,10 @@ fn among(
     let listed = names.join(", ");
     match (usable.pop(), usable.is_empty()) {
         (Some((only, _)), true) => Ok(only),
-        (Some(_), false) => Err(Failure::new(
-            Kind::BadRequest,
-            format!("{community:?} serves several models: {listed}"),
-        )
+        (Some(_), false) => Err(failure!(BadRequest, "{community:?} serves several models: {listed}")
         .hint("choose one with --model, or set model.default")),
         (None, _) if names.is_empty() => Ok(ModelRef::Id(FALLBACK.to_owned())),
-        (None, _) => Err(Failure::new(
-            Kind::Model,
-            format!("{community:?} serves {listed}, which is neither in the catalogue nor on this machine"),
-        )
+        (None, _) => Err(failure!(Model, "{community:?} serves {listed}, which is neither in the catalogue nor on this machine")
         .hint("ask a host where the file is from, and name it: `--model` takes a path, hf:OWNER/REPOSITORY/FILE.gguf or an https address")),
     }
 }
@@ -105,37 +99,34 @@ fn known_by_name(
 
 /// Finds a model on this machine.
 pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
-    if let Some(imported) = import::resolve(global, name)? {
-        return Ok(imported);
-    }
-    let models = models_dir()?;
-    catalogue(global)?
-        .resolve(name, &models)
-        .map_err(|e| not_resolved(&e))
+    find(global, name, false)
 }
 
 /// Finds a model; fetches it if it is missing and can be fetched.
 pub(crate) fn resolve_or_pull(global: &Global, name: &ModelRef) -> Result<Resolved, Failure> {
+    find(global, name, true)
+}
+
+fn find(global: &Global, name: &ModelRef, may_pull: bool) -> Result<Resolved, Failure> {
     if let Some(imported) = import::resolve(global, name)? {
         return Ok(imported);
     }
-    let catalogue = catalogue(global)?;
-    let models = models_dir()?;
-    match catalogue.resolve(name, &models) {
-        Err(ResolveError::NotPulled { .. }) => {
-            let path = pull::pull_model(global, &catalogue, name, pull::PullRequest::default())?;
+    let (catalogue, models) = (catalogue(global)?, models_dir()?);
+    let found = match catalogue.resolve(name, &models) {
+        Err(ResolveError::NotPulled { .. }) if may_pull => {
+            let path = pull::pull_model(global, &catalogue, name, PullArgs::default())?;
             let resolved = catalogue.resolve(name, &models);
-            resolved
-                .map(|r| Resolved { path, ..r })
-                .map_err(|e| not_resolved(&e))
+            resolved.map(|resolved| Resolved { path, ..resolved })
         }
-        other => other.map_err(|e| not_resolved(&e)),
-    }
+        found => found,
+    };
+    found.map_err(|e| not_resolved(&e))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Kind;
 
     #[test]
     fn without_a_name_the_only_usable_served_model_is_chosen() {

@@ -10,9 +10,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
 
 use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Progress, note};
-use crate::cli::signals::cancel_on_interrupt;
+use crate::cli::{Failure, Kind, Progress, cancel_on_interrupt, failure, note};
 use crate::models::catalogue::models_dir;
 
 /// Model file of a directory; `None` if the name is not a directory.
@@ -25,9 +23,9 @@ pub(crate) fn resolve(global: &Global, name: &ModelRef) -> Result<Option<Resolve
             let id = id.to_string_lossy().into_owned();
             Ok(Some(Resolved { path, id }))
         }
-        _ if global.quantize.is_some() => Err(Failure::new(
-            Kind::BadRequest,
-            format!("--quantize is for Hugging Face directories, and {name} is not one"),
+        _ if global.quantize.is_some() => Err(failure!(
+            BadRequest,
+            "--quantize is for Hugging Face directories, and {name} is not one"
         )
         .hint("`hearthnet model convert` writes a model file with another weight type")),
         _ => Ok(None),
@@ -104,7 +102,6 @@ pub(crate) fn weight_type(name: &str) -> Result<TensorType, Failure> {
         .find(|dtype| dtype.name().to_lowercase() == name)
         .ok_or_else(|| {
             let names = TensorType::names(known).to_lowercase();
-            Failure::new(Kind::Config, format!("there is no weight type {name:?}"))
-                .hint(format!("use one of {names}"))
+            failure!(Config, "there is no weight type {name:?}").hint(format!("use one of {names}"))
         })
 }

@@ -4,8 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hearthnet_files::WeightsId;
-use hearthnet_files::manifest::FileState;
-use hearthnet_files::manifest::file_state;
+use hearthnet_files::manifest::{FileState, file_state};
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::ModelEntry;
 use serde::Serialize;

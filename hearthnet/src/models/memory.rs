@@ -1,17 +1,6 @@
-//! Memory of this machine, and of models.
+//! Memory that models need, and that they may take.
 
-/// Available memory in bytes, without swapping, if the system reports it (Linux).
-pub(crate) fn available_bytes() -> Option<u64> {
-    parse_available(&std::fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-fn parse_available(meminfo: &str) -> Option<u64> {
-    let line = meminfo
-        .lines()
-        .find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
-}
+use hearthnet_platform::hardware::available_bytes;
 
 /// Estimate of the memory in bytes to run a whole model whose file has `file` bytes: the weights,
 /// an eighth of that for the KV cache of a conversation, and 256 MiB for the program.
@@ -32,20 +21,6 @@ pub(crate) fn weights_budget(setting_mb: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn free_memory_is_read_from_meminfo() {
-        let table = "MemTotal:       16384 kB\nMemAvailable:    2048 kB\nBuffers: 1 kB\n";
-        assert_eq!(parse_available(table), Some(2 << 20));
-        for odd in [
-            "",
-            "MemAvailable: many kB",
-            "MemAvailable: 5",
-            "MemAvailable: 99999999999999999999 kB",
-        ] {
-            assert_eq!(parse_available(odd), None, "{odd}");
-        }
-    }
 
     #[test]
     fn a_model_needs_more_than_its_file() {

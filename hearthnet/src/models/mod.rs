@@ -22,6 +22,13 @@ mod open;
 pub(crate) mod open_file;
 pub(crate) mod pull;
 
+pub(crate) use self::capacity::{Availability, Capacity, other_text, text_disagreement};
+pub(crate) use self::catalogue::models_dir;
+pub(crate) use self::find::{pick, resolve};
+pub(crate) use self::import::weight_type;
+pub(crate) use self::memory::weights_budget;
 pub(crate) use self::open::{
     OpenModel, load_head, open_model, open_or_pull_model, open_resolved, text_model,
 };
+pub(crate) use self::open_file::load_failure;
+pub(crate) use self::pull::pull_model;

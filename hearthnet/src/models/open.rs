@@ -3,30 +3,23 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearthnet_engine::EngineOptions;
-use hearthnet_engine::Head;
-use hearthnet_files::BoundaryDtype;
-use hearthnet_files::ModelFile;
-use hearthnet_files::WeightsId;
+use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::SamplingChoice;
+use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_hub::ModelRef;
-use hearthnet_hub::catalogue::ModelEntry;
-use hearthnet_hub::catalogue::Resolved;
+use hearthnet_hub::catalogue::{ModelEntry, Resolved};
 use hearthnet_orchestrator::chat::TextModel;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_tokens::template::TemplateError;
-use hearthnet_tokens::template::TemplateTime;
-use hearthnet_tokens::text::ModelText;
-use hearthnet_tokens::text::TextError;
+use hearthnet_tokens::template::{TemplateError, TemplateTime};
+use hearthnet_tokens::text::{ModelText, TextError};
 
 use super::catalogue::{self, catalogue, pin};
 use super::find::{pick, resolve, resolve_or_pull};
 use super::open_file::{changed, load_failure, model_failure, open_file};
-use crate::cli::failure::{Failure, no_thread};
-use crate::cli::output::{Progress, note};
+use crate::cli::{Failure, Progress, no_thread, note};
 use crate::config::Context;
-use crate::home::community::{Home, now_ms};
+use crate::home::{Home, now_ms};
 
 /// Open model file with its identity.
 #[derive(Clone)]

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use hearthnet_bus::regular_file;
 use hearthnet_engine::LoadError;
 use hearthnet_files::ModelFile;
 use hearthnet_files::manifest::ChangedError;
+use hearthnet_platform::regular_file;
 
-use crate::cli::failure::{Failure, Kind, no_thread};
+use crate::cli::{Failure, Kind, failure, no_thread};
 
 pub(crate) fn open_file(path: &Path) -> Result<ModelFile, Failure> {
     ModelFile::open(path).map_err(|e| match e.is_out_of_memory() {
@@ -54,7 +54,7 @@ pub(crate) fn model_failure(path: &Path, error: impl std::fmt::Display) -> Failu
              replaces a broken one"
         }
     };
-    Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(hint)
+    failure!(Model, "{}: {error}", path.display()).hint(hint)
 }
 
 /// Error if this machine has too little free memory for a model.

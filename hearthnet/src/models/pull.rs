@@ -10,28 +10,18 @@ use hearthnet_hub::pins::Pin;
 use hearthnet_hub::pull::{PullError, PullEvent, PullOptions, SourceError, pull, pull_reference};
 
 use super::capacity::{self, HostCapacity, other_text};
-use crate::cli::args::Global;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Progress, bytes, note};
-use crate::cli::signals::cancel_on_interrupt;
-use crate::home::community::now_ms;
+use crate::cli::args::{Global, PullArgs};
+use crate::cli::{Failure, Kind, Progress, bytes, cancel_on_interrupt, failure, note};
+use crate::home::now_ms;
 use crate::models::catalogue::{no_cache, not_resolved};
 use crate::models::open_file::{changed, open_file};
-
-/// Options of a pull.
-#[derive(Debug, Default)]
-pub(crate) struct PullRequest {
-    pub(crate) from: Option<PathBuf>,
-    pub(crate) sha256: Option<Digest>,
-    pub(crate) force: bool,
-}
 
 /// Fetches a model and checks its file.
 pub(crate) fn pull_model(
     global: &Global,
     catalogue: &Catalogue,
     model: &ModelRef,
-    request: PullRequest,
+    request: PullArgs,
 ) -> Result<PathBuf, Failure> {
     let mut options = PullOptions::from_environment().map_err(no_cache)?;
     options.from = request.from;
@@ -44,10 +34,7 @@ pub(crate) fn pull_model(
         });
     let id = match model {
         ModelRef::Path(path) => {
-            return Err(Failure::new(
-                Kind::BadRequest,
-                format!("{} is a path: there is nothing to fetch", path.display()),
-            )
+            return Err(failure!(BadRequest, "{} is a path: there is nothing to fetch", path.display())
             .hint("name a catalogue id, hf:OWNER/REPOSITORY/FILE.gguf or an https address; --from takes the file itself from a path"));
         }
         ModelRef::Id(id) => Some(id),
@@ -108,7 +95,7 @@ pub(crate) fn pull_model(
                 Some(_) => "the server is busy",
                 None => "no source has it",
             };
-            Failure::new(Kind::Model, format!("model {model} could not be fetched: {why}")).hint(hint)
+            failure!(Model, "model {model} could not be fetched: {why}").hint(hint)
         }
         PullError::Unprotected(_) => Failure::new(Kind::BadRequest, error.to_string())
             .hint("`sha256sum FILE` where the file is good prints what --sha256 takes"),
@@ -147,12 +134,10 @@ fn compare_text(global: &Global, model: &ModelRef, file: &ModelFile, weights: We
 
 /// Licence notice, printed before the download.
 fn licence(entry: &ModelEntry) -> String {
+    let license = &entry.license;
     match &entry.terms {
-        Some(terms) => format!(
-            "licence: {}; the user of the model accepts {terms}",
-            entry.license
-        ),
-        None => format!("licence: {}", entry.license),
+        Some(terms) => format!("licence: {license}; the user of the model accepts {terms}"),
+        None => format!("licence: {license}"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use hearthnet_bus::calls::ENDPOINT_FILE;
 use hearthnet_bus::discovery::Local;
 
-use crate::home::community::Home;
+use crate::home::Home;
 
 /// Port that nodes listen on if it is free. No well-known service uses it, and a fixed port keeps
 /// older invite codes valid.
@@ -44,9 +44,9 @@ pub(crate) fn listen_address(setting: &str) -> SocketAddr {
 
 /// Addresses for local programs, as text.
 pub(crate) fn local_endpoints(home: &Home, url: Option<&str>) -> String {
+    let url = url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}"));
     format!(
-        "  programs  {}{}\n",
-        home.dir.join(ENDPOINT_FILE).display(),
-        url.map_or_else(String::new, |url| format!("\n  OpenAI    {url}")),
+        "  programs  {}{url}\n",
+        home.dir.join(ENDPOINT_FILE).display()
     )
 }

@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use hearthnet_bus::calls::{
     Answering, CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, Client, Code,
-    FrameSink, Handler, Params, Registry, Trust,
+    FrameSink, Handler, Params, Registry,
 };
 use hearthnet_bus::flight::Readers;
+use hearthnet_bus::log::Level;
+use hearthnet_platform::process::is_stopped;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::note;
-use crate::home::lock::Lock;
+use crate::cli::{Failure, failure, note};
+use crate::home::Lock;
 
 /// Call that returns the status of the running node. Local only.
 pub(crate) const NODE_STATUS: &str = "node.status@1.0";
@@ -57,12 +58,10 @@ pub(crate) fn silent(dir: &Path) -> Failure {
             "`hearthnet status` shows it; for another node, choose another directory with --data-dir".to_owned(),
         ),
     };
-    Failure::new(
-        Kind::Host,
-        format!(
-            "a node runs on {} ({process}), and does not answer{why}",
-            dir.display()
-        ),
+    let dir = dir.display();
+    failure!(
+        Host,
+        "a node runs on {dir} ({process}), and does not answer{why}"
     )
     .code("node_runs")
     .hint(hint)
@@ -77,12 +76,9 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn of(dir: &Path) -> Self {
         let id = Lock::process(dir);
-        // The third field, after a name in parentheses, is the state (proc_pid_stat(5)).
-        let stat = id.and_then(|id| std::fs::read_to_string(format!("/proc/{id}/stat")).ok());
-        let state = stat.as_deref().and_then(|stat| stat.rsplit_once(") "));
         Self {
             id,
-            is_stopped: state.is_some_and(|(_, rest)| rest.starts_with(['T', 't'])),
+            is_stopped: id.is_some_and(is_stopped),
         }
     }
 
@@ -184,7 +180,7 @@ where
             params: self.params,
             streaming: self.streaming,
             limits: self.limits,
-            ..CapabilityDescriptor::new(name, self.summary, Trust::Member)
+            ..CapabilityDescriptor::new(name, self.summary, Some(Level::Member))
         };
         registry
             .register(descriptor, Arc::new(OnThisMachine(self.answer)))

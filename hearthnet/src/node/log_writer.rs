@@ -18,11 +18,9 @@ use tokio::task::JoinSet;
 use zeroize::Zeroize as _;
 
 use super::local_api::{self, Offer, internal};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::runtime::block_on;
 use crate::cli::secret::MAX_BYTES;
-use crate::home::community::{Home, now_ms};
-use crate::home::lock::Lock;
+use crate::cli::{Failure, Kind, block_on};
+use crate::home::{Home, Lock, now_ms};
 
 /// Local API call that writes into the community's log.
 const NODE_CHANGE: &str = "node.change@1.0";
@@ -104,15 +102,8 @@ pub(crate) fn write(home: &Home, by_root: bool, change: Change) -> Result<(), Fa
 }
 
 fn store(home: &Home, request: &ChangeRequest) -> Result<(), Failure> {
-    // Last event of a member that is stored here. This process is the only receiver and writer, so
-    // no client of it has seen a later one.
-    let seen = |node| {
-        home.log
-            .heads()
-            .authors
-            .get(&node)
-            .map_or(0, |head| head.seq)
-    };
+    // This process is the only receiver and writer, so no client of it has seen a later event of a
+    // member than the last one that is stored here.
     let body = match request.change {
         Change::Policy(policy) => Body::PolicyChanged(policy),
         Change::Invite {
@@ -133,11 +124,11 @@ fn store(home: &Home, request: &ChangeRequest) -> Result<(), Failure> {
         Change::Level { node, level } => Body::LevelChanged {
             node,
             level,
-            last_seq: Some(seen(node)),
+            last_seq: Some(home.last_seq(&node)),
         },
         Change::Revoke { node } => Body::Revoked {
             node,
-            last_seq: seen(node),
+            last_seq: home.last_seq(&node),
         },
         Change::Resume {} => return Ok(home.log.caught_up(now_ms())?),
     };

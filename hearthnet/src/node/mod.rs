@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{LocalApi, Registry};
-use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings, StaticPeer};
+use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
 use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
@@ -34,47 +34,41 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use self::addresses::{listen_address, reachable};
+use self::addresses::reachable;
 use self::local_api::offer_record;
 use self::status::{Serving, SharedStatus};
-use self::sync::{wait_for_neighbours, wait_until_synced};
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind};
 use crate::config::Config;
-use crate::home::community::{Home, display_name, now_ms};
-use crate::home::lock::Lock;
-use crate::home::membership::Membership;
+use crate::home::{Home, Lock, Membership, display_name};
+
+pub(crate) use self::addresses::{DEFAULT_PORT, listen_address, local_endpoints};
+pub(crate) use self::local_api::{NODE_FLIGHT, NODE_STATUS, Process};
+pub(crate) use self::log_writer::Change;
+pub(crate) use self::restore_log::{find_home, open_home};
+pub(crate) use self::status::Running;
+pub(crate) use self::sync::{wait_for_neighbours, wait_until_synced};
+pub(crate) use self::transient::{TransientNode, in_sync, sync_log, with_synced_node};
 
 /// Discovery settings from the configuration, for one community.
 pub(crate) fn discovery_settings(
     config: &Config,
     own: NodeId,
     community: CommunityTag,
-) -> Result<DiscoverySettings, Failure> {
-    let peers = config.discovery.static_peers.iter();
-    let static_peers = peers
-        .map(|text| text.parse())
-        .collect::<Result<Vec<StaticPeer>, _>>()
-        .map_err(|e| {
-            Failure::new(
-                Kind::Config,
-                format!("the setting discovery.static_peers: {e}"),
-            )
-            .hint("for example: static_peers = [\"192.168.1.20:7600\"]")
-        })?;
-    Ok(DiscoverySettings {
+) -> DiscoverySettings {
+    DiscoverySettings {
         own: Some(own),
         community: Some(community),
         mdns: config.discovery.mdns,
-        static_peers,
+        static_peers: config.discovery.static_peers.clone(),
         ..DiscoverySettings::default()
-    })
+    }
 }
 
 /// Settings of a node without a listener.
-fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
+fn settings(home: &Home, config: &Config) -> NodeSettings {
     let tag = CommunityTag::of(home.log.community().as_bytes());
     let mut settings = NodeSettings::new(display_name(None, config));
-    settings.discovery = discovery_settings(config, home.key.id(), tag)?;
+    settings.discovery = discovery_settings(config, home.key.id(), tag);
     if !home.state().is_created() || home.log.is_in_doubt() {
         // The log may lack addresses of members; the membership file keeps them.
         let noted = Membership::read(&home.dir).map_or_else(Vec::new, |noted| noted.peers());
@@ -82,7 +76,7 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
         settings.discovery.static_peers.extend(known);
     }
     settings.research = config.policy.research.enable;
-    let transport = config.transport()?;
+    let transport = config.transport();
     // A lost neighbour is noticed after two keep-alives. Never longer than the node's own default,
     // whatever suits long tensor sessions.
     let keep_alive = transport.keep_alive.min(settings.transport.keep_alive);
@@ -90,7 +84,7 @@ fn settings(home: &Home, config: &Config) -> Result<NodeSettings, Failure> {
         keep_alive,
         ..transport
     };
-    Ok(settings)
+    settings
 }
 
 fn failure(error: &NodeError) -> Failure {
@@ -140,12 +134,12 @@ impl DaemonNode {
         let lock = Lock::take(&home.dir)?;
         // From here on this process is the only writer.
         home.log.update()?;
-        let mut settings = settings(home, config)?;
+        let mut settings = settings(home, config);
         let listen = listen_address(listen.unwrap_or(&config.node.listen));
         settings.listen = Some(listen.to_string());
         settings.caps = caps;
         let join = hearthnet_bus::joining::descriptor();
-        let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key), now_ms);
+        let handler = JoinHandler::new(home.log.clone(), Arc::clone(&home.key));
         let health = SharedHealth::default();
         let told = status::offer(&registry, &health, isolation)?;
         offer_record(&registry)?;

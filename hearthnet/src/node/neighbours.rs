@@ -7,9 +7,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, WeakNode};
 
-use crate::home::community::Home;
-use crate::home::key_status;
-use crate::home::membership::Membership;
+use crate::home::{Home, Membership, key_status};
 
 /// Handles refusals of this node's key. A refusal by an anchor stops everything that runs here.
 /// Refusals by other members do not bind; they are only recorded, and shown by commands, if no

@@ -7,14 +7,9 @@ use std::time::Duration;
 use hearthnet_bus::log::EventLog;
 
 use super::transient;
-use crate::cli::failure::{Failure, Kind, no_thread};
-use crate::cli::output::note;
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, Kind, block_on, failure, no_thread, note};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, LOG_FILE, OnDisk};
-use crate::home::key_status;
-use crate::home::lock::Lock;
-use crate::home::membership::Membership;
+use crate::home::{Home, LOG_FILE, Lock, Membership, OnDisk, key_status};
 
 /// Time limit of the search for members. A member at its known address answers within a second;
 /// mDNS may take a few.
@@ -53,20 +48,18 @@ pub(crate) fn find_home(cx: &Context) -> Result<Option<Home>, Failure> {
 /// Returns [`Kind::Community`] if no member was found, or if a node still runs on the deleted file.
 fn restore_log(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Failure> {
     if Lock::is_held(dir) {
-        return Err(Failure::new(
-            Kind::Community,
-            format!(
-                "the log of {:?} was removed from {} while a node runs on it",
-                noted.name,
-                dir.display()
-            ),
+        return Err(failure!(
+            Community,
+            "the log of {:?} was removed from {} while a node runs on it",
+            noted.name,
+            dir.display()
         )
         .code("log_lost")
         .hint("stop the node and start it again: it restores the log from other members"));
     }
+    let name = &noted.name;
     note(format!(
-        "the log of {:?} was lost on this machine; asking other members for it",
-        noted.name
+        "the log of {name:?} was lost on this machine; asking other members for it"
     ));
     let key = Arc::new(cx.global.node_key()?);
     let log = match dir.join(LOG_FILE).exists() {
@@ -84,21 +77,17 @@ fn restore_log(cx: &Context, dir: &Path, noted: &Membership) -> Result<Home, Fai
             .unwrap_or_else(|_| Err(Failure::internal("the log could not be restored")))
     });
     if !filled? {
-        return Err(Failure::new(
-            Kind::Community,
-            format!(
-                "the log of {:?} was lost on this machine, and no other member was found in {} s",
-                noted.name,
-                WAIT.as_secs()
-            ),
+        return Err(failure!(
+            Community,
+            "the log of {name:?} was lost on this machine, and no other member was found in {} s",
+            WAIT.as_secs()
         )
         .code("log_lost")
         .hint("start `hearthnet serve` in another home of the community and try again; or leave the community with `hearthnet community leave`"));
     }
     let events: u64 = home.log.heads().authors.values().map(|head| head.seq).sum();
     note(format!(
-        "the log of {:?} is back: {events} events from other members",
-        noted.name
+        "the log of {name:?} is back: {events} events from other members"
     ));
     Ok(home)
 }

@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::local_api::{self, NODE_STATUS, Offer};
 use super::sync::wait_until_synced;
-use crate::cli::failure::Failure;
-use crate::home::community::now_ms;
+use crate::cli::Failure;
+use crate::home::now_ms;
 
 /// Status shared between the daemon and its capability.
 #[derive(Default)]
@@ -53,6 +53,7 @@ pub(crate) enum Serving {
 
 /// Status of a running node, as its local API returns it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Running {
     pub(crate) listen: Option<String>,
     /// State of mDNS: `running`, `off`, or the problem.
@@ -62,21 +63,15 @@ pub(crate) struct Running {
     /// Shard that it serves, if any.
     pub(crate) serving: Option<String>,
     /// Reason why requested layers are not served now.
-    #[serde(default)]
     pub(crate) suspended: Option<String>,
-    #[serde(default)]
     pub(crate) url: Option<String>,
     /// Whether each host that advertises layers responds, by node id.
-    #[serde(default)]
     pub(crate) hosts: BTreeMap<String, bool>,
     /// Health of hosts as measured by its chats.
-    #[serde(default)]
     pub(crate) host_health: Vec<ShardHealth>,
     /// Parts of the sandbox that are in force.
-    #[serde(default)]
     pub(crate) isolation: String,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
-    #[serde(default)]
     pub(crate) dated_ahead: BTreeMap<String, u64>,
 }
 
@@ -200,10 +195,7 @@ fn running(node: &Node, told: &State) -> Running {
         serving,
         suspended,
         url: told.url.clone(),
-        hosts: BTreeMap::new(),
-        host_health: Vec::new(),
-        isolation: String::new(),
-        dated_ahead: BTreeMap::new(),
+        ..Running::default()
     }
 }
 

@@ -8,8 +8,7 @@ use hearthnet_bus::node::Node;
 use serde_json::json;
 
 use super::local_api::{self, NODE_STATUS};
-use crate::home::community::Home;
-use crate::home::key_status;
+use crate::home::{Home, key_status};
 
 /// Longest wait for the first sync of a new node.
 const FIRST_SYNC: Duration = Duration::from_secs(4);

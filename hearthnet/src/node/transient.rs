@@ -11,16 +11,14 @@ use tokio::task::JoinSet;
 use super::log_writer::follow;
 use super::sync::{self, wait_for_daemon_sync, wait_until_synced};
 use super::{failure, neighbours, settings};
-use crate::cli::failure::Failure;
-use crate::cli::output::note;
+use crate::cli::{Failure, note};
 use crate::config::Config;
-use crate::home::community::Home;
-use crate::home::lock::Lock;
+use crate::home::{Home, Lock};
 
 /// Starts a node that keeps this home's log in sync while a command runs. Records refusals of its
 /// key, and its clock offset.
 pub(crate) async fn start(home: &Home, config: &Config) -> Result<Node, Failure> {
-    let settings = settings(home, config)?;
+    let settings = settings(home, config);
     let registry = Arc::new(Registry::new());
     let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
         .await

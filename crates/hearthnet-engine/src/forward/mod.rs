@@ -20,45 +20,38 @@
 //! keys and values from them. A mixture of experts regroups the rows across tiles: see [`moe`].
 //!
 //! Both passes compute a row with the same kernels in the same order, so the result depends neither
-//! on the pass, nor on the tiles, nor on which thread does the work.
+//! on the pass, nor on the tiles, nor on which thread does the work: see [`stages`].
 
-mod layer_steps;
+mod attention;
+mod experts;
+mod feed_forward;
 mod moe;
+mod stages;
+mod tiles;
 mod tiling;
 
 use std::ops::Range;
 
-use hearthnet_files::BoundaryDtype;
-use hearthnet_files::spec::ModelSpec;
 use parking_lot::Mutex;
 
-use super::kv::Geometry;
-use super::rope_tables::RopeTables;
-use super::sequence::Span;
-use super::thread_pool::{PoolThread, ThreadPool};
-use super::weights::{FeedForward, Layer};
-use crate::kernels::{AttentionScratch, Kernels, SharedMut, grow};
-use layer_steps::{Buffers, FirstOverflow, LayerRun, Rows, TileBuffers, Widths, tiles_of};
-use moe::{ExpertScratch, MoeBuffers};
+use crate::kernels::{AttentionScratch, SharedMut};
+use crate::sequence::Span;
+use crate::thread_pool::PoolThread;
+use crate::weights::FeedForward;
+use experts::ExpertScratch;
+use moe::MoeBuffers;
+use stages::{FirstOverflow, LayerRun, Stage};
+use tiles::{Rows, Tile, TileBuffers, Widths, shared, tiles_of};
 use tiling::{
     DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, cut, decode_rows, prefill_tile, share, units,
 };
 
-/// Everything that stays the same for all rows of a batch.
-pub(super) struct EngineContext<'a> {
-    pub(super) spec: &'a ModelSpec,
-    pub(super) kernels: Kernels,
-    pub(super) thread_pool: &'a ThreadPool,
-    pub(super) ropes: &'a RopeTables,
-    pub(super) geometry: Geometry,
-    pub(super) layers: &'a [Layer],
-    /// Index of `layers[0]` among the engine's layers.
-    pub(super) first: usize,
-}
+pub(crate) use stages::Overflow;
+pub(crate) use tiles::EngineContext;
 
 /// Buffers that batches reuse.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     /// Queries, keys and values of all rows of a pass.
     qkv: Vec<f32>,
     /// Buffers of the tiles of a decode pass.
@@ -74,16 +67,8 @@ struct ThreadScratch {
     experts: ExpertScratch,
 }
 
-/// Location of a block output that is not finite.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Overflow {
-    /// Index into [`EngineContext::layers`].
-    pub(super) layer: usize,
-    pub(super) row: usize,
-}
-
 /// Runs `x`, the rows of all spans, through the layers. `pages` has the page table of each span.
-pub(super) fn run(
+pub(crate) fn run(
     context: &EngineContext<'_>,
     scratch: &mut Scratch,
     spans: &[Span],
@@ -92,7 +77,13 @@ pub(super) fn run(
 ) -> Result<(), Overflow> {
     let widths = Widths::of(context);
     let threads = context.thread_pool.threads();
-    scratch.per_thread.resize_with(threads, Mutex::default);
+    let Scratch {
+        qkv,
+        tiles,
+        moe,
+        per_thread,
+    } = scratch;
+    per_thread.resize_with(threads, Mutex::default);
     let total = x.len() / widths.x;
     let overflow = FirstOverflow::default();
     let most = match widths.experts {
@@ -102,18 +93,26 @@ pub(super) fn run(
     for begin in (0..total).step_by(most) {
         let rows = begin..total.min(begin + most);
         let x = &mut x[rows.start * widths.x..rows.end * widths.x];
-        grow(&mut scratch.qkv, rows.len() * widths.qkv);
+        let qkv = shared(qkv, rows.len() * widths.qkv);
+        let few = rows.len() <= decode_rows(threads);
+        let size = match few {
+            true => DECODE_TILE,
+            false => prefill_tile(rows.len(), threads),
+        };
+        let segments = cut(spans, &rows, size);
         let pass = LayerRun {
             context,
             widths,
             pages,
+            pairs: moe.pairs(&widths, threads, rows.len()),
             overflow: &overflow,
-            begin,
+            rows,
         };
-        if rows.len() <= decode_rows(threads) {
-            decode_pass(&pass, scratch, spans, rows, x);
+        let rows = tiles_of(&widths, &segments, size, x, qkv);
+        if few {
+            decode_pass(&pass, &rows, tiles, per_thread);
         } else {
-            prefill_pass(&pass, scratch, spans, rows, x);
+            prefill_pass(&pass, &rows, size, per_thread);
         }
         if let Some(overflow) = overflow.get() {
             return Err(overflow);
@@ -126,29 +125,23 @@ pub(super) fn run(
 #[allow(unsafe_code)]
 fn decode_pass(
     pass: &LayerRun<'_>,
-    scratch: &mut Scratch,
-    spans: &[Span],
-    rows: Range<usize>,
-    x: &mut [f32],
+    rows: &[Rows<'_>],
+    buffers: &mut Vec<TileBuffers>,
+    per_thread: &[Mutex<ThreadScratch>],
 ) {
-    let (context, widths) = (pass.context, &pass.widths);
+    let context = pass.context;
     let threads = context.thread_pool.threads();
-    let segments = cut(spans, &rows, DECODE_TILE);
-    let tiles = tiles_of(widths, &segments, DECODE_TILE, x, &mut scratch.qkv);
-    if scratch.tiles.len() < tiles.len() {
-        scratch.tiles.resize_with(tiles.len(), TileBuffers::default);
+    if buffers.len() < rows.len() {
+        buffers.resize_with(rows.len(), TileBuffers::default);
     }
-    let buffers: Vec<Buffers<'_>> = scratch
-        .tiles
-        .iter_mut()
-        .zip(&tiles)
-        .map(|(buffers, tile)| buffers.buffers(widths, tile.rows))
+    let tiles = rows.iter().zip(buffers);
+    let tiles: Vec<Tile<'_>> = tiles
+        .map(|(&rows, buffers)| Tile {
+            rows,
+            buffers: buffers.buffers(&pass.widths, rows.count),
+        })
         .collect();
-    let tiles: Vec<(&Rows<'_>, Buffers<'_>)> = tiles.iter().zip(buffers).collect();
     let units_of_heads = head_units(context, &tiles, threads);
-    let per_thread = &scratch.per_thread;
-    let count = rows.len();
-    let pairs = scratch.moe.pairs(pass, count);
 
     context.thread_pool.run(&|thread| {
         let mut own = per_thread[thread.index()].lock();
@@ -160,70 +153,48 @@ fn decode_pass(
         let phase = |thread: &mut PoolThread<'_>,
                      units,
                      work: &mut dyn FnMut(usize),
-                     then: Step<'_>,
+                     then: &dyn Fn(Tile<'_>),
                      last: &dyn Fn()| {
-            if let [(rows, buffers)] = tiles[..] {
+            if let [tile] = tiles[..] {
                 thread.phase_then(units, work, || {
-                    then(rows, buffers);
+                    then(tile);
                     last();
                 });
             } else {
                 thread.phase(units, work);
-                let tile = |tile: usize| then(tiles[tile].0, tiles[tile].1);
-                thread.phase_then(tiles.len(), tile, last);
+                thread.phase_then(tiles.len(), |tile| then(tiles[tile]), last);
             }
         };
-        // A phase whose units are panels of a matrix, for all tiles.
-        let split = |thread: &mut PoolThread<'_>,
-                     panels,
-                     work: PanelStep<'_>,
-                     then: Step<'_>,
-                     last: &dyn Fn()| {
-            let units = units(panels, threads);
-            let mut work = |unit| {
-                for (rows, buffers) in &tiles {
-                    work(share(panels, units, unit), rows, *buffers);
-                }
-            };
-            phase(thread, units, &mut work, then, last);
-        };
-        let nothing = &|| ();
         // SAFETY (of all steps): units of a phase have separate panels, heads, segments or tiles,
         // so that no two write the same columns or rows. They read values of earlier phases only.
         // Only `store_kv` writes pages, in a phase in which no unit reads them.
-        thread.phase(tiles.len(), |tile| {
-            let (rows, buffers) = tiles[tile];
-            // SAFETY: separate tiles.
-            unsafe { pass.attn_norm(0, rows, buffers) };
-        });
-        for (index, layer) in context.layers.iter().enumerate() {
-            split(
-                thread,
-                layer.qkv.panels(),
-                // SAFETY: separate panels.
-                &|panels, rows, buffers| unsafe { pass.qkv(layer, panels, rows, buffers) },
-                // SAFETY: separate tiles.
-                &|rows, buffers| unsafe {
-                    match &layer.latent {
-                        Some(latent) => pass.norm_latent(latent, rows, buffers),
-                        None => pass.store_kv(index, rows, buffers),
+        let run = |thread: &mut PoolThread<'_>, index, stages: &[Stage]| {
+            for &stage in stages {
+                let panels = pass.panels(index, stage);
+                let units = units(panels, threads);
+                let mut work = |unit| {
+                    for tile in &tiles {
+                        // SAFETY: separate panels.
+                        unsafe { pass.multiply(index, stage, share(panels, units, unit), *tile) };
                     }
-                },
-                nothing,
-            );
-            if let Some(latent) = &layer.latent {
-                split(
+                };
+                phase(
                     thread,
-                    latent.panels(),
-                    // SAFETY: separate panels.
-                    &|panels, rows, buffers| unsafe {
-                        pass.expand_latent(latent, panels, rows, buffers);
-                    },
+                    units,
+                    &mut work,
                     // SAFETY: separate tiles.
-                    &|rows, buffers| unsafe { pass.store_kv(index, rows, buffers) },
-                    nothing,
+                    &|tile| unsafe { pass.finish(index, stage, tile) },
+                    // SAFETY: all tiles are finished.
+                    &|| unsafe { pass.conclude(index, stage) },
                 );
             }
+        };
+        thread.phase(tiles.len(), |tile| {
+            // SAFETY: separate tiles.
+            unsafe { pass.attn_norm(0, tiles[tile]) };
+        });
+        for (index, layer) in context.layers.iter().enumerate() {
+            run(thread, index, Stage::before_attention(layer));
             let mut attend = |unit: usize| {
                 let HeadUnit {
                     tile,
@@ -231,127 +202,54 @@ fn decode_pass(
                     kv_head,
                     ref heads,
                 } = units_of_heads[unit];
-                let (rows, buffers) = tiles[tile];
-                let heads = heads.clone();
+                let heads = (kv_head, heads.clone());
                 // SAFETY: separate segments or heads.
-                unsafe {
-                    pass.attend(
-                        index,
-                        rows,
-                        &segment,
-                        kv_head,
-                        heads,
-                        buffers.attn,
-                        attention,
-                    );
-                }
+                unsafe { pass.attend(index, tiles[tile], &segment, heads, attention) };
             };
             phase(
                 thread,
                 units_of_heads.len(),
                 &mut attend,
                 // SAFETY: separate tiles.
-                &|rows, buffers| unsafe { pass.quantise_attn(layer, rows, buffers) },
-                nothing,
+                &|tile| unsafe { pass.quantise_attn(index, tile) },
+                &|| (),
             );
-            split(
-                thread,
-                layer.attn_output.panels(),
-                // SAFETY: separate panels.
-                &|panels, rows, buffers| unsafe {
-                    // The residual stream is rounded at the end of a block only.
-                    let dtype = BoundaryDtype::F32;
-                    pass.add(&layer.attn_output, panels, dtype, rows, buffers);
-                },
-                // SAFETY: separate tiles.
-                &|rows, buffers| unsafe {
-                    pass.end_attention(layer, rows, buffers);
-                    pass.ffn_norm(layer, rows, buffers);
-                    if let FeedForward::Experts { router, .. } = &layer.feed_forward {
-                        pass.route(router, rows, buffers, pairs);
-                    }
-                },
-                // SAFETY: all rows have their routes.
-                &|| unsafe {
-                    if let FeedForward::Experts { .. } = &layer.feed_forward {
-                        pass.group(count, pairs);
-                    }
-                },
-            );
-            let done = |rows: &Rows<'_>, buffers: Buffers<'_>| {
-                // SAFETY: separate tiles.
-                unsafe {
-                    pass.end_feed_forward(layer, rows, buffers);
-                    pass.check(index, rows);
-                    if index + 1 < context.layers.len() {
-                        pass.attn_norm(index + 1, rows, buffers);
-                    }
-                }
-            };
+            run(thread, index, &[Stage::Output]);
             match &layer.feed_forward {
-                FeedForward::Dense { ffn, down } => {
-                    split(
-                        thread,
-                        ffn.panels(),
-                        // SAFETY: separate panels.
-                        &|panels, rows, buffers| unsafe { pass.ffn(ffn, panels, rows, buffers) },
-                        // SAFETY: separate tiles.
-                        &|rows, buffers| unsafe { pass.quantise_h(down, rows, buffers) },
-                        nothing,
-                    );
-                    split(
-                        thread,
-                        down.panels(),
-                        // SAFETY: separate panels.
-                        &|panels, rows, buffers| unsafe {
-                            pass.add(down, panels, context.spec.boundary, rows, buffers);
-                        },
-                        &done,
-                        nothing,
-                    );
-                }
+                FeedForward::Dense { .. } => run(thread, index, &[Stage::GateUp, Stage::Down]),
                 FeedForward::Experts { experts: all, .. } => {
-                    let units = pairs.units();
+                    let units = pass.pairs.units();
                     // SAFETY: the plan is complete; separate places or panels.
                     thread.phase(units, |unit| unsafe {
-                        pass.expert_gate_up(all, unit, pairs, experts);
+                        pass.expert_gate_up(all, unit, experts);
                     });
                     let mut down = |unit: usize| {
                         // SAFETY: separate places or panels.
-                        unsafe { pass.expert_down(all, unit, pairs, experts) };
+                        unsafe { pass.expert_down(all, unit, experts) };
                     };
-                    let then = |rows: &Rows<'_>, buffers: Buffers<'_>| {
+                    let then = |tile: Tile<'_>| {
                         // SAFETY: separate tiles.
-                        unsafe { pass.combine(rows, buffers, pairs) };
-                        done(rows, buffers);
+                        unsafe {
+                            pass.combine(tile);
+                            pass.end_block(index, tile);
+                        }
                     };
-                    phase(thread, units, &mut down, &then, nothing);
+                    phase(thread, units, &mut down, &then, &|| ());
                 }
             }
         }
     });
 }
 
-type Step<'a> = &'a dyn Fn(&Rows<'_>, Buffers<'_>);
-type PanelStep<'a> = &'a dyn Fn(Range<usize>, &Rows<'_>, Buffers<'_>);
-
-/// Runs a pass that splits tiles between threads.
+/// Runs a pass that splits tiles, of `size` rows at most, between threads.
 #[allow(unsafe_code)]
 fn prefill_pass(
     pass: &LayerRun<'_>,
-    scratch: &mut Scratch,
-    spans: &[Span],
-    rows: Range<usize>,
-    x: &mut [f32],
+    rows: &[Rows<'_>],
+    size: usize,
+    per_thread: &[Mutex<ThreadScratch>],
 ) {
-    let (context, widths) = (pass.context, &pass.widths);
-    let size = prefill_tile(rows.len(), context.thread_pool.threads());
-    let segments = cut(spans, &rows, size);
-    let tiles = tiles_of(widths, &segments, size, x, &mut scratch.qkv);
-    let per_thread = &scratch.per_thread;
-    let count = rows.len();
-    let pairs = scratch.moe.pairs(pass, count);
-
+    let context = pass.context;
     context.thread_pool.run(&|thread| {
         let mut own = per_thread[thread.index()].lock();
         let ThreadScratch {
@@ -359,50 +257,55 @@ fn prefill_pass(
             attention,
             experts,
         } = &mut *own;
-        let buffers = tile.buffers(widths, size);
+        let buffers = tile.buffers(&pass.widths, size);
         // Later tiles attend to more positions, so they start first.
-        let nth = |unit: usize| &tiles[tiles.len() - 1 - unit];
+        let nth = |unit: usize| Tile {
+            rows: rows[rows.len() - 1 - unit],
+            buffers,
+        };
         // SAFETY (of all phases): a tile and the slots of its rows in the pages belong to one unit,
         // the buffers to this thread. Units share only keys and values in the pages, and a phase
         // writes those of one layer and reads those of another. (Units of experts have separate
         // places or panels.)
-        thread.phase(tiles.len(), |unit| {
+        thread.phase(rows.len(), |unit| {
             // SAFETY: the unit owns the tile, its slots in the pages and the thread's buffers.
-            unsafe { pass.begin_layer(0, nth(unit), buffers) };
+            unsafe {
+                pass.attn_norm(0, nth(unit));
+                pass.before_attention(0, nth(unit));
+            }
         });
         for (index, layer) in context.layers.iter().enumerate() {
             match &layer.feed_forward {
                 // SAFETY: as above; other units write keys and values of the next layer.
-                FeedForward::Dense { ffn, down } => thread.phase(tiles.len(), |unit| unsafe {
-                    pass.attention(index, nth(unit), buffers, attention);
-                    pass.feed_forward(ffn, down, nth(unit), buffers);
-                    pass.next_layer(index, nth(unit), buffers);
+                FeedForward::Dense { .. } => thread.phase(rows.len(), |unit| unsafe {
+                    let stages = [Stage::Output, Stage::GateUp, Stage::Down];
+                    pass.attention(index, nth(unit), attention);
+                    pass.through(index, &stages, nth(unit));
+                    pass.before_attention(index + 1, nth(unit));
                 }),
-                FeedForward::Experts {
-                    router,
-                    experts: all,
-                    ..
-                } => {
-                    // SAFETY: as above; `group` runs in one thread, after all rows have routes.
+                FeedForward::Experts { experts: all, .. } => {
+                    // SAFETY: as above.
                     let attend = |unit: usize| unsafe {
-                        pass.attention(index, nth(unit), buffers, attention);
-                        pass.route(router, nth(unit), buffers, pairs);
+                        pass.attention(index, nth(unit), attention);
+                        pass.through(index, &[Stage::Output], nth(unit));
                     };
                     // SAFETY: all rows have their routes, and one thread concludes the phase.
-                    thread.phase_then(tiles.len(), attend, || unsafe { pass.group(count, pairs) });
-                    let units = pairs.units();
+                    let plan = || unsafe { pass.conclude(index, Stage::Output) };
+                    thread.phase_then(rows.len(), attend, plan);
+                    let units = pass.pairs.units();
                     // SAFETY: the plan is complete; units have separate places or panels.
                     thread.phase(units, |unit| unsafe {
-                        pass.expert_gate_up(all, unit, pairs, experts);
+                        pass.expert_gate_up(all, unit, experts);
                     });
                     // SAFETY: the plan is complete; units have separate places or panels.
                     thread.phase(units, |unit| unsafe {
-                        pass.expert_down(all, unit, pairs, experts);
+                        pass.expert_down(all, unit, experts);
                     });
                     // SAFETY: the unit owns the tile, its slots in the pages, and the buffers.
-                    thread.phase(tiles.len(), |unit| unsafe {
-                        pass.combine(nth(unit), buffers, pairs);
-                        pass.next_layer(index, nth(unit), buffers);
+                    thread.phase(rows.len(), |unit| unsafe {
+                        pass.combine(nth(unit));
+                        pass.end_block(index, nth(unit));
+                        pass.before_attention(index + 1, nth(unit));
                     });
                 }
             }
@@ -419,13 +322,9 @@ struct HeadUnit {
     heads: Range<usize>,
 }
 
-fn head_units(
-    context: &EngineContext<'_>,
-    tiles: &[(&Rows<'_>, Buffers<'_>)],
-    threads: usize,
-) -> Vec<HeadUnit> {
+fn head_units(context: &EngineContext<'_>, tiles: &[Tile<'_>], threads: usize) -> Vec<HeadUnit> {
     let group = context.group();
-    let segments: usize = tiles.iter().map(|(rows, _)| rows.segments.len()).sum();
+    let segments: usize = tiles.iter().map(|tile| tile.rows.segments.len()).sum();
     // Each unit reads keys and values, so heads are split only to keep all threads busy.
     let whole = segments * context.geometry.kv_heads;
     let split = if threads == 1 || whole >= 2 * threads || whole.is_multiple_of(threads) {
@@ -434,7 +333,7 @@ fn head_units(
         group
     };
     let mut units = Vec::new();
-    for (tile, (rows, _)) in tiles.iter().enumerate() {
+    for (tile, Tile { rows, .. }) in tiles.iter().enumerate() {
         for &segment in rows.segments {
             for kv_head in 0..context.geometry.kv_heads {
                 for unit in 0..split {
@@ -450,11 +349,4 @@ fn head_units(
         }
     }
     units
-}
-
-impl EngineContext<'_> {
-    /// Query heads per KV head.
-    fn group(&self) -> usize {
-        self.spec.heads as usize / self.geometry.kv_heads
-    }
 }

@@ -21,12 +21,9 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use hearthnet_files::BoundaryDtype;
-
-use super::layer_steps::{Buffers, LayerRun, Rows, Widths, columns};
-use super::tiling::{PREFILL_TILE, UNITS, share};
-use crate::kernels::{Act, ActForm, Kernels, Output, SharedMut, TileMut, fold16, grow};
-use crate::weights::{Expert, Ffn, Router};
+use super::tiles::{Widths, shared};
+use super::tiling::{PREFILL_TILE, UNITS};
+use crate::kernels::{Kernels, SharedMut, fold16};
 
 /// Maximum rows of a pass: enough that each of many experts gets some rows, but so few that the
 /// outputs of all pairs (a row each) stay small.
@@ -34,9 +31,9 @@ pub(super) const PASS_ROWS: usize = 8 * PREFILL_TILE;
 
 /// Expert that a row is routed to, and the weight of its output.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
-struct Route {
-    expert: u32,
-    weight: f32,
+pub(super) struct Route {
+    pub(super) expert: u32,
+    pub(super) weight: f32,
 }
 
 /// Reusable buffers for the pairs of a pass.
@@ -53,30 +50,30 @@ pub(super) struct MoeBuffers {
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
     /// `[row][width]`: input of the experts.
-    normed: SharedMut<'a, f32>,
+    pub(super) normed: SharedMut<'a, f32>,
     /// `[pair]`
-    routes: SharedMut<'a, Route>,
+    pub(super) routes: SharedMut<'a, Route>,
     /// `[place][ffn]`
-    h: SharedMut<'a, f32>,
+    pub(super) h: SharedMut<'a, f32>,
     /// `[place][width]`
-    out: SharedMut<'a, f32>,
-    plan: SharedMut<'a, Plan>,
+    pub(super) out: SharedMut<'a, f32>,
+    pub(super) plan: SharedMut<'a, Plan>,
     units: Units,
 }
 
 /// Pairs sorted by expert. The *place* of a pair is its index in that order.
 #[derive(Default)]
 pub(super) struct Plan {
-    pairs: Vec<usize>,
-    places: Vec<usize>,
+    pub(super) pairs: Vec<usize>,
+    pub(super) places: Vec<usize>,
     chunks: Vec<Chunk>,
 }
 
 /// Consecutive places with the same expert, at most [`PREFILL_TILE`].
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Chunk {
-    expert: usize,
-    places: Range<usize>,
+pub(super) struct Chunk {
+    pub(super) expert: usize,
+    pub(super) places: Range<usize>,
 }
 
 /// Units of a phase of experts: `parts` ranges of panels for each chunk.
@@ -99,37 +96,25 @@ impl Units {
     }
 }
 
-#[derive(Default)]
-pub(super) struct ExpertScratch {
-    gathered: Vec<f32>,
-    act: Act,
-    up: Vec<f32>,
-}
-
 impl MoeBuffers {
-    pub(super) fn pairs(&mut self, pass: &LayerRun<'_>, rows: usize) -> Pairs<'_> {
-        let widths = &pass.widths;
+    pub(super) fn pairs(&mut self, widths: &Widths, threads: usize, rows: usize) -> Pairs<'_> {
         let pairs = rows * widths.used;
         // Without experts there are no pairs, and `normed` is unused.
         let rows = if widths.used > 0 { rows } else { 0 };
-        grow(&mut self.normed, rows * widths.x);
-        grow(&mut self.routes, pairs);
-        grow(&mut self.h, pairs * widths.ffn);
-        grow(&mut self.out, pairs * widths.x);
         Pairs {
-            normed: SharedMut::new(&mut self.normed),
-            routes: SharedMut::new(&mut self.routes),
-            h: SharedMut::new(&mut self.h),
-            out: SharedMut::new(&mut self.out),
+            normed: shared(&mut self.normed, rows * widths.x),
+            routes: shared(&mut self.routes, pairs),
+            h: shared(&mut self.h, pairs * widths.ffn),
+            out: shared(&mut self.out, pairs * widths.x),
             plan: SharedMut::new(std::slice::from_mut(&mut self.plan)),
-            units: Units::of(pairs, widths.experts, pass.context.thread_pool.threads()),
+            units: Units::of(pairs, widths.experts, threads),
         }
     }
 }
 
 impl Plan {
     /// Sorts the pairs of `routes` by expert (stable) and splits them into chunks.
-    fn fill(&mut self, routes: &[Route], experts: usize) {
+    pub(super) fn fill(&mut self, routes: &[Route], experts: usize) {
         let mut starts = vec![0usize; experts + 1];
         for route in routes {
             starts[route.expert as usize + 1] += 1;
@@ -164,6 +149,18 @@ impl Pairs<'_> {
     pub(super) fn units(&self) -> usize {
         self.units.chunks * self.units.parts
     }
+
+    /// The chunk of a unit and, of the panels of its expert, number and index of the parts; `None`
+    /// if the plan has fewer chunks.
+    pub(super) fn unit<'p>(
+        &self,
+        plan: &'p Plan,
+        unit: usize,
+    ) -> Option<(&'p Chunk, usize, usize)> {
+        let Units { parts, .. } = self.units;
+        let chunk = plan.chunks.get(unit / parts)?;
+        Some((chunk, parts, unit % parts))
+    }
 }
 
 /// Returns true if score `a` of expert `i` ranks before score `b` of expert `j`: larger scores
@@ -192,7 +189,7 @@ fn next_best(scores: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)>
 
 /// Fills `routes` with the best experts of a row. Overwrites `scores`. If `normalise`, weights are
 /// a softmax over the chosen experts and add up to 1; otherwise a softmax over all experts.
-fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [Route]) {
+pub(super) fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [Route]) {
     let mut last = None;
     let mut top = 0.0;
     for (rank, route) in routes.iter_mut().enumerate() {
@@ -212,172 +209,6 @@ fn choose(kernels: Kernels, scores: &mut [f32], normalise: bool, routes: &mut [R
     };
     for route in routes {
         route.weight = exp(route) / sum;
-    }
-}
-
-/// Steps of a mixture of experts, with the safety contract of the steps of a tile.
-#[allow(unsafe_code)]
-impl LayerRun<'_> {
-    /// Reads `act`; writes the routes and the experts' input of each row of a tile.
-    pub(super) unsafe fn route(
-        &self,
-        router: &Router,
-        rows: &Rows<'_>,
-        buffers: Buffers<'_>,
-        pairs: Pairs<'_>,
-    ) {
-        let (kernels, widths) = (self.context.kernels, &self.widths);
-        let normalise = self
-            .context
-            .spec
-            .experts
-            .is_some_and(|experts| experts.normalise);
-        let (count, experts, used) = (rows.rows, widths.experts, widths.used);
-        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
-        unsafe {
-            let act = buffers.read_act();
-            let normed = rows.first * widths.x..(rows.first + count) * widths.x;
-            pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
-            let out = buffers.scores.tile_mut(count, experts, 0..experts);
-            let Router { matrix, bias } = router;
-            kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
-            let scores = buffers.scores.slice_mut(0..count * experts);
-            let routes = rows.first * used..(rows.first + count) * used;
-            let routes = pairs.routes.slice_mut(routes);
-            let rows = scores.chunks_exact_mut(experts);
-            for (scores, routes) in rows.zip(routes.chunks_exact_mut(used)) {
-                if let Some(bias) = bias {
-                    kernels.add_round(scores, bias, BoundaryDtype::F32);
-                }
-                choose(kernels, scores, normalise, routes);
-            }
-        }
-    }
-
-    /// Reads the routes of all rows of the pass; writes the plan.
-    pub(super) unsafe fn group(&self, rows: usize, pairs: Pairs<'_>) {
-        let Widths { experts, used, .. } = self.widths;
-        // SAFETY: all routes are written, and one unit plans; there is one plan.
-        let (plan, routes) = unsafe {
-            (
-                &mut pairs.plan.slice_mut(0..1)[0],
-                pairs.routes.slice(0..rows * used),
-            )
-        };
-        plan.fill(routes, experts);
-    }
-
-    /// Gate and up of a unit: reads `normed`, writes the unit's part of `h`.
-    pub(super) unsafe fn expert_gate_up(
-        &self,
-        experts: &[Expert],
-        unit: usize,
-        pairs: Pairs<'_>,
-        scratch: &mut ExpertScratch,
-    ) {
-        let Widths { x, ffn, used, .. } = self.widths;
-        // SAFETY: no unit of the phase writes the plan; there is one.
-        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
-        let Units { parts, .. } = pairs.units;
-        let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
-            return;
-        };
-        let Expert {
-            ffn: gates, bias, ..
-        } = &experts[*expert];
-        let panels = share(gates.panels(), parts, unit % parts);
-        if panels.is_empty() {
-            return;
-        }
-        let count = places.len();
-        grow(&mut scratch.gathered, count * x);
-        let gathered = &mut scratch.gathered[..count * x];
-        for (&pair, to) in plan.pairs[places.clone()]
-            .iter()
-            .zip(gathered.chunks_exact_mut(x))
-        {
-            let row = pair / used;
-            // SAFETY: no unit of the phase writes `normed`.
-            to.copy_from_slice(unsafe { pairs.normed.slice(row * x..(row + 1) * x) });
-        }
-        let act = &mut scratch.act;
-        self.context.kernels.prepare(gathered, x, gates.form(), act);
-        let columns = gates.columns(&panels);
-        let up = match gates {
-            Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
-            Ffn::Split { .. } => {
-                grow(&mut scratch.up, count * columns.len());
-                TileMut::new(&mut scratch.up, count, columns.len(), columns.len())
-            }
-        };
-        let h = pairs.h.part(places.start * ffn..places.end * ffn);
-        // SAFETY: units have separate places or panels, and so separate parts of `h`.
-        let h = unsafe { h.tile_mut(count, ffn, columns) };
-        self.gate_up(gates, bias.as_ref(), panels, act, h, up);
-    }
-
-    /// Down of a unit: reads `h`, writes the unit's part of `out`.
-    pub(super) unsafe fn expert_down(
-        &self,
-        experts: &[Expert],
-        unit: usize,
-        pairs: Pairs<'_>,
-        scratch: &mut ExpertScratch,
-    ) {
-        let Widths { x, ffn, .. } = self.widths;
-        // SAFETY: no unit of the phase writes the plan; there is one.
-        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
-        let Units { parts, .. } = pairs.units;
-        let Some(Chunk { expert, places }) = plan.chunks.get(unit / parts) else {
-            return;
-        };
-        let Expert { down, bias, .. } = &experts[*expert];
-        let panels = share(down.panels(), parts, unit % parts);
-        if panels.is_empty() {
-            return;
-        }
-        let (kernels, act) = (self.context.kernels, &mut scratch.act);
-        // SAFETY: no unit of the phase writes `h`.
-        let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
-        kernels.prepare(h, ffn, ActForm::of([down]), act);
-        let out = pairs.out.part(places.start * x..places.end * x);
-        let columns = columns(down, &panels, 0);
-        // SAFETY: units have separate places or panels, and so separate parts of `out`.
-        let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
-        kernels.matmul(down, panels, act, Output::Store, out.reborrow());
-        if let Some(bias) = bias {
-            for row in 0..out.rows() {
-                let bias = &bias.down[columns.clone()];
-                kernels.add_round(out.row_mut(row), bias, BoundaryDtype::F32);
-            }
-        }
-    }
-
-    /// Adds up the weighted outputs of each row of a tile, in `branch`.
-    pub(super) unsafe fn combine(&self, rows: &Rows<'_>, buffers: Buffers<'_>, pairs: Pairs<'_>) {
-        let Widths { x, used, .. } = self.widths;
-        // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.
-        let (plan, sums) = unsafe {
-            (
-                &pairs.plan.slice(0..1)[0],
-                buffers.branch.slice_mut(0..rows.rows * x),
-            )
-        };
-        sums.fill(0.0);
-        for (row, sum) in sums.chunks_exact_mut(x).enumerate() {
-            let first = (rows.first + row) * used;
-            for pair in first..first + used {
-                let place = plan.places[pair];
-                // SAFETY: no unit of the phase writes routes or outputs.
-                let (route, out) = unsafe {
-                    (
-                        pairs.routes.slice(pair..pair + 1)[0],
-                        pairs.out.slice(place * x..(place + 1) * x),
-                    )
-                };
-                self.context.kernels.add_scaled(sum, out, route.weight);
-            }
-        }
     }
 }
 

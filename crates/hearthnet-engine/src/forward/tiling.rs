@@ -88,27 +88,12 @@ pub(super) fn prefill_tile(rows: usize, threads: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::{Geometry, KvCache, Limits};
+    use crate::sequence::SeqId;
 
     fn spans(rows: &[(u32, u32)]) -> Vec<Span> {
-        let geometry = Geometry {
-            first_layer: 0,
-            layers: 1,
-            kv_heads: 1,
-            head_dim: 8,
-        };
-        let limits = Limits {
-            bytes: 0,
-            context: 0,
-            sequences: 100,
-        };
-        let mut cache = KvCache::new(geometry, limits);
-        rows.iter()
-            .map(|&(position, rows)| Span {
-                seq: cache.open().unwrap(),
-                position,
-                rows,
-            })
+        let spans = (0..).zip(rows);
+        spans
+            .map(|(seq, &(position, rows))| Span::new(SeqId(seq), position, rows))
             .collect()
     }
 

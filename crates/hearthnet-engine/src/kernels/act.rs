@@ -62,18 +62,6 @@ pub struct Act {
 }
 
 impl Act {
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    pub fn form(&self) -> ActForm {
-        self.form
-    }
-
     /// The plain values, `[rows][cols]`; empty if that form was not requested.
     pub fn plain(&self) -> &[f32] {
         if self.form.plain {

@@ -21,7 +21,6 @@ const HUGE_PAGE: usize = 2 << 20;
 pub struct Arena {
     current: Option<Arc<Mapping>>,
     next: usize,
-    reserved: usize,
     /// Minimum bytes of the next mapping.
     step: usize,
 }
@@ -71,11 +70,6 @@ impl Arena {
         self.take(bytes).map(F16Buffer)
     }
 
-    /// Bytes of address space mapped so far. The system commits a page when it is first written.
-    pub fn reserved(&self) -> usize {
-        self.reserved
-    }
-
     /// Allocates `len` zero bytes, aligned to 64.
     pub(super) fn take(&mut self, len: usize) -> Result<Region, PackError> {
         let padded = len
@@ -115,7 +109,6 @@ impl Arena {
         } else {
             0
         };
-        self.reserved += len;
         let mapping = Arc::new(Mapping {
             base,
             len,

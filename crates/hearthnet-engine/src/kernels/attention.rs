@@ -8,9 +8,8 @@ use super::act::grow;
 use super::kv::{PAGE, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
-use super::matmul::prefetch;
-use super::rows;
 use super::shared::{Tile, TileMut};
+use super::{prefetch, rows};
 
 /// Parameters of [`super::Kernels::attention`].
 #[derive(Clone, Copy, Debug)]

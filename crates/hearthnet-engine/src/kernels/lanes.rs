@@ -3,14 +3,28 @@
 //! AVX-512 register. Each operation is a single IEEE operation per lane, so a kernel that is
 //! generic over `Lanes` gives the same bits on all of them.
 
-use hearthnet_files::floats::{bf16_to_f32, f16_to_f32, f32_to_f16};
-
 /// Number of lanes; also rows of a weight panel and positions of a key block.
 pub const LANES: usize = 16;
 
 /// 1.5 * 2^23: adding it to a value of at most 2^22 in magnitude rounds the value
 /// to an integer, nearest even, and leaves that integer in the low bits.
 pub(super) const ROUND_MAGIC: f32 = 12_582_912.0;
+
+/// Defines methods of [`Lanes`], each by an expression.
+macro_rules! methods {
+    ($(
+        $name:ident($($argument:ident $(: $type:ty)?),*) $(-> $result:ty)? = $value:expr;
+    )*) => {
+        $(
+            #[inline(always)]
+            #[allow(unused_unsafe)] // Plain Rust needs it for pointers only.
+            unsafe fn $name($($argument $(: $type)?),*) $(-> $result)? {
+                // SAFETY: the caller ensures the ISA, and sixteen elements behind each pointer.
+                unsafe { $value }
+            }
+        )*
+    };
+}
 
 /// Sixteen `f32` values and the operations on them.
 ///
@@ -102,121 +116,4 @@ pub(super) fn fold(mut l: [f32; LANES]) -> f32 {
         }
     }
     l[0]
-}
-
-/// Portable lanes, in a form that compilers vectorise.
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-pub(super) struct Array(pub(super) [f32; LANES]);
-
-impl Array {
-    #[inline(always)]
-    fn zip(self, b: Self, f: impl Fn(f32, f32) -> f32) -> Self {
-        let mut out = self.0;
-        for (x, y) in out.iter_mut().zip(b.0) {
-            *x = f(*x, y);
-        }
-        Self(out)
-    }
-}
-
-// Only the pointers of loads and stores make methods unsafe here.
-impl Lanes for Array {
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Self([x; LANES])
-    }
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: `p` has sixteen values, by the contract of the trait.
-        Self(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: `p` has room for sixteen values, by the contract of the trait.
-        unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
-    }
-    #[inline(always)]
-    unsafe fn load_f16(p: *const u16) -> Self {
-        // SAFETY: `p` has sixteen values, by the contract of the trait.
-        Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(f16_to_f32))
-    }
-    #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: `p` has sixteen values, by the contract of the trait.
-        Self(unsafe { p.cast::<[u16; LANES]>().read_unaligned() }.map(bf16_to_f32))
-    }
-    #[inline(always)]
-    unsafe fn store_f16(self, p: *mut u16) {
-        // SAFETY: `p` has room for sixteen values, by the contract of the trait.
-        unsafe {
-            p.cast::<[u16; LANES]>()
-                .write_unaligned(self.0.map(f32_to_f16));
-        }
-    }
-    #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        self.zip(b, |x, y| x + y)
-    }
-    #[inline(always)]
-    unsafe fn sub(self, b: Self) -> Self {
-        self.zip(b, |x, y| x - y)
-    }
-    #[inline(always)]
-    unsafe fn mul(self, b: Self) -> Self {
-        self.zip(b, |x, y| x * y)
-    }
-    #[inline(always)]
-    unsafe fn div(self, b: Self) -> Self {
-        self.zip(b, |x, y| x / y)
-    }
-    #[inline(always)]
-    unsafe fn fma(self, b: Self, c: Self) -> Self {
-        let mut out = c.0;
-        for ((z, x), y) in out.iter_mut().zip(self.0).zip(b.0) {
-            *z = x.mul_add(y, *z);
-        }
-        Self(out)
-    }
-    #[inline(always)]
-    unsafe fn max(self, b: Self) -> Self {
-        self.zip(b, |x, y| if x > y { x } else { y })
-    }
-    #[inline(always)]
-    unsafe fn min(self, b: Self) -> Self {
-        self.zip(b, |x, y| if x < y { x } else { y })
-    }
-    #[inline(always)]
-    unsafe fn zero_where_less(self, bound: Self, value: Self) -> Self {
-        let mut out = value.0;
-        for ((z, x), y) in out.iter_mut().zip(self.0).zip(bound.0) {
-            *z = if x < y { 0.0 } else { *z };
-        }
-        Self(out)
-    }
-    #[inline(always)]
-    unsafe fn max_magnitude(self, b: Self) -> Self {
-        self.zip(b, |x, y| {
-            f32::from_bits(x.abs().to_bits().max(y.abs().to_bits()))
-        })
-    }
-    #[inline(always)]
-    unsafe fn top_bits(self) -> u32 {
-        self.0.iter().fold(0, |top, x| top.max(x.to_bits()))
-    }
-    #[inline(always)]
-    unsafe fn exp2_of_rounded(self) -> Self {
-        Self(
-            self.0
-                .map(|x| f32::from_bits(x.to_bits().wrapping_add(127) << 23)),
-        )
-    }
-    #[inline(always)]
-    unsafe fn store_low_bytes(self, p: *mut i8) {
-        // SAFETY: `p` has room for sixteen bytes, by the contract of the trait.
-        unsafe {
-            p.cast::<[i8; LANES]>()
-                .write_unaligned(self.0.map(|x| x.to_bits() as i8));
-        }
-    }
 }

@@ -9,9 +9,24 @@
 //! size of tile and every split; `specs/canonical-arithmetic.md` says which bits.
 //! A row never depends on the rows beside it. Two NaNs count as the same bits.
 //!
+//! A folder has the code of one processor family: `portable` (plain Rust, for all) and `x86`. It
+//! implements `Lanes` and `PanelDot`. From a call to the instructions:
+//!
+//! ```text
+//! Kernels::matmul(packed, panels, act, ..)   checks all shapes                    mod.rs
+//!   dispatch!(matmul)                        -> avx512::matmul, by `Isa`          mod.rs
+//!     kernels!(mod avx512, ..)               functions with target features       instantiate.rs
+//!       matmul::run::<Lanes>                 walks panels and rows; output        matmul/mod.rs
+//!         dots!(Avx512)                      pointers by weight type              instantiate.rs
+//!           PanelDots                        ... by numbers of panels and rows    matmul/mod.rs
+//!             PanelDot::dot                  inner loop of a weight type          x86/avx512.rs
+//! Kernels::exp(x)                            likewise: dispatch!, kernels!,       mod.rs
+//!   rows::exp::<Lanes>                       a loop over `Lanes`                  rows.rs
+//! ```
+//!
 //! | what | where |
 //! |---|---|
-//! | sixteen lanes of `f32`, per instruction set | `lanes` |
+//! | sixteen lanes of `f32` | `lanes`; per instruction set in `portable` and `x86` |
 //! | weights: types, repacking, memory | [`Packed`], [`Arena`] |
 //! | activations: normalise, quantise | [`Kernels::norm_prepare`], [`Kernels::prepare`], [`Act`] |
 //! | matrices | [`Kernels::matmul`], [`Kernels::matmul_swiglu`] |
@@ -19,7 +34,7 @@
 //! | cache layout, attention | [`Kernels::store_kv`], [`Kernels::attention`] |
 //!
 //! Lengths are checked on entry; a wrong length panics. Shapes come from a model that
-//! [`Packed::pack`] and the engine have accepted, so a wrong length is a bug of the caller and
+//! [`Packed`] and the engine have accepted, so a wrong length is a bug of the caller and
 //! never caused by input.
 
 // Needed for the intrinsics, their pointers and the shared buffers. Every block states why it is
@@ -31,37 +46,41 @@
 mod act;
 mod arena;
 mod attention;
+mod error;
+mod instantiate;
+mod isa;
 mod kv;
+#[macro_use]
 mod lanes;
-#[cfg(target_arch = "x86_64")]
-mod lanes_x86;
 mod math;
 mod matmul;
 mod pack;
+mod portable;
 mod record;
 mod rope;
 mod rows;
 mod shared;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
-use hearthnet_files::blocks::{BLOCK, WeightType};
 use hearthnet_files::spec::Activation;
 
-#[cfg(target_arch = "x86_64")]
-use matmul::avx2::{Avx2, AvxVnni};
-#[cfg(target_arch = "x86_64")]
-use matmul::avx512::Avx512;
-use matmul::portable::Portable;
 use matmul::{Job, PanelDots};
+use portable::matmul::Portable;
+#[cfg(not(target_arch = "x86_64"))]
+use portable::{prefetch, prefetch_l2};
+#[cfg(target_arch = "x86_64")]
+use x86::{avx2::Avx2, avx512::Avx512, prefetch, prefetch_l2};
 
 pub(crate) use act::grow;
 pub use act::{Act, ActForm};
 pub use arena::{Arena, F16Buffer};
 pub use attention::{Attention, AttentionScratch};
-#[cfg(test)]
-pub(crate) use kv::tests::write_kv;
+pub use error::PackError;
+pub use isa::Isa;
 pub use kv::{PAGE, key_cell, page_len, value_cell};
 pub use lanes::LANES;
 pub use matmul::Output;
@@ -69,117 +88,8 @@ pub use pack::{Matrix, Packed};
 pub use rope::RopeTable;
 pub use rows::fold16;
 pub use shared::{SharedMut, Tile, TileMut};
-
-/// Why weights cannot be packed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PackError {
-    /// The number of inputs is zero or not whole blocks of the weight type.
-    #[error("a matrix has {cols} inputs, which is not a positive multiple of {block}")]
-    Columns { cols: usize, block: usize },
-    #[error("a matrix has no outputs")]
-    NoRows,
-    /// The data does not have the length that type and shape require.
-    #[error("a matrix should have {expected} bytes and has {found}")]
-    Length { expected: usize, found: usize },
-    /// Matrices to be packed together differ in type or shape.
-    #[error("matrices that belong together differ in type or shape")]
-    Mismatch,
-    /// In a stack, a matrix would start after this many outputs, within a panel.
-    #[error("matrices cannot be stacked after {0} outputs, which is not a multiple of 16")]
-    PartialPanel(usize),
-    /// The size does not fit the address space.
-    #[error("a matrix is too large for this machine's address space")]
-    TooLarge,
-    /// The operating system refused the memory for the weights.
-    #[error("no memory for the weights; hold fewer layers or free some memory")]
-    OutOfMemory(#[source] std::io::Error),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Isa {
-    /// Plain Rust; the reference for the others.
-    Portable,
-    /// x86-64 with AVX2, FMA and F16C.
-    Avx2,
-    /// `Avx2` with AVX-VNNI: Intel's consumer CPUs since 2021, which lack AVX-512.
-    AvxVnni,
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
-    Avx512,
-}
-
-impl Isa {
-    /// Best instruction set of this CPU.
-    pub fn detect() -> Self {
-        Self::available()
-            .into_iter()
-            .max()
-            .unwrap_or(Self::Portable)
-    }
-
-    /// Instruction sets of this CPU, [`Isa::Portable`] first and the best last.
-    pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::AvxVnni, Self::Avx512]
-            .into_iter()
-            .filter(|isa| isa.usable())
-            .collect()
-    }
-
-    /// Lower-case name, as [`FromStr`](std::str::FromStr) reads it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Portable => "portable",
-            Self::Avx2 => "avx2",
-            Self::AvxVnni => "avxvnni",
-            Self::Avx512 => "avx512",
-        }
-    }
-
-    fn usable(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni => Self::Avx2.usable() && is_x86_feature_detected!("avxvnni"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.usable()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vnni")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 | Self::AvxVnni | Self::Avx512 => false,
-        }
-    }
-}
-
-impl std::str::FromStr for Isa {
-    type Err = String;
-
-    /// Accepts only instruction sets that this CPU has.
-    fn from_str(name: &str) -> Result<Self, String> {
-        let available = Self::available();
-        let found = available.iter().find(|isa| isa.name() == name);
-        found.copied().ok_or_else(|| {
-            let names: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
-            format!("{name:?} is not one of {}", names.join(", "))
-        })
-    }
-}
-
-impl std::fmt::Display for Isa {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
+#[cfg(test)]
+pub(crate) use tests::write_kv;
 
 /// The kernels of one instruction set. See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,224 +97,18 @@ pub struct Kernels {
     isa: Isa,
 }
 
-/// Multiplies with the kernel of the matrix's type.
-macro_rules! matrices {
-    ($job:ident, $lanes:ty, $dot:ident) => {{
-        use WeightType as T;
-        let kernel = match $job.packed.weight_type() {
-            T::F32 => const { &PanelDots::of::<$dot<{ T::F32 as usize }>>() },
-            T::F16 => const { &PanelDots::of::<$dot<{ T::F16 as usize }>>() },
-            T::BF16 => const { &PanelDots::of::<$dot<{ T::BF16 as usize }>>() },
-            T::Q4_0 => const { &PanelDots::of::<$dot<{ T::Q4_0 as usize }>>() },
-            T::Q4_1 => const { &PanelDots::of::<$dot<{ T::Q4_1 as usize }>>() },
-            T::Q5_0 => const { &PanelDots::of::<$dot<{ T::Q5_0 as usize }>>() },
-            T::Q5_1 => const { &PanelDots::of::<$dot<{ T::Q5_1 as usize }>>() },
-            T::Q8_0 => const { &PanelDots::of::<$dot<{ T::Q8_0 as usize }>>() },
-            T::Q2_K => const { &PanelDots::of::<$dot<{ T::Q2_K as usize }>>() },
-            T::Q3_K => const { &PanelDots::of::<$dot<{ T::Q3_K as usize }>>() },
-            T::Q4_K => const { &PanelDots::of::<$dot<{ T::Q4_K as usize }>>() },
-            T::Q5_K => const { &PanelDots::of::<$dot<{ T::Q5_K as usize }>>() },
-            T::Q6_K => const { &PanelDots::of::<$dot<{ T::Q6_K as usize }>>() },
-            T::IQ4_NL => const { &PanelDots::of::<$dot<{ T::IQ4_NL as usize }>>() },
-            T::IQ4_XS => const { &PanelDots::of::<$dot<{ T::IQ4_XS as usize }>>() },
-            T::MXFP4 => const { &PanelDots::of::<$dot<{ T::MXFP4 as usize }>>() },
-        };
-        matmul::run::<$lanes>($job, kernel);
-    }};
-}
-
-/// Instantiates the kernels for one instruction set: the module `$name`.
-macro_rules! kernels {
-    ($(#[$attribute:meta])* mod $name:ident, $lanes:ty, $tile:literal, $chunks:literal, $dot:ident) => {
-        mod $name {
-            use crate::kernels::*;
-
-            $(#[$attribute])*
-            pub(super) unsafe fn rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32) {
-                for x in x.chunks_exact_mut(w.len()) {
-                    let x = x.as_mut_ptr();
-                    // SAFETY: `Kernels` has found the instruction set, and checks every length.
-                    unsafe { rows::rms_norm::<$lanes>(x, w, eps, x) };
-                }
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn prepare(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act) {
-                let (cols, form) = (act.cols, act.form);
-                for (row, x) in x.chunks_exact(cols).enumerate() {
-                    let kept = if form.plain { row * cols } else { 0 };
-                    let plain = &mut act.plain[kept..kept + cols];
-                    let values = match norm {
-                        Some((w, eps)) => {
-                            // SAFETY: `Kernels` has found the instruction set, and checks every
-                            // length.
-                            unsafe {
-                                rows::rms_norm::<$lanes>(x.as_ptr(), w, eps, plain.as_mut_ptr());
-                            }
-                            &*plain
-                        }
-                        None if form.plain => {
-                            plain.copy_from_slice(x);
-                            x
-                        }
-                        None => x,
-                    };
-                    if form.quantised {
-                        let quants = &mut act.quants[row * cols..][..cols];
-                        let meta = &mut act.meta[row * (cols / BLOCK)..][..cols / BLOCK];
-                        // SAFETY: `Kernels` has found the instruction set, and checks every length.
-                        unsafe { rows::quantise::<$lanes>(values, quants, meta) };
-                    }
-                }
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn gate(activation: Activation, g: &mut [f32], u: &[f32]) {
-                let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
-                // SAFETY: `Kernels` has found the instruction set; `n` values behind each pointer.
-                unsafe {
-                    match activation {
-                        Activation::Silu => rows::swiglu::<$lanes>(h, u.as_ptr(), h, n),
-                        Activation::Gelu => rows::geglu::<$lanes>(g, u),
-                        Activation::Clamped => rows::clamped_swiglu::<$lanes>(g, u),
-                    }
-                }
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn softcap(x: &mut [f32], cap: f32) {
-                // SAFETY: `Kernels` has found the instruction set, and checks every length.
-                unsafe { rows::softcap::<$lanes>(x, cap) };
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn add_scaled(sum: &mut [f32], x: &[f32], factor: f32) {
-                rows::add_scaled(sum, x, factor);
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn exp(x: &mut [f32]) {
-                // SAFETY: `Kernels` has found the instruction set, and checks every length.
-                unsafe { rows::exp::<$lanes>(x) };
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) {
-                rows::add_round(x, y, dtype);
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) {
-                rows::rope(row, x, head_dim);
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn store_kv(
-                page: SharedMut<'_, u16>,
-                slot: usize,
-                key: &[f32],
-                value: &[f32],
-            ) {
-                // SAFETY: `Kernels` has found the instruction set; the caller guarantees the cells.
-                unsafe { kv::store::<$lanes>(page, slot, key, value) };
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn all_finite(x: &[f32]) -> bool {
-                rows::all_finite(x)
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn attention(
-                a: &Attention<'_>,
-                q: Tile<'_>,
-                scratch: &mut AttentionScratch,
-                out: &mut TileMut<'_>,
-            ) {
-                // SAFETY: `Kernels` has found the instruction set, and checks every length.
-                unsafe { attention::attend::<Loops>(a, q, scratch, out) };
-            }
-
-            struct Loops;
-
-            impl attention::Inner for Loops {
-                type V = $lanes;
-                const TILE: usize = $tile;
-                const CHUNKS: usize = $chunks;
-
-                $(#[$attribute])*
-                #[inline(never)]
-                unsafe fn score<const N: usize, const B: usize>(
-                    page: *const u16,
-                    a: &Attention<'_>,
-                    vectors: *const f32,
-                    to: *mut f32,
-                    stride: usize,
-                ) {
-                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
-                    // requires.
-                    unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
-                }
-
-                $(#[$attribute])*
-                #[inline(never)]
-                unsafe fn mix<const N: usize, const C: usize>(
-                    a: &Attention<'_>,
-                    column: usize,
-                    positions: Range<usize>,
-                    weights: *const f32,
-                    stride: usize,
-                    sums: *mut f32,
-                ) {
-                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
-                    // requires.
-                    unsafe {
-                        attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
-                    };
-                }
-            }
-
-            $(#[$attribute])*
-            pub(super) unsafe fn matmul(job: &mut Job<'_>) {
-                // SAFETY: `Kernels` has found the instruction set and checked the job; the kernel
-                // is that of the matrix's type.
-                unsafe { matrices!(job, $lanes, $dot) };
-            }
-        }
-    };
-}
-
-kernels!(mod portable, lanes::Array, 6, 1, Portable);
-#[cfg(target_arch = "x86_64")]
-kernels!(
-    #[target_feature(enable = "avx2,fma,f16c")]
-    mod avx2, lanes_x86::Avx2, 6, 1, Avx2
-);
-/// As `avx2::matmul`, with the dot products of AVX-VNNI.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn matmul_vnni(job: &mut Job<'_>) {
-    // SAFETY: `Kernels` has found AVX2 and checked the job, as for `avx2::matmul`.
-    unsafe { matrices!(job, lanes_x86::Avx2, AvxVnni) };
-}
-#[cfg(target_arch = "x86_64")]
-kernels!(
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    mod avx512, lanes_x86::Avx512, 12, 4, Avx512
-);
-
 /// Calls `$function` of the instruction set's module.
 macro_rules! dispatch {
     ($self:ident, $function:ident($($argument:expr),*)) => {
         match $self.isa {
-            // SAFETY: `isa` was found on this CPU; lengths are checked by the caller.
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => unsafe { avx512::$function($($argument),*) },
+            // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
+            Isa::Portable => unsafe { instantiate::portable::$function($($argument),*) },
             // SAFETY: AVX2 was found on this CPU; lengths are checked by the caller.
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::$function($($argument),*) },
-            // SAFETY: plain Rust runs everywhere; lengths are checked by the caller.
-            _ => unsafe { portable::$function($($argument),*) },
+            Isa::Avx2 | Isa::AvxVnni => unsafe { instantiate::avx2::$function($($argument),*) },
+            // SAFETY: `isa` was found on this CPU; lengths are checked by the caller.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => unsafe { instantiate::avx512::$function($($argument),*) },
         }
     };
 }
@@ -478,13 +182,7 @@ impl Kernels {
             !packed.gated(),
             "a gated pair is multiplied by matmul_swiglu"
         );
-        self.run(Job {
-            packed,
-            panels,
-            act,
-            output,
-            out,
-        });
+        self.multiply(packed, panels, act, output, out);
     }
 
     /// Multiplies `act` with a gate and an up projection
@@ -495,45 +193,44 @@ impl Kernels {
     /// As [`Kernels::matmul`], and when the matrix is not a gated pair.
     pub fn matmul_swiglu(self, packed: &Packed, panels: Range<usize>, act: &Act, out: TileMut<'_>) {
         assert!(packed.gated(), "not a gated pair");
-        self.run(Job {
-            packed,
-            panels,
-            act,
-            output: Output::Store,
-            out,
-        });
+        self.multiply(packed, panels, act, Output::Store, out);
     }
 
-    fn run(self, mut job: Job<'_>) {
-        let Job {
-            packed,
-            panels,
-            act,
-            out,
-            ..
-        } = &job;
+    fn multiply(
+        self,
+        packed: &Packed,
+        panels: Range<usize>,
+        act: &Act,
+        output: Output,
+        out: TileMut<'_>,
+    ) {
         if panels.is_empty() {
             return;
         }
         assert!(panels.end <= packed.panels(), "panels beyond the matrix");
         let outputs = packed.rows().min(panels.end * LANES) - panels.start * LANES;
-        assert_eq!(act.cols(), packed.cols(), "activations of another width");
+        assert_eq!(act.cols, packed.cols(), "activations of another width");
         assert_eq!(
             (out.rows(), out.cols()),
-            (act.rows(), outputs),
+            (act.rows, outputs),
             "an output of another shape"
         );
-        let form = act.form();
-        let fits = if packed.weight_type().quantised() {
-            form.quantised
-        } else {
-            form.plain
+        let fits = match packed.weight_type().quantised() {
+            true => act.form.quantised,
+            false => act.form.plain,
         };
         assert!(fits, "activations lack the form that the weights want");
+        let mut job = Job {
+            packed,
+            panels,
+            act,
+            output,
+            out,
+        };
         #[cfg(target_arch = "x86_64")]
         if self.isa == Isa::AvxVnni {
             // SAFETY: `isa` was found on this CPU; the job is checked.
-            return unsafe { matmul_vnni(&mut job) };
+            return unsafe { instantiate::matmul_vnni(&mut job) };
         }
         dispatch!(self, matmul(&mut job));
     }

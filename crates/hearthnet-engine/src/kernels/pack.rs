@@ -118,21 +118,13 @@ impl Packed {
             .ok_or(PackError::TooLarge)
     }
 
-    /// Packs one matrix.
+    /// Packs a matrix, or several of the same type and inputs as one, outputs in the given order:
+    /// query, key and value of a layer then take one pass over the input.
     ///
     /// # Errors
-    /// Any [`PackError`] about the matrix, or about memory.
-    pub fn pack(arena: &mut Arena, matrix: &Matrix<'_>) -> Result<Self, PackError> {
-        Self::pack_stacked(arena, std::slice::from_ref(matrix))
-    }
-
-    /// Packs several matrices of the same type and inputs as one, outputs in the given order. Used
-    /// for query, key and value of a layer, which then take one pass over the input.
-    ///
-    /// # Errors
-    /// [`PackError::Mismatch`] when types or inputs differ, [`PackError::PartialPanel`] when a
-    /// matrix other than the last has a number of rows that is not a multiple of 16. The caller
-    /// then packs them one by one.
+    /// Any [`PackError`] about a matrix, or about memory. [`PackError::Mismatch`] when types or
+    /// inputs differ, [`PackError::PartialPanel`] when a matrix other than the last has a number of
+    /// rows that is not a multiple of 16: the caller then packs them one by one.
     pub fn pack_stacked(arena: &mut Arena, parts: &[Matrix<'_>]) -> Result<Self, PackError> {
         let Some(first) = parts.first() else {
             return Err(PackError::NoRows);

@@ -2,14 +2,14 @@
 //! block, rotation, rounding. Most are generic over [`Lanes`]; specs/canonical-arithmetic.md
 //! defines their results.
 
-use super::act::BlockMeta;
+use super::act::{Act, BlockMeta};
 use super::lanes::{LANES, Lanes, ROUND_MAGIC, fold};
 use super::math::silu;
 use super::rope::RopeRow;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::blocks::BLOCK;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16, round_to_bf16};
-use hearthnet_files::spec::RopeKind;
+use hearthnet_files::spec::{Activation, RopeKind};
 
 /// A block of activations whose largest magnitude is below this is quantised to zeros.
 const QUANT_FLOOR: f32 = 1e-30;
@@ -28,7 +28,7 @@ pub(super) fn round_one(x: f32, dtype: BoundaryDtype) -> f32 {
 /// # Safety
 /// As [`Lanes`]; `x` and `y` have `w.len()` values.
 #[inline(always)]
-pub(super) unsafe fn rms_norm<V: Lanes>(x: *const f32, w: &[f32], eps: f32, y: *mut f32) {
+unsafe fn rms_norm<V: Lanes>(x: *const f32, w: &[f32], eps: f32, y: *mut f32) {
     let n = w.len();
     let whole = n / LANES * LANES;
     let rest = n - whole;
@@ -57,12 +57,57 @@ pub(super) unsafe fn rms_norm<V: Lanes>(x: *const f32, w: &[f32], eps: f32, y: *
     }
 }
 
+/// [`rms_norm`] of every row of `x`, in place.
+///
+/// # Safety
+/// As [`Lanes`]; `x` is whole rows of `w.len()` values.
+#[inline(always)]
+pub(super) unsafe fn rms_norm_in_place<V: Lanes>(x: &mut [f32], w: &[f32], eps: f32) {
+    for x in x.chunks_exact_mut(w.len()) {
+        let x = x.as_mut_ptr();
+        // SAFETY: `x` has a row; the caller ensures the ISA.
+        unsafe { rms_norm::<V>(x, w, eps, x) };
+    }
+}
+
+/// Fills `act`, which has its shape, from the rows of `x`; `norm` has the weight and epsilon of a
+/// normalisation before it.
+///
+/// # Safety
+/// As [`Lanes`]; `x` has the rows of `act`, and the weight has its columns.
+#[inline(always)]
+pub(super) unsafe fn prepare<V: Lanes>(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act) {
+    let (cols, form) = (act.cols, act.form);
+    for (row, x) in x.chunks_exact(cols).enumerate() {
+        let kept = if form.plain { row * cols } else { 0 };
+        let plain = &mut act.plain[kept..kept + cols];
+        let values = match norm {
+            Some((w, eps)) => {
+                // SAFETY: `x`, `w` and `plain` have `cols` values; the caller ensures the ISA.
+                unsafe { rms_norm::<V>(x.as_ptr(), w, eps, plain.as_mut_ptr()) };
+                &*plain
+            }
+            None if form.plain => {
+                plain.copy_from_slice(x);
+                x
+            }
+            None => x,
+        };
+        if form.quantised {
+            let quants = &mut act.quants[row * cols..][..cols];
+            let meta = &mut act.meta[row * (cols / BLOCK)..][..cols / BLOCK];
+            // SAFETY: the caller ensures the ISA.
+            unsafe { quantise::<V>(values, quants, meta) };
+        }
+    }
+}
+
 /// Quantises a row in blocks of 32.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
-pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut [BlockMeta]) {
+unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut [BlockMeta]) {
     assert!(x.len() == meta.len() * BLOCK && quants.len() == x.len());
     for (b, meta) in meta.iter_mut().enumerate() {
         // SAFETY: block `b` lies within `x` and `quants`, by the lengths above.
@@ -104,12 +149,30 @@ pub(super) unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut
     }
 }
 
-/// `h = silu(g) * u`; `h` may equal `g` or `u`.
+/// `g = activation(g) * u`; [`Activation::Clamped`] has a formula of its own.
 ///
 /// # Safety
-/// As [`Lanes`]; each pointer has `n` values.
+/// As [`Lanes`].
 #[inline(always)]
-pub(super) unsafe fn swiglu<V: Lanes>(g: *const f32, u: *const f32, h: *mut f32, n: usize) {
+pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[f32]) {
+    // SAFETY: the caller ensures the ISA.
+    unsafe {
+        match activation {
+            Activation::Silu => swiglu::<V>(g, u),
+            Activation::Gelu => geglu::<V>(g, u),
+            Activation::Clamped => clamped_swiglu::<V>(g, u),
+        }
+    }
+}
+
+/// `g = silu(g) * u`.
+///
+/// # Safety
+/// As [`Lanes`].
+#[inline(always)]
+unsafe fn swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+    let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
+    let (g, u) = (h.cast_const(), u.as_ptr());
     let whole = n / LANES * LANES;
     let rest = n - whole;
     // SAFETY: accesses stay below `n`; each sixteen values are read before they are written.
@@ -132,7 +195,7 @@ pub(super) unsafe fn swiglu<V: Lanes>(g: *const f32, u: *const f32, h: *mut f32,
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
-pub(super) unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
         // SAFETY: both have as many values as the shorter one, at most sixteen.
         unsafe {
@@ -149,7 +212,7 @@ pub(super) unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
-pub(super) unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
         // SAFETY: both have as many values as the shorter one, at most sixteen.
         unsafe {

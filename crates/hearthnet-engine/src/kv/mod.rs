@@ -1,7 +1,7 @@
-//! Paged KV cache of all sequences of an engine.
+//! Paged KV cache of all sequences of an exact engine.
 //!
-//! A page holds 32 positions of one sequence for every layer of the engine. A sequence is a page
-//! table and a length. Forking copies only the table; a page of several tables is copied when one
+//! A page holds 32 positions of one sequence for every layer of the engine. The state of a sequence
+//! is its page table. Forking copies only the table; a page of several tables is copied when one
 //! of its owners appends to it. Cells at or beyond a sequence's length are never read.
 //!
 //! Pages are overwritten with zeros when they are freed and when the cache is dropped, so that data
@@ -12,267 +12,219 @@
 //!   [p0] [p1] [p2]            [p0] [p1] [p5]      p0, p1: two owners; p5: copy of p2, written by B
 //! ```
 
-mod page;
-
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::error::EngineError;
-use super::sequence::{SeqId, Span};
-use crate::kernels::{PAGE, SharedMut};
-pub(crate) use page::Geometry;
-use page::Pages;
+use hearthnet_files::spec::ModelSpec;
+use zeroize::Zeroize;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    /// Bytes of all pages.
-    pub(crate) bytes: u64,
-    pub(crate) context: u32,
-    pub(crate) sequences: usize,
+use crate::error::EngineError;
+use crate::kernels::{Arena, F16Buffer, PAGE, SharedMut, page_len};
+use crate::sequence::Footprint;
+use crate::sequences::Storage;
+
+/// Minimum allocation of the pool in bytes: a few huge pages. Each token reads all keys and values
+/// of its sequence; with small pages, TLB misses would take most of that time.
+const STEP: u64 = 4 << 20;
+
+/// Shape of the keys and values of a position.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Geometry {
+    pub(crate) layers: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
 }
 
-pub(crate) struct KvCache {
-    limits: Limits,
-    pages: Pages,
-    sequences: BTreeMap<SeqId, Sequence>,
-    opened: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Sequence {
-    len: u32,
-    /// Layers whose keys and values are stored. Ignored while `len` is 0.
-    layers: Range<u32>,
-    /// Page table. Between operations it has exactly the pages for `len` positions.
-    pages: Vec<usize>,
-}
-
-impl Sequence {
-    fn gap(&self, seq: SeqId, position: u32) -> EngineError {
-        EngineError::PositionGap {
-            seq,
-            position,
-            len: self.len,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-struct Need {
-    fresh: usize,
-    /// Whether the last page is partly filled and shared, and has to be copied.
-    copy: bool,
-}
-
-impl KvCache {
-    pub(crate) fn new(geometry: Geometry, limits: Limits) -> Self {
-        let count = limits.bytes / geometry.page_bytes().max(1);
-        let pages = Pages::new(geometry, usize::try_from(count).unwrap_or(usize::MAX));
+impl Geometry {
+    pub(crate) fn of(spec: &ModelSpec, layers: u32) -> Self {
         Self {
-            limits,
-            pages,
-            sequences: BTreeMap::new(),
-            opened: 0,
+            layers: layers as usize,
+            kv_heads: spec.kv_heads as usize,
+            head_dim: spec.head_dim as usize,
         }
     }
 
-    pub(crate) fn geometry(&self) -> &Geometry {
-        self.pages.geometry()
+    /// Head slabs of a page: one for each KV head of each layer.
+    pub(crate) fn head_slabs(&self) -> usize {
+        self.layers * self.kv_heads
     }
 
-    pub(crate) fn bytes_in_use(&self) -> u64 {
-        self.pages.in_use() as u64 * self.geometry().page_bytes()
+    /// Index of the slab of a KV head; `layer` counts from the engine's first layer.
+    pub(crate) fn slab_index(&self, layer: usize, head: usize) -> usize {
+        layer * self.kv_heads + head
     }
 
-    pub(crate) fn open(&mut self) -> Result<SeqId, EngineError> {
-        let layers = self.geometry().layer_range();
-        self.insert(Sequence {
-            len: 0,
-            layers,
-            pages: Vec::new(),
-        })
+    /// Range of a slab in a page. `kernels::key_cell` and `value_cell` define its layout.
+    pub(crate) fn slab_range(&self, slab: usize) -> Range<usize> {
+        let len = page_len(self.head_dim);
+        slab * len..(slab + 1) * len
     }
 
-    fn insert(&mut self, sequence: Sequence) -> Result<SeqId, EngineError> {
-        self.check_room_for_sequence()?;
-        let id = SeqId(self.opened);
-        self.opened += 1;
-        self.sequences.insert(id, sequence);
-        Ok(id)
+    fn page_values(&self) -> usize {
+        self.head_slabs() * page_len(self.head_dim)
     }
 
-    fn check_room_for_sequence(&self) -> Result<(), EngineError> {
-        let limit = self.limits.sequences;
-        if self.sequences.len() < limit {
-            Ok(())
-        } else {
-            Err(EngineError::TooManySequences(limit))
+    /// Keys and values are binary16.
+    pub(crate) fn footprint(&self) -> Footprint {
+        Footprint {
+            per_sequence: 0,
+            per_position: 2 * (self.page_values() / PAGE) as u64,
+            page: PAGE as u32,
+        }
+    }
+}
+
+/// Memory of the sequences of so many layers on the exact engine.
+pub fn footprint(spec: &ModelSpec, layers: u32) -> Footprint {
+    Geometry::of(spec, layers).footprint()
+}
+
+/// Pool of reference-counted pages, grown on demand.
+pub struct Pages {
+    geometry: Geometry,
+    arena: Arena,
+    memory: Vec<F16Buffer>,
+    /// Reference count of each page: number of page tables that contain it.
+    owners: Vec<u32>,
+    /// Pages without owners, filled with zeros.
+    spare: Vec<usize>,
+}
+
+impl Pages {
+    /// An empty pool that will take at most `bytes`.
+    pub(crate) fn new(geometry: Geometry, bytes: u64) -> Self {
+        // A pool with a small limit does not allocate more than that.
+        let step = usize::try_from(STEP.min(bytes)).unwrap_or(usize::MAX);
+        Self {
+            geometry,
+            arena: Arena::growing_by(step),
+            memory: Vec::new(),
+            owners: Vec::new(),
+            spare: Vec::new(),
         }
     }
 
-    fn get(&self, seq: SeqId) -> Result<&Sequence, EngineError> {
-        self.sequences
-            .get(&seq)
-            .ok_or(EngineError::UnknownSequence(seq))
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
     }
 
-    pub(crate) fn len(&self, seq: SeqId) -> Result<u32, EngineError> {
-        Ok(self.get(seq)?.len)
-    }
-
-    pub(crate) fn sequences(&self) -> usize {
-        self.sequences.len()
-    }
-
-    /// Returns false for an unknown id.
-    pub(crate) fn close(&mut self, seq: SeqId) -> bool {
-        let Some(sequence) = self.sequences.remove(&seq) else {
-            return false;
+    /// Takes a page of zeros, with one owner.
+    fn take(&mut self) -> Result<usize, EngineError> {
+        let page = match self.spare.pop() {
+            Some(page) => page,
+            None => {
+                let values = self.geometry.page_values();
+                let memory = self.arena.f16_buffer(values);
+                let bytes = self.footprint().page_bytes();
+                let memory = memory.map_err(|_| EngineError::OutOfMemory(bytes))?;
+                self.memory.push(memory);
+                self.owners.push(0);
+                self.memory.len() - 1
+            }
         };
-        self.pages.release(sequence.pages);
-        true
+        self.owners[page] = 1;
+        Ok(page)
     }
 
-    pub(crate) fn truncate(&mut self, seq: SeqId, len: u32) -> Result<(), EngineError> {
-        let sequence = self
-            .sequences
-            .get_mut(&seq)
-            .ok_or(EngineError::UnknownSequence(seq))?;
-        if len > sequence.len {
-            return Err(sequence.gap(seq, len));
-        }
-        sequence.len = len;
-        let keep = pages_for(len);
-        self.pages.release(sequence.pages.drain(keep..));
-        Ok(())
+    fn is_shared(&self, page: usize) -> bool {
+        self.owners[page] > 1
     }
 
-    pub(crate) fn fork(&mut self, seq: SeqId) -> Result<SeqId, EngineError> {
-        self.check_room_for_sequence()?;
-        let fork = self.get(seq)?.clone();
-        self.pages.share(&fork.pages);
-        self.insert(fork)
+    /// Returns `page` if it has a single owner, otherwise a copy with one owner.
+    fn make_own(&mut self, page: usize) -> Result<usize, EngineError> {
+        if !self.is_shared(page) {
+            return Ok(page);
+        }
+        let copy = self.take()?;
+        if let Ok([from, to]) = self.memory.get_disjoint_mut([page, copy]) {
+            to.copy_from_slice(from);
+        }
+        self.owners[page] -= 1;
+        Ok(copy)
     }
 
-    /// Allocates the pages for the rows of all spans, and copies shared pages that they append to.
-    /// Checks all spans before it changes anything. The caller then calls [`Self::commit`] or
-    /// [`Self::roll_back`].
-    pub(crate) fn reserve(
-        &mut self,
-        layers: &Range<u32>,
-        spans: &[Span],
-    ) -> Result<(), EngineError> {
-        let mut fresh = 0usize;
-        let mut needs = Vec::with_capacity(spans.len());
-        for (i, span) in spans.iter().enumerate() {
-            let need = self.need(layers, span)?;
-            if spans.iter().take(i).any(|other| other.seq == span.seq) {
-                return Err(EngineError::DuplicateSequence(span.seq));
-            }
-            fresh = fresh
-                .saturating_add(need.fresh)
-                .saturating_add(usize::from(need.copy));
-            needs.push(need);
-        }
-        // Two forks that append to the same shared page need one copy, but this counts two. It may
-        // refuse a batch that just fits; it never accepts one that does not.
-        self.check_budget(fresh)?;
-        self.pages.prepare(fresh)?;
-        for (span, need) in spans.iter().zip(needs) {
-            let Some(sequence) = self.sequences.get_mut(&span.seq) else {
-                continue;
-            };
-            if need.copy
-                && let Some(last) = sequence.pages.last_mut()
-            {
-                *last = self.pages.make_own(*last)?;
-            }
-            for _ in 0..need.fresh {
-                sequence.pages.push(self.pages.take()?);
-            }
-        }
-        Ok(())
-    }
-
-    fn need(&self, layers: &Range<u32>, span: &Span) -> Result<Need, EngineError> {
-        let &Span {
-            seq,
-            position,
-            rows,
-        } = span;
-        let sequence = self.get(seq)?;
-        if position != sequence.len {
-            return Err(sequence.gap(seq, position));
-        }
-        if rows == 0 {
-            return Err(EngineError::EmptySpan(seq));
-        }
-        if position > 0 && sequence.layers != *layers {
-            let ran = sequence.layers.clone();
-            return Err(EngineError::OtherLayers {
-                seq,
-                ran,
-                asked: layers.clone(),
-            });
-        }
-        let wanted = u64::from(position) + u64::from(rows);
-        let limit = self.limits.context;
-        let end = u32::try_from(wanted).ok().filter(|end| *end <= limit);
-        let end = end.ok_or(EngineError::ContextFull { wanted, limit })?;
-        let partial = !(sequence.len as usize).is_multiple_of(PAGE);
-        let shared = sequence
-            .pages
-            .last()
-            .is_some_and(|page| self.pages.is_shared(*page));
-        Ok(Need {
-            fresh: pages_for(end) - pages_for(sequence.len),
-            copy: partial && shared,
-        })
-    }
-
-    fn check_budget(&self, pages: usize) -> Result<(), EngineError> {
-        if pages <= self.pages.free() {
-            return Ok(());
-        }
-        let bytes = self.geometry().page_bytes();
-        Err(EngineError::KvFull {
-            needed: pages as u64 * bytes,
-            free: self.pages.free() as u64 * bytes,
-            limit: self.limits.bytes,
-        })
-    }
-
-    /// Extends the sequences by the rows of the spans, once these are written.
-    pub(crate) fn commit(&mut self, layers: &Range<u32>, spans: &[Span]) {
-        for span in spans {
-            if let Some(sequence) = self.sequences.get_mut(&span.seq) {
-                sequence.len = span.position + span.rows;
-                sequence.layers = layers.clone();
-            }
-        }
-    }
-
-    /// Releases the pages reserved for the spans, after a failure.
-    pub(crate) fn roll_back(&mut self, spans: &[Span]) {
-        for span in spans {
-            // The length is unchanged, so this only releases the pages at the end.
-            let _ = self.truncate(span.seq, span.position);
-        }
-    }
-
-    /// Page table of each span's sequence, shared between the threads of a batch.
-    pub(crate) fn views(&mut self, spans: &[Span]) -> Vec<Vec<SharedMut<'_, u16>>> {
-        let pages = self.pages.views();
-        let table = |span: &Span| self.sequences.get(&span.seq).map_or(&[][..], |s| &s.pages);
-        spans
-            .iter()
-            .map(|span| table(span).iter().map(|page| pages[*page]).collect())
+    /// Pages of some page tables, shared between the threads of a batch.
+    pub(crate) fn views(&mut self, tables: &[&Vec<usize>]) -> Vec<Vec<SharedMut<'_, u16>>> {
+        let pages = self.memory.iter_mut();
+        let pages: Vec<SharedMut<'_, u16>> = pages.map(|page| SharedMut::new(page)).collect();
+        let tables = tables.iter();
+        tables
+            .map(|table| table.iter().map(|page| pages[*page]).collect())
             .collect()
+    }
+}
+
+impl Storage for Pages {
+    /// Page table. Between operations it has exactly the pages of its sequence's positions.
+    type State = Vec<usize>;
+
+    fn footprint(&self) -> Footprint {
+        self.geometry.footprint()
+    }
+
+    fn pages_in_use(&self) -> u64 {
+        (self.memory.len() - self.spare.len()) as u64
+    }
+
+    fn empty(&self) -> Result<Vec<usize>, EngineError> {
+        Ok(Vec::new())
+    }
+
+    fn fork(&mut self, table: &Vec<usize>) -> Vec<usize> {
+        for &page in table {
+            self.owners[page] += 1;
+        }
+        table.clone()
+    }
+
+    fn pages_needed(&self, table: &Vec<usize>, len: u32, end: u32) -> u64 {
+        let copy = is_partial(len) && table.last().is_some_and(|page| self.is_shared(*page));
+        (pages_for(end) - table.len() + usize::from(copy)) as u64
+    }
+
+    fn grow(&mut self, table: &mut Vec<usize>, len: u32, end: u32) -> Result<(), EngineError> {
+        if is_partial(len)
+            && let Some(last) = table.last_mut()
+        {
+            *last = self.make_own(*last)?;
+        }
+        while table.len() < pages_for(end) {
+            table.push(self.take()?);
+        }
+        Ok(())
+    }
+
+    fn shrink(&mut self, table: &mut Vec<usize>, len: u32) -> Result<u32, EngineError> {
+        let freed = table.split_off(pages_for(len));
+        self.free(freed);
+        Ok(len)
+    }
+
+    fn free(&mut self, table: Vec<usize>) {
+        for page in table {
+            self.owners[page] -= 1;
+            if self.owners[page] == 0 {
+                self.memory[page].fill(0);
+                self.spare.push(page);
+            }
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        for page in &mut self.memory {
+            page.zeroize();
+        }
     }
 }
 
 fn pages_for(len: u32) -> usize {
     (len as usize).div_ceil(PAGE)
+}
+
+/// Whether the last page of `len` positions has free positions.
+fn is_partial(len: u32) -> bool {
+    !(len as usize).is_multiple_of(PAGE)
 }
 
 #[cfg(test)]

@@ -3,22 +3,29 @@ use proptest::test_runner::TestCaseResult;
 
 use super::*;
 use crate::kernels::{key_cell, value_cell, write_kv};
+use crate::sequence::{SeqId, Span};
+use crate::sequences::{Limits, Table};
+
+type Cache = Table<Pages>;
 
 const GEOMETRY: Geometry = Geometry {
-    first_layer: 5,
     layers: 2,
     kv_heads: 3,
     head_dim: 4,
 };
 const ALL: Range<u32> = 5..7;
 
-fn cache(pages: u64, context: u32) -> KvCache {
+fn page_bytes() -> u64 {
+    GEOMETRY.footprint().page_bytes()
+}
+
+fn cache(pages: u64, context: u32) -> Cache {
     let limits = Limits {
-        bytes: pages * GEOMETRY.page_bytes(),
+        bytes: pages * page_bytes(),
         context,
         sequences: 12,
     };
-    KvCache::new(GEOMETRY, limits)
+    Table::new(Pages::new(GEOMETRY, limits.bytes), limits)
 }
 
 /// A finite binary16 that depends on the token and the cell.
@@ -27,21 +34,22 @@ fn cell(token: u16, position: usize, run: usize, i: usize) -> u16 {
     (((mixed * 40_503) >> 3) as u16) & 0xbbff
 }
 
-/// Appends tokens as the engine does: reserve, write, commit.
-fn append(cache: &mut KvCache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineError> {
-    let spans: Vec<Span> = batch
-        .iter()
-        .map(|(seq, tokens)| {
-            let position = cache.len(*seq).unwrap_or(0);
-            Span {
-                seq: *seq,
-                position,
-                rows: tokens.len() as u32,
-            }
-        })
-        .collect();
-    cache.reserve(&ALL, &spans)?;
-    let tables = cache.views(&spans);
+/// Appends tokens as the engine does: begin, write, finish.
+fn append(cache: &mut Cache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineError> {
+    let span = |&(seq, tokens): &(SeqId, &[u16])| {
+        Span::new(seq, cache.len(seq).unwrap_or(0), tokens.len() as u32)
+    };
+    let spans: Vec<Span> = batch.iter().map(span).collect();
+    let begun = cache.begin(&ALL, &spans);
+    if begun.is_ok() {
+        write(cache, batch, &spans);
+    }
+    cache.finish(&ALL, &spans, begun)
+}
+
+fn write(cache: &mut Cache, batch: &[(SeqId, &[u16])], spans: &[Span]) {
+    let (pages, tables) = cache.batch(spans);
+    let tables = pages.views(&tables);
     for ((span, (_, tokens)), table) in spans.iter().zip(batch).zip(tables) {
         for (position, token) in (span.position as usize..).zip(*tokens) {
             for slab in 0..GEOMETRY.head_slabs() {
@@ -58,8 +66,6 @@ fn append(cache: &mut KvCache, batch: &[(SeqId, &[u16])]) -> Result<(), EngineEr
             }
         }
     }
-    cache.commit(&ALL, &spans);
-    Ok(())
 }
 
 /// Cells of these tokens: per head slab, all keys, then all values.
@@ -76,19 +82,32 @@ fn expected(tokens: &[u16]) -> Vec<u16> {
 }
 
 /// Cells that a sequence holds, in the order of [`expected`].
-fn content(cache: &KvCache, seq: SeqId) -> Vec<u16> {
-    let (sequence, dim) = (cache.get(seq).unwrap(), GEOMETRY.head_dim);
+fn content(cache: &mut Cache, seq: SeqId) -> Vec<u16> {
+    let (len, dim) = (cache.len(seq).unwrap() as usize, GEOMETRY.head_dim);
+    let (pages, tables) = cache.batch(&[Span::new(seq, 0, 0)]);
     let cells: [fn(usize, usize, usize) -> usize; 2] = [key_cell, value_cell];
     let mut out = Vec::new();
     for slab in 0..GEOMETRY.head_slabs() {
         for cell_of in cells {
-            for position in 0..sequence.len as usize {
-                let page = cache.pages.slab(sequence.pages[position / PAGE], slab);
+            for position in 0..len {
+                let page = &pages.memory[tables[0][position / PAGE]];
+                let page = &page[GEOMETRY.slab_range(slab)];
                 out.extend((0..dim).map(|i| page[cell_of(dim, position % PAGE, i)]));
             }
         }
     }
     out
+}
+
+#[track_caller]
+fn assert_holds(cache: &mut Cache, seq: SeqId, tokens: &[&[u16]]) {
+    assert_eq!(content(cache, seq), expected(&tokens.concat()));
+}
+
+/// Ends a batch as the engine does when a block fails.
+fn fail(cache: &mut Cache, spans: &[Span]) {
+    let failed = Err(EngineError::InputNotFinite(0));
+    assert!(cache.finish(&ALL, spans, failed).is_err());
 }
 
 fn tokens(count: usize, salt: u16) -> Vec<u16> {
@@ -104,26 +123,17 @@ fn a_fork_takes_no_pages_until_one_side_appends() {
     let first = tokens(PAGE + 3, 1);
     append(&mut cache, &[(a, &first)]).unwrap();
     let b = cache.fork(a).unwrap();
-    assert_eq!(cache.bytes_in_use(), 2 * GEOMETRY.page_bytes());
+    assert_eq!(cache.bytes_in_use(), 2 * page_bytes());
     append(&mut cache, &[(b, &[900])]).unwrap();
-    assert_eq!(
-        cache.bytes_in_use(),
-        3 * GEOMETRY.page_bytes(),
-        "one copy of the last page"
-    );
+    let used = cache.bytes_in_use();
+    assert_eq!(used, 3 * page_bytes(), "one copy of the last page");
     append(&mut cache, &[(a, &[800, 801])]).unwrap();
-    assert_eq!(
-        cache.bytes_in_use(),
-        3 * GEOMETRY.page_bytes(),
-        "the original owns its page now"
-    );
-    assert_eq!(
-        content(&cache, a),
-        expected(&[&first[..], &[800, 801]].concat())
-    );
-    assert_eq!(content(&cache, b), expected(&[&first[..], &[900]].concat()));
+    let used = cache.bytes_in_use();
+    assert_eq!(used, 3 * page_bytes(), "the original owns its page now");
+    assert_holds(&mut cache, a, &[&first, &[800, 801]]);
+    assert_holds(&mut cache, b, &[&first, &[900]]);
     assert!(cache.close(a));
-    assert_eq!(content(&cache, b), expected(&[&first[..], &[900]].concat()));
+    assert_holds(&mut cache, b, &[&first, &[900]]);
     assert!(cache.close(b));
     assert_eq!(cache.bytes_in_use(), 0);
 }
@@ -135,9 +145,9 @@ fn forks_that_append_in_one_batch_diverge() {
     append(&mut cache, &[(a, &[1, 2])]).unwrap();
     let b = cache.fork(a).unwrap();
     append(&mut cache, &[(a, &[3]), (b, &[4, 5])]).unwrap();
-    assert_eq!(content(&cache, a), expected(&[1, 2, 3]));
-    assert_eq!(content(&cache, b), expected(&[1, 2, 4, 5]));
-    assert_eq!(cache.bytes_in_use(), 2 * GEOMETRY.page_bytes());
+    assert_holds(&mut cache, a, &[&[1, 2, 3]]);
+    assert_holds(&mut cache, b, &[&[1, 2, 4, 5]]);
+    assert_eq!(cache.bytes_in_use(), 2 * page_bytes());
 }
 
 #[test]
@@ -145,7 +155,7 @@ fn a_full_budget_is_refused_and_changes_nothing() {
     let mut cache = cache(3, 10_000);
     let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
     append(&mut cache, &[(a, &tokens(PAGE + 1, 3))]).unwrap();
-    let page = GEOMETRY.page_bytes();
+    let page = page_bytes();
     let batch: &[(SeqId, &[u16])] = &[(b, &[1]), (a, &tokens(PAGE, 4))];
     assert_eq!(
         append(&mut cache, batch),
@@ -157,7 +167,7 @@ fn a_full_budget_is_refused_and_changes_nothing() {
     );
     assert_eq!((cache.len(a), cache.len(b)), (Ok(PAGE as u32 + 1), Ok(0)));
     assert_eq!(cache.bytes_in_use(), 2 * page);
-    assert_eq!(content(&cache, a), expected(&tokens(PAGE + 1, 3)));
+    assert_holds(&mut cache, a, &[&tokens(PAGE + 1, 3)]);
     // The remaining budget is usable, and closing a sequence frees its budget.
     append(&mut cache, &[(b, &tokens(PAGE, 5))]).unwrap();
     cache.close(a);
@@ -176,7 +186,7 @@ fn a_copy_counts_against_the_budget() {
     ));
     cache.close(a);
     append(&mut cache, &[(b, &[2])]).unwrap();
-    assert_eq!(content(&cache, b), expected(&[1, 2]));
+    assert_holds(&mut cache, b, &[&[1, 2]]);
 }
 
 #[test]
@@ -184,39 +194,27 @@ fn spans_that_do_not_fit_are_refused() {
     let mut cache = cache(100, 50);
     let seq = cache.open().unwrap();
     append(&mut cache, &[(seq, &tokens(40, 0))]).unwrap();
-    let reserve = |cache: &mut KvCache, position, rows| {
-        cache
-            .reserve(
-                &ALL,
-                &[Span {
-                    seq,
-                    position,
-                    rows,
-                }],
-            )
-            .unwrap_err()
+    let refusal = |cache: &mut Cache, position, rows| {
+        let begun = cache.begin(&ALL, &[Span::new(seq, position, rows)]);
+        begun.unwrap_err()
     };
     let gap = |position| EngineError::PositionGap {
         seq,
         position,
         len: 40,
     };
-    assert_eq!(reserve(&mut cache, 41, 1), gap(41));
-    assert_eq!(reserve(&mut cache, 39, 1), gap(39));
-    assert_eq!(reserve(&mut cache, 40, 0), EngineError::EmptySpan(seq));
+    assert_eq!(refusal(&mut cache, 41, 1), gap(41));
+    assert_eq!(refusal(&mut cache, 39, 1), gap(39));
+    assert_eq!(refusal(&mut cache, 40, 0), EngineError::EmptySpan(seq));
     let full = |wanted| EngineError::ContextFull { wanted, limit: 50 };
-    assert_eq!(reserve(&mut cache, 40, 11), full(51));
+    assert_eq!(refusal(&mut cache, 40, 11), full(51));
     assert_eq!(
-        reserve(&mut cache, 40, u32::MAX),
+        refusal(&mut cache, 40, u32::MAX),
         full(u64::from(u32::MAX) + 40)
     );
-    let span = Span {
-        seq,
-        position: 40,
-        rows: 1,
-    };
+    let span = Span::new(seq, 40, 1);
     assert_eq!(
-        cache.reserve(&ALL, &[span, span]),
+        cache.begin(&ALL, &[span, span]),
         Err(EngineError::DuplicateSequence(seq))
     );
     assert_eq!(cache.truncate(seq, 41), Err(gap(41)));
@@ -259,14 +257,10 @@ fn freed_pages_come_back_as_zeros() {
     append(&mut cache, &[(a, &tokens(2 * PAGE, 9))]).unwrap();
     cache.truncate(a, 3).unwrap();
     let b = cache.open().unwrap();
-    let spans = [Span {
-        seq: b,
-        position: 0,
-        rows: PAGE as u32,
-    }];
-    cache.reserve(&ALL, &spans).unwrap();
-    cache.commit(&ALL, &spans);
-    assert!(content(&cache, b).iter().all(|cell| *cell == 0));
+    let spans = [Span::new(b, 0, PAGE as u32)];
+    let begun = cache.begin(&ALL, &spans);
+    cache.finish(&ALL, &spans, begun).unwrap();
+    assert!(content(&mut cache, b).iter().all(|cell| *cell == 0));
 }
 
 #[test]
@@ -275,41 +269,31 @@ fn a_batch_that_failed_leaves_lengths_and_pages_as_they_were() {
     let a = cache.open().unwrap();
     append(&mut cache, &[(a, &tokens(5, 2))]).unwrap();
     let before = cache.bytes_in_use();
-    let spans = [Span {
-        seq: a,
-        position: 5,
-        rows: 3 * PAGE as u32,
-    }];
-    cache.reserve(&ALL, &spans).unwrap();
+    let spans = [Span::new(a, 5, 3 * PAGE as u32)];
+    cache.begin(&ALL, &spans).unwrap();
     assert!(cache.bytes_in_use() > before);
-    cache.roll_back(&spans);
+    fail(&mut cache, &spans);
     assert_eq!((cache.bytes_in_use(), cache.len(a)), (before, Ok(5)));
-    assert_eq!(content(&cache, a), expected(&tokens(5, 2)));
+    assert_holds(&mut cache, a, &[&tokens(5, 2)]);
 }
 
 #[test]
 fn a_sequence_stays_with_the_layers_that_it_ran_through() {
     let mut cache = cache(4, 100);
     let seq = cache.open().unwrap();
-    let span = |position| {
-        [Span {
-            seq,
-            position,
-            rows: 2,
-        }]
-    };
-    cache.reserve(&(6..7), &span(0)).unwrap();
-    cache.commit(&(6..7), &span(0));
+    let span = |position| [Span::new(seq, position, 2)];
+    let begun = cache.begin(&(6..7), &span(0));
+    cache.finish(&(6..7), &span(0), begun).unwrap();
     let error = EngineError::OtherLayers {
         seq,
         ran: 6..7,
         asked: ALL,
     };
-    assert_eq!(cache.reserve(&ALL, &span(2)), Err(error));
-    cache.reserve(&(6..7), &span(2)).unwrap();
-    cache.roll_back(&span(2));
-    cache.truncate(seq, 0).unwrap();
-    cache.reserve(&ALL, &span(0)).unwrap();
+    assert_eq!(cache.begin(&ALL, &span(2)), Err(error));
+    cache.begin(&(6..7), &span(2)).unwrap();
+    fail(&mut cache, &span(2));
+    assert_eq!(cache.truncate(seq, 0), Ok(0));
+    cache.begin(&ALL, &span(0)).unwrap();
 }
 
 #[derive(Clone, Debug)]
@@ -335,22 +319,14 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Checks that no page leaks, and that pages in use do not exceed those of unshared sequences.
-fn check_pages(cache: &KvCache, model: &[(SeqId, Vec<u16>)]) -> TestCaseResult {
-    let tables: std::collections::BTreeSet<usize> = cache
-        .sequences
-        .values()
-        .flat_map(|s| s.pages.iter().copied())
-        .collect();
-    prop_assert_eq!(
-        cache.pages.in_use(),
-        tables.len(),
-        "no page is lost or counted twice"
-    );
-    let most: usize = model
-        .iter()
-        .map(|(_, tokens)| tokens.len().div_ceil(PAGE))
-        .sum();
-    prop_assert!(tables.len() <= most);
+fn check_pages(cache: &mut Cache, model: &[(SeqId, Vec<u16>)]) -> TestCaseResult {
+    let spans: Vec<Span> = model.iter().map(|(seq, _)| Span::new(*seq, 0, 0)).collect();
+    let (pages, tables) = cache.batch(&spans);
+    let owned: std::collections::BTreeSet<usize> = tables.into_iter().flatten().copied().collect();
+    let in_use = pages.pages_in_use() as usize;
+    prop_assert_eq!(in_use, owned.len(), "no page is lost or counted twice");
+    let most = model.iter().map(|(_, tokens)| tokens.len().div_ceil(PAGE));
+    prop_assert!(owned.len() <= most.sum::<usize>());
     Ok(())
 }
 
@@ -414,21 +390,16 @@ proptest! {
                 }
                 Op::Fail(index, rows) => {
                     let (seq, tokens) = &model[pick(index)];
-                    let spans = [Span {
-                        seq: *seq,
-                        position: tokens.len() as u32,
-                        rows: rows as u32,
-                    }];
-                    if cache.reserve(&ALL, &spans).is_ok() {
-                        cache.roll_back(&spans);
-                    }
+                    let spans = [Span::new(*seq, tokens.len() as u32, rows as u32)];
+                    let _ = cache.begin(&ALL, &spans);
+                    fail(&mut cache, &spans);
                 }
             }
             for (seq, tokens) in &model {
-                prop_assert_eq!(content(&cache, *seq), expected(tokens));
+                prop_assert_eq!(content(&mut cache, *seq), expected(tokens));
             }
             prop_assert_eq!(cache.sequences(), model.len());
-            check_pages(&cache, &model)?;
+            check_pages(&mut cache, &model)?;
         }
         for (seq, _) in model {
             cache.close(seq);

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use hearthnet_platform::machine::thread_cpu_time;
 
 /// Job time per decision: many time slices of the scheduler, and a few decode steps.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -52,7 +52,7 @@ pub(super) struct Watch {
 impl Watch {
     pub(super) fn start() -> Self {
         Self {
-            on_core: on_core(),
+            on_core: thread_cpu_time(),
             wall: Instant::now(),
         }
     }
@@ -60,14 +60,8 @@ impl Watch {
     /// Must be called on the thread that called [`Self::start`].
     pub(super) fn stop(self, share: &mut Share) {
         let wall = self.wall.elapsed();
-        share.note(wall, on_core().saturating_sub(self.on_core));
+        share.note(wall, thread_cpu_time().saturating_sub(self.on_core));
     }
-}
-
-fn on_core() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    // A thread's time is never negative.
-    Duration::try_from(time).unwrap_or_default()
 }
 
 #[cfg(test)]

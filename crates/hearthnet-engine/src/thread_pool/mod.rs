@@ -22,7 +22,6 @@
 //!
 //! A waiting thread polls a counter for some microseconds ([`SPIN`]) and then sleeps.
 
-mod affinity;
 mod cpu_share;
 
 use std::any::Any;
@@ -32,8 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use affinity::WorkerAffinity;
 use cpu_share::{Share, Watch};
+use hearthnet_platform::affinity::WorkerAffinity;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Polling time before a waiting thread sleeps. Phases of a decode step take 2 to 50 µs; waking a

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a failure fails the test
 
 use hearthnet_engine::kernels::Isa;
-use hearthnet_engine::{Engine, EngineOptions, FullModel, Head, SeqId, Span};
+use hearthnet_engine::{Engine, EngineError, EngineOptions, Head, SeqId, Span};
 use hearthnet_files::ModelFile;
+use hearthnet_testkit::FullModel;
 
 /// Options with this many threads and this instruction set, and little memory.
 pub(crate) fn options(threads: usize, isa: Isa) -> EngineOptions {
@@ -52,28 +53,50 @@ pub(crate) fn logits(head: &Head, rows: &[f32]) -> Vec<f32> {
     out
 }
 
+/// Appends rows to a sequence of an engine.
+pub(crate) fn forward(
+    engine: &mut Engine,
+    seq: SeqId,
+    rows: &mut [f32],
+) -> Result<(), EngineError> {
+    let count = rows.len() / engine.spec().width as usize;
+    let position = engine.len(seq).unwrap();
+    engine.forward(&[Span::new(seq, position, count as u32)], rows)
+}
+
+pub(crate) fn open(whole: &mut FullModel) -> SeqId {
+    whole.engine_mut().open().unwrap()
+}
+
 /// Appends tokens in chunks, and returns the rows of the last layer.
 pub(crate) fn append(whole: &mut FullModel, seq: SeqId, ids: &[u32], chunk: usize) -> Vec<f32> {
     let mut all = Vec::new();
     for ids in ids.chunks(chunk) {
         let mut rows = embed(whole.head(), ids);
-        let position = whole.engine().len(seq).unwrap();
-        let span = Span {
-            seq,
-            position,
-            rows: ids.len() as u32,
-        };
-        whole.engine_mut().forward(&[span], &mut rows).unwrap();
+        forward(whole.engine_mut(), seq, &mut rows).unwrap();
         all.extend(rows);
     }
     all
 }
 
+/// Runs tokens in chunks through a new sequence, and returns the rows of the last layer.
+pub(crate) fn in_chunks(whole: &mut FullModel, ids: &[u32], chunk: usize) -> Vec<f32> {
+    let seq = open(whole);
+    append(whole, seq, ids, chunk)
+}
+
 /// Runs tokens through a new sequence in one batch.
 pub(crate) fn run(whole: &mut FullModel, ids: &[u32]) -> (SeqId, Vec<f32>) {
-    let seq = whole.engine_mut().open().unwrap();
+    let seq = open(whole);
     let rows = append(whole, seq, ids, ids.len().max(1));
     (seq, rows)
+}
+
+/// Logits of all tokens, in a new sequence.
+pub(crate) fn all_logits(whole: &mut FullModel, ids: &[u32]) -> Vec<f32> {
+    let (seq, mut logits) = (open(whole), Vec::new());
+    whole.append_all(seq, ids, &mut logits);
+    logits
 }
 
 /// Fails with the position of the first value whose bits differ.
@@ -100,4 +123,12 @@ pub(crate) fn differing(a: &[f32], b: &[f32]) -> Vec<usize> {
         .filter(|(_, (a, b))| a.to_bits() != b.to_bits())
         .map(|(at, _)| at)
         .collect()
+}
+
+/// Mean of a sample, and its standard error.
+pub(crate) fn mean_and_error(sample: &[f64]) -> (f64, f64) {
+    let n = sample.len() as f64;
+    let mean = sample.iter().sum::<f64>() / n;
+    let variance = sample.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (n - 1.0);
+    (mean, (variance / n).sqrt())
 }

@@ -16,7 +16,7 @@ use hearthnet_files::gguf::TensorType;
 use sha2::{Digest, Sha256};
 
 use super::{data, floats, references, rewrite};
-use crate::engine_common::{options, whole};
+use crate::engine_common::{all_logits, mean_and_error, options, whole};
 
 /// Types of blocks of 32, in the order of `NAME.divergences`, with the bounds of the mean
 /// divergence of each family and of the median family. Observed values are about 0.8 of the bounds.
@@ -53,18 +53,6 @@ fn divergences(expected: &[f16], found: &[f32], vocab: usize) -> Vec<f64> {
         pairs.map(|(p, q)| p.exp() * (p - q)).sum()
     })
     .collect()
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
-/// The standard error of the mean.
-fn standard_error(values: &[f64]) -> f64 {
-    let count = values.len() as f64;
-    let mean = mean(values);
-    let squares: f64 = values.iter().map(|v| (v - mean).powi(2)).sum();
-    (squares / (count - 1.0) / count).sqrt()
 }
 
 /// Upper limit of heads in `throws` throws of a fair coin.
@@ -116,17 +104,15 @@ fn quantised_forms_are_as_close_to_transformers_as_those_of_llama_cpp() {
                 "{name}, {dtype}: other bytes than llama.cpp's"
             );
             let mut whole = whole(&file, &options(1, Isa::detect()));
-            let seq = whole.engine_mut().open().unwrap();
-            let mut found = Vec::new();
-            hearthnet_testkit::append_all(&mut whole, seq, &ids, &mut found);
+            let found = all_logits(&mut whole, &ids);
             let ours = divergences(&expected, &found, file.spec().vocab as usize);
             let theirs = &theirs[nth * ids.len()..][..ids.len()];
             let theirs: Vec<f64> = theirs.iter().copied().map(f64::from).collect();
             let pairs = ours.iter().zip(&theirs);
             let apart: Vec<f64> = pairs.map(|(a, b)| a - b).collect();
             let worse = apart.iter().filter(|apart| **apart > 0.0).count();
-            let (ours, theirs) = (mean(&ours), mean(&theirs));
-            let slack = ERRORS * standard_error(&apart) / theirs;
+            let [ours, theirs] = [&ours, &theirs].map(|values| mean_and_error(values).0);
+            let slack = ERRORS * mean_and_error(&apart).1 / theirs;
             print!(
                 " {dtype} {ours:.1e} {:.2}/{:.2}",
                 ours / theirs,

@@ -1,8 +1,8 @@
 //! Supported families, one constant each. Keys and tensor names are those of llama.cpp's
 //! `llama-arch.cpp`.
 
+use super::family::{Family, Presence, Yarn};
 use super::rules::*;
-use super::{Family, Presence, Yarn};
 use crate::boundary::BoundaryDtype;
 use crate::spec::{Activation, QkNorm, RopeKind};
 
@@ -13,12 +13,8 @@ use crate::spec::{Activation, QkNorm, RopeKind};
 /// architecture. Sources: "LLaMA: Open and Efficient Foundation Language Models" (arXiv
 /// 2302.13971), "Mixtral of Experts" (2401.04088).
 pub(super) const LLAMA: Family = Family {
-    layer: &[ATTENTION, FEED_FORWARD, EXPERTS],
-    reads: &[
-        "expert_count",
-        "expert_used_count",
-        "attention.sliding_window",
-    ],
+    layer: &[ATTENTION, FEED_NORM, DENSE, EXPERTS],
+    reads: "expert_count expert_used_count attention.sliding_window",
     rope_factors: true,
     yarn: Yarn::Whole,
     experts_normalised: true,
@@ -30,7 +26,7 @@ pub(super) const LLAMA: Family = Family {
 pub(super) const QWEN2: Family = Family {
     architecture: "qwen2",
     rope: RopeKind::Halves,
-    layer: &[ATTENTION, QKV_BIAS, FEED_FORWARD],
+    layer: &[ATTENTION, QKV_BIAS, FEED_NORM, DENSE],
     qkv_bias: Presence::Always,
     yarn: Yarn::Whole,
     ..Family::BASE
@@ -41,7 +37,7 @@ pub(super) const QWEN2: Family = Family {
 pub(super) const QWEN3: Family = Family {
     architecture: "qwen3",
     rope: RopeKind::Halves,
-    layer: &[ATTENTION, QK_NORM, FEED_FORWARD],
+    layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE],
     qk_norm: Some(QkNorm::Head),
     yarn: Yarn::Whole,
     ..Family::BASE
@@ -50,12 +46,8 @@ pub(super) const QWEN3: Family = Family {
 /// Qwen3-MoE: Qwen3 with experts whose weights are normalised. Source: as for Qwen3.
 pub(super) const QWEN3_MOE: Family = Family {
     architecture: "qwen3moe",
-    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, EXPERTS],
-    reads: &[
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-    ],
+    layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE, EXPERTS],
+    reads: "expert_count expert_used_count expert_feed_forward_length",
     experts_normalised: true,
     ..QWEN3
 };
@@ -66,8 +58,8 @@ pub(super) const QWEN3_MOE: Family = Family {
 pub(super) const OLMOE: Family = Family {
     architecture: "olmoe",
     rope: RopeKind::Halves,
-    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, EXPERTS],
-    reads: &["expert_count", "expert_used_count"],
+    layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE, EXPERTS],
+    reads: "expert_count expert_used_count",
     qk_norm: Some(QkNorm::Row),
     ..Family::BASE
 };
@@ -77,7 +69,7 @@ pub(super) const OLMOE: Family = Family {
 /// llama.cpp has the same number.
 pub(super) const SMOLLM3: Family = Family {
     architecture: "smollm3",
-    layer: &[ATTENTION, FEED_FORWARD],
+    layer: &[ATTENTION, FEED_NORM, DENSE],
     rope_skip_every: Some(4),
     ..Family::BASE
 };
@@ -90,8 +82,8 @@ pub(super) const SMOLLM3: Family = Family {
 pub(super) const PHI3: Family = Family {
     architecture: "phi3",
     rope: RopeKind::Halves,
-    layer: &[FUSED_ATTENTION, FUSED_FEED_FORWARD],
-    reads: &["attention.sliding_window", "rope.scaling.attn_factor"],
+    layer: &[FUSED_ATTENTION, FEED_NORM, FUSED_DENSE],
+    reads: "attention.sliding_window rope.scaling.attn_factor",
     long_rope: true,
     ..Family::BASE
 };
@@ -105,14 +97,9 @@ pub(super) const GEMMA2: Family = Family {
     architecture: "gemma2",
     rope: RopeKind::Halves,
     boundary: BoundaryDtype::Bf16,
-    layer: &[ATTENTION, FEED_FORWARD, POST_NORMS],
-    reads: &[
-        "attention.sliding_window",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-    ],
+    layer: &[ATTENTION, FEED_NORM, DENSE, POST_NORMS],
+    reads: "attention.sliding_window attn_logit_softcapping final_logit_softcapping",
     activation: Activation::Gelu,
-    post_norms: true,
     scaled_embedding: true,
     global_every: Some(2),
     // The 27B model.
@@ -125,12 +112,8 @@ pub(super) const GEMMA2: Family = Family {
 /// (arXiv 2503.19786).
 pub(super) const GEMMA3: Family = Family {
     architecture: "gemma3",
-    layer: &[ATTENTION, QK_NORM, FEED_FORWARD, POST_NORMS],
-    reads: &[
-        "attention.sliding_window",
-        "final_logit_softcapping",
-        "rope.freq_base_swa",
-    ],
+    layer: &[ATTENTION, QK_NORM, FEED_NORM, DENSE, POST_NORMS],
+    reads: "attention.sliding_window final_logit_softcapping rope.freq_base_swa",
     qk_norm: Some(QkNorm::Head),
     rope_local_theta: Some(10_000.0),
     global_every: Some(6),
@@ -143,13 +126,8 @@ pub(super) const GEMMA3: Family = Family {
 /// Source: "Granite 3.0 Language Models" (IBM, 2024).
 pub(super) const GRANITE: Family = Family {
     architecture: "granite",
-    layer: &[ATTENTION, FEED_FORWARD],
-    reads: &[
-        "attention.scale",
-        "embedding_scale",
-        "residual_scale",
-        "logit_scale",
-    ],
+    layer: &[ATTENTION, FEED_NORM, DENSE],
+    reads: "attention.scale embedding_scale residual_scale logit_scale",
     ..Family::BASE
 };
 
@@ -161,9 +139,8 @@ pub(super) const GRANITE: Family = Family {
 pub(super) const GLM4: Family = Family {
     architecture: "glm4",
     boundary: BoundaryDtype::Bf16,
-    layer: &[ATTENTION, QKV_BIAS, FUSED_FEED_FORWARD, POST_NORMS],
+    layer: &[ATTENTION, QKV_BIAS, FEED_NORM, FUSED_DENSE, POST_NORMS],
     qkv_bias: Presence::IfStored,
-    post_norms: true,
     ..Family::BASE
 };
 
@@ -182,24 +159,17 @@ pub(super) const GPT_OSS: Family = Family {
     layer: &[
         ATTENTION,
         QKV_BIAS,
-        OUTPUT_BIAS_AND_SINKS,
+        OUTPUT_BIAS,
+        SINKS,
         MIDDLE_NORM,
         EXPERTS,
         EXPERT_BIAS,
     ],
-    reads: &[
-        "attention.sliding_window",
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-    ],
+    reads: "attention.sliding_window expert_count expert_used_count expert_feed_forward_length",
     qkv_bias: Presence::Always,
-    output_bias: true,
-    sinks: true,
     activation: Activation::Clamped,
     // A softmax over the chosen experts equals the softmax over all experts, normalised to 1.
     experts_normalised: true,
-    experts_biased: true,
     yarn: Yarn::Exact,
     global_every: Some(2),
     ..Family::BASE
@@ -215,8 +185,8 @@ pub(super) const GPT_OSS: Family = Family {
 pub(super) const MINICPM3: Family = Family {
     architecture: "minicpm3",
     rope: RopeKind::Halves,
-    layer: &[LATENT_ATTENTION, FEED_FORWARD],
-    reads: &["attention.q_lora_rank", "attention.kv_lora_rank"],
+    layer: &[LATENT_ATTENTION, FEED_NORM, DENSE],
+    reads: "attention.q_lora_rank attention.kv_lora_rank",
     latent_norm_eps: Some(1e-6),
     embedding_scale: Some(12.0),
     depth_scale: Some(1.4),
@@ -230,11 +200,8 @@ pub(super) const MINICPM3: Family = Family {
 /// and Ministral-3.
 pub(super) const MISTRAL3: Family = Family {
     architecture: "mistral3",
-    layer: &[ATTENTION, FEED_FORWARD],
-    reads: &[
-        "attention.temperature_scale",
-        "rope.scaling.yarn_log_multiplier",
-    ],
+    layer: &[ATTENTION, FEED_NORM, DENSE],
+    reads: "attention.temperature_scale rope.scaling.yarn_log_multiplier",
     yarn: Yarn::Whole,
     ..Family::BASE
 };

@@ -1,106 +1,196 @@
-//! Groups of tensors that form the blocks of families, with the names that converters write.
+//! Tensors of model files: their names, and the groups that form the blocks of families.
 
-use super::{ROUTER, Rule};
 use crate::spec::Dim::{self, *};
 use crate::spec::LayerTensor as T;
+use crate::spec::{BlockSpec, Feed, LayerTensor, Mixer};
+
+/// Token embedding, `[width, vocab]`.
+pub const EMBEDDING: &str = "token_embd.weight";
+/// Norm before the output matrix, `[width]`.
+pub const OUTPUT_NORM: &str = "output_norm.weight";
+/// Output matrix, `[width, vocab]`; a file without it uses the embedding.
+pub const OUTPUT: &str = "output.weight";
+
+/// Router matrix of a block, `[width, experts]`; the prefix is `blk.N.`.
+pub const ROUTER: &str = "ffn_gate_inp.weight";
+/// Divisors of RoPE frequencies, `[pairs]`: see
+/// [`RopeScaling::Factors`](crate::spec::RopeScaling::Factors).
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+/// LongRoPE divisors for contexts within the original training length, `[pairs]`.
+pub const ROPE_FACTORS_SHORT: &str = "rope_factors_short.weight";
+/// LongRoPE divisors for longer contexts, `[pairs]`.
+pub const ROPE_FACTORS_LONG: &str = "rope_factors_long.weight";
+
+/// Name and shape of a tensor of a block.
+#[derive(Debug)]
+pub struct Rule {
+    pub tensor: LayerTensor,
+    /// Name without the prefix `blk.N.`.
+    pub name: &'static str,
+    /// Shape, row length first: one dimension for a vector, two for a matrix, three for the
+    /// matrices of all experts.
+    pub dims: &'static [Dim],
+}
+
+impl Rule {
+    /// Returns true for a matrix or the matrices of all experts, false for vectors and biases.
+    pub fn is_matrix(&self) -> bool {
+        self.dims.len() > 1 && !self.name.ends_with(".bias")
+    }
+
+    /// Full tensor name in block `layer`.
+    pub fn full_name(&self, layer: u32) -> String {
+        format!("blk.{layer}.{}", self.name)
+    }
+}
+
+/// Tensors that a block has all or none of.
+#[derive(Debug)]
+pub struct Group {
+    /// Returns true for a block with these tensors.
+    pub present: fn(&BlockSpec<'_>) -> bool,
+    pub rules: &'static [Rule],
+}
+
+const fn group(present: fn(&BlockSpec<'_>) -> bool, rules: &'static [Rule]) -> Group {
+    Group { present, rules }
+}
 
 const fn rule(tensor: T, name: &'static str, dims: &'static [Dim]) -> Rule {
     Rule { tensor, name, dims }
 }
 
-pub(super) const ATTENTION: &[Rule] = &[
-    rule(T::AttnNorm, "attn_norm.weight", &[Width]),
-    rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
-    rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
-    rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
-    rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
-];
+pub(super) const ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::AttnQ, "attn_q.weight", &[Width, Queries]),
+        rule(T::AttnK, "attn_k.weight", &[Width, Keys]),
+        rule(T::AttnV, "attn_v.weight", &[Width, Keys]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
 
-pub(super) const LATENT_ATTENTION: &[Rule] = &[
-    rule(T::AttnNorm, "attn_norm.weight", &[Width]),
-    rule(T::LatentQ, "attn_q_a.weight", &[Width, LatentQueries]),
-    rule(T::LatentQNorm, "attn_q_a_norm.weight", &[LatentQueries]),
-    rule(T::LatentQUp, "attn_q_b.weight", &[LatentQueries, Queries]),
-    rule(
-        T::LatentKv,
-        "attn_kv_a_mqa.weight",
-        &[Width, LatentKeysAndRotary],
-    ),
-    rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[LatentKeys]),
-    rule(
-        T::LatentKvUp,
-        "attn_kv_b.weight",
-        &[LatentKeys, KeysAndValues],
-    ),
-    rule(T::AttnOutput, "attn_output.weight", &[Attended, Width]),
-];
+pub(super) const LATENT_ATTENTION: Group = group(
+    |block| matches!(block.mixer, Mixer::Latent(_)),
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::LatentQ, "attn_q_a.weight", &[Width, LatentQueries]),
+        rule(T::LatentQNorm, "attn_q_a_norm.weight", &[LatentQueries]),
+        rule(T::LatentQUp, "attn_q_b.weight", &[LatentQueries, Queries]),
+        rule(
+            T::LatentKv,
+            "attn_kv_a_mqa.weight",
+            &[Width, LatentKeysAndRotary],
+        ),
+        rule(T::LatentKvNorm, "attn_kv_a_norm.weight", &[LatentKeys]),
+        rule(
+            T::LatentKvUp,
+            "attn_kv_b.weight",
+            &[LatentKeys, KeysAndValues],
+        ),
+        rule(T::AttnOutput, "attn_output.weight", &[Attended, Width]),
+    ],
+);
 
 /// [`ATTENTION`] with queries, keys and values in one matrix.
-pub(super) const FUSED_ATTENTION: &[Rule] = &[
-    rule(T::AttnNorm, "attn_norm.weight", &[Width]),
-    rule(T::AttnQkv, "attn_qkv.weight", &[Width, Qkv]),
-    rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
-];
+pub(super) const FUSED_ATTENTION: Group = group(
+    |_| true,
+    &[
+        rule(T::AttnNorm, "attn_norm.weight", &[Width]),
+        rule(T::AttnQkv, "attn_qkv.weight", &[Width, Qkv]),
+        rule(T::AttnOutput, "attn_output.weight", &[Queries, Width]),
+    ],
+);
 
-pub(super) const QKV_BIAS: &[Rule] = &[
-    rule(T::AttnQBias, "attn_q.bias", &[Queries]),
-    rule(T::AttnKBias, "attn_k.bias", &[Keys]),
-    rule(T::AttnVBias, "attn_v.bias", &[Keys]),
-];
+pub(super) const QKV_BIAS: Group = group(
+    |block| block.model.attention.qkv_bias,
+    &[
+        rule(T::AttnQBias, "attn_q.bias", &[Queries]),
+        rule(T::AttnKBias, "attn_k.bias", &[Keys]),
+        rule(T::AttnVBias, "attn_v.bias", &[Keys]),
+    ],
+);
 
-/// Bias of the attention output, and the sinks of the heads.
-pub(super) const OUTPUT_BIAS_AND_SINKS: &[Rule] = &[
-    rule(T::AttnOutputBias, "attn_output.bias", &[Width]),
-    rule(T::AttnSinks, "attn_sinks.weight", &[Heads]),
-];
+pub(super) const OUTPUT_BIAS: Group = group(
+    |block| block.model.attention.output_bias,
+    &[rule(T::AttnOutputBias, "attn_output.bias", &[Width])],
+);
 
-pub(super) const QK_NORM: &[Rule] = &[
-    rule(T::AttnQNorm, "attn_q_norm.weight", &[QueryNorm]),
-    rule(T::AttnKNorm, "attn_k_norm.weight", &[KeyNorm]),
-];
+pub(super) const SINKS: Group = group(
+    |block| block.model.attention.sinks,
+    &[rule(T::AttnSinks, "attn_sinks.weight", &[Heads])],
+);
 
-pub(super) const FEED_FORWARD: &[Rule] = &[
-    rule(T::FfnNorm, "ffn_norm.weight", &[Width]),
-    rule(T::FfnGate, "ffn_gate.weight", &[Width, Ffn]),
-    rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
-    rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
-];
+pub(super) const QK_NORM: Group = group(
+    |block| block.model.attention.qk_norm.is_some(),
+    &[
+        rule(T::AttnQNorm, "attn_q_norm.weight", &[QueryNorm]),
+        rule(T::AttnKNorm, "attn_k_norm.weight", &[KeyNorm]),
+    ],
+);
 
-/// [`FEED_FORWARD`] with gate and up in one matrix.
-pub(super) const FUSED_FEED_FORWARD: &[Rule] = &[
-    rule(T::FfnNorm, "ffn_norm.weight", &[Width]),
-    rule(T::FfnGateUp, "ffn_up.weight", &[Width, TwoFfn]),
-    rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
-];
+/// Norm before the feed-forward layer.
+pub(super) const FEED_NORM: Group =
+    group(|_| true, &[rule(T::FfnNorm, "ffn_norm.weight", &[Width])]);
 
-/// Router and experts, without the norm before them ([`FEED_FORWARD`] or [`MIDDLE_NORM`]).
-pub(super) const EXPERTS: &[Rule] = &[
-    rule(T::Router, ROUTER, &[Width, Experts]),
-    rule(
-        T::ExpertGate,
-        "ffn_gate_exps.weight",
-        &[Width, Ffn, Experts],
-    ),
-    rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
-    rule(
-        T::ExpertDown,
-        "ffn_down_exps.weight",
-        &[Ffn, Width, Experts],
-    ),
-];
+/// [`FEED_NORM`] of converters that name it for its position after attention.
+pub(super) const MIDDLE_NORM: Group = group(
+    |_| true,
+    &[rule(T::FfnNorm, "post_attention_norm.weight", &[Width])],
+);
 
-pub(super) const EXPERT_BIAS: &[Rule] = &[
-    rule(T::RouterBias, "ffn_gate_inp.bias", &[Experts]),
-    rule(T::ExpertGateBias, "ffn_gate_exps.bias", &[Ffn, Experts]),
-    rule(T::ExpertUpBias, "ffn_up_exps.bias", &[Ffn, Experts]),
-    rule(T::ExpertDownBias, "ffn_down_exps.bias", &[Width, Experts]),
-];
+pub(super) const DENSE: Group = group(
+    |block| block.feed == Feed::Dense,
+    &[
+        rule(T::FfnGate, "ffn_gate.weight", &[Width, Ffn]),
+        rule(T::FfnUp, "ffn_up.weight", &[Width, Ffn]),
+        rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+    ],
+);
 
-/// Norm before the feed-forward layer, if converters name it for its position after attention.
-pub(super) const MIDDLE_NORM: &[Rule] = &[rule(T::FfnNorm, "post_attention_norm.weight", &[Width])];
+/// [`DENSE`] with gate and up in one matrix.
+pub(super) const FUSED_DENSE: Group = group(
+    |block| block.feed == Feed::Dense,
+    &[
+        rule(T::FfnGateUp, "ffn_up.weight", &[Width, TwoFfn]),
+        rule(T::FfnDown, "ffn_down.weight", &[Ffn, Width]),
+    ],
+);
+
+pub(super) const EXPERTS: Group = group(
+    |block| matches!(block.feed, Feed::Experts(_)),
+    &[
+        rule(T::Router, ROUTER, &[Width, Experts]),
+        rule(
+            T::ExpertGate,
+            "ffn_gate_exps.weight",
+            &[Width, Ffn, Experts],
+        ),
+        rule(T::ExpertUp, "ffn_up_exps.weight", &[Width, Ffn, Experts]),
+        rule(
+            T::ExpertDown,
+            "ffn_down_exps.weight",
+            &[Ffn, Width, Experts],
+        ),
+    ],
+);
+
+pub(super) const EXPERT_BIAS: Group = group(
+    |block| matches!(block.feed, Feed::Experts(experts) if experts.bias),
+    &[
+        rule(T::RouterBias, "ffn_gate_inp.bias", &[Experts]),
+        rule(T::ExpertGateBias, "ffn_gate_exps.bias", &[Ffn, Experts]),
+        rule(T::ExpertUpBias, "ffn_up_exps.bias", &[Ffn, Experts]),
+        rule(T::ExpertDownBias, "ffn_down_exps.bias", &[Width, Experts]),
+    ],
+);
 
 /// Norms of the outputs that a block adds to the residual stream.
-pub(super) const POST_NORMS: &[Rule] = &[
-    rule(T::AttnPostNorm, "post_attention_norm.weight", &[Width]),
-    rule(T::FfnPostNorm, "post_ffw_norm.weight", &[Width]),
-];
+pub(super) const POST_NORMS: Group = group(
+    |block| block.model.post_norms,
+    &[
+        rule(T::AttnPostNorm, "post_attention_norm.weight", &[Width]),
+        rule(T::FfnPostNorm, "post_ffw_norm.weight", &[Width]),
+    ],
+);

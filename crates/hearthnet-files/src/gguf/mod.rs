@@ -28,12 +28,13 @@ pub mod writer;
 use std::path::Path;
 use std::time::SystemTime;
 
+use hearthnet_platform::regular_file;
+
 pub use error::{GgufError, MetadataError};
 pub use tensor_type::TensorType;
 pub use type_use::{TypeUse, type_uses};
-pub use value::{Array, ArrayIter, Value, ValueType};
+pub use value::{Array, Value, ValueType};
 
-use crate::regular_file;
 use reader::{Header, SlotKind};
 
 const MAGIC: &[u8] = b"GGUF";

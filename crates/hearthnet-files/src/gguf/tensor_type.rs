@@ -41,7 +41,6 @@ tensor_types! {
     /// The layouts of the other supported types are in `specs/canonical-arithmetic.md`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
     #[allow(non_camel_case_types)] // ggml's own spelling
-    #[allow(missing_docs)] // the names are the documentation
     #[non_exhaustive]
     // The missing numbers (4, 5, 31 to 33, 36 to 38) belonged to types that ggml has removed.
     F32 0 1 4,
@@ -93,31 +92,6 @@ impl TensorType {
         Self::Q4_0,
     ];
 
-    /// Types that the engine computes with, widest first.
-    pub(crate) const SUPPORTED: [Self; 16] = [
-        Self::F32,
-        Self::F16,
-        Self::BF16,
-        Self::Q8_0,
-        Self::Q6_K,
-        Self::Q5_1,
-        Self::Q5_K,
-        Self::Q5_0,
-        Self::Q4_1,
-        Self::Q4_K,
-        Self::Q4_0,
-        Self::IQ4_NL,
-        Self::IQ4_XS,
-        Self::MXFP4,
-        Self::Q3_K,
-        Self::Q2_K,
-    ];
-
-    /// Types that the engine computes with, widest first.
-    pub fn supported() -> impl Iterator<Item = Self> {
-        Self::SUPPORTED.into_iter()
-    }
-
     /// List of the names, for messages.
     pub fn names(types: impl IntoIterator<Item = Self>) -> String {
         let names: Vec<&str> = types.into_iter().map(Self::name).collect();
@@ -148,11 +122,6 @@ impl TensorType {
     #[inline]
     pub const fn block_bytes(self) -> u32 {
         self.row().4
-    }
-
-    /// Whether the engine computes with weights of this type.
-    pub fn is_supported(self) -> bool {
-        Self::SUPPORTED.contains(&self)
     }
 
     /// Bytes of a row of `values` values; `None` if they do not fill whole blocks, or on overflow.

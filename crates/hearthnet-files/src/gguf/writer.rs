@@ -18,7 +18,7 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use super::value::{Value, ValueType};
+use super::value::{Value, ValueType, encode};
 use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NAME_BYTES, TensorType};
 
 /// Why a file could not be written.
@@ -293,27 +293,5 @@ impl Write for Counting<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
-    }
-}
-
-/// Appends a scalar or string in GGUF encoding; arrays are written by `set_array`.
-fn encode(value: Value<'_>, out: &mut Vec<u8>) {
-    match value {
-        Value::U8(v) => out.push(v),
-        Value::I8(v) => out.extend(v.to_le_bytes()),
-        Value::U16(v) => out.extend(v.to_le_bytes()),
-        Value::I16(v) => out.extend(v.to_le_bytes()),
-        Value::U32(v) => out.extend(v.to_le_bytes()),
-        Value::I32(v) => out.extend(v.to_le_bytes()),
-        Value::F32(v) => out.extend(v.to_le_bytes()),
-        Value::Bool(v) => out.push(u8::from(v)),
-        Value::String(v) => {
-            out.extend((v.len() as u64).to_le_bytes());
-            out.extend(v.as_bytes());
-        }
-        Value::U64(v) => out.extend(v.to_le_bytes()),
-        Value::I64(v) => out.extend(v.to_le_bytes()),
-        Value::F64(v) => out.extend(v.to_le_bytes()),
-        Value::Array(_) => {}
     }
 }

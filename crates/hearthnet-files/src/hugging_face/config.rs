@@ -2,36 +2,46 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::classes::{
-    ALL, Class, IGNORED, JsonValue, Key, Kind, NEUTRAL, Requirement, RopeBase, RopeDims,
-};
+use super::class::{Class, Key, Kind, RopeBase, RopeDims};
+use super::classes::ALL;
 use super::error::ImportError;
 use super::rope::Rope;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
+use crate::schema::{Lookup, Requirement, off, on, zero};
 use crate::spec::{ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
-const READ: &[&str] = &[
-    "_sliding_window_pattern",
-    "architectures",
-    "layer_types",
-    "model_type",
-    "no_rope_layer_interval",
-    "no_rope_layers",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-    "quantization_config",
-    "query_pre_attn_scalar",
-    "rope_local_base_freq",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "sliding_window_pattern",
-    "text_config",
-    "tie_word_embeddings",
-    "v_head_dim",
-    "vocab_size",
+const READ: &str = "
+    _sliding_window_pattern architectures layer_types model_type no_rope_layer_interval
+    no_rope_layers original_max_position_embeddings partial_rotary_factor quantization_config
+    query_pre_attn_scalar rope_local_base_freq rope_parameters rope_scaling rope_theta
+    sliding_window_pattern text_config tie_word_embeddings v_head_dim vocab_size
+";
+
+/// Keys without influence on the computation in any class. `pretraining_tp` is the way in which
+/// training split a multiplication; the sums are the same. `router_jitter_noise` is noise of
+/// training.
+const IGNORED: &str = "
+    _attn_implementation _attn_implementation_autoset _commit_hash _from_model_config
+    _name_or_path attention_dropout auto_map bos_token_id cache_implementation dtype
+    embd_pdrop eos_token_id gradient_checkpointing hidden_dropout id2label initializer_range
+    is_llama_config keys_to_ignore_at_inference label2id max_window_layers
+    num_logits_to_keep output_attentions output_hidden_states output_router_logits
+    pad_token_id pretraining_tp resid_pdrop return_dict router_aux_loss_coef
+    router_jitter_noise task_specific_params tokenizer_class torch_dtype
+    transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version
+    use_cache
+";
+
+/// Keys accepted for every class if their value disables the feature.
+const NEUTRAL: &[Requirement] = &[
+    on("is_causal"),
+    off("rope_interleaved"),
+    off("use_mrope"),
+    off("is_encoder_decoder"),
+    off("add_cross_attention"),
+    zero("chunk_size_feed_forward"),
 ];
 
 /// Contents of `config.json`, overlaid with its text section.
@@ -68,40 +78,42 @@ pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, Impor
         .map_err(|error| ImportError::Unsound(format!("{file} cannot be read: {error}")))
 }
 
-/// Finite number; `None` if the key is missing or `null`.
-pub(super) fn number(values: &Map<String, Json>, key: &str) -> Result<Option<f64>, ImportError> {
-    let Some(value) = present(values, key) else {
-        return Ok(None);
-    };
-    match value.as_f64().filter(|n| n.is_finite()) {
-        Some(number) => Ok(Some(number)),
-        None => Err(bad(key, value, "must be a number")),
+/// A value of `null` counts as missing.
+impl Lookup for Map<String, Json> {
+    type Error = ImportError;
+
+    fn integer(&self, key: &str) -> Result<Option<u32>, ImportError> {
+        let integer = |value: &Json| value.as_u64().and_then(|n| u32::try_from(n).ok());
+        typed(
+            self,
+            key,
+            "must be an integer from 0 to 4294967295",
+            integer,
+        )
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ImportError> {
+        let number = |value: &Json| value.as_f64().filter(|n| n.is_finite());
+        typed(self, key, "must be a number", number)
+    }
+
+    fn missing(&self, key: &str) -> ImportError {
+        ImportError::MissingKey(key.to_owned())
     }
 }
 
-/// Integer from 0 to 2^32 - 1; `None` if the key is missing or `null`.
-pub(super) fn integer(values: &Map<String, Json>, key: &str) -> Result<Option<u32>, ImportError> {
+/// Value of a key, converted by `read`; `None` if the key is missing.
+pub(super) fn typed<'a, T>(
+    values: &'a Map<String, Json>,
+    key: &str,
+    reason: &str,
+    read: impl FnOnce(&'a Json) -> Option<T>,
+) -> Result<Option<T>, ImportError> {
     let Some(value) = present(values, key) else {
         return Ok(None);
     };
-    match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
-        Some(number) => Ok(Some(number)),
-        None => Err(bad(key, value, "must be an integer from 0 to 4294967295")),
-    }
-}
-
-impl Requirement {
-    fn accepts(&self, value: Option<&Json>) -> bool {
-        let Some(value) = value else {
-            return self.optional;
-        };
-        self.values.iter().any(|accepted| match accepted {
-            JsonValue::Bool(b) => value.as_bool() == Some(*b),
-            JsonValue::Text(text) => value.as_str() == Some(text),
-            JsonValue::Number(n) => value.as_f64() == Some(*n),
-            JsonValue::Empty => value.as_array().is_some_and(Vec::is_empty),
-        })
-    }
+    let read = read(value).ok_or_else(|| bad(key, value, reason));
+    read.map(Some)
 }
 
 impl Config {
@@ -134,18 +146,14 @@ impl Config {
 
     /// Number of embeddings.
     pub(super) fn vocab(&self) -> Result<u32, ImportError> {
-        let key = "vocab_size";
-        required(key, integer(&self.values, key)?)
+        self.values.required_integer("vocab_size")
     }
 
     /// Whether the output matrix is the embedding.
     pub(super) fn tied(&self) -> Result<bool, ImportError> {
         let key = "tie_word_embeddings";
-        match present(&self.values, key) {
-            None => Ok(self.class.tied),
-            Some(Json::Bool(tied)) => Ok(*tied),
-            Some(other) => Err(bad(key, other, "must be true or false")),
-        }
+        let tied = typed(&self.values, key, "must be true or false", Json::as_bool)?;
+        Ok(tied.unwrap_or(self.class.tied))
     }
 
     /// Id of a special token; `kind` is a name such as `bos`.
@@ -247,8 +255,8 @@ impl Config {
             .clone()
             .find(|name| present(&self.values, name).is_some());
         let name = name.unwrap_or(first);
-        let whole = |name| integer(&self.values, name);
-        let number = number(&self.values, name);
+        let whole = |name| self.values.integer(name);
+        let number = self.values.number(name);
         let float = |number: f64| Value::F32(number as f32);
         let is_null = self.values.get(name).is_some_and(Json::is_null);
         Ok(match key.kind {
@@ -353,7 +361,7 @@ fn refuse_quantised(values: &Map<String, Json>, class: &Class) -> Result<(), Imp
 fn check_only(values: &Map<String, Json>, class: &Class) -> Result<(), ImportError> {
     for rule in class.requirements.iter().copied().flatten().chain(NEUTRAL) {
         let value = present(values, rule.key);
-        if !rule.accepts(value) {
+        if !rule.accepts(value.map(Into::into)) {
             let shown = value.cloned().unwrap_or_default();
             let reason = format!("this value is not supported for {}", class.name);
             return Err(bad(rule.key, &shown, reason));
@@ -371,7 +379,8 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
         .collect();
     let rules = class.requirements.iter().copied().flatten().chain(NEUTRAL);
     known.extend(rules.map(|rule| rule.key));
-    known.extend([IGNORED, READ, class.ignored].into_iter().flatten());
+    let others = [IGNORED, READ, class.ignored].into_iter();
+    known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)
 }

@@ -11,13 +11,16 @@
 //! The files are hostile: lengths, shapes and offsets are checked before use. Weights are read and
 //! written a megabyte at a time, so a directory of any size needs little memory.
 
+mod class;
 mod classes;
 mod config;
 mod error;
+mod finder;
+mod names;
+mod planned;
 mod rope;
 mod sentencepiece;
 mod shards;
-mod tensors;
 mod vocabulary;
 
 use std::fs::{self, File};
@@ -25,23 +28,24 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use hearthnet_platform::{regular_file, whole_file};
 use serde_json::{Map, Value as Json};
 use sha2::{Digest as _, Sha256};
 
 pub use error::ImportError;
 
-use crate::atomic_file::{self, lock};
 use crate::convert::file_type;
 use crate::error::FileError;
 use crate::families::{Family, OUTPUT};
+use crate::folder_lock::lock;
 use crate::gguf::writer::{WriteError, Writer};
 use crate::gguf::{Gguf, TensorType, Value};
-use crate::manifest::stamp;
 use crate::model_file::ModelFile;
-use crate::regular_file;
+use crate::stamp::stamp;
 use config::Config;
+use finder::Finder;
+use planned::Planned;
 use shards::Shards;
-use tensors::{Finder, Planned};
 
 /// First bytes of a pointer file that Git leaves for Git LFS. (As the length of a safetensors
 /// header, the first eight bytes exceed any file.)
@@ -115,7 +119,7 @@ impl Directory {
         }
         let writer = self.header(dtype)?;
         let failed = |source| FileError::new("write", target, source);
-        let mut file = atomic_file::create(target).map_err(failed)?;
+        let mut file = whole_file::begin(target).map_err(failed)?;
         let total = self.tensors.iter().map(Planned::source_bytes).sum();
         let mut done = 0;
         let written: Result<(), ImportError> = writer.write(&mut file, |index, out| {
@@ -128,7 +132,7 @@ impl Directory {
             })
         });
         let finished = written.and_then(|()| {
-            atomic_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
+            whole_file::finish(file, target).map_err(|error| WriteError::Io(error).into())
         });
         finished.map_err(|error| match error {
             ImportError::Write(WriteError::Io(source)) => failed(source).into(),
@@ -308,22 +312,12 @@ pub fn place(path: &Path, dtype: Option<TensorType>, cache: &Path) -> Result<Pat
 
 /// Names of the files of a model; some may not exist.
 fn files(path: &Path) -> Result<Vec<String>, ImportError> {
+    let others = "generation_config.json model.safetensors.index.json tokenizer.json \
+        tokenizer_config.json tokenizer.model added_tokens.json chat_template.jinja \
+        chat_template.json README.md";
     let mut names = Shards::names(path)?;
-    names.extend(
-        [
-            CONFIG,
-            "generation_config.json",
-            "model.safetensors.index.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "tokenizer.model",
-            "added_tokens.json",
-            "chat_template.jinja",
-            "chat_template.json",
-            "README.md",
-        ]
-        .map(str::to_owned),
-    );
+    names.push(CONFIG.to_owned());
+    names.extend(others.split(' ').map(str::to_owned));
     Ok(names)
 }
 

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::classes::{Class, RopeDims};
-use super::config::{Config, bad, integer, number, present, refuse_others, required};
+use super::class::{Class, RopeDims};
+use super::config::{Config, bad, present, refuse_others, required, typed};
 use super::error::ImportError;
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::gguf::Value;
+use crate::schema::Lookup as _;
 
 /// Largest number of RoPE factors per head.
 const MAX_FACTORS: usize = 1 << 12;
@@ -51,11 +52,7 @@ impl Rope {
     /// Reads RoPE from a configuration whose other keys are known.
     pub(super) fn read(config: &Config) -> Result<Self, ImportError> {
         let Config { values, class, .. } = config;
-        let object = |key: &str| match present(values, key) {
-            None => Ok(None),
-            Some(Json::Object(map)) => Ok(Some(map)),
-            Some(other) => Err(bad(key, other, "must be an object")),
-        };
+        let object = |key: &str| typed(values, key, "must be an object", Json::as_object);
         let empty = Map::new();
         let outer = match (object("rope_parameters")?, object("rope_scaling")?) {
             (Some(new), Some(old)) if !same(new, old) => {
@@ -66,14 +63,14 @@ impl Rope {
             (None, None) => &empty,
         };
         let (global, local) = parts(outer)?;
-        let or_outside = |key: &str| match number(global, key)? {
+        let or_outside = |key: &str| match global.number(key)? {
             Some(value) => Ok(Some(value)),
-            None => number(values, key),
+            None => values.number(key),
         };
-        let original = integer(global, ORIGINAL)?.or(integer(values, ORIGINAL)?);
+        let original = global.integer(ORIGINAL)?.or(values.integer(ORIGINAL)?);
         let local_theta = match local {
-            Some(local) => number(local, "rope_theta")?,
-            None => number(values, "rope_local_base_freq")?,
+            Some(local) => local.number("rope_theta")?,
+            None => values.number("rope_local_base_freq")?,
         };
         let mut rope = Self {
             theta: or_outside("rope_theta")?,
@@ -109,7 +106,7 @@ impl Rope {
                 }
             },
         };
-        let needs = |key: &str| required(format!("rope_scaling.{key}"), number(rope, key)?);
+        let needs = |key: &str| required(format!("rope_scaling.{key}"), rope.number(key)?);
         let needs_original = || required(ORIGINAL, original.filter(|n| *n > 0));
         let grows = present(values, "model_type").is_some_and(|t| t == GROWING);
         if grows && kind != "yarn" {
@@ -163,7 +160,7 @@ impl Rope {
                 self.metadata.push((key, Value::U32(needs_original()?)));
                 for (from, to) in YARN {
                     let taken = self.metadata.iter().any(|(key, _)| key == to);
-                    if let Some(value) = number(rope, from)?.filter(|_| !taken) {
+                    if let Some(value) = rope.number(from)?.filter(|_| !taken) {
                         self.says(to, value);
                     }
                 }

@@ -30,15 +30,15 @@ enum Field<'a> {
 pub(super) fn pieces(bytes: &[u8]) -> Result<Vec<Token>, &'static str> {
     let broken = "no SentencePiece vocabulary, or cut off";
     let (mut pieces, mut model_type) = (Vec::new(), 1);
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let (number, field, after) = field(rest).ok_or(broken)?;
-        rest = after;
-        match (number, field) {
+    for field in fields(bytes) {
+        match field.ok_or(broken)? {
             (1, Field::Bytes(piece)) => pieces.push(token(piece).ok_or(broken)?),
             (2, Field::Bytes(trainer)) => {
-                let found = varint_of(trainer, 3).ok_or(broken)?;
-                model_type = found.unwrap_or(model_type);
+                for field in fields(trainer) {
+                    if let (3, Field::Varint(value)) = field.ok_or(broken)? {
+                        model_type = value;
+                    }
+                }
             }
             _ => {}
         }
@@ -56,11 +56,8 @@ fn token(bytes: &[u8]) -> Option<Token> {
         score: 0.0,
         kind: 1,
     };
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let (number, field, after) = field(rest)?;
-        rest = after;
-        match (number, field) {
+    for field in fields(bytes) {
+        match field? {
             (1, Field::Bytes(text)) => std::str::from_utf8(text).ok()?.clone_into(&mut token.text),
             (2, Field::Fixed32(score)) => token.score = f32::from_le_bytes(score),
             // User-defined pieces are stored as normal ones.
@@ -75,18 +72,20 @@ fn token(bytes: &[u8]) -> Option<Token> {
     Some(token)
 }
 
-/// Integer field of a message; `Some(None)` if it is missing.
-fn varint_of(bytes: &[u8], wanted: u64) -> Option<Option<u64>> {
-    let mut found = None;
+/// Numbers and contents of a message's fields. After a broken one, `None`, there are no others.
+fn fields(bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Field<'_>)>> {
     let mut rest = bytes;
-    while !rest.is_empty() {
-        let (number, field, after) = field(rest)?;
-        rest = after;
-        if let (true, Field::Varint(value)) = (number == wanted, field) {
-            found = Some(value);
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
         }
-    }
-    Some(found)
+        let read = field(rest);
+        rest = match &read {
+            Some((_, _, after)) => *after,
+            None => &[],
+        };
+        Some(read.map(|(number, field, _)| (number, field)))
+    })
 }
 
 /// First field of a message: its number, its content, and the rest of the bytes.

@@ -8,9 +8,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use hearthnet_platform::files::read_exact_at;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
@@ -19,6 +19,8 @@ use super::error::ImportError;
 use crate::error::FileError;
 use crate::gguf::TensorType;
 
+/// Bytes of a tensor that are read at a time.
+pub(super) const PART_BYTES: usize = 1 << 20;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// The largest known headers have some 100 bytes for each of 50,000 tensors.
@@ -43,6 +45,12 @@ impl Stored {
     /// Number of values.
     pub(super) fn values(&self) -> u64 {
         self.shape.iter().product()
+    }
+
+    /// Bytes of data stored as `dtype`.
+    pub(super) fn bytes(&self, dtype: TensorType) -> u64 {
+        let bytes = u64::from(dtype.block_bytes());
+        self.values().saturating_mul(bytes)
     }
 
     /// Tensor type, if it is supported.
@@ -192,7 +200,7 @@ impl Shards {
         let Some((path, file)) = self.files.get(stored.file) else {
             return Ok(());
         };
-        file.read_exact_at(out, stored.offset.saturating_add(from))
+        read_exact_at(file, out, stored.offset.saturating_add(from))
             .map_err(|source| FileError::new("read", path, source).into())
     }
 }

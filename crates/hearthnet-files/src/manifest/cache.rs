@@ -18,27 +18,14 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
+use hearthnet_platform::{regular_file, whole_file};
 use serde::{Deserialize, Serialize};
 
 use super::seal::{MAC_BYTES, seal};
 use super::{Digest, MAX_MANIFEST_BYTES, Manifest, WeightsId};
-use crate::atomic_file;
 use crate::model_file::ModelFile;
-use crate::regular_file;
-
-/// Distinguishes states of a file without reading it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub(crate) struct Stamp {
-    bytes: u64,
-    /// Since 1970-01-01 UTC.
-    modified_ns: u64,
-    /// Change time of the inode in nanoseconds, if the system has one. Unlike the modification
-    /// time, programs cannot set it.
-    changed_ns: Option<i128>,
-    inode: Option<u64>,
-}
+use crate::stamp::{Stamp, stamp};
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -113,26 +100,6 @@ pub enum Pinned {
     Never,
 }
 
-/// Current state of a file; `None` if it is missing.
-pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
-    let info = fs::metadata(path).ok()?;
-    let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-    #[cfg(unix)]
-    let (changed_ns, inode) = {
-        use std::os::unix::fs::MetadataExt as _;
-        let changed = i128::from(info.ctime()) * 1_000_000_000 + i128::from(info.ctime_nsec());
-        (Some(changed), Some(info.ino()))
-    };
-    #[cfg(not(unix))]
-    let (changed_ns, inode) = (None, None);
-    Some(Stamp {
-        bytes: info.len(),
-        modified_ns: u64::try_from(modified.as_nanos()).ok()?,
-        changed_ns,
-        inode,
-    })
-}
-
 /// Path of the record of a model file.
 pub fn record_path(model: &Path) -> PathBuf {
     let mut name = OsString::from(model);
@@ -188,7 +155,7 @@ fn store(model: &ModelFile, contents: &Contents) -> io::Result<()> {
     let mut bytes = Vec::new();
     ciborium::into_writer(&stored, &mut bytes).map_err(io::Error::other)?;
     let mac = seal(&bytes).ok_or(io::ErrorKind::Unsupported)?;
-    atomic_file::write(&record_path(path), &[&mac[..], &bytes].concat())
+    whole_file::write(&record_path(path), &[&mac[..], &bytes].concat())
 }
 
 /// Stores a record if possible. A read-only folder costs only another reading.
@@ -278,12 +245,26 @@ impl ModelFile {
     ) -> Result<Manifest, ChangedError> {
         let contents = read_contents(self, progress);
         let pin = pinned(pin);
-        let refuse = |relation, what: String| ChangedError {
-            path: self.path().unwrap_or(Path::new("")).to_owned(),
-            relation,
-            what,
-            pinned: pin.is_some(),
-        };
+        if let Some((relation, what)) = self.difference(&contents, record, pin) {
+            return Err(ChangedError {
+                path: self.path().unwrap_or(Path::new("")).to_owned(),
+                relation,
+                what,
+                pinned: pin.is_some(),
+            });
+        }
+        try_store(self, &contents);
+        Ok(self.in_use(contents.manifest))
+    }
+
+    /// Relation of the contents to those that are pinned, or else recorded, and the difference.
+    fn difference(
+        &self,
+        contents: &Contents,
+        record: Option<Record>,
+        pin: Option<Expected>,
+    ) -> Option<(&'static str, String)> {
+        let text = "its tokenizer or description is different";
         if let Some(pin) = pin {
             let relation = match pin.pinned {
                 Pinned::FirstPull => "differs from the first download",
@@ -291,41 +272,28 @@ impl ModelFile {
             };
             let weights = contents.manifest.weights_id();
             if pin.weights.is_some_and(|pinned| pinned != weights) {
-                return Err(refuse(relation, "its weights are different".to_owned()));
+                return Some((relation, "its weights are different".to_owned()));
             }
             // The weights id does not cover tokenizer and template.
-            if let Some(pinned) = pin.sha256 {
-                let found = Digest::of(self.gguf().bytes());
-                if found != pinned {
-                    let what = match pin.weights {
-                        Some(_) => "its tokenizer or description is different".to_owned(),
-                        None => format!("its SHA-256 is {found} instead of {pinned}"),
-                    };
-                    return Err(refuse(relation, what));
-                }
-            }
-        } else if let Some(Record { contents: was, .. }) = record {
-            let relation = "has changed since it was last used";
-            let (count, all) = differing(&was.manifest, &contents.manifest);
-            if count > 0 {
-                let what = format!("{count} of {all} tensors differ");
-                return Err(refuse(relation, what));
-            }
-            if was.manifest != contents.manifest {
-                return Err(refuse(
-                    relation,
-                    "its hyperparameters are different".to_owned(),
-                ));
-            }
-            if was.head != contents.head {
-                return Err(refuse(
-                    relation,
-                    "its tokenizer or description is different".to_owned(),
-                ));
-            }
+            let (pinned, found) = (pin.sha256?, Digest::of(self.gguf().bytes()));
+            let what = match pin.weights {
+                Some(_) => text.to_owned(),
+                None => format!("its SHA-256 is {found} instead of {pinned}"),
+            };
+            return (found != pinned).then_some((relation, what));
         }
-        try_store(self, &contents);
-        Ok(self.in_use(contents.manifest))
+        let was = record?.contents;
+        let (count, all) = differing(&was.manifest, &contents.manifest);
+        let what = if count > 0 {
+            format!("{count} of {all} tensors differ")
+        } else if was.manifest != contents.manifest {
+            "its hyperparameters are different".to_owned()
+        } else if was.head != contents.head {
+            text.to_owned()
+        } else {
+            return None;
+        };
+        Some(("has changed since it was last used", what))
     }
 
     /// Turns the manifest of the file as stored into that of the file as used.

@@ -18,7 +18,6 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 pub use cache::{ChangedError, Expected, FileState, Pinned, file_state, record_path};
-pub(crate) use cache::{Stamp, stamp};
 pub use digest::{Digest, ParseDigestError, TextId, WeightsId};
 pub use seal::record_key;
 
@@ -204,16 +203,11 @@ impl Manifest {
         }
         let mut count = 0;
         // A hostile layer count ends at the first missing tensor.
-        for (name, dims) in family.tensors(&self.spec) {
+        for (name, lengths) in family.tensors(&self.spec) {
             let Some(entry) = self.tensor(&name) else {
                 return fail(format!("tensor {name:?} is missing"));
             };
-            if !entry
-                .dims
-                .iter()
-                .copied()
-                .eq(dims.iter().map(|dim| dim.of(&self.spec)))
-            {
+            if entry.dims != lengths {
                 return fail(format!("tensor {name:?} has the wrong shape"));
             }
             count += 1;

@@ -6,13 +6,16 @@
 //! again, once.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use hearthnet_platform::files::open_to_others;
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use crate::{cache, regular_file};
+use crate::cache;
 
 /// Length of a seal in bytes.
 pub(super) const MAC_BYTES: usize = 32;
@@ -50,26 +53,21 @@ fn key(directory: &Path) -> io::Result<[u8; KEY_BYTES]> {
     let mut key = [0; KEY_BYTES];
     getrandom::fill(&mut key).map_err(io::Error::other)?;
     // Temporary and final file are readable for the user only; the rename publishes a whole key.
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    file.write_all(&key)?;
     // A key that others could read, or an invalid one, is replaced; one that another process made
     // in the meantime stays.
     if path.exists() {
-        file.persist(&path).map_err(|error| error.error)?;
-    } else if let Err(error) = file.persist_noclobber(&path)
-        && error.error.kind() != io::ErrorKind::AlreadyExists
+        whole_file::replace(&path, &key, Access::Owner)?;
+    } else if let Err(error) = whole_file::create(&path, &key, Access::Owner)
+        && error.kind() != io::ErrorKind::AlreadyExists
     {
-        return Err(error.error);
+        return Err(error);
     }
     read(&path).ok_or_else(|| io::Error::other("the key cannot be read"))
 }
 
 fn read(path: &Path) -> Option<[u8; KEY_BYTES]> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt as _;
-        let of_its_user = fs::metadata(path).ok()?.mode() & 0o077 == 0;
-        of_its_user.then_some(())?;
+    if open_to_others(&fs::metadata(path).ok()?).is_some() {
+        return None;
     }
     regular_file::read(path, KEY_BYTES as u64)
         .ok()?

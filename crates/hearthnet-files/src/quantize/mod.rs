@@ -110,22 +110,8 @@ pub fn decode(dtype: TensorType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(),
             len: bytes.len(),
         });
     }
-    match dtype {
-        TensorType::F32 => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
-        TensorType::F16 => {
-            out.extend(
-                bytes
-                    .as_chunks()
-                    .0
-                    .iter()
-                    .map(|&b| f16::from_le_bytes(b).to_f32()),
-            );
-        }
-        other => {
-            let ty = WeightType::of(other).ok_or(QuantizeError::Unsupported(other))?;
-            blocks::decode(ty, bytes, out);
-        }
-    }
+    let ty = WeightType::of(dtype).ok_or(QuantizeError::Unsupported(dtype))?;
+    blocks::decode(ty, bytes, out);
     Ok(())
 }
 

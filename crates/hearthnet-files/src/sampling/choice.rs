@@ -11,7 +11,6 @@ use crate::gguf::Gguf;
 /// next source; the ranges are those of [`SamplerConfig`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[allow(clippy::exhaustive_structs)] // Built with `..SamplingChoice::default()`.
 pub struct SamplingChoice {
     /// See [`SamplerConfig::temperature`].
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -22,7 +22,6 @@ pub(super) const PENALTY: RangeInclusive<f32> = -2.0..=2.0;
 /// the draw. So the temperature does not affect top-p and min-p.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-#[allow(clippy::exhaustive_structs)] // Built with `..SamplerConfig::default()`.
 pub struct SamplerConfig {
     /// Divides the logits before the draw, 0 to 100. 0 is greedy: the best token, no draw.
     pub temperature: f32,

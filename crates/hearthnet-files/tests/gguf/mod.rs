@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hearthnet_files::gguf::writer::{WriteError, Writer};
 use hearthnet_files::gguf::{Gguf, GgufError, MetadataError, TensorType, Value};
+use hearthnet_testkit::assert_matches;
 use hearthnet_tokens::fuzzing;
 use proptest::prelude::*;
 
@@ -38,11 +39,7 @@ fn the_fuzzer_begins_with_these_cases() {
         if std::env::var_os("HEARTHNET_WRITE_CORPUS").is_some() {
             fs::write(&path, &case.bytes).unwrap();
         }
-        assert!(
-            fs::read(&path).unwrap() == case.bytes,
-            "{} differs",
-            path.display()
-        );
+        assert!(fs::read(&path).unwrap() == case.bytes, "{}", path.display());
     }
 }
 
@@ -61,36 +58,20 @@ fn every_file_of_the_fuzzers_corpus_is_survived() {
 fn files_are_opened_by_path_and_other_paths_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("m.gguf");
-    assert!(
-        matches!(Gguf::open(&path), Err(GgufError::Io { .. })),
-        "missing"
-    );
-    assert!(
-        matches!(Gguf::open(directory.path()), Err(GgufError::Io { .. })),
-        "a directory"
-    );
+    assert_matches!(Gguf::open(&path), Err(GgufError::Io { .. }), "missing");
+    assert_matches!(Gguf::open(directory.path()), Err(GgufError::Io { .. }));
     fs::write(&path, "").unwrap();
-    assert!(
-        matches!(Gguf::open(&path), Err(GgufError::Magic { .. })),
-        "empty"
-    );
-    let case = cases::all()
-        .into_iter()
-        .find(|case| case.name == "tensor-vector")
-        .unwrap();
-    fs::write(&path, &case.bytes).unwrap();
+    assert_matches!(Gguf::open(&path), Err(GgufError::Magic { .. }), "empty");
+    let bytes = cases::named("tensor-vector");
+    fs::write(&path, &bytes).unwrap();
     let gguf = Gguf::open(&path).unwrap();
-    assert_eq!(gguf.file_bytes(), case.bytes.len() as u64);
+    assert_eq!(gguf.file_bytes(), bytes.len() as u64);
     assert_eq!(gguf.data(gguf.tensor("t").unwrap()), [1; 32]);
 }
 
 #[test]
 fn values_keep_their_types_and_typed_access_checks_them() {
-    let case = cases::all()
-        .into_iter()
-        .find(|case| case.name == "metadata-every-type")
-        .unwrap();
-    let gguf = Gguf::from_bytes(case.bytes).unwrap();
+    let gguf = Gguf::from_bytes(cases::named("metadata-every-type")).unwrap();
     for (key, value) in [
         ("u8", Value::U8(1)),
         ("i8", Value::I8(-1)),
@@ -115,10 +96,7 @@ fn values_keep_their_types_and_typed_access_checks_them() {
         assert!(gguf.u32(key).unwrap().is_some(), "{key}");
     }
     for key in ["i8", "i16", "i32", "i64", "f32", "bool", "string", "array"] {
-        assert!(
-            matches!(gguf.u32(key), Err(MetadataError::Mismatch { .. })),
-            "{key}"
-        );
+        assert_matches!(gguf.u32(key), Err(MetadataError::Mismatch { .. }), "{key}");
     }
     assert_eq!(gguf.f64("f32"), Ok(Some(1.5)));
     assert!(gguf.f64("f64").is_err(), "not a number");
@@ -128,15 +106,8 @@ fn values_keep_their_types_and_typed_access_checks_them() {
 
 #[test]
 fn a_tensor_of_another_file_has_no_data_here() {
-    let find = |name| {
-        cases::all()
-            .into_iter()
-            .find(|case| case.name == name)
-            .unwrap()
-            .bytes
-    };
-    let big = Gguf::from_bytes(find("tensors-two")).unwrap();
-    let small = Gguf::from_bytes(find("version-3-nothing")).unwrap();
+    let big = Gguf::from_bytes(cases::named("tensors-two")).unwrap();
+    let small = Gguf::from_bytes(cases::named("version-3-nothing")).unwrap();
     assert!(small.data(big.tensor("b").unwrap()).is_empty());
 }
 
@@ -144,24 +115,18 @@ fn a_tensor_of_another_file_has_no_data_here() {
 fn a_writer_refuses_what_a_reader_would() {
     let mut writer = Writer::new();
     writer.set("key", Value::U8(1)).unwrap();
-    assert!(matches!(
+    assert_matches!(
         writer.set("key", Value::U8(1)),
         Err(WriteError::Name { .. })
-    ));
-    assert!(matches!(
-        writer.set("", Value::U8(1)),
-        Err(WriteError::Name { .. })
-    ));
+    );
+    assert_matches!(writer.set("", Value::U8(1)), Err(WriteError::Name { .. }));
     let long = "k".repeat(1 << 16);
-    assert!(matches!(
-        writer.set_i32s(&long, &[1]),
-        Err(WriteError::Name { .. })
-    ));
+    assert_matches!(writer.set_i32s(&long, &[1]), Err(WriteError::Name { .. }));
     writer.tensor("t", &[32], TensorType::Q8_0).unwrap();
-    assert!(matches!(
+    assert_matches!(
         writer.tensor("t", &[32], TensorType::Q8_0),
         Err(WriteError::Name { .. })
-    ));
+    );
     for dims in [&[][..], &[0], &[33], &[32; 5], &[1 << 40, 1 << 40]] {
         let error = writer.tensor("u", dims, TensorType::Q8_0);
         assert!(matches!(error, Err(WriteError::Shape { .. })), "{dims:?}");
@@ -172,14 +137,8 @@ fn a_writer_refuses_what_a_reader_would() {
     let short = writer.write(&mut Vec::new(), |_, out| {
         out.write_all(&[0; 33]).map_err(WriteError::Io)
     });
-    assert!(matches!(
-        short,
-        Err(WriteError::DataLength {
-            expected: 34,
-            found: 33,
-            ..
-        })
-    ));
+    let short = short.unwrap_err().to_string();
+    assert_eq!(short, "tensor \"t\" takes 34 bytes, 33 were given");
 }
 
 type Metadata = (u64, f32, String, Vec<i32>);

@@ -4,27 +4,19 @@ use std::path::{Path, PathBuf};
 use super::*;
 
 fn known() -> BTreeSet<String> {
-    NUMBERS
-        .iter()
-        .map(|number| number.name.to_owned())
-        .collect()
+    let names = NUMBERS.iter().map(|number| number.name.to_owned());
+    names.collect()
 }
 
 /// Rust files of the crates that record metrics, without their tests.
 fn sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut dirs: Vec<PathBuf> = [
-        "crates/hearthnet-http",
-        "hearthnet",
-        "hearthnet-bus",
-        "hearthnet-orchestrator",
-        "hearthnet-shard",
-        "hearthnet-transport",
-    ]
-    .iter()
-    .map(|folder| root.join(folder).join("src"))
-    .collect();
-    let mut files = Vec::new();
+    let crates = "crates/hearthnet-http hearthnet hearthnet-bus hearthnet-orchestrator \
+                  hearthnet-shard hearthnet-transport";
+    let dirs = crates
+        .split(' ')
+        .map(|folder| root.join(folder).join("src"));
+    let (mut dirs, mut files): (Vec<PathBuf>, Vec<PathBuf>) = (dirs.collect(), Vec::new());
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();
@@ -42,10 +34,9 @@ fn sources() -> Vec<PathBuf> {
 
 /// Names passed to the macro as literals, its first argument.
 fn names_in<'a>(text: &'a str, call: &str) -> Vec<&'a str> {
-    text.split(call)
-        .skip(1)
-        .filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next())
-        .collect()
+    let after = text.split(call).skip(1);
+    let names = after.filter_map(|rest| rest.trim_start().strip_prefix('"')?.split('"').next());
+    names.collect()
 }
 
 #[test]
@@ -85,11 +76,8 @@ fn names_and_units_are_as_prometheus_wants_them() {
             let has_buckets = has_buckets.iter().any(|unit| number.name.ends_with(unit));
             assert!(has_buckets, "{}", number.name);
         }
-        assert!(
-            number.what.len() > 10 && !number.what.ends_with('.'),
-            "{}",
-            number.name
-        );
+        let described = number.what.len() > 10 && !number.what.ends_with('.');
+        assert!(described, "{}", number.name);
     }
 }
 
@@ -100,21 +88,17 @@ fn the_dashboard_shows_exactly_the_metrics() {
     let mut shown = BTreeSet::new();
     let mut ids = BTreeSet::new();
     for panel in dashboard["panels"].as_array().unwrap() {
-        assert!(
-            ids.insert(panel["id"].as_u64().unwrap()),
-            "two panels, one id"
-        );
+        let id = panel["id"].as_u64().unwrap();
+        assert!(ids.insert(id), "two panels, one id");
         // A row is a heading, and has no targets.
         for target in panel["targets"].as_array().into_iter().flatten() {
             let expr = target["expr"].as_str().unwrap();
             let words = expr.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            shown.extend(
-                words
-                    .filter(|word| {
-                        word.starts_with("distributed_inference_") || word.starts_with("hearthnet_")
-                    })
-                    .map(|word| word.trim_end_matches("_bucket").to_owned()),
-            );
+            let is_ours = |word: &&str| {
+                word.starts_with("distributed_inference_") || word.starts_with("hearthnet_")
+            };
+            let names = words.filter(is_ours);
+            shown.extend(names.map(|word| word.trim_end_matches("_bucket").to_owned()));
         }
     }
     assert_eq!(shown, known());
@@ -122,15 +106,9 @@ fn the_dashboard_shows_exactly_the_metrics() {
 
 #[test]
 fn the_names_of_the_specification_are_there() {
-    for name in [
-        "pipeline_construct_ms",
-        "first_token_ms",
-        "tokens_per_second",
-        "shard_latency_ms",
-        "failovers_total",
-        "fallback_to_local_total",
-        "shard_corruption_detected_total",
-    ] {
+    let names = "pipeline_construct_ms first_token_ms tokens_per_second shard_latency_ms \
+                 failovers_total fallback_to_local_total shard_corruption_detected_total";
+    for name in names.split(' ') {
         let name = format!("distributed_inference_{name}");
         assert!(known().contains(&name), "{name}");
     }

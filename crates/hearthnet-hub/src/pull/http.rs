@@ -10,11 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
+use hearthnet_files::FileError;
 use hearthnet_files::manifest::Digest;
-use hearthnet_files::{FileError, atomic_file, regular_file};
+use hearthnet_platform::{regular_file, whole_file};
 
+use super::error::SourceError;
+use super::job::{Job, PullEvent, TICK};
+use super::options::PullOptions;
 use super::sink::Sink;
-use super::{Job, PullEvent, PullOptions, SourceError, TICK};
 
 /// Size of a block, and capacity of the channel in blocks.
 const BLOCK: usize = 64 << 10;
@@ -141,20 +144,16 @@ fn download(
             return Ok(());
         }
         let before = sink.done();
-        match attempt(job, url, sink, etag) {
-            Ok(()) => return Ok(()),
-            Err(error) => {
-                idle = if sink.done() > before { 1 } else { idle + 1 };
-                // An address that was never reached most likely means no network: let other sources
-                // try without delay.
-                let hopeless =
-                    matches!(error, SourceError::Unreachable { .. }) && sink.done() == start;
-                if hopeless {
-                    return Err(error);
-                }
-                wait_after(error, idle, job.options, job.cancel, job.progress)?;
-            }
+        let Err(error) = attempt(job, url, sink, etag) else {
+            return Ok(());
+        };
+        idle = if sink.done() > before { 1 } else { idle + 1 };
+        // An address that was never reached most likely means no network: let other sources try
+        // without delay.
+        if matches!(error, SourceError::Unreachable { .. }) && sink.done() == start {
+            return Err(error);
         }
+        wait_after(error, idle, job.options, job.cancel, job.progress)?;
     }
     Err(SourceError::Interrupted {
         done: sink.done(),
@@ -294,7 +293,7 @@ fn parse_range(range: &str) -> Option<(u64, Option<u64>)> {
 /// Stores the validator (ETag) of the partial file. A weak one does not guarantee equal bytes.
 fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     match etag.filter(|etag| etag.starts_with('"')) {
-        Some(etag) => atomic_file::write(path, etag.as_bytes())
+        Some(etag) => whole_file::write(path, etag.as_bytes())
             .map_err(|error| FileError::new("write", path, error)),
         None => {
             let _ = fs::remove_file(path);

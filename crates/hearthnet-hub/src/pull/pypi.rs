@@ -17,8 +17,9 @@ use hearthnet_files::FileError;
 use hearthnet_text::sanitize;
 use tempfile::TempDir;
 
+use super::error::SourceError;
+use super::job::{Job, TICK};
 use super::sink::blocks;
-use super::{Job, SourceError, TICK};
 
 pub(super) fn fetch(
     job: &mut Job<'_>,
@@ -113,6 +114,10 @@ fn last_of(mut stream: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receive
 }
 
+/// Arguments of Python, before the requirement.
+const PIP: &str = "-m pip download --no-deps --only-binary=:all: --no-input \
+    --disable-pip-version-check --progress-bar=off --retries=2 --dest=wheel";
+
 /// Starts pip in the temporary directory; `None` if this Python does not exist.
 fn start(
     python: &OsStr,
@@ -120,20 +125,7 @@ fn start(
     requirement: &str,
 ) -> Result<Option<Running>, SourceError> {
     let child = Command::new(python)
-        .args([
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary=:all:",
-            "--no-input",
-        ])
-        .args([
-            "--disable-pip-version-check",
-            "--progress-bar=off",
-            "--retries=2",
-            "--dest=wheel",
-        ])
+        .args(PIP.split_whitespace())
         .arg(requirement)
         // Python searches the current directory first, so it must be an empty one.
         .current_dir(directory)

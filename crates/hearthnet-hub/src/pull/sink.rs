@@ -5,12 +5,30 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use hearthnet_files::atomic_file::sync_directory;
+use hearthnet_files::FileError;
 use hearthnet_files::manifest::Digest;
-use hearthnet_files::{FileError, regular_file};
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{folder_of, sync_folder};
 use sha2::{Digest as _, Sha256};
 
-use super::{SourceError, Wanted};
+use super::error::SourceError;
+
+/// File to fetch.
+pub(super) struct Wanted {
+    pub(super) file: String,
+    pub(super) bytes: u64,
+    pub(super) sha256: Option<Digest>,
+    pub(super) target: PathBuf,
+}
+
+impl Wanted {
+    pub(super) fn other_length(&self, found: u64) -> SourceError {
+        SourceError::Length {
+            expected: self.bytes,
+            found,
+        }
+    }
+}
 
 /// Counts and hashes bytes, and compares them with the pinned size and digest.
 pub(super) struct Check<'a> {
@@ -157,7 +175,7 @@ impl<'a> Sink<'a> {
         fs::rename(&self.path, target)
             .map_err(|error| FileError::new("rename the download to", target, error))?;
         // The temporary name no longer exists, so there is nothing to remove.
-        sync_directory(target);
+        let _ = sync_folder(folder_of(target));
         Ok(())
     }
 

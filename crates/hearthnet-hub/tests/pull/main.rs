@@ -1,6 +1,16 @@
 //! Pulling models: every source, and its failures.
 #![allow(clippy::unwrap_used, clippy::panic)] // in helpers, where a failure fails the test
 
+/// Asserts that a value matches a pattern; shows the value if it does not.
+macro_rules! assert_matches {
+    ($value:expr, $pattern:pat $(if $guard:expr)?) => {
+        match $value {
+            $pattern $(if $guard)? => {}
+            ref other => panic!("{other:?} is no {}", stringify!($pattern)),
+        }
+    };
+}
+
 mod reference;
 mod server;
 #[cfg(unix)]
@@ -42,11 +52,8 @@ fn entry(sources: &str) -> ModelEntry {
         Digest::of(&model()),
         Digest([0; 32])
     );
-    Catalogue::parse(&catalogue)
-        .unwrap()
-        .get("m")
-        .unwrap()
-        .clone()
+    let catalogue = Catalogue::parse(&catalogue).unwrap();
+    catalogue.get("m").unwrap().clone()
 }
 
 /// Separate cache and home directory.
@@ -72,11 +79,19 @@ impl Place {
     }
 
     fn pull(&self, sources: &str) -> Result<PathBuf, PullError> {
+        self.watched(sources, &mut |_| {})
+    }
+
+    fn watched(
+        &self,
+        sources: &str,
+        progress: &mut dyn FnMut(PullEvent<'_>),
+    ) -> Result<PathBuf, PullError> {
         pull(
             &entry(sources),
             &self.options,
             &AtomicBool::new(false),
-            &mut |_| {},
+            progress,
         )
     }
 
@@ -132,16 +147,11 @@ fn a_file_of_the_hub_is_fetched_with_progress_reports() {
     let server = Server::new(vec![file(&model())]);
     let place = Place::with(&server);
     let mut seen = Vec::new();
-    let pulled = pull(
-        &entry(HF),
-        &place.options,
-        &AtomicBool::new(false),
-        &mut |event| {
-            if let PullEvent::Progress { done, total } = event {
-                seen.push((done, total));
-            }
-        },
-    );
+    let pulled = place.watched(HF, &mut |event| {
+        if let PullEvent::Progress { done, total } = event {
+            seen.push((done, total));
+        }
+    });
     place.assert_complete(pulled);
     assert!(seen.is_sorted());
     assert_eq!(seen.last(), Some(&(300_000, 300_000)));
@@ -161,10 +171,10 @@ fn an_unpinned_file_needs_its_size_and_an_authenticated_connection() {
 
     let short = Server::new(vec![file(&model()[..HALF])]);
     let refused = fetch(&Place::with(&short)).unwrap_err();
-    assert!(
-        matches!(&refused, PullError::NoSource { failures, .. }
-            if matches!(failures[..], [(_, SourceError::Length { .. })])),
-        "{refused:?}"
+    assert_matches!(
+        &refused,
+        PullError::NoSource { failures, .. }
+            if matches!(failures[..], [(_, SourceError::Length { .. })])
     );
     // The address does not exist; no request may be sent.
     place = Place::new();
@@ -186,11 +196,8 @@ fn a_transfer_that_breaks_off_is_resumed_where_it_broke_off() {
 
 #[test]
 fn a_pull_resumes_an_abandoned_download() {
-    let server = Server::new(vec![
-        cut(&model(), HALF),
-        status("404 Not Found"),
-        file(&model()),
-    ]);
+    let refusal = status("404 Not Found");
+    let server = Server::new(vec![cut(&model(), HALF), refusal, file(&model())]);
     let place = Place::with(&server);
     assert!(matches!(place.refused(HF), SourceError::Status(404)));
     assert_eq!(place.names(), [".m.gguf.part", ".m.gguf.part.etag"]);
@@ -199,50 +206,56 @@ fn a_pull_resumes_an_abandoned_download() {
 }
 
 #[test]
-fn a_server_that_ignores_ranges_restarts_the_download() {
-    let whole = [format!("Content-Length: {}", model().len())];
-    let server = Server::new(vec![answer("200 OK", &whole, &model())]);
-    let place = Place::with(&server);
-    place.part(&model()[..HALF], Some("\"old\""));
-    place.assert_complete(place.pull(HF));
-    assert_eq!(server.requests()[0].headers["if-range"], "\"old\"");
-}
-
-#[test]
-fn a_partial_file_of_another_version_is_discarded() {
-    let server = Server::new(vec![file(&model())]);
-    let place = Place::with(&server);
-    place.part(&[7; HALF], None);
-    place.assert_complete(place.pull(HF));
-    let from: Vec<_> = server
-        .requests()
-        .iter()
-        .map(server::Request::from)
-        .collect();
-    assert_eq!(from, [HALF, 0]);
-}
-
-#[test]
-fn a_part_that_is_too_long_or_whole_needs_no_range() {
-    let server = Server::new(vec![file(&model())]);
-    let place = Place::with(&server);
-    place.part(&[model(), vec![1]].concat(), None);
-    place.assert_complete(place.pull(HF));
-    assert_eq!(server.requests()[0].from(), 0);
-
-    let place = Place::with(&server);
-    place.part(&model(), None);
-    place.assert_complete(place.pull(HF));
-    assert_eq!(server.requests().len(), 1, "nothing was missing");
-}
-
-#[test]
-fn an_unsatisfiable_range_restarts_the_download() {
-    let server = Server::new(vec![status("416 Range Not Satisfiable"), file(&model())]);
-    let place = Place::with(&server);
-    place.part(&model()[..HALF], Some("\"one\""));
-    place.assert_complete(place.pull(HF));
-    assert_eq!(server.requests()[1].from(), 0);
+fn a_part_that_does_not_become_the_file_is_downloaded_again() {
+    let length = [format!("Content-Length: {}", model().len())];
+    let whole = || answer("200 OK", &length, &model());
+    let (half, etag) = (model()[..HALF].to_vec(), Some("\"old\""));
+    let longer = [model(), vec![1]].concat();
+    // Part with its ETag, answers of the server, and beginnings of the requested ranges.
+    let cases: [(&str, Vec<u8>, Option<&str>, Vec<Answer>, &[usize]); 5] = [
+        (
+            "ranges are ignored",
+            half.clone(),
+            etag,
+            vec![whole()],
+            &[HALF],
+        ),
+        (
+            "another version",
+            vec![7; HALF],
+            None,
+            vec![file(&model())],
+            &[HALF, 0],
+        ),
+        ("too long", longer, None, vec![file(&model())], &[0]),
+        (
+            "nothing is missing",
+            model(),
+            None,
+            vec![file(&model())],
+            &[],
+        ),
+        (
+            "no such range",
+            half,
+            etag,
+            vec![status("416 No"), file(&model())],
+            &[HALF, 0],
+        ),
+    ];
+    for (name, part, etag, answers, expected) in cases {
+        let server = Server::new(answers);
+        let place = Place::with(&server);
+        place.part(&part, etag);
+        place.assert_complete(place.pull(HF));
+        let requests = server.requests();
+        let from: Vec<_> = requests.iter().map(server::Request::from).collect();
+        assert_eq!(from, expected, "{name}");
+        let sent = requests
+            .first()
+            .and_then(|first| first.headers.get("if-range"));
+        assert_eq!(sent.map(String::as_str), etag, "{name}");
+    }
 }
 
 #[test]
@@ -253,15 +266,10 @@ fn a_range_that_was_not_asked_for_is_refused() {
         "lines 150000-299999/300000",
         "",
     ] {
-        let headers = [
-            format!("Content-Range: {range}"),
-            format!("Content-Length: {HALF}"),
-        ];
-        let server = Server::new(vec![answer(
-            "206 Partial Content",
-            &headers,
-            &model()[HALF..],
-        )]);
+        let range_line = format!("Content-Range: {range}");
+        let headers = [range_line, format!("Content-Length: {HALF}")];
+        let rest = answer("206 Partial Content", &headers, &model()[HALF..]);
+        let server = Server::new(vec![rest]);
         let place = Place::with(&server);
         place.part(&model()[..HALF], None);
         let error = place.refused(HF);
@@ -277,10 +285,7 @@ fn a_redirect_is_followed_with_the_range() {
     place.part(&model()[..HALF], None);
     place.assert_complete(place.pull(HF));
     let request = &target.requests()[0];
-    assert_eq!(
-        (request.path.as_str(), request.from()),
-        ("/elsewhere", HALF)
-    );
+    assert_eq!((&*request.path, request.from()), ("/elsewhere", HALF));
 }
 
 #[test]
@@ -297,16 +302,8 @@ fn another_size_is_refused_before_it_is_transferred() {
     let server = Server::new(vec![file(&other)]);
     let place = Place::with(&server);
     let error = place.refused(HF);
-    assert!(
-        matches!(
-            error,
-            SourceError::Length {
-                expected: 300_000,
-                found: 300_004
-            }
-        ),
-        "{error}"
-    );
+    let says = "the file at the source has 300004 bytes instead of 300000";
+    assert_eq!(error.to_string(), says);
 
     let part = Place::with(&server);
     part.part(&model()[..HALF], None);
@@ -320,16 +317,7 @@ fn more_bytes_than_pinned_are_not_written() {
     let server = Server::new(vec![answer("200 OK", &[], &endless)]);
     let place = Place::with(&server);
     let error = place.refused(HF);
-    assert!(
-        matches!(
-            error,
-            SourceError::Length {
-                expected: 300_000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with(" instead of 300000"), "{error}");
     place.assert_nothing_left();
 }
 
@@ -340,11 +328,8 @@ fn other_contents_are_refused_and_removed() {
     let server = Server::new(vec![file(&other)]);
     let place = Place::with(&server);
     assert!(matches!(place.refused(HF), SourceError::Contents { .. }));
-    assert_eq!(
-        server.requests().len(),
-        1,
-        "asking again would bring the same"
-    );
+    // Asking again would bring the same.
+    assert_eq!(server.requests().len(), 1);
     place.assert_nothing_left();
 }
 
@@ -359,15 +344,8 @@ fn a_busy_server_is_retried_and_a_refusal_is_final() {
     let server = Server::new(vec![busy()]);
     let place = Place::with(&server);
     let refused = place.refused(HF);
-    assert!(
-        matches!(refused, SourceError::Busy { status: 503, .. }),
-        "{refused}"
-    );
-    assert_eq!(
-        server.requests().len(),
-        4,
-        "as many attempts as the options say"
-    );
+    assert_matches!(refused, SourceError::Busy { status: 503, .. });
+    assert_eq!(server.requests().len(), 4, "as the options say");
 
     for refusal in [
         "401 Unauthorized",
@@ -406,13 +384,7 @@ fn retry_after_of_a_busy_server_is_obeyed_up_to_the_longest_wait() {
             waits.push(wait);
         }
     };
-    pull(
-        &entry(HF),
-        &place.options,
-        &AtomicBool::new(false),
-        &mut progress,
-    )
-    .unwrap();
+    place.watched(HF, &mut progress).unwrap();
     assert_eq!(server.requests().len(), 3);
     assert_eq!(waits.len(), 2, "{waits:?}");
     assert_eq!(waits[0], Duration::from_secs(1));
@@ -430,17 +402,8 @@ fn a_server_that_always_breaks_off_is_given_up() {
     let server = Server::new(vec![cut(&model(), 0)]);
     let place = Place::with(&server);
     let error = place.refused(HF);
-    assert!(
-        matches!(
-            error,
-            SourceError::Interrupted {
-                done: 0,
-                total: 300_000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    let says = "the connection broke off after 0 of 300000 bytes";
+    assert!(error.to_string().starts_with(says), "{error}");
     assert_eq!(server.requests().len(), 4);
 }
 
@@ -469,16 +432,12 @@ fn a_pull_can_be_cancelled_while_a_server_is_silent() {
     let server = Server::new(vec![silent(&model(), HALF), file(&model())]);
     let place = Place::with(&server);
     let cancel = AtomicBool::new(false);
-    let result = pull(
-        &entry(&format!("{HF}, {FILE}")),
-        &place.options,
-        &cancel,
-        &mut |event| {
-            if let PullEvent::Progress { done, .. } = event {
-                cancel.store(done == HALF as u64, Ordering::Relaxed);
-            }
-        },
-    );
+    let sources = entry(&format!("{HF}, {FILE}"));
+    let result = pull(&sources, &place.options, &cancel, &mut |event| {
+        if let PullEvent::Progress { done, .. } = event {
+            cancel.store(done == HALF as u64, Ordering::Relaxed);
+        }
+    });
     assert!(matches!(result, Err(PullError::Cancelled)), "{result:?}");
     assert_eq!(place.names(), [".m.gguf.part", ".m.gguf.part.etag"]);
     place.assert_complete(place.pull(HF));
@@ -571,20 +530,9 @@ fn a_named_file_is_the_only_source() {
     };
     assert!(matches!(refused(b""), SourceError::NotThere));
     let error = refused(b"short");
-    assert!(
-        matches!(
-            error,
-            SourceError::Length {
-                expected: 300_000,
-                found: 5
-            }
-        ),
-        "{error}"
-    );
-    assert!(matches!(
-        refused(&vec![0; 300_000]),
-        SourceError::Contents { .. }
-    ));
+    let says = "the file at the source has 5 bytes instead of 300000";
+    assert_eq!(error.to_string(), says);
+    assert_matches!(refused(&vec![0; 300_000]), SourceError::Contents { .. });
 
     fs::write(&from, model()).unwrap();
     place.assert_complete(place.pull(HF));
@@ -601,17 +549,11 @@ fn a_full_disk_ends_the_pull_with_a_hint() {
     let stick = place.root.path().join("home/stick");
     fs::create_dir_all(&stick).unwrap();
     fs::write(stick.join("m.gguf"), model()).unwrap();
-    let sources = format!("{FILE}, {HF}");
-    let result = pull(
-        &entry(&sources),
-        &place.options,
-        &AtomicBool::new(false),
-        &mut |event| {
-            if matches!(event, PullEvent::Trying(_)) {
-                std::os::unix::fs::symlink("/dev/full", place.path(".m.gguf.copy")).unwrap();
-            }
-        },
-    );
+    let result = place.watched(&format!("{FILE}, {HF}"), &mut |event| {
+        if matches!(event, PullEvent::Trying(_)) {
+            std::os::unix::fs::symlink("/dev/full", place.path(".m.gguf.copy")).unwrap();
+        }
+    });
     let error = result.unwrap_err();
     assert!(matches!(error, PullError::File(_)), "{error:?}");
     assert!(error.to_string().contains("free some space"), "{error}");
@@ -643,13 +585,9 @@ fn without_network_the_error_has_a_hint() {
     let PullError::NoSource { failures, .. } = &error else {
         panic!("{error:?}")
     };
-    assert!(
-        matches!(failures[0].1, SourceError::Unreachable { .. }),
-        "{}",
-        failures[0].1
-    );
-    assert!(matches!(failures[1].1, SourceError::NoPython));
-    assert!(matches!(failures[2].1, SourceError::NotThere));
+    assert_matches!(failures[0].1, SourceError::Unreachable { .. });
+    assert_matches!(failures[1].1, SourceError::NoPython);
+    assert_matches!(failures[2].1, SourceError::NotThere);
     let text = error.to_string();
     for part in [
         "hf a/b/d/m.gguf: cannot reach",

@@ -49,12 +49,8 @@ fn only_reason(error: PullError) -> SourceError {
 fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
     // Requests: for the digest, for the redirect, for its target, and for the file.
     let digest = Digest::of(&model());
-    let server = Server::new(vec![
-        size(&digest),
-        size(&digest),
-        first_byte(),
-        file(&model()),
-    ]);
+    let answers = vec![size(&digest), size(&digest), first_byte(), file(&model())];
+    let server = Server::new(answers);
     let place = Place::with(&server);
     let path = fetch(&place, REFERENCE, None).unwrap();
     assert_eq!(path, place.options.models.join("hf/a/b/d/m.gguf"));
@@ -69,10 +65,7 @@ fn a_hub_reference_is_fetched_checked_by_the_hubs_digest_and_reused() {
 
 #[test]
 fn a_busy_hub_is_retried_when_asked_for_the_size() {
-    let busy = || {
-        let headers = ["Retry-After: 0", "Content-Length: 0"].map(str::to_owned);
-        answer("429 Too Many Requests", &headers, b"")
-    };
+    let busy = || super::busy("0");
     let digest = Digest::of(&model());
     let server = Server::new(vec![
         busy(),
@@ -88,10 +81,7 @@ fn a_busy_hub_is_retried_when_asked_for_the_size() {
     let server = Server::new(vec![busy()]);
     let place = Place::with(&server);
     let error = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
-    assert!(
-        matches!(error, SourceError::Busy { status: 429, .. }),
-        "{error}"
-    );
+    assert_matches!(error, SourceError::Busy { status: 429, .. });
     assert_eq!(server.requests().len(), 4, "it is not asked without end");
 }
 
@@ -124,22 +114,18 @@ fn an_address_is_fetched_and_resumed() {
 
 #[test]
 fn a_missing_file_and_a_missing_size_are_reported() {
-    let server = Server::new(vec![status("404 Not Found")]);
-    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    let refused = |answer| {
+        let server = Server::new(vec![answer]);
+        only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err())
+    };
+    let error = refused(status("404 Not Found"));
     assert!(matches!(error, SourceError::Status(404)), "{error}");
-
-    let server = Server::new(vec![answer("206 Partial Content", &[], b"x")]);
-    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
+    let error = refused(answer("206 Partial Content", &[], b"x"));
     assert!(matches!(error, SourceError::Answer(_)), "{error}");
-
-    let server = Server::new(vec![redirect("/again")]);
-    let error = only_reason(fetch(&Place::with(&server), REFERENCE, None).unwrap_err());
-    assert!(
-        matches!(
-            error,
-            SourceError::Unreachable { .. } | SourceError::Answer(_)
-        ),
-        "{error}"
+    let error = refused(redirect("/again"));
+    assert_matches!(
+        error,
+        SourceError::Unreachable { .. } | SourceError::Answer(_)
     );
 }
 
@@ -151,19 +137,13 @@ fn an_unpinned_reference_needs_tls_or_this_machine() {
     let error = fetch(&place, REFERENCE, None).unwrap_err();
     assert!(matches!(error, PullError::Unprotected(_)), "{error:?}");
     let error = fetch(&place, REFERENCE, Some(Digest([0; 32]))).unwrap_err();
-    assert!(matches!(
-        only_reason(error),
-        SourceError::Unreachable { .. }
-    ));
+    assert_matches!(only_reason(error), SourceError::Unreachable { .. });
 }
 
 #[test]
 fn the_token_is_sent_only_to_the_hub() {
-    let hub = Server::new(vec![
-        status("401 Unauthorized"),
-        first_byte(),
-        file(&model()),
-    ]);
+    let refusal = status("401 Unauthorized");
+    let hub = Server::new(vec![refusal, first_byte(), file(&model())]);
     let mut place = Place::with(&hub);
     let refused = only_reason(fetch(&place, REFERENCE, None).unwrap_err());
     assert!(matches!(refused, SourceError::Status(401)), "{refused}");

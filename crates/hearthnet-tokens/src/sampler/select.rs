@@ -23,6 +23,12 @@ impl Candidate {
     }
 }
 
+/// Tokens with consecutive ids from `first_id` on.
+pub(super) fn candidates(first_id: u32, logits: &[f32]) -> impl Iterator<Item = Candidate> {
+    let tokens = (first_id..).zip(logits);
+    tokens.map(|(id, &logit)| Candidate { id, logit })
+}
+
 /// Logits per step: enough for the compiler to use wide registers.
 const BLOCK: usize = 64;
 /// Classes of [`last_of_nucleus`] per unit of the logit.
@@ -88,10 +94,7 @@ pub(super) fn first_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
         if greatest(block) <= floor {
             continue;
         }
-        let tokens = (first_id..)
-            .zip(block)
-            .map(|(id, &logit)| Candidate { id, logit });
-        out.extend(tokens.filter(|c| c.logit > floor));
+        out.extend(candidates(first_id, block).filter(|c| c.logit > floor));
         if out.len() > room {
             cut(out, k);
             floor = out.last().map_or(floor, |worst| worst.logit);
@@ -180,10 +183,7 @@ pub(super) fn last_of_nucleus(
     members.clear();
     // A cheaper comparison preselects the members of the class; one unit is a wide margin.
     let floor = f64::from(top) - f64::from(last + 1) / CLASSES_PER_UNIT - 1.0;
-    let tokens = (0..)
-        .zip(logits)
-        .map(|(id, &logit)| Candidate { id, logit });
-    let possible = tokens.filter(|c| f64::from(c.logit) >= floor);
+    let possible = candidates(0, logits).filter(|c| f64::from(c.logit) >= floor);
     members.extend(possible.filter(|c| class(c.logit) == last));
     members.sort_unstable_by(Candidate::order);
     keep_until(members, running, target, &|c| weight(-below(c.logit)));
@@ -196,10 +196,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn sorted(logits: &[f32]) -> Vec<Candidate> {
-        let all = (0..)
-            .zip(logits)
-            .map(|(id, &logit)| Candidate { id, logit });
-        let mut all: Vec<_> = all.filter(|c| c.logit > f32::NEG_INFINITY).collect();
+        let mut all: Vec<_> = candidates(0, logits).collect();
+        all.retain(|c| c.logit > f32::NEG_INFINITY);
         all.sort_by(Candidate::order);
         all
     }
@@ -215,25 +213,26 @@ mod tests {
         prop::collection::vec(logit, 0..700)
     }
 
+    fn check_first_k(logits: &[f32], k: usize) -> Result<(), TestCaseError> {
+        let mut got = Vec::new();
+        first_k(logits, k, &mut got);
+        let mut expected = sorted(logits);
+        expected.truncate(k);
+        prop_assert_eq!(got, expected);
+        Ok(())
+    }
+
     proptest! {
         #[test]
         fn the_first_k_are_those_of_a_full_sort(logits in logits(), k in 0_usize..800) {
-            let mut got = Vec::new();
-            first_k(&logits, k, &mut got);
-            let mut expected = sorted(&logits);
-            expected.truncate(k);
-            prop_assert_eq!(got, expected);
+            check_first_k(&logits, k)?;
         }
 
         #[test]
         fn ascending_and_descending_logits_are_no_trap(n in 1_usize..2000, k in 1_usize..50, up: bool) {
             let logits: Vec<f32> =
                 (0..n).map(|i| if up { i as f32 } else { -(i as f32) }).collect();
-            let mut got = Vec::new();
-            first_k(&logits, k, &mut got);
-            let mut expected = sorted(&logits);
-            expected.truncate(k);
-            prop_assert_eq!(got, expected);
+            check_first_k(&logits, k)?;
         }
 
         #[test]

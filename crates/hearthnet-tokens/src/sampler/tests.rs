@@ -1,4 +1,5 @@
 use super::*;
+use hearthnet_testkit::rows;
 use proptest::prelude::*;
 
 fn drawing(seed: u64) -> SamplerConfig {
@@ -13,12 +14,18 @@ fn sampler(config: SamplerConfig) -> Sampler {
     Sampler::new(config).unwrap()
 }
 
-/// Number of times each token is drawn from the same logits.
-fn counts(config: SamplerConfig, logits: &[f32], draws: u32) -> Vec<u32> {
+/// The first `count` tokens drawn from the same logits.
+fn draws(config: SamplerConfig, logits: &[f32], count: usize) -> Vec<u32> {
     let mut sampler = sampler(config);
+    let draw = || sampler.sample(logits).unwrap().id;
+    std::iter::repeat_with(draw).take(count).collect()
+}
+
+/// Number of times each token is drawn from the same logits.
+fn counts(config: SamplerConfig, logits: &[f32], draws: usize) -> Vec<u32> {
     let mut counts = vec![0; logits.len()];
-    for _ in 0..draws {
-        counts[sampler.sample(logits).unwrap().id as usize] += 1;
+    for id in self::draws(config, logits, draws) {
+        counts[id as usize] += 1;
     }
     counts
 }
@@ -119,46 +126,31 @@ fn the_first_draws_of_a_seed_are_these_on_every_machine() {
     // Computed by a short program in another language, from this module's description. Another
     // value means that old seeds give other texts.
     let logits: Vec<f32> = (0..1000).map(|i| ((i * 37) % 101) as f32 / 20.0).collect();
-    let draws = |config| {
-        let mut sampler = sampler(config);
-        (0..12)
-            .map(|_| sampler.sample(&logits).unwrap().id)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(
-        draws(drawing(0)),
-        [510, 21, 477, 895, 442, 117, 564, 113, 68, 660, 936, 663]
-    );
+    let plain = drawing(0);
     let cut = SamplerConfig {
         top_k: 40,
         top_p: 0.9,
         temperature: 0.7,
         ..drawing(42)
     };
-    assert_eq!(
-        draws(cut),
-        [120, 939, 696, 333, 60, 797, 494, 939, 898, 292, 636, 999]
-    );
     let nucleus = SamplerConfig {
         top_p: 0.6,
         temperature: 1.5,
         ..drawing(7)
     };
-    assert_eq!(
-        draws(nucleus),
-        [565, 472, 289, 352, 884, 783, 472, 996, 685, 158, 723, 944]
-    );
+    for (config, expected) in rows! {
+        plain => [510, 21, 477, 895, 442, 117, 564, 113, 68, 660, 936, 663];
+        cut => [120, 939, 696, 333, 60, 797, 494, 939, 898, 292, 636, 999];
+        nucleus => [565, 472, 289, 352, 884, 783, 472, 996, 685, 158, 723, 944];
+    } {
+        assert_eq!(draws(config, &logits, 12), expected);
+    }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_tokens_and_another_seed_others() {
     let logits: Vec<f32> = (0..500).map(|i| (i % 17) as f32 / 4.0).collect();
-    let draw = |seed| {
-        let mut sampler = sampler(drawing(seed));
-        (0..64)
-            .map(|_| sampler.sample(&logits).unwrap().id)
-            .collect::<Vec<_>>()
-    };
+    let draw = |seed| draws(drawing(seed), &logits, 64);
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
     assert_ne!(draw(1), draw(1 << 63 | 1));
@@ -170,40 +162,31 @@ fn greedy_takes_the_lowest_id_of_the_best_and_no_random_number() {
     assert_eq!(greedy.sample(&[0.0, 2.0, -1.0, 2.0]).unwrap().id, 1);
     assert_eq!(greedy.sample(&[-0.0, 0.0]).unwrap().id, 0);
     assert_eq!(greedy.sample(&[f32::NEG_INFINITY, -3.0e38]).unwrap().id, 1);
-    let cut = SamplerConfig {
-        top_k: 1,
-        ..drawing(3)
-    };
-    assert_eq!(sampler(cut).sample(&[0.0, 2.0, 2.0]).unwrap().id, 1);
-    let nucleus = SamplerConfig {
-        top_p: 0.0,
-        ..drawing(3)
-    };
-    assert_eq!(sampler(nucleus).sample(&[0.0, 2.0, 2.0]).unwrap().id, 1);
-    let likely = SamplerConfig {
-        min_p: 1.0,
-        ..drawing(3)
-    };
-    assert_eq!(sampler(likely).sample(&[0.0, 2.0, 1.9]).unwrap().id, 1);
+    let narrow: [(fn(&mut SamplerConfig), f32); 3] = [
+        (|c| c.top_k = 1, 2.0),
+        (|c| c.top_p = 0.0, 2.0),
+        (|c| c.min_p = 1.0, 1.9),
+    ];
+    for (change, last) in narrow {
+        let mut config = drawing(3);
+        change(&mut config);
+        assert_eq!(draws(config, &[0.0, 2.0, last], 1), [1]);
+    }
 }
 
 #[test]
 fn invalid_logits_are_errors_and_leave_the_sampler_unchanged() {
     let mut drawn = sampler(drawing(5));
     let mut untouched = drawn.clone();
-    assert_eq!(
-        drawn.sample(&[1.0, f32::NAN]),
-        Err(SampleError::NotFinite(1))
-    );
-    assert_eq!(
-        drawn.sample(&[f32::INFINITY, 0.0]),
-        Err(SampleError::NotFinite(0))
-    );
-    assert_eq!(
-        drawn.sample(&[f32::NEG_INFINITY; 3]),
-        Err(SampleError::NoCandidate)
-    );
-    assert_eq!(drawn.sample(&[]), Err(SampleError::NoCandidate));
+    let invalid: [(&[f32], SampleError); 4] = [
+        (&[1.0, f32::NAN], SampleError::NotFinite(1)),
+        (&[f32::INFINITY, 0.0], SampleError::NotFinite(0)),
+        (&[f32::NEG_INFINITY; 3], SampleError::NoCandidate),
+        (&[], SampleError::NoCandidate),
+    ];
+    for (logits, error) in invalid {
+        assert_eq!(drawn.sample(logits), Err(error));
+    }
     assert_eq!(drawn.sample(&LOGITS), untouched.sample(&LOGITS));
 }
 
@@ -229,11 +212,7 @@ fn chosen_tokens_are_penalised_too() {
         frequency_penalty: 1.0,
         ..SamplerConfig::default()
     };
-    let mut sampler = sampler(config);
-    let chosen: Vec<_> = (0..6)
-        .map(|_| sampler.sample(&[1.5, 2.0, 0.0]).unwrap().id)
-        .collect();
-    assert_eq!(chosen, [1, 0, 1, 0, 1, 2]);
+    assert_eq!(draws(config, &[1.5, 2.0, 0.0], 6), [1, 0, 1, 0, 1, 2]);
 }
 
 #[test]
@@ -243,11 +222,7 @@ fn the_penalty_window_drops_older_tokens() {
         penalty_window: 2,
         ..SamplerConfig::default()
     };
-    let mut sampler = sampler(config);
-    let chosen: Vec<_> = (0..6)
-        .map(|_| sampler.sample(&[1.0, 1.5, 1.2]).unwrap().id)
-        .collect();
-    assert_eq!(chosen, [1, 2, 0, 1, 2, 0]);
+    assert_eq!(draws(config, &[1.0, 1.5, 1.2], 6), [1, 2, 0, 1, 2, 0]);
 }
 
 #[test]
@@ -294,72 +269,26 @@ fn settings_out_of_range_are_named() {
         SamplerConfigError::SeedMissing => "seed",
         other => panic!("{other}"),
     };
-    let base = SamplerConfig::default();
-    for bad in [f32::NAN, f32::INFINITY, -0.1, 101.0] {
-        assert_eq!(
-            refused(SamplerConfig {
-                temperature: bad,
-                ..base.clone()
-            }),
-            "temperature"
-        );
+    let changes: [(&str, fn(&mut SamplerConfig)); 12] = [
+        ("temperature", |c| c.temperature = f32::NAN),
+        ("temperature", |c| c.temperature = f32::INFINITY),
+        ("temperature", |c| c.temperature = -0.1),
+        ("temperature", |c| c.temperature = 101.0),
+        ("top_p", |c| c.top_p = 1.01),
+        ("min_p", |c| c.min_p = -0.01),
+        ("repetition_penalty", |c| c.repetition_penalty = 0.0),
+        ("presence_penalty", |c| c.presence_penalty = 2.5),
+        ("frequency_penalty", |c| c.frequency_penalty = -2.5),
+        ("penalty_window", |c| c.penalty_window = u32::MAX),
+        ("logprobs", |c| c.logprobs = Some(21)),
+        ("seed", |c| c.temperature = 1.0),
+    ];
+    for (field, change) in changes {
+        let mut config = SamplerConfig::default();
+        change(&mut config);
+        assert_eq!(refused(config), field);
     }
-    assert_eq!(
-        refused(SamplerConfig {
-            top_p: 1.01,
-            ..base.clone()
-        }),
-        "top_p"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            min_p: -0.01,
-            ..base.clone()
-        }),
-        "min_p"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            repetition_penalty: 0.0,
-            ..base.clone()
-        }),
-        "repetition_penalty"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            presence_penalty: 2.5,
-            ..base.clone()
-        }),
-        "presence_penalty"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            frequency_penalty: -2.5,
-            ..base.clone()
-        }),
-        "frequency_penalty"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            penalty_window: u32::MAX,
-            ..base.clone()
-        }),
-        "penalty_window"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            logprobs: Some(21),
-            ..base.clone()
-        }),
-        "logprobs"
-    );
-    assert_eq!(
-        refused(SamplerConfig {
-            seed: None,
-            ..drawing(0)
-        }),
-        "seed"
-    );
+    let base = SamplerConfig::default();
     let message = Sampler::new(SamplerConfig { top_p: 1.5, ..base })
         .unwrap_err()
         .to_string();

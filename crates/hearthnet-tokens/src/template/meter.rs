@@ -27,7 +27,7 @@ const STEP: usize = 8;
 /// Limit of tokens in a tag: at each level of an expression, minijinja searches the rest of it for
 /// constants. The longest tag of llama.cpp's collection has about sixty.
 const MAX_TOKENS: usize = 1024;
-const NAME: &str = super::NAME;
+pub(super) const NAME: &str = "chat_template";
 
 fn unreadable(problem: &'static str) -> Error {
     Error::new(ErrorKind::SyntaxError, problem)

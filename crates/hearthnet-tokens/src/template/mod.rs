@@ -60,12 +60,12 @@ const MAX_STEPS: u64 = 1_000_000;
 /// drops a nested value recursively. [`MAX_TEMPLATE_BYTES`] and [`MAX_STEPS`] limit the use to less
 /// than half. Only touched pages take memory.
 const STACK_BYTES: usize = 256 << 20;
-const NAME: &str = "chat_template";
 const KEY: &str = "tokenizer.chat_template";
 
-/// Author of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// Author of a message, under the name that templates compare with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", const_into_str)]
 #[non_exhaustive]
 pub enum Role {
     /// Instructions for the whole conversation.
@@ -76,24 +76,11 @@ pub enum Role {
     Tool,
 }
 
-impl Role {
-    /// Name that templates compare with.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-            Self::Tool => "tool",
-        }
-    }
-}
-
 /// Message of a conversation.
 ///
 /// Roles are a closed set because templates build control tokens from them (`<|{{ role }}|>`).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[allow(clippy::exhaustive_structs)] // Built by hand everywhere.
 pub struct ChatMessage {
     pub role: Role,
     /// Never trusted, whatever the role.
@@ -106,7 +93,7 @@ impl fmt::Debug for ChatMessage {
         write!(
             f,
             "ChatMessage({}, {} bytes)",
-            self.role.as_str(),
+            self.role.into_str(),
             self.content.len()
         )
     }
@@ -299,8 +286,10 @@ impl ChatTemplate {
     ) -> Result<Vec<u32>, TemplateError> {
         let usual = self.render(messages, add_generation_prompt)?;
         let alphabet = tokenizer.structure_alphabet();
-        let shield = Shield::new(alphabet, &usual, messages)
-            .ok_or(TemplateError::CannotShield(alphabet.len()))?;
+        let contents = messages.iter().map(|message| message.content.as_str());
+        let texts = std::iter::once(usual.as_str()).chain(contents);
+        let shield =
+            Shield::new(alphabet, texts).ok_or(TemplateError::CannotShield(alphabet.len()))?;
         let shielded =
             self.render_with(messages, &|text| shield.apply(text), add_generation_prompt)?;
 
@@ -350,7 +339,7 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages
             .iter()
             .map(|message| {
-                let (role, content) = (message.role.as_str(), transform(&message.content));
+                let (role, content) = (message.role.into_str(), transform(&message.content));
                 context! { role, content }
             })
             .collect();
@@ -388,7 +377,7 @@ impl ChatTemplate {
 fn on_deep_stack<T: Send>(task: impl FnOnce() -> T + Send) -> Result<T, TemplateError> {
     std::thread::scope(|scope| {
         std::thread::Builder::new()
-            .name(NAME.to_owned())
+            .name(meter::NAME.to_owned())
             .stack_size(STACK_BYTES)
             .spawn_scoped(scope, task)
             .map_err(TemplateError::Thread)?

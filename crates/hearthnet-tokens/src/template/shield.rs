@@ -1,6 +1,5 @@
 //! Stand-in characters that keep message text apart from control tokens.
 
-use super::ChatMessage;
 use std::collections::{HashMap, HashSet};
 
 /// Stand-ins: the second private use plane, without its two noncharacters.
@@ -15,12 +14,14 @@ pub(super) struct Shield {
 }
 
 impl Shield {
-    /// Shield for `chars`. Its stand-ins occur neither in them, nor in the rendered text, nor in
-    /// the messages; `None` if there are not enough.
-    pub(super) fn new(chars: &[char], rendered: &str, messages: &[ChatMessage]) -> Option<Self> {
-        let texts = messages.iter().map(|message| message.content.as_str());
-        let taken: HashSet<char> = std::iter::once(rendered)
-            .chain(texts)
+    /// Shield for `chars`. Its stand-ins occur neither in them nor in `texts`; `None` if there are
+    /// not enough.
+    pub(super) fn new<'a>(
+        chars: &[char],
+        texts: impl IntoIterator<Item = &'a str>,
+    ) -> Option<Self> {
+        let taken: HashSet<char> = texts
+            .into_iter()
             .flat_map(str::chars)
             .chain(chars.iter().copied())
             .filter(|c| STAND_INS.contains(c))
@@ -63,9 +64,9 @@ mod tests {
 
     #[test]
     fn a_shield_is_refused_when_the_stand_ins_run_out() {
-        let messages = [ChatMessage::user(STAND_INS.collect::<String>())];
-        assert!(Shield::new(&['<'], "", &messages).is_none());
-        assert!(Shield::new(&[], "", &messages).is_some());
+        let all: String = STAND_INS.collect();
+        assert!(Shield::new(&['<'], [&*all]).is_none());
+        assert!(Shield::new(&[], [&*all]).is_some());
     }
 
     proptest! {
@@ -73,8 +74,7 @@ mod tests {
         fn undoing_gives_the_text_back_even_if_it_uses_the_same_private_characters(
             text in "[<|>a-z \u{100000}-\u{100010}]{0,40}",
         ) {
-            let messages = [ChatMessage::user(&*text)];
-            let shield = Shield::new(&['<', '|', '>', 'e'], "", &messages).unwrap();
+            let shield = Shield::new(&['<', '|', '>', 'e'], [&*text]).unwrap();
             let shielded = shield.apply(&text);
             prop_assert!(!shielded.contains(['<', '|', '>', 'e']));
             prop_assert_eq!(shield.undo(&shielded), text);

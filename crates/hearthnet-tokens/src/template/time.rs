@@ -33,6 +33,7 @@ impl TemplateTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_testkit::rows;
 
     fn show(seconds: u64, format: &str) -> String {
         TemplateTime::from_unix(seconds).format(format).unwrap()
@@ -40,24 +41,16 @@ mod tests {
 
     #[test]
     fn known_days_are_named_right() {
-        assert_eq!(
-            show(0, "%A %d %B %Y %j %H:%M:%S"),
-            "Thursday 01 January 1970 001 00:00:00"
-        );
         // 2024-02-29 and 2024-12-31 are days 60 and 366 of a leap year.
-        assert_eq!(
-            show(1_709_164_800, "%a %-d %b %y, %j"),
-            "Thu 29 Feb 24, 060"
-        );
-        assert_eq!(
-            show(1_735_689_599, "%Y-%m-%d %j %I:%M:%S %p"),
-            "2024-12-31 366 11:59:59 PM"
-        );
-        assert_eq!(
-            show(951_782_400, "%e %B %Y, day %j"),
-            "29 February 2000, day 060"
-        );
-        assert_eq!(show(1_785_196_800, "%d %b %Y"), "28 Jul 2026");
+        for (seconds, format, expected) in rows! {
+            0, "%A %d %B %Y %j %H:%M:%S" => "Thursday 01 January 1970 001 00:00:00";
+            1_709_164_800, "%a %-d %b %y, %j" => "Thu 29 Feb 24, 060";
+            1_735_689_599, "%Y-%m-%d %j %I:%M:%S %p" => "2024-12-31 366 11:59:59 PM";
+            951_782_400, "%e %B %Y, day %j" => "29 February 2000, day 060";
+            1_785_196_800, "%d %b %Y" => "28 Jul 2026";
+        } {
+            assert_eq!(show(seconds, format), expected);
+        }
     }
 
     #[test]

@@ -67,7 +67,6 @@ use vocabulary::{
 
 /// Meaning of a control token's text within a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // Exhaustive by design.
 pub enum Special {
     /// For templates and other trusted text.
     Parse,
@@ -139,36 +138,28 @@ impl Tokenizer {
         let algorithm = Algorithm::named(parts.model)?;
         let mut kinds = kinds(parts)?;
         let ids = ids_by_text(&parts.tokens)?;
-        let (vocabulary, ends, bytes, add_bos, marks) = match algorithm {
+        let merges = match algorithm {
+            Algorithm::ByteLevelBpe => Merges::check(parts, &ids, &kinds)?,
+            Algorithm::SentencePiece => Merges::default(),
+        };
+        let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
+        let (vocabulary, append_token_bytes): (_, vocabulary::AppendTokenBytes) = match algorithm {
             Algorithm::ByteLevelBpe => {
-                let merges = Merges::check(parts, &ids, &kinds)?;
-                let ends = ends(parts, &ids, &mut kinds, &merges.used)?;
-                let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
                 let vocabulary = ByteLevel::new(parts, &ids, &kinds, merges.pairs)?;
-                let bytes = TokenBytes::new(&parts.tokens, &kinds, &byte_level::append_token_bytes);
-                let add_bos = vocabulary.adds_bos();
-                (
-                    Vocabulary::ByteLevel(Box::new(vocabulary)),
-                    ends,
-                    bytes,
-                    add_bos,
-                    marks,
-                )
+                let vocabulary = Vocabulary::ByteLevel(Box::new(vocabulary));
+                (vocabulary, byte_level::append_token_bytes)
             }
             Algorithm::SentencePiece => {
-                let ends = ends(parts, &ids, &mut kinds, &[])?;
                 let vocabulary = SentencePiece::new(parts, &ids, &mut kinds)?;
-                let bytes =
-                    TokenBytes::new(&parts.tokens, &kinds, &sentencepiece::append_token_bytes);
-                let marks = unreachable_marks(&parts.tokens, &kinds, &[]);
-                (
-                    Vocabulary::SentencePiece(Box::new(vocabulary)),
-                    ends,
-                    bytes,
-                    true,
-                    marks,
-                )
+                let vocabulary = Vocabulary::SentencePiece(Box::new(vocabulary));
+                (vocabulary, sentencepiece::append_token_bytes)
             }
+        };
+        let bytes = TokenBytes::new(&parts.tokens, &kinds, append_token_bytes);
+        let marks = unreachable_marks(&parts.tokens, &kinds, &merges.used);
+        let add_bos = match &vocabulary {
+            Vocabulary::ByteLevel(vocabulary) => vocabulary.adds_bos(),
+            Vocabulary::SentencePiece(_) => true,
         };
 
         let special_tokens = |wanted: &dyn Fn(TokenKind) -> bool| {

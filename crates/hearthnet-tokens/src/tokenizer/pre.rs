@@ -276,6 +276,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearthnet_testkit::rows;
     use proptest::prelude::*;
     use std::collections::HashMap;
     use std::sync::LazyLock;
@@ -344,18 +345,13 @@ mod tests {
 
     #[test]
     fn white_space_leaves_its_last_character_to_the_next_word() {
-        assert_eq!(
-            words("gpt-2", "a   b \n c  "),
-            ["a", "  ", " b", " \n", " c", "  "]
-        );
-        assert_eq!(
-            words("llama-bpe", "a   b \n c  "),
-            ["a", "  ", " b", " \n", " c", "  "]
-        );
-        assert_eq!(
-            words("qwen2", "x \n\n  y\tz"),
-            ["x", " \n\n", " ", " y", "\tz"]
-        );
+        for (pre, text, expected) in rows! {
+            "gpt-2", "a   b \n c  " => "a|  | b| \n| c|  ";
+            "llama-bpe", "a   b \n c  " => "a|  | b| \n| c|  ";
+            "qwen2", "x \n\n  y\tz" => "x| \n\n| | y|\tz";
+        } {
+            assert_eq!(words(pre, text).join("|"), expected);
+        }
     }
 
     #[test]

@@ -46,36 +46,17 @@ impl TokenKind {
 }
 
 /// Texts of tokens that end a generation, which llama.cpp recognises without metadata.
-pub(super) const END_TEXTS: &[&str] = &[
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|eom_id|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<end_of_turn>",
-    "<end_of_utterance>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "</s>",
-    "<｜end▁of▁sentence｜>",
-];
+pub(super) const END_TEXTS: &str = "
+    <|eot_id|> <|im_end|> <|end|> <|eom_id|> <|endoftext|> <|end_of_text|> <end_of_turn>
+    <end_of_utterance> <EOT> _<EOT> [EOT] [EOS] </s> <｜end▁of▁sentence｜>
+";
 
 /// Texts of tokens with which a code model ends the file that it completes. They end a generation
 /// too, but only if the file marks them as control tokens.
-pub(super) const LEAVE_FILE_TEXTS: &[&str] = &[
-    "<|fim_pad|>",
-    "<fim-pad>",
-    "<fim_pad>",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-    "<|file_sep|>",
-];
+pub(super) const LEAVE_FILE_TEXTS: &str = "
+    <|fim_pad|> <fim-pad> <fim_pad> <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>
+    <|file_sep|>
+";
 
 /// Special tokens behind which a model drops white space, ascending: in a model named Phi-3, all
 /// but a few. llama.cpp uses the name too.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::detokenize::Detokenizer;
 use hearthnet_files::byte_alphabet::char_of;
+use hearthnet_testkit::{assert_matches, rows};
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
@@ -21,29 +22,25 @@ const UNKNOWN: u32 = 3;
 
 impl File {
     fn new(pre: &'static str) -> Self {
-        let special = ["<|im_start|>", "<|im_end|>", "<tool>", "<unk>"].map(str::to_owned);
         let mut file = Self {
             pre,
-            tokens: special
-                .into_iter()
-                .chain((0..=255).map(|b| char_of(b).to_string()))
-                .collect(),
-            types: [3, 3, 4, 2]
-                .into_iter()
-                .chain(std::iter::repeat_n(1, 256))
-                .collect(),
+            tokens: Vec::new(),
+            types: Vec::new(),
             merges: Vec::new(),
             bos: Some(TURN),
             eos: Some(END),
         };
-        for (left, right) in [
-            ("h", "e"),
-            ("l", "l"),
-            ("he", "ll"),
-            ("hell", "o"),
-            ("Ġ", "hello"),
-            ("!", "!"),
+        for (text, kind) in [
+            ("<|im_start|>", 3),
+            ("<|im_end|>", 3),
+            ("<tool>", 4),
+            ("<unk>", 2),
         ] {
+            file.add(text, kind);
+        }
+        (0..=255).for_each(|byte| file.add(&char_of(byte).to_string(), 1));
+        for merge in ["h e", "l l", "he ll", "hell o", "Ġ hello", "! !"] {
+            let (left, right) = merge.split_once(' ').unwrap();
             file.merge(left, right);
         }
         file
@@ -86,10 +83,8 @@ static SMALL: LazyLock<Tokenizer> = LazyLock::new(|| File::new("smollm").build()
 /// Tokenizers of all families.
 static FAMILIES: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let names = "smollm gpt-2 llama-bpe qwen2 default qwen35 tekken gpt-4o falcon deepseek-llm deepseek-coder deepseek-v3";
-    names
-        .split(' ')
-        .map(|pre| File::new(pre).build().unwrap())
-        .collect()
+    let names = names.split(' ');
+    names.map(|pre| File::new(pre).build().unwrap()).collect()
 });
 
 #[test]
@@ -131,30 +126,19 @@ fn a_control_token_is_not_taken_as_a_whole_word_either() {
     let mut file = File::new("llama-bpe");
     file.add("stop", 3);
     let (stop, tokenizer) = (file.id("stop"), file.build().unwrap());
-    assert!(
-        !tokenizer
-            .encode("stop", Special::Plain)
-            .unwrap()
-            .contains(&stop)
-    );
+    let plain = tokenizer.encode("stop", Special::Plain).unwrap();
+    assert!(!plain.contains(&stop));
     assert_eq!(tokenizer.encode("stop", Special::Parse).unwrap(), [stop]);
 }
 
 #[test]
 fn a_byte_without_a_token_is_left_out_and_keeps_its_neighbours_apart() {
     let mut file = File::new("smollm");
-    let at = file
-        .tokens
-        .iter()
-        .position(|token| *token == char_of(4).to_string())
-        .unwrap();
-    file.tokens[at] = String::new();
-    let tokenizer = file.build().unwrap();
-    let bang = file.id("!");
-    assert_eq!(
-        tokenizer.encode("!\u{4}!", Special::Plain).unwrap(),
-        [bang, bang]
-    );
+    let at = file.id(&char_of(4).to_string()) as usize;
+    file.tokens[at].clear();
+    let (tokenizer, bang) = (file.build().unwrap(), file.id("!"));
+    let ids = tokenizer.encode("!\u{4}!", Special::Plain).unwrap();
+    assert_eq!(ids, [bang, bang]);
     assert!(!tokenizer.encodes("!\u{4}!") && tokenizer.encodes("!!"));
 }
 
@@ -174,11 +158,8 @@ fn a_document_begins_and_ends_as_the_file_says() {
     assert_eq!(ids(None, None), [hello]);
     assert_eq!(ids(Some(true), None), [TURN, hello]);
     assert_eq!(ids(Some(true), Some(true)), [TURN, hello, END]);
-    let llama3 = File::new("llama-bpe");
-    assert!(
-        llama3.build().unwrap().adds_bos(),
-        "Llama 3 adds it unless the file says otherwise"
-    );
+    // Llama 3 adds it unless the file says otherwise.
+    assert!(File::new("llama-bpe").build().unwrap().adds_bos());
 }
 
 #[test]
@@ -189,10 +170,8 @@ fn known_end_tokens_end_a_generation_whatever_their_type() {
     file.add("<|repo_name|>", 3);
     let (end_of_text, repo) = (file.id("<|endoftext|>"), file.id("<|repo_name|>"));
     let tokenizer = file.build().unwrap();
-    let ids = 0..tokenizer.vocab_size() as u32;
-    let ends: Vec<u32> = ids
-        .filter(|id| tokenizer.is_end_of_generation(*id))
-        .collect();
+    let mut ends: Vec<u32> = (0..tokenizer.vocab_size() as u32).collect();
+    ends.retain(|id| tokenizer.is_end_of_generation(*id));
     assert_eq!(ends, [END, end_of_text, repo]);
     assert_eq!(tokenizer.token_kind(end_of_text), Some(TokenKind::Control));
     assert!(tokenizer.is_end_of_generation(END) && !tokenizer.is_end_of_generation(TURN));
@@ -230,9 +209,10 @@ fn tokens_named_by_id_are_control_tokens_whatever_their_type() {
         let tokenizer = named(&right, types);
         for special in [Special::Parse, Special::Plain] {
             // Without types, only `<tool>` and `<unk>` would differ, and they are not in this text.
+            let encode = |by: &Tokenizer| by.encode(typed, special).unwrap();
             assert_eq!(
-                tokenizer.encode(typed, special).unwrap(),
-                expected.encode(typed, special).unwrap(),
+                encode(&tokenizer),
+                encode(&expected),
                 "{kind:?} {special:?}"
             );
         }
@@ -271,11 +251,8 @@ fn a_known_end_that_merges_make_stays_text() {
 fn a_token_outside_the_byte_alphabet_is_its_own_text() {
     let mut file = File::new("smollm");
     file.add("日本 語", 1);
-    let id = file.id("日本 語");
-    assert_eq!(
-        file.build().unwrap().token_bytes(id),
-        Some("日本 語".as_bytes())
-    );
+    let (id, tokenizer) = (file.id("日本 語"), file.build().unwrap());
+    assert_eq!(tokenizer.token_bytes(id), Some("日本 語".as_bytes()));
 }
 
 #[test]
@@ -305,43 +282,17 @@ fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
 #[test]
 fn broken_files_are_refused_with_the_reason() {
     use TokenizerError as E;
-    assert!(
-        matches!(refusal(|f| f.pre = "other"), E::Unsupported(why) if why.contains("\"other\""))
-    );
-    for (error, says) in [
-        (
-            refusal(|f| f.tokens.clear()),
-            "`tokenizer.ggml.tokens` is empty",
-        ),
-        (
-            refusal(|f| f.types.truncate(5)),
-            "has 5 token types for 266 tokens",
-        ),
-        (
-            refusal(|f| f.types[9] = 77),
-            "token 9 of the model file has the unknown type 77",
-        ),
-        (
-            refusal(|f| f.types[9] = -1),
-            "token 9 of the model file has the unknown type -1",
-        ),
-        (
-            refusal(|f| f.add("<|im_end|>", 1)),
-            "tokens 1 and 266 of the model file have the same text",
-        ),
-        (
-            refusal(|f| f.add(&"x".repeat(5000), 1)),
-            "is 5000 bytes long; at most",
-        ),
-        (
-            refusal(|f| f.bos = Some(u32::MAX)),
-            "bos_token_id` is 4294967295, but there are only 266",
-        ),
-        (
-            refusal(|f| f.eos = Some(266)),
-            "eos_token_id` is 266, but there are only 266 tokens",
-        ),
-    ] {
+    assert_matches!(refusal(|f| f.pre = "other"), E::Unsupported(why) if why.contains("\"other\""));
+    for (error, says) in rows! {
+        refusal(|f| f.tokens.clear()) => "`tokenizer.ggml.tokens` is empty";
+        refusal(|f| f.types.truncate(5)) => "has 5 token types for 266 tokens";
+        refusal(|f| f.types[9] = 77) => "token 9 of the model file has the unknown type 77";
+        refusal(|f| f.types[9] = -1) => "token 9 of the model file has the unknown type -1";
+        refusal(|f| f.add("<|im_end|>", 1)) => "tokens 1 and 266 of the model file have the same";
+        refusal(|f| f.add(&"x".repeat(5000), 1)) => "is 5000 bytes long; at most";
+        refusal(|f| f.bos = Some(u32::MAX)) => "bos_token_id` is 4294967295, but there are only";
+        refusal(|f| f.eos = Some(266)) => "eos_token_id` is 266, but there are only 266 tokens";
+    } {
         assert!(error.to_string().contains(says), "{error}");
     }
     for merge in ["", "ab", " ab", "ab ", " "] {
@@ -355,44 +306,28 @@ fn broken_files_are_refused_with_the_reason() {
         let says = "merge 6 of the model file needs the token ";
         assert!(error.to_string().starts_with(says), "{merge:?}: {error}");
     }
+    let changes: [(fn(&mut TokenizerParts<'_>), &str); 4] = [
+        (
+            |p| p.other_ends = vec![("key", 1000)],
+            "`key` is 1000, but there are only",
+        ),
+        (|p| p.model = "bert", "of kind \"bert\""),
+        (
+            |p| (p.add_bos, p.bos) = (Some(true), None),
+            "sets `tokenizer.ggml.add_bos_token` but has no",
+        ),
+        (
+            |p| (p.add_eos, p.eos) = (Some(true), None),
+            "sets `tokenizer.ggml.add_eos_token` but has no",
+        ),
+    ];
     let file = File::new("smollm");
-    let other = TokenizerParts {
-        other_ends: vec![("key", 1000)],
-        ..file.parts()
-    };
-    let error = Tokenizer::new(&other).unwrap_err().to_string();
-    assert!(
-        error.contains("`key` is 1000, but there are only"),
-        "{error}"
-    );
-    let kind = TokenizerParts {
-        model: "bert",
-        ..file.parts()
-    };
-    assert!(matches!(
-        Tokenizer::new(&kind),
-        Err(E::Unsupported(why)) if why.contains("of kind \"bert\"")
-    ));
-    let no_bos = TokenizerParts {
-        add_bos: Some(true),
-        bos: None,
-        ..file.parts()
-    };
-    let error = Tokenizer::new(&no_bos).unwrap_err().to_string();
-    assert!(
-        error.contains("sets `tokenizer.ggml.add_bos_token` but has no"),
-        "{error}"
-    );
-    let no_eos = TokenizerParts {
-        add_eos: Some(true),
-        eos: None,
-        ..file.parts()
-    };
-    let error = Tokenizer::new(&no_eos).unwrap_err().to_string();
-    assert!(
-        error.contains("sets `tokenizer.ggml.add_eos_token` but has no"),
-        "{error}"
-    );
+    for (change, says) in changes {
+        let mut parts = file.parts();
+        change(&mut parts);
+        let error = Tokenizer::new(&parts).unwrap_err().to_string();
+        assert!(error.contains(says), "{error}");
+    }
 }
 
 #[test]
@@ -402,11 +337,8 @@ fn merges_that_could_smuggle_a_control_token_are_refused() {
         f.merges.push("a b".to_owned());
     };
     let error = refusal(making_one).to_string();
-    let says = "would let plain text become the control token";
-    assert!(
-        error.contains(&format!("merge 6 of the model file {says}")),
-        "{error}"
-    );
+    let says = "merge 6 of the model file would let plain text become the control token";
+    assert!(error.contains(says), "{error}");
     let taking_one = |f: &mut File| {
         f.add("ab", 3);
         f.add("abc", 1);

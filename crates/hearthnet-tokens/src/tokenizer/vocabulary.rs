@@ -66,6 +66,7 @@ pub(super) fn ids_by_text<'a>(tokens: &[&'a str]) -> Result<HashMap<&'a str, u32
 }
 
 /// Checked merges of a file.
+#[derive(Default)]
 pub(super) struct Merges {
     /// The two tokens of each merge, best first.
     pub(super) pairs: Vec<(String, String)>,
@@ -183,14 +184,16 @@ pub(super) fn ends(
             make_control(*id);
         }
     }
-    for id in END_TEXTS.iter().filter_map(|text| ids.get(text).copied()) {
+    let named = |texts: &'static str| {
+        let ids = texts.split_whitespace().map(move |text| ids.get(text));
+        ids.flatten().copied()
+    };
+    for id in named(END_TEXTS) {
         if make_control(id) {
             ends.push(id);
         }
     }
-    let leave_file = LEAVE_FILE_TEXTS
-        .iter()
-        .filter_map(|text| ids.get(text).copied());
+    let leave_file = named(LEAVE_FILE_TEXTS);
     ends.extend(leave_file.filter(|id| kind_of(kinds, *id) == TokenKind::Control));
     ends.sort_unstable();
     ends.dedup();
@@ -228,6 +231,9 @@ pub(super) fn structure_alphabet(tokens: &[&str], kinds: &[TokenKind]) -> Vec<ch
     chars.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
+/// Appends the bytes of a token, according to its vocabulary.
+pub(super) type AppendTokenBytes = fn(&str, TokenKind, &mut Vec<u8>);
+
 /// Bytes of all tokens in sequence, and the start of each, with the end as the last element.
 pub(super) struct TokenBytes {
     bytes: Vec<u8>,
@@ -235,11 +241,10 @@ pub(super) struct TokenBytes {
 }
 
 impl TokenBytes {
-    /// `append_token_bytes` appends the bytes of one token, according to its vocabulary.
     pub(super) fn new(
         tokens: &[&str],
         kinds: &[TokenKind],
-        append_token_bytes: &dyn Fn(&str, TokenKind, &mut Vec<u8>),
+        append_token_bytes: AppendTokenBytes,
     ) -> Self {
         let mut bytes = Vec::with_capacity(tokens.iter().map(|text| text.len()).sum());
         let mut starts = Vec::with_capacity(tokens.len() + 1);

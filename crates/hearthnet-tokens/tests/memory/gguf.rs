@@ -22,12 +22,7 @@ fn no_damage_makes_the_reader_panic_or_use_much_memory() {
     };
     let good = tiny.bytes();
     let header = hearthnet_files::Gguf::from_bytes(good.clone()).unwrap();
-    let header = header
-        .tensors()
-        .iter()
-        .map(|info| info.offset)
-        .min()
-        .unwrap() as usize;
+    let header = header.head().len();
     // The copy that is read and its index grow with the file. Inspecting it also builds the automata
     // of its pre-tokeniser and compiles its template: about 1.3 MB, whatever the file's size.
     let limit = 8 * good.len() + (2 << 20);
@@ -36,12 +31,7 @@ fn no_damage_makes_the_reader_panic_or_use_much_memory() {
         MEMORY.reset_peak_usage();
         fuzzing::gguf(bytes);
         let used = MEMORY.peak_usage().saturating_sub(before);
-        assert!(
-            used <= limit,
-            "{used} bytes for {} in {}",
-            good.len(),
-            what()
-        );
+        assert!(used <= limit, "{used} bytes: {}", what());
     };
     check(&good, &|| "the sound file".to_owned());
     let mut bytes = good.clone();

@@ -14,7 +14,7 @@ use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::{Activation, LatentSpec, ModelSpec, RopeKind, Rotation};
 use tch::{Device, Kind, TchError, Tensor};
 
-use crate::kv::{Buffers, Seq};
+use crate::kv::Buffers;
 use crate::weights::{FeedForward, Ffn, Latent, Layer};
 
 type Result<T> = std::result::Result<T, TchError>;
@@ -50,7 +50,7 @@ impl<'a> Pass<'a> {
         kind: Kind,
         device: Device,
         ropes: &RopeTables,
-        spans: impl Iterator<Item = (Span<Seq>, Rc<Buffers>)>,
+        spans: impl Iterator<Item = (Span, Rc<Buffers>)>,
     ) -> Result<Self> {
         let (mut segments, mut positions) = (Vec::new(), Vec::new());
         for (span, buffers) in spans {

@@ -3,20 +3,21 @@
 
 use std::path::{Path, PathBuf};
 
-use hearthnet_engine::{Engine, EngineOptions, Head, Span};
-use hearthnet_files::gguf::TensorType;
-use hearthnet_files::gguf::writer::{WriteError, Writer};
-use hearthnet_files::{Gguf, ModelFile, quantize};
-use hearthnet_torch::{DeviceChoice, Dtype, Seq, TorchEngine, TorchOptions};
+use hearthnet_engine::{Engine, EngineOptions, Head, SeqId, Span};
+use hearthnet_files::{Gguf, ModelFile};
+use hearthnet_testkit::{encoded, rewritten};
+use hearthnet_torch::{DeviceChoice, Dtype, TorchEngine, TorchOptions};
 
 /// On the processor, with one thread and little memory.
 pub(crate) fn options(dtype: Dtype) -> TorchOptions {
     TorchOptions {
         device: DeviceChoice::Cpu,
         dtype: Some(dtype),
-        threads: Some(1),
-        max_kv_bytes: 64 << 20,
-        ..TorchOptions::default()
+        engine: EngineOptions {
+            threads: 1,
+            max_kv_bytes: 64 << 20,
+            ..EngineOptions::default()
+        },
     }
 }
 
@@ -25,7 +26,7 @@ pub(crate) fn load(
     layers: std::ops::Range<u32>,
     options: &TorchOptions,
 ) -> TorchEngine {
-    TorchEngine::load(file, layers, options, &mut |_, _| ()).unwrap()
+    hearthnet_torch::load(file, layers, options, &mut |_, _| ()).unwrap()
 }
 
 /// The small models made by `transformers` for the exact engine's tests.
@@ -47,34 +48,15 @@ pub(crate) fn family(name: &str) -> ModelFile {
     ModelFile::open(&folder().join(format!("{name}.gguf"))).unwrap()
 }
 
-/// The model with changed values of one F32 tensor.
+/// The model with changed values of one tensor.
 pub(crate) fn rewrite(file: &ModelFile, tensor: &str, change: impl Fn(&mut f32)) -> ModelFile {
-    let gguf = file.gguf();
-    let mut writer = Writer::new();
-    for (key, value) in gguf.metadata() {
-        writer.set(key, value).unwrap();
-    }
-    let mut contents = Vec::new();
-    for info in gguf.tensors() {
-        writer.tensor(&info.name, &info.dims, info.dtype).unwrap();
-        let mut bytes = gguf.data(info).to_vec();
+    let bytes = rewritten(file.gguf(), &[], |info, mut values| {
         if info.name == tensor {
-            assert_eq!(info.dtype, TensorType::F32);
-            let mut values = Vec::new();
-            quantize::decode(info.dtype, &bytes, &mut values).unwrap();
             values.iter_mut().for_each(&change);
-            bytes.clear();
-            quantize::encode(info.dtype, &values, &mut bytes).unwrap();
         }
-        contents.push(bytes);
-    }
-    let mut out = Vec::new();
-    writer
-        .write(&mut out, |index, out| {
-            out.write_all(&contents[index]).map_err(WriteError::Io)
-        })
-        .unwrap();
-    ModelFile::from_gguf(Gguf::from_bytes(out).unwrap()).unwrap()
+        encoded(info.dtype, &values)
+    });
+    ModelFile::from_gguf(Gguf::from_bytes(bytes).unwrap()).unwrap()
 }
 
 /// Embeddings of pseudo-random tokens; deterministic for a seed.
@@ -114,27 +96,26 @@ pub(crate) fn exact_layers(
         ..EngineOptions::default()
     };
     let mut engine = Engine::load(file, layers, &options, &mut |_, _| ()).unwrap();
-    let span = Span {
-        seq: engine.open().unwrap(),
-        position: 0,
-        rows: (rows.len() / file.spec().width as usize) as u32,
-    };
+    let count = rows.len() / file.spec().width as usize;
+    let span = Span::new(engine.open().unwrap(), 0, count as u32);
     let mut x = rows.to_vec();
     engine.forward(&[span], &mut x).unwrap();
     x
 }
 
 /// Appends rows in batches of `at_once`, and returns their outputs.
-pub(crate) fn append(engine: &mut TorchEngine, seq: Seq, rows: &[f32], at_once: usize) -> Vec<f32> {
+pub(crate) fn append(
+    engine: &mut TorchEngine,
+    seq: SeqId,
+    rows: &[f32],
+    at_once: usize,
+) -> Vec<f32> {
     let width = engine.spec().width as usize;
     let mut out = Vec::new();
     for batch in rows.chunks(at_once * width) {
         let mut x = batch.to_vec();
-        let span = Span {
-            seq,
-            position: engine.len(seq).unwrap(),
-            rows: (batch.len() / width) as u32,
-        };
+        let position = engine.len(seq).unwrap();
+        let span = Span::new(seq, position, (batch.len() / width) as u32);
         engine.forward(&[span], &mut x).unwrap();
         out.extend(x);
     }

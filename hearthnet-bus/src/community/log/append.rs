@@ -57,8 +57,8 @@ impl EventLog {
             Body::GrantRevoked { .. } => MAX_LIFE_MS,
             _ => ADVERT_LIFE_MS,
         };
-        self.write(now_ms, |conn, view, quotas| {
-            let durable = body.slot().is_none();
+        let durable = body.slot().is_none();
+        let id = self.write(now_ms, |conn, view, quotas| {
             if durable {
                 self.check_clock(view, key.id(), &body, now_ms)?;
                 view.settle(conn, now_ms, true)?;
@@ -80,7 +80,11 @@ impl EventLog {
             }
             merge.finish()?;
             Ok((true, event.id))
-        })
+        })?;
+        if durable {
+            self.inner.guard.sync();
+        }
+        Ok(id)
     }
 
     /// Refuses to write with a clock that other members contradict. It is compared with the clocks

@@ -31,6 +31,18 @@ pub struct Record {
     pub raw: Vec<u8>,
 }
 
+impl Record {
+    fn new(hash: EventHash, status: Status, event: Event, raw: Vec<u8>) -> Self {
+        Self {
+            hash,
+            kind: event.body.kind().to_owned(),
+            status,
+            event,
+            raw,
+        }
+    }
+}
+
 /// Effect of an event on the community.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -117,13 +129,8 @@ impl EventLog {
             } else {
                 Status::Waiting
             };
-            go_on = visit(Record {
-                hash: EventHash::of(&raw).unwrap_or(EventHash::ZERO),
-                kind: event.body.kind().to_owned(),
-                status,
-                event,
-                raw,
-            })?;
+            let hash = EventHash::of(&raw).unwrap_or(EventHash::ZERO);
+            go_on = visit(Record::new(hash, status, event, raw))?;
             Ok(go_on)
         })?;
         if !go_on {
@@ -134,13 +141,7 @@ impl EventLog {
                 return Ok(());
             }
             let event = Event::decode_stored(&row.raw)?;
-            go_on = visit(Record {
-                hash: row.hash,
-                kind: event.body.kind().to_owned(),
-                status: Status::Live,
-                event,
-                raw: row.raw,
-            })?;
+            go_on = visit(Record::new(row.hash, Status::Live, event, row.raw))?;
             Ok(())
         })
     }
@@ -170,21 +171,17 @@ impl EventLog {
         db::walk(&tx, 0, |at, arrival| {
             found.durable += 1;
             let name = format!("event {} of {}", at.seq, at.author);
-            let raw = match db::raw(&tx, arrival) {
-                Ok(raw) => raw,
+            let read = db::raw(&tx, arrival).and_then(|raw| {
+                let event = Event::verify_with(&raw, &mut checked)?;
+                Ok((event, EventHash::of(&raw).unwrap_or(EventHash::ZERO)))
+            });
+            let (event, hash) = match read {
+                Ok(read) => read,
                 Err(error) => {
                     found.problem(format!("{name}: {error}"));
                     return Ok(true);
                 }
             };
-            let event = match Event::verify_with(&raw, &mut checked) {
-                Ok(event) => event,
-                Err(error) => {
-                    found.problem(format!("{name}: {error}"));
-                    return Ok(true);
-                }
-            };
-            let hash = EventHash::of(&raw).unwrap_or(EventHash::ZERO);
             if event.position() != at || event.community != view.community {
                 found.problem(format!(
                     "{name} is stored under the position of another event"

@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{Access, draft, publish};
 use rusqlite::{Connection, OpenFlags};
 use sha2::{Digest as _, Sha256};
 
 use super::db;
 use super::error::LogError;
 use super::store::{EventLog, FILE_NAME};
-use crate::identity::whole_file::{draft, publish};
 
 /// "HNbk" in the `application_id` of SQLite's header.
 const APPLICATION_ID: i64 = 0x484e_626b;
@@ -39,7 +40,7 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
         ));
     }
     // Set the mode before the file has content.
-    let draft = draft(path, 0o600).map_err(LogError::io("write", path))?;
+    let draft = draft(path, Access::Owner).map_err(LogError::io("write", path))?;
     if let Some(log) = log {
         db::open(log.path(), false)?.execute("VACUUM INTO ?1", [text(draft.path())?])?;
     }
@@ -66,7 +67,7 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
 /// [`LogError::Io`].
 pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
     // SQLite would wait for the other end of a pipe. No process has locks on this file.
-    crate::regular_file::open(path).map_err(LogError::io("read", path))?;
+    regular_file::open(path).map_err(LogError::io("read", path))?;
     let conn = Connection::open_with_flags(
         path,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
@@ -114,7 +115,7 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
         backup,
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
     )?;
-    let draft = draft(&path, 0o600).map_err(LogError::io("write", &path))?;
+    let draft = draft(&path, Access::Owner).map_err(LogError::io("write", &path))?;
     conn.execute("VACUUM INTO ?1", [text(draft.path())?])?;
     drop(conn);
     let conn = open_draft(draft.path())?;

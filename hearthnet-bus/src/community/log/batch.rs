@@ -64,7 +64,7 @@ pub(super) struct Pack<'a> {
     pub(super) view: &'a View,
     pub(super) theirs: &'a Heads,
     pub(super) now_ms: u64,
-    pub(super) batch: &'a mut Batch,
+    pub(super) batch: Batch,
     pub(super) events_left: usize,
     pub(super) bytes_left: usize,
 }
@@ -87,11 +87,13 @@ impl Pack<'_> {
         Ok(true)
     }
 
-    pub(super) fn fill(mut self) -> Result<(), LogError> {
-        if !self.branches()? || !self.durable()? || !self.proofs()? {
-            return Ok(());
+    /// Adds what fits. A peer of another community lacks nothing.
+    pub(super) fn fill(mut self) -> Result<Batch, LogError> {
+        let is_ours = self.theirs.community == self.view.community;
+        if is_ours && self.branches()? && self.durable()? && self.proofs()? {
+            self.ephemeral()?;
         }
-        self.ephemeral()
+        Ok(self.batch)
     }
 
     /// Adds the root's events from the lower of the two forks on, if the proofs differ. Sends them
@@ -113,7 +115,7 @@ impl Pack<'_> {
             Some(fork) if fork.seq <= at => (both, fork),
             _ => (both.min(at - 1), ForkHead { seq: at, proof: 0 }),
         };
-        let rows = db::durable_from(conn, &root, from + 1)?;
+        let rows = db::durable_between(conn, &root, from + 1, u64::MAX)?;
         for rows in rows.chunk_by(|a, b| a.seq == b.seq) {
             for row in rows.iter().filter(|row| it.has(row.seq)) {
                 if !self.add(db::raw(conn, row.arrival)?)? {

@@ -4,7 +4,6 @@
 //! `specs/event-log.md`.
 
 use std::collections::BTreeSet;
-use std::fmt;
 
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
@@ -31,32 +30,29 @@ pub const MAX_USES: u32 = 1000;
 /// us.
 pub const MAX_NAMED: usize = 64;
 
-/// Rights of a member, in rising order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// Rights of a member, in rising order, under the names that events, commands and tables use.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum Level {
     /// May chat, and read and write the log.
     Member,
     /// May also advertise and serve shards, and admit nodes that hold an invite.
     Trusted,
     Anchor,
-}
-
-impl Level {
-    /// Name of the level, as events, commands and tables spell it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Member => "member",
-            Self::Trusted => "trusted",
-            Self::Anchor => "anchor",
-        }
-    }
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
 }
 
 /// Policy of a community. Its fields stand in canonical order.
@@ -248,76 +244,57 @@ impl Body {
 
     /// Checks lengths and ranges, and that an admission's request is for this community.
     pub(super) fn check(&self, community: CommunityId) -> Result<(), EventError> {
-        let malformed = |what| Err(malformed(what));
-        match self {
-            Self::CommunityCreated { name, .. } => {
-                if !fits_log(name) {
-                    return malformed("the community's name is not a line of 1 to 64 bytes");
-                }
+        const NODE_NAME: &str = "the node's name is not a line of 1 to 64 bytes";
+        let (fits, rule) = match self {
+            Self::CommunityCreated { name, .. } => (
+                fits_log(name),
+                "the community's name is not a line of 1 to 64 bytes",
+            ),
+            Self::Invited { uses, .. } => (
+                (1..=MAX_USES).contains(uses),
+                "an invite has 1 to 1000 uses",
+            ),
+            Self::InviteWithdrawn { members, .. } => (
+                members.as_ref().is_none_or(|all| all.len() <= MAX_NAMED),
+                "more than 64 members are named",
+            ),
+            Self::Admitted { request, .. } if request.community != community => {
+                (false, "the request to join is for another community")
             }
-            Self::Invited { uses, .. } => {
-                if *uses == 0 || *uses > MAX_USES {
-                    return malformed("an invite has 1 to 1000 uses");
-                }
-            }
-            Self::InviteWithdrawn { members, .. } => {
-                if members.as_ref().is_some_and(|all| all.len() > MAX_NAMED) {
-                    return malformed("more than 64 members are named");
-                }
-            }
-            Self::Admitted { request, .. } => {
-                if request.community != community {
-                    return malformed("the request to join is for another community");
-                }
-                if !fits_log(&request.name) {
-                    return malformed("the node's name is not a line of 1 to 64 bytes");
-                }
-            }
-            Self::Named { name } => {
-                if !fits_log(name) {
-                    return malformed("the node's name is not a line of 1 to 64 bytes");
-                }
-            }
-            Self::ShardAdvertised(descriptor) => {
-                descriptor.validate()?;
-            }
-            Self::ShardWithdrawn { shard_id } => {
-                if !is_line(shard_id, crate::MAX_TEXT) {
-                    return malformed("the shard id is not a line of at most 256 bytes");
-                }
-            }
+            Self::Admitted { request, .. } => (fits_log(&request.name), NODE_NAME),
+            Self::Named { name } => (fits_log(name), NODE_NAME),
+            Self::ShardAdvertised(descriptor) => return descriptor.validate().map_err(Into::into),
+            Self::ShardWithdrawn { shard_id } => (
+                is_line(shard_id, crate::MAX_TEXT),
+                "the shard id is not a line of at most 256 bytes",
+            ),
             Self::NodeSeen {
                 endpoints,
                 name,
                 software,
-            } => {
-                if endpoints.len() > MAX_ENDPOINTS
-                    || !endpoints.iter().all(|e| is_line(e, MAX_LINE_BYTES))
-                    || !is_line(name, MAX_NAME_BYTES)
-                    || !is_line(software, MAX_LINE_BYTES)
-                {
-                    return malformed("the node's announcement is too long");
-                }
-            }
-            Self::Unknown { kind, slot, bytes } => {
-                let plain =
-                    |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._".contains(&b);
-                if kind.is_empty() || kind.len() > MAX_KIND_BYTES || !kind.bytes().all(plain) {
-                    return malformed("its kind is not a name");
-                }
-                if slot.as_ref().is_some_and(|s| !is_line(s, MAX_SLOT_BYTES))
-                    || bytes.len() > MAX_BODY_BYTES
-                {
-                    return malformed("its slot or body is too long");
-                }
-            }
+            } => (
+                endpoints.len() <= MAX_ENDPOINTS
+                    && endpoints.iter().all(|e| is_line(e, MAX_LINE_BYTES))
+                    && is_line(name, MAX_NAME_BYTES)
+                    && is_line(software, MAX_LINE_BYTES),
+                "the node's announcement is too long",
+            ),
+            Self::Unknown { kind, .. } if !is_kind(kind) => (false, "its kind is not a name"),
+            Self::Unknown { slot, bytes, .. } => (
+                slot.as_ref().is_none_or(|s| is_line(s, MAX_SLOT_BYTES))
+                    && bytes.len() <= MAX_BODY_BYTES,
+                "its slot or body is too long",
+            ),
             Self::PolicyChanged(_)
             | Self::LevelChanged { .. }
             | Self::Revoked { .. }
             | Self::Left {}
-            | Self::GrantRevoked { .. } => {}
+            | Self::GrantRevoked { .. } => return Ok(()),
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(malformed(rule)),
         }
-        Ok(())
     }
 
     /// Canonical encoding.
@@ -471,6 +448,11 @@ impl EventError {
 /// Returns whether `text` is one line of at most `max` bytes without control characters.
 fn is_line(text: &str, max: usize) -> bool {
     text.len() <= max && !text.chars().any(char::is_control)
+}
+
+fn is_kind(kind: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b"._".contains(&b);
+    (1..=MAX_KIND_BYTES).contains(&kind.len()) && kind.bytes().all(plain)
 }
 
 /// Nesting limit of a record: a map that holds a map or a list, plus one.

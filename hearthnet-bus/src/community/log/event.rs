@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
 use super::body::{Body, EventError, MAX_BODY_BYTES, MAX_KIND_BYTES, MAX_SLOT_BYTES, malformed};
-use crate::identity::cbor;
+use crate::identity::{cbor, raw_keys};
 use crate::{CommunityId, Domain, NodeId, NodeKey, SIGNATURE_BYTES};
 
 /// Maximum length of an event in bytes: the longest body, kind and slot, 64 bytes of signature, and
@@ -362,9 +362,11 @@ struct Fields {
     time: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
-    author: ByteArray<32>,
+    #[serde(with = "raw_keys")]
+    author: NodeId,
     lamport: u64,
-    community: ByteArray<32>,
+    #[serde(with = "raw_keys::community")]
+    community: CommunityId,
 }
 
 impl Fields {
@@ -386,9 +388,9 @@ impl Fields {
             slot,
             time: event.time_ms,
             until,
-            author: ByteArray::new(*event.author.as_bytes()),
+            author: event.author,
             lamport: event.lamport,
-            community: ByteArray::new(*event.community.as_bytes()),
+            community: event.community,
         })
     }
 
@@ -407,10 +409,8 @@ impl Fields {
     }
 
     fn into_event(self) -> Result<Event, EventError> {
-        let node = |key: ByteArray<32>| NodeId::from_checked(*key);
-        let community = CommunityId::from(node(self.community));
-        let author = node(self.author);
-        let body = Body::decode(&self.kind, self.slot.as_deref(), &self.body, community)?;
+        let (community, slot) = (self.community, self.slot.as_deref());
+        let body = Body::decode(&self.kind, slot, &self.body, community)?;
         let lane = match (self.lane, self.prev, self.slot, self.until) {
             (0, Some(prev), None, None) => Lane::Durable {
                 prev: EventHash(*prev),
@@ -422,7 +422,7 @@ impl Fields {
         };
         Ok(Event {
             community,
-            author,
+            author: self.author,
             seq: self.seq,
             lamport: self.lamport,
             time_ms: self.time,

@@ -67,8 +67,5 @@ pub use receive::Received;
 pub use recover::Recovery;
 pub use store::{ADVERT_LIFE_MS, EventLog, FILE_NAME};
 
-#[cfg(feature = "fuzzing")]
-pub(crate) use recover::look_at as look_at_wal;
-
 #[cfg(test)]
 mod tests;

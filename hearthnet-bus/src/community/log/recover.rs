@@ -3,15 +3,29 @@
 //! | event | reaction | loss |
 //! |---|---|---|
 //! | process or machine died during a write | SQLite drops the unfinished transaction | no acknowledged event |
-//! | bytes of the write-ahead log changed | the transactions from there on are dropped | maybe acknowledged events: peers have most; see *doubt* |
+//! | bytes of the write-ahead log changed or missing | SQLite drops the transactions from there on; the *mark* shows it | maybe acknowledged events: peers have most; see *doubt* |
 //! | pages of the file changed | the file is moved aside, whole events are copied into a new one | the same |
 //! | the file is a copy, such as a restored backup | none | events since the copy |
 //!
-//! The first three are reported ([`Recovery`], code `log_recovered`). *Doubt* is set when
+//! The second and third are reported ([`Recovery`], code `log_recovered`). *Doubt* is set when
 //! acknowledged events may be lost: some of them may be this node's own, and a peer may have them.
 //! Signing other events with their numbers would be a fork. So the log refuses to write durable
 //! events until a peer was asked for all that it has ([`super::EventLog::caught_up`]), unless the
 //! log knows of no other member.
+//!
+//! # The mark
+//!
+//! `log.lock` holds the identity of the log's file and its count of changes. The mark is written
+//! after each commit, and is on the disk when an own durable event is acknowledged. Then:
+//!
+//! | the log at opening | meaning |
+//! |---|---|
+//! | has fewer changes than the mark | commits are lost: doubt, reported |
+//! | is another file than the mark names | a copy, such as a restored backup: doubt |
+//! | has changes, and the mark is missing or unreadable | unknown: doubt |
+//! | has more changes than the mark | a crash or a power cut between commit and mark: no loss |
+//!
+//! The mark follows the commit, so a crash never makes it claim a change that was not stored.
 //!
 //! A file is repaired only by a process that has it alone. Every handle holds a shared lock on
 //! `log.lock` for this.
@@ -19,35 +33,35 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
+use hearthnet_platform::whole_file::{self, Access};
+use hearthnet_platform::{files, regular_file};
 use hearthnet_transport::Code;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use sha2::{Digest as _, Sha256};
 
 use super::db;
 use super::error::LogError;
 use super::event::{Checked, Event, EventHash};
 use super::merge::{Merge, Quotas};
 use super::view::View;
-use crate::{CommunityId, regular_file};
+use crate::CommunityId;
 
-/// Name of the file that handles lock.
+/// Name of the file that handles lock. It holds the [`Mark`].
 const LOCK: &str = "log.lock";
 /// Name of the file that names the community, in case the log becomes unreadable.
 const NAME: &str = "log.community";
 /// Maximum bytes read of that file.
 const NAME_BYTES: u64 = 128;
 
-/// Findings and repairs when a log was opened.
+/// Findings and repairs when a log was opened. Acknowledged events may be missing, so a peer has to
+/// be asked before this node writes durable events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovery {
     /// Description for people: the problem and the result.
     pub what: String,
-    /// New path of the damaged file.
-    pub aside: Option<PathBuf>,
-    /// Acknowledged events may be missing. A peer has to be asked before this node writes durable
-    /// events.
-    pub doubt: bool,
 }
 
 impl Recovery {
@@ -56,34 +70,135 @@ impl Recovery {
     }
 }
 
-/// Shared lock of a handle; released when dropped.
+/// State of the log after its last commit, stored outside of its file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Mark {
+    /// Inode of the log's file.
+    inode: u64,
+    /// Time of birth of the file, in ns since 1970; 0 if the file system does not support it.
+    born: u64,
+    /// Changes that were committed.
+    changes: u64,
+}
+
+impl Mark {
+    /// Mark of a log with its file at `path`.
+    fn of(path: &Path, changes: u64) -> Self {
+        let meta = std::fs::metadata(path).ok();
+        let born = meta.as_ref().and_then(|meta| meta.created().ok());
+        let born = born.and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        let born = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
+        Self {
+            inode: meta.as_ref().map_or(0, files::inode),
+            born: born.unwrap_or(0),
+            changes,
+        }
+    }
+
+    /// Returns whether both marks name the same file. A copy has another inode or time of birth,
+    /// even under the same name.
+    fn has_file_of(self, other: Self) -> bool {
+        (self.inode, self.born) == (other.inode, other.born)
+    }
+
+    /// Reads the mark; `None` if it is missing or damaged.
+    fn read(file: &File) -> Option<Self> {
+        let mut stored = [[0_u8; 8]; 4];
+        files::read_exact_at(file, stored.as_flattened_mut(), 0).ok()?;
+        let [inode, born, changes, _] = stored.map(u64::from_be_bytes);
+        let mark = Self {
+            inode,
+            born,
+            changes,
+        };
+        (mark.encode() == stored).then_some(mark)
+    }
+
+    /// Numbers and a checksum. They fit into a sector, which a disk writes whole.
+    fn encode(self) -> [[u8; 8]; 4] {
+        let numbers = [self.inode, self.born, self.changes].map(u64::to_be_bytes);
+        let hash = Sha256::digest(numbers.as_flattened());
+        let sum: [u8; 8] = hash.first_chunk().copied().unwrap_or_default();
+        let [inode, born, changes] = numbers;
+        [inode, born, changes, sum]
+    }
+}
+
+/// Shared lock of a handle, released when dropped; and the mark in the locked file.
 #[derive(Debug)]
-pub(super) struct RecoveryLock(File);
+pub(super) struct RecoveryLock {
+    lock: File,
+    /// The log when this handle opened it. Later marks name the same file.
+    log: Mark,
+}
 
 impl RecoveryLock {
     /// Takes the shared lock. Waits while another process repairs the file.
     pub(super) fn shared(dir: &Path) -> Result<Self, LogError> {
         let path = dir.join(LOCK);
-        let file = regular_file::open_with(
-            OpenOptions::new().create(true).truncate(false).write(true),
-            &path,
-        )
-        .map_err(LogError::io("open", &path))?;
-        file.lock_shared().map_err(LogError::io("lock", &path))?;
-        Ok(Self(file))
+        let mut options = OpenOptions::new();
+        let options = options.create(true).truncate(false).read(true).write(true);
+        let lock = regular_file::open_with(files::private(options), &path)
+            .map_err(LogError::io("open", &path))?;
+        lock.lock_shared().map_err(LogError::io("lock", &path))?;
+        let log = Mark::default();
+        Ok(Self { lock, log })
     }
 
     /// Tries to make the lock exclusive. If it succeeds, no other process has the log open, and
     /// none can open it until [`RecoveryLock::share`].
     fn alone(&self) -> bool {
-        self.0.try_lock().is_ok()
+        self.lock.try_lock().is_ok()
     }
 
     /// Makes the lock shared again, so that others can open the log.
     fn share(&self, dir: &Path) -> Result<(), LogError> {
         // A conversion is not atomic and the lock may be lost, so it is taken again in any case.
-        let locked = self.0.lock_shared();
+        let locked = self.lock.lock_shared();
         locked.map_err(LogError::io("lock", &dir.join(LOCK)))
+    }
+
+    /// Lets the marks of this handle name the file at `path`, which has so many changes.
+    pub(super) fn name_log(&mut self, path: &Path, changes: u64) {
+        self.log = Mark::of(path, changes);
+        self.mark(changes);
+        self.sync();
+    }
+
+    /// Stores that the log has so many changes. To be called after their commit.
+    pub(super) fn mark(&self, changes: u64) {
+        let mark = Mark {
+            changes,
+            ..self.log
+        };
+        let mark = mark.encode();
+        if let Err(error) = files::write_all_at(&self.lock, mark.as_flattened(), 0) {
+            tracing::warn!("the event log could not store its mark in {LOCK}: {error}");
+        }
+    }
+
+    /// Brings the mark to the disk.
+    pub(super) fn sync(&self) {
+        if let Err(error) = self.lock.sync_data() {
+            tracing::warn!("the event log could not store its mark in {LOCK}: {error}");
+        }
+    }
+
+    /// Compares the mark with the log. Returns whether acknowledged events may be missing, and a
+    /// report if commits are lost.
+    fn examine(&self, path: &Path, changes: u64) -> (bool, Option<Recovery>) {
+        let Some(mark) = Mark::read(&self.lock) else {
+            return (changes > 0, None);
+        };
+        let lost = mark.changes.saturating_sub(changes);
+        let recovery = (lost > 0).then(|| Recovery {
+            what: format!(
+                "the end of the event log was damaged ({lost} committed changes are missing); \
+                 other members send the missing events"
+            ),
+        });
+        let is_copy = changes > 0 && !mark.has_file_of(Mark::of(path, changes));
+        (lost > 0 || is_copy, recovery)
     }
 }
 
@@ -91,8 +206,7 @@ impl RecoveryLock {
 pub(super) fn name(dir: &Path, community: CommunityId) -> Result<(), LogError> {
     let path = dir.join(NAME);
     let text = format!("{community}\n");
-    crate::identity::whole_file::replace(&path, text.as_bytes(), 0o600)
-        .map_err(LogError::io("write", &path))
+    whole_file::replace(&path, text.as_bytes(), Access::Owner).map_err(LogError::io("write", &path))
 }
 
 fn named(dir: &Path) -> Option<CommunityId> {
@@ -110,10 +224,11 @@ pub(super) struct Opened {
 
 /// Opens the log's file at `path` in `dir`, and repairs it if necessary.
 pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, LogError> {
-    let guard = RecoveryLock::shared(dir)?;
+    let mut guard = RecoveryLock::shared(dir)?;
     if !guard.alone() {
         guard.share(dir)?;
         let (conn, view) = load(path, None)?;
+        guard.log = Mark::of(path, view.changes);
         return Ok(Opened {
             conn,
             view,
@@ -121,11 +236,10 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
             recovery: None,
         });
     }
-    let tail = wal::look(&wal_of(path));
     let (conn, view, recovery) = match load(path, Some(dir)) {
         Ok((conn, view)) => {
-            let recovery = tail.map(|tail| tail.recovery());
-            if recovery.as_ref().is_some_and(|r| r.doubt) || is_copy(&conn, path)? {
+            let (doubt, recovery) = guard.examine(path, view.changes);
+            if doubt {
                 db::set_doubt(&conn, true)?;
             }
             (conn, view, recovery)
@@ -137,7 +251,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
         }
         Err(other) => return Err(other),
     };
-    note_file(&conn, path);
+    guard.name_log(path, view.changes);
     guard.share(dir)?;
     if let Some(recovery) = &recovery {
         tracing::warn!(code = %recovery.code(), "{}", recovery.what);
@@ -150,35 +264,24 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     })
 }
 
-/// Returns whether the file is not the one that the log was last written to: copied from another
-/// machine, or restored from a backup. This node's own events in it may then be outdated.
-fn is_copy(conn: &Connection, path: &Path) -> Result<bool, LogError> {
-    let (noted, now) = (db::file(conn)?, db::FileIdentity::of(path));
-    Ok(noted.is_some() && now.is_some() && noted != now)
-}
-
-/// Stores the identity of the log's file.
-pub(super) fn note_file(conn: &Connection, path: &Path) {
-    let Some(now) = db::FileIdentity::of(path) else {
-        return;
-    };
-    let noted = db::file(conn).is_ok_and(|noted| noted == Some(now));
-    // On a full disk the log is read-only; the next opening stores it.
-    if !noted && let Err(error) = db::set_file(conn, now) {
-        tracing::debug!(%error, "the log could not store the identity of its file");
-    }
-}
-
-/// Opens and reads the file. With `check`, the file's folder, it also looks for damage.
-fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogError> {
+/// Opens the file. With `check`, it also looks for damage.
+fn connect(path: &Path, check: bool) -> Result<Connection, LogError> {
     let conn = db::open(path, false)?;
     if !db::check_format(&conn, path)? {
         // Empty database: the process that created it died before its first commit.
         return Err(LogError::corrupt("it has no tables"));
     }
-    if let Some(dir) = check {
+    if check {
         db::check_pages(&conn)?;
         db::cross_check(&conn)?;
+    }
+    Ok(conn)
+}
+
+/// Opens and reads the file. With `check`, the file's folder, it also looks for damage.
+fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogError> {
+    let conn = connect(path, check.is_some())?;
+    if let Some(dir) = check {
         let (community, ..) = db::head(&conn)?;
         if named(dir).is_some_and(|name| name != community) {
             return Err(LogError::corrupt("it names another community"));
@@ -194,12 +297,7 @@ fn load(path: &Path, check: Option<&Path>) -> Result<(Connection, View), LogErro
 
 /// Checks every event of a log that no other process has open. Repairs nothing.
 pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError> {
-    let conn = db::open(path, false)?;
-    if !db::check_format(&conn, path)? {
-        return Err(LogError::corrupt("it has no tables"));
-    }
-    db::check_pages(&conn)?;
-    db::cross_check(&conn)?;
+    let conn = connect(path, true)?;
     let view = View::load(&conn, crate::now_ms())?;
     // The events in a snapshot have not been read yet.
     view.fold_anew(&conn)?;
@@ -267,18 +365,14 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
     remove(&suffixed(path, "-shm"))?;
     std::fs::hard_link(path, &aside).map_err(LogError::io("keep a copy of", path))?;
     std::fs::rename(&fresh, path).map_err(LogError::io("replace", path))?;
-    if let Ok(dir) = File::open(dir) {
-        // Best effort: some file systems do not support it.
-        let _unsupported = dir.sync_all();
-    }
+    // Best effort: some file systems do not support it.
+    let _unsupported = whole_file::sync_folder(dir);
     Ok(Recovery {
         what: format!(
             "the event log was damaged ({what}): {kept} undamaged events are kept, other \
              members send the rest; the damaged file is {}",
             aside.display()
         ),
-        aside: Some(aside),
-        doubt: true,
     })
 }
 
@@ -315,151 +409,4 @@ fn salvage(dir: &Path, path: &Path) -> Option<(CommunityId, Salvaged)> {
     events.sort_by_key(|(event, hash, _)| (event.position(), *hash));
     events.dedup_by_key(|(_, hash, _)| *hash);
     Some((community, events))
-}
-
-/// Parses bytes as a write-ahead log, for the fuzz target.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn look_at(bytes: &[u8]) {
-    let size = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-    let _tail = wal::look_at(bytes, size);
-}
-
-/// SQLite's write-ahead log (sqlite.org/fileformat2.html, section 4). Read only to report what
-/// SQLite is about to drop, because SQLite drops it silently.
-mod wal {
-    use std::io::{BufReader, Read};
-    use std::path::Path;
-
-    use super::Recovery;
-
-    const HEADER: usize = 32;
-    const FRAME: usize = 24;
-    const MAGIC: u32 = 0x377f_0682;
-
-    /// Bytes after the last valid transaction.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub(in crate::community::log) struct Tail {
-        bytes: u64,
-        /// True if the tail contains a transaction that was complete when it was written.
-        committed: bool,
-    }
-
-    impl Tail {
-        pub(super) fn recovery(self) -> Recovery {
-            let bytes = self.bytes;
-            let what = if self.committed {
-                format!(
-                    "the end of the event log was damaged: {bytes} bytes of it were dropped; other \
-                     members send the missing events"
-                )
-            } else {
-                format!(
-                    "the last write to the event log was cut off: {bytes} bytes were dropped, \
-                     no acknowledged event is lost"
-                )
-            };
-            Recovery {
-                what,
-                aside: None,
-                doubt: self.committed,
-            }
-        }
-    }
-
-    fn word(bytes: &[u8], at: usize) -> u32 {
-        bytes
-            .get(at..)
-            .and_then(|rest| rest.first_chunk())
-            .map_or(0, |word| u32::from_be_bytes(*word))
-    }
-
-    /// Running checksum of the format.
-    fn sum(state: (u32, u32), bytes: &[u8], big_endian: bool) -> (u32, u32) {
-        let read = |four: &[u8]| {
-            let four = four.first_chunk().copied().unwrap_or_default();
-            match big_endian {
-                true => u32::from_be_bytes(four),
-                false => u32::from_le_bytes(four),
-            }
-        };
-        bytes.chunks_exact(8).fold(state, |(a, b), eight| {
-            let (first, second) = eight.split_at(4);
-            let a = a.wrapping_add(read(first)).wrapping_add(b);
-            let b = b.wrapping_add(read(second)).wrapping_add(a);
-            (a, b)
-        })
-    }
-
-    /// Tail of the file that SQLite will drop; `None` if there is none, or no file.
-    pub(super) fn look(path: &Path) -> Option<Tail> {
-        let file = crate::regular_file::open(path).ok()?;
-        let size = file.metadata().ok()?.len();
-        look_at(BufReader::with_capacity(1 << 16, file), size)
-    }
-
-    pub(in crate::community::log) fn look_at(mut file: impl Read, size: u64) -> Option<Tail> {
-        let mut header = [0; HEADER];
-        if size == 0 {
-            return None;
-        }
-        if file.read_exact(&mut header).is_err() {
-            // Not even the header is complete, so no transaction is.
-            return Some(Tail {
-                bytes: size,
-                committed: false,
-            });
-        }
-        let big_endian = word(&header, 0) & 1 == 1;
-        let page = usize::try_from(word(&header, 8)).ok()?;
-        let mut state = sum((0, 0), header.get(..24)?, big_endian);
-        let sane = word(&header, 0) & !1 == MAGIC && (512..=65536).contains(&page);
-        if !sane || state != (word(&header, 24), word(&header, 28)) {
-            return Some(Tail {
-                bytes: size,
-                committed: size > header.len() as u64,
-            });
-        }
-        let salts = (word(&header, 16), word(&header, 20));
-        let mut frame = Vec::with_capacity(FRAME + page);
-        let (mut whole, mut at, mut good, mut committed) =
-            (HEADER as u64, HEADER as u64, true, false);
-        let mut ours = at;
-        loop {
-            frame.clear();
-            let whole_frame = (FRAME + page) as u64;
-            // Bytes after a read error are treated as the end of the file.
-            let _ = file.by_ref().take(whole_frame).read_to_end(&mut frame);
-            let read = frame.len();
-            // Frames with other salts are left from before the last checkpoint.
-            let Some(head) = frame.get(..FRAME) else {
-                break;
-            };
-            if (word(head, 8), word(head, 12)) != salts {
-                break;
-            }
-            at += read as u64;
-            ours = at;
-            let last = word(head, 4) != 0;
-            if good && read == FRAME + page {
-                let next = sum(state, frame.get(..8)?, big_endian);
-                let next = sum(next, frame.get(FRAME..)?, big_endian);
-                good = next == (word(head, 16), word(head, 20));
-                state = next;
-            } else {
-                good = false;
-            }
-            match (good, last) {
-                (true, true) => whole = at,
-                (false, true) if read == FRAME + page => committed = true,
-                _ => {}
-            }
-            if read < FRAME + page {
-                break;
-            }
-        }
-        (ours > whole).then_some(Tail {
-            bytes: ours - whole,
-            committed,
-        })
-    }
 }

@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use hearthnet_platform::files::{Access, create_folders};
 use parking_lot::{Mutex, RwLock};
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::watch;
@@ -79,7 +80,7 @@ pub(super) struct Inner {
     /// Events may be missing, according to the file when it was opened.
     doubt: AtomicBool,
     /// Keeps other processes from repairing the file while it is in use.
-    _guard: RecoveryLock,
+    pub(super) guard: RecoveryLock,
     /// Dropped with the last handle, which ends the thread that retries writing.
     _alive: mpsc::Sender<()>,
 }
@@ -104,8 +105,10 @@ impl EventLog {
         if path.exists() {
             return Err(LogError::Exists { path });
         }
-        make_dir(dir)?;
-        let guard = RecoveryLock::shared(dir)?;
+        create_folders(dir, Access::Owner).map_err(LogError::io("create", dir))?;
+        let mut guard = RecoveryLock::shared(dir)?;
+        // The mark of a former log must not be compared with this one.
+        guard.mark(0);
         recover::name(dir, community)?;
         let mut conn = db::open(&path, true)?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -115,8 +118,8 @@ impl EventLog {
         }
         db::create(&tx, community)?;
         tx.commit()?;
-        recover::note_file(&conn, &path);
         let view = View::load(&conn, now_ms())?;
+        guard.name_log(&path, view.changes);
         Self::start(
             path,
             Quotas::default(),
@@ -152,12 +155,7 @@ impl EventLog {
     }
 
     fn start(path: PathBuf, quotas: Quotas, opened: Opened) -> Result<Self, LogError> {
-        let Opened {
-            conn,
-            view,
-            guard,
-            recovery,
-        } = opened;
+        let Opened { conn, view, .. } = opened;
         let doubt = AtomicBool::new(db::doubt(&conn)?);
         let (alive, ended) = mpsc::channel();
         let inner = Arc::new(Inner {
@@ -177,9 +175,9 @@ impl EventLog {
                 stale: false,
                 broken: false,
             }),
-            recovery,
+            recovery: opened.recovery,
             doubt,
-            _guard: guard,
+            guard: opened.guard,
             _alive: alive,
         });
         let weak = Arc::downgrade(&inner);
@@ -312,20 +310,16 @@ impl EventLog {
         max_bytes: usize,
     ) -> Result<Batch, LogError> {
         let writer = self.inner.writer.lock();
-        let mut batch = Batch::new(theirs);
-        if theirs.community == self.inner.community {
-            let pack = Pack {
-                conn: &writer.conn,
-                view: &writer.view,
-                theirs,
-                now_ms: self.moment(),
-                batch: &mut batch,
-                events_left: max_events,
-                bytes_left: max_bytes,
-            };
-            pack.fill()?;
-        }
-        Ok(batch)
+        let pack = Pack {
+            conn: &writer.conn,
+            view: &writer.view,
+            theirs,
+            now_ms: self.moment(),
+            batch: Batch::new(theirs),
+            events_left: max_events,
+            bytes_left: max_bytes,
+        };
+        pack.fill()
     }
 
     /// Drops expired ephemeral events, and strangers' events that have waited for a day. Must be
@@ -370,6 +364,7 @@ impl EventLog {
         match &result {
             Ok((changed, _)) => {
                 if *changed {
+                    inner.guard.mark(writer.view.changes);
                     inner.publish(writer);
                 }
                 inner.note_health(None, now_ms);
@@ -508,13 +503,4 @@ fn keep_probing(inner: &Weak<Inner>, ended: &mpsc::Receiver<()>) {
         let Some(inner) = inner.upgrade() else { return };
         inner.probe();
     }
-}
-
-fn make_dir(dir: &Path) -> Result<(), LogError> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .map_err(LogError::io("create", dir))
 }

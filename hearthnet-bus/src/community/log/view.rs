@@ -396,7 +396,7 @@ pub(super) fn fork(
         return Ok(None);
     }
     let proof = match it.is_root {
-        true => db::durable_from(conn, author, seq)?,
+        true => db::durable_between(conn, author, seq, u64::MAX)?,
         false => proof(conn, author, seq)?,
     };
     Ok(Some(Fork {

@@ -6,7 +6,7 @@ use hearthnet_transport::CloseCode;
 
 use super::budget::{Stored, SyncConfig};
 use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{SyncSession, WINDOW, Work};
+use super::session::{Done, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 /// Drives a session. The input is a list of moves: a byte for the kind, a byte for the argument or
@@ -77,30 +77,30 @@ pub fn session(mut input: &[u8]) {
 }
 
 fn done(session: &mut SyncSession, work: Option<Work>, now: u64, how: u8) {
-    match work {
-        None => {}
-        Some(Work::Store(events)) if how == 0 => session.handle_failure(now, Some(events)),
-        Some(_) if how == 0 => session.handle_failure(now, None),
-        Some(Work::Heads) => session.handle_heads(now, vec![how; 9]),
-        Some(Work::Learn(_)) => session.handle_learned(how != 1),
-        Some(Work::Collect {
+    let Some(work) = work else { return };
+    let done = match work {
+        Work::Store(events) if how == 0 => Done::Failed(Some(events)),
+        _ if how == 0 => Done::Failed(None),
+        Work::Heads => Done::Heads(vec![how; 9]),
+        Work::Learn(_) => Done::Learned(how != 1),
+        Work::Collect {
             max_events,
             max_bytes,
-        }) => {
+        } => {
             assert_eq!((max_events, max_bytes), (MAX_BATCH_EVENTS, MAX_BATCH_BYTES));
-            let events = vec![Bytes::from_static(b"event"); usize::from(how) % 3];
-            session.handle_collected(now, events, how.is_multiple_of(2));
+            Done::Collected {
+                events: vec![Bytes::from_static(b"event"); usize::from(how) % 3],
+                more: how.is_multiple_of(2),
+            }
         }
-        Some(Work::Store(events)) => {
-            let stored = Stored {
-                accepted: u64::from(how) % 4,
-                known: events.len() as u64,
-                refused: u64::from(how) % 3,
-                hostile: (how == 255).then_some(CloseCode::InvalidSignature),
-            };
-            session.handle_stored(now, stored);
-        }
-    }
+        Work::Store(events) => Done::Stored(Stored {
+            accepted: u64::from(how) % 4,
+            known: events.len() as u64,
+            refused: u64::from(how) % 3,
+            hostile: (how == 255).then_some(CloseCode::InvalidSignature),
+        }),
+    };
+    session.handle_done(now, done);
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::SYNC_PATH;
 use super::budget::{Account, Budgets, Stored, SyncConfig};
 use super::message::MAX_MESSAGE_BYTES;
-use super::session::{Progress, SyncSession, Work};
+use super::session::{Done, Progress, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
 use crate::now_ms;
@@ -58,20 +58,6 @@ impl Accounts {
     }
 }
 
-/// Result of a piece of work.
-enum Done {
-    Heads(Vec<u8>),
-    Learned(Option<Heads>),
-    Collected {
-        events: Vec<Bytes>,
-        more: bool,
-        then: Heads,
-    },
-    Stored(Stored),
-    /// The log failed. Holds the events that still have to be stored.
-    Failed(Option<Vec<Bytes>>),
-}
-
 /// The log, and the heads that the peer is believed to have.
 struct Replica {
     log: EventLog,
@@ -95,7 +81,12 @@ impl Replica {
             }
             Work::Learn(heads) => {
                 let heads = Heads::from_cbor(&heads);
-                Done::Learned(heads.filter(|heads| heads.community == self.log.community()))
+                let heads = heads.filter(|heads| heads.community == self.log.community());
+                let usable = heads.is_some();
+                if let Some(heads) = heads {
+                    self.theirs = heads;
+                }
+                Done::Learned(usable)
             }
             // A dialled node may turn out not to be a member. If it becomes one, the log changes
             // and this work is requested again.
@@ -105,18 +96,19 @@ impl Replica {
                 Done::Collected {
                     events: Vec::new(),
                     more: false,
-                    then: self.theirs.clone(),
                 }
             }
             Work::Collect {
                 max_events,
                 max_bytes,
             } => match self.missing(max_events, max_bytes) {
-                Ok(batch) => Done::Collected {
-                    events: batch.events.into_iter().map(Bytes::from).collect(),
-                    more: batch.more,
-                    then: batch.then,
-                },
+                Ok(batch) => {
+                    self.theirs = batch.then;
+                    Done::Collected {
+                        events: batch.events.into_iter().map(Bytes::from).collect(),
+                        more: batch.more,
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(%error, "the log could not be read for a peer");
                     Done::Failed(None)
@@ -278,26 +270,12 @@ pub async fn gossip(
             },
             done = finish(job.as_mut()) => {
                 job = None;
-                let Some((mut idle, done)) = done else {
+                let Some((idle, done)) = done else {
                     // The work panicked, and the log's handle is lost.
                     session.close(CloseCode::Internal);
                     continue;
                 };
-                match done {
-                    Done::Heads(heads) => session.handle_heads(now(), heads),
-                    Done::Learned(heads) => {
-                        session.handle_learned(heads.is_some());
-                        if let Some(heads) = heads {
-                            idle.theirs = heads;
-                        }
-                    }
-                    Done::Collected { events, more, then } => {
-                        idle.theirs = then;
-                        session.handle_collected(now(), events, more);
-                    }
-                    Done::Stored(stored) => session.handle_stored(now(), stored),
-                    Done::Failed(events) => session.handle_failure(now(), events),
-                }
+                session.handle_done(now(), done);
                 replica = Some(idle);
             },
             changed = changes.changed() => match changed {

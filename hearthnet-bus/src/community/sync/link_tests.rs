@@ -17,8 +17,8 @@ use super::link::{Accounts, gossip, path_rule};
 use super::message::SyncMessage;
 use super::session::Progress;
 use crate::community::log::{Body, EventLog, Heads, Level, Policy};
-use crate::now_ms;
-use crate::testing::{Home, Open, id, key};
+use crate::testing::{Home, Open, hear, id, key};
+use crate::{NodeId, now_ms};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -45,25 +45,29 @@ fn seen(home: &Home, seed: u8, port: u16) {
     home.log.append(&key(seed), body, now_ms()).unwrap();
 }
 
+type Task = JoinHandle<SessionClosed>;
+
+/// Runs one end of a session.
+fn run(socket: PeerSocket, own: NodeId, log: &EventLog) -> (Task, watch::Receiver<Progress>) {
+    let config = SyncConfig::default();
+    let accounts = Accounts::new(&config);
+    let (shown, progress) = watch::channel(Progress::default());
+    let session = gossip(socket, own, log.clone(), config, accounts, shown);
+    (tokio::spawn(session), progress)
+}
+
+/// Waits for the end of a session.
+async fn ended(task: Task) -> SessionClosed {
+    timeout(TIMEOUT, task).await.unwrap().unwrap()
+}
+
 struct Link {
-    tasks: [JoinHandle<SessionClosed>; 2],
+    tasks: [Task; 2],
     progress: [watch::Receiver<Progress>; 2],
 }
 
 fn start(sockets: (PeerSocket, PeerSocket), logs: [&EventLog; 2]) -> Link {
     let keys = (sockets.1.peer(), sockets.0.peer());
-    let run = |socket, own, log: &EventLog| {
-        let (shown, progress) = watch::channel(Progress::default());
-        let task = tokio::spawn(gossip(
-            socket,
-            own,
-            log.clone(),
-            SyncConfig::default(),
-            Accounts::new(&SyncConfig::default()),
-            shown,
-        ));
-        (task, progress)
-    };
     let (left, left_progress) = run(sockets.0, keys.0, logs[0]);
     let (right, right_progress) = run(sockets.1, keys.1, logs[1]);
     Link {
@@ -137,7 +141,7 @@ async fn a_log_that_lost_events_writes_again_when_a_peer_has_brought_them_back()
     let name = format!("{}\n", first.log.community());
     std::fs::write(dir.path().join("log.community"), name).unwrap();
     let again = Home::opened(dir, key(1));
-    assert!(again.log.recovery().unwrap().doubt);
+    assert!(again.log.recovery().is_some() && again.log.is_in_doubt());
     let policy = Policy {
         research: true,
         ..Policy::default()
@@ -231,31 +235,24 @@ async fn logs_sync_over_tls() {
     let Arrival::Peer(arrived) = listener.accept().await else {
         panic!("no socket")
     };
-    let mut link = start((arrived, dialled.unwrap()), [&first.log, &second.log]);
+    let link = start((arrived, dialled.unwrap()), [&first.log, &second.log]);
     agreed(&[&first, &second]).await;
     seen(&second, 2, 1);
     agreed(&[&first, &second]).await;
     // One side ends; the other gets the close.
-    link.tasks[0].abort();
-    let closed = timeout(TIMEOUT, &mut link.tasks[1]).await.unwrap().unwrap();
+    let [left, right] = link.tasks;
+    left.abort();
+    let closed = ended(right).await;
     assert_eq!((closed.code, closed.by_us), (CloseCode::Normal, false));
 }
 
 // ------------------------------------------------------------------ a hostile peer
 
 /// Socket to a node with the log of `home`. Key 66 holds the other end.
-async fn attack(home: &Home) -> (PeerSocket, JoinHandle<SessionClosed>) {
+async fn attack(home: &Home) -> (PeerSocket, Task) {
     let keys = [id(66), id(1)];
     let (attacker, victim) = PeerSocket::pair(keys, &path_rule()).await;
-    let (shown, _) = watch::channel(Progress::default());
-    let task = tokio::spawn(gossip(
-        victim,
-        id(1),
-        home.log.clone(),
-        SyncConfig::default(),
-        Accounts::new(&SyncConfig::default()),
-        shown,
-    ));
+    let (task, _) = run(victim, id(1), &home.log);
     let hello = SyncMessage::Hello {
         version: 1,
         community: *home.log.community().as_bytes(),
@@ -269,14 +266,24 @@ async fn say(socket: &PeerSocket, message: SyncMessage) {
     socket.send(frame).await.unwrap();
 }
 
+/// Receives the next message.
+async fn heard(socket: &mut PeerSocket) -> SyncMessage {
+    let Frame::Binary(message) = socket.recv().await.unwrap() else {
+        panic!()
+    };
+    SyncMessage::decode(&message).unwrap()
+}
+
+/// All events of a log.
+fn all_of(log: &EventLog) -> Vec<Bytes> {
+    let all = log.missing(&Heads::empty(log.community()), 100, 1 << 20);
+    all.unwrap().events.into_iter().map(Bytes::from).collect()
+}
+
 /// Event of an author that is unknown to the log.
 fn foreign_event(home: &Home) -> Vec<u8> {
     let other = joiner();
-    let all = home
-        .log
-        .missing(&Heads::empty(home.log.community()), 100, 1 << 20);
-    let raw = all.unwrap().events;
-    other.log.receive(&raw, key(1).id(), now_ms()).unwrap();
+    hear(&other.log, &home.log);
     admit(&other, 33);
     let new = other.log.missing(&home.log.heads(), 100, 1 << 20);
     new.unwrap().events.remove(0)
@@ -291,11 +298,9 @@ async fn a_forged_event_is_not_stored_and_ends_the_session() {
     let (mut attacker, task) = attack(&home).await;
     let events = vec![Bytes::from(forged)];
     say(&attacker, SyncMessage::Events { number: 1, events }).await;
-    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::InvalidSignature, true)
-    );
+    let closed = ended(task).await;
+    let code = CloseCode::InvalidSignature;
+    assert_eq!((closed.code, closed.by_us), (code, true));
     assert_eq!(home.log.state().state_hash(), before);
     // The attacker gets the close code.
     let told = loop {
@@ -303,19 +308,17 @@ async fn a_forged_event_is_not_stored_and_ends_the_session() {
             break closed;
         }
     };
-    assert_eq!(told.code, CloseCode::InvalidSignature);
+    assert_eq!(told.code, code);
 }
 
 #[tokio::test]
 async fn an_event_of_another_community_ends_the_session() {
     let home = founder();
     let elsewhere = Home::founded_as(201, key(66), false).log;
-    let all = elsewhere.missing(&Heads::empty(elsewhere.community()), 10, 1 << 20);
-    let events = all.unwrap().events.into_iter().map(Bytes::from).collect();
+    let events = all_of(&elsewhere);
     let (attacker, task) = attack(&home).await;
     say(&attacker, SyncMessage::Events { number: 1, events }).await;
-    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
-    assert_eq!(closed.code, CloseCode::BodyMalformed);
+    assert_eq!(ended(task).await.code, CloseCode::BodyMalformed);
 }
 
 #[tokio::test]
@@ -324,27 +327,20 @@ async fn a_peer_that_sends_rubbish_is_closed_and_one_that_replays_is_not() {
     let (attacker, task) = attack(&home).await;
     let heads = Bytes::from_static(b"\xa1\x00\x00");
     say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
-    let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
-    assert_eq!(closed.code, CloseCode::BodyMalformed);
+    assert_eq!(ended(task).await.code, CloseCode::BodyMalformed);
 
     let (mut attacker, task) = attack(&home).await;
-    let all = home
-        .log
-        .missing(&Heads::empty(home.log.community()), 100, 1 << 20);
-    let events: Vec<Bytes> = all.unwrap().events.into_iter().map(Bytes::from).collect();
+    let events = all_of(&home.log);
     let before = home.log.heads();
     for number in 1..=20 {
         let events = events.clone();
         say(&attacker, SyncMessage::Events { number, events }).await;
-        loop {
-            let Frame::Binary(message) = attacker.recv().await.unwrap() else {
-                panic!()
-            };
-            if let SyncMessage::Ack { accepted, .. } = SyncMessage::decode(&message).unwrap() {
-                assert_eq!(accepted, 0);
-                break;
+        let accepted = loop {
+            if let SyncMessage::Ack { accepted, .. } = heard(&mut attacker).await {
+                break accepted;
             }
-        }
+        };
+        assert_eq!(accepted, 0);
     }
     assert_eq!(home.log.heads(), before);
     assert!(!task.is_finished());
@@ -358,10 +354,7 @@ async fn nothing_is_sent_to_a_peer_that_is_no_member() {
     let heads = Heads::empty(home.log.community()).to_cbor().into();
     say(&attacker, SyncMessage::Heads { round: 1, heads }).await;
     loop {
-        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
-            panic!()
-        };
-        match SyncMessage::decode(&message).unwrap() {
+        match heard(&mut attacker).await {
             SyncMessage::Events { .. } => panic!("a stranger gets the log"),
             SyncMessage::Even { round: 1 } => break,
             _ => {}
@@ -370,10 +363,7 @@ async fn nothing_is_sent_to_a_peer_that_is_no_member() {
     // As a member, it gets all events.
     admit(&home, 66);
     let sent = loop {
-        let Frame::Binary(message) = attacker.recv().await.unwrap() else {
-            panic!()
-        };
-        if let SyncMessage::Events { events, .. } = SyncMessage::decode(&message).unwrap() {
+        if let SyncMessage::Events { events, .. } = heard(&mut attacker).await {
             break events.len();
         }
     };
@@ -392,7 +382,7 @@ async fn a_closer_ends_gossip_at_once() {
     agreed(&[&first, &second]).await;
     closer.close(CloseCode::Revoked);
     for (task, by_us) in link.tasks.into_iter().zip([true, false]) {
-        let closed = timeout(TIMEOUT, task).await.unwrap().unwrap();
+        let closed = ended(task).await;
         assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, by_us));
     }
 }

@@ -284,15 +284,11 @@ mod tests {
             version: 1,
             community: [0x11; 32],
         };
-        let mut expected = vec![0x83, 0x00, 0x01, 0x58, 0x20];
-        expected.extend_from_slice(&[0x11; 32]);
+        let expected = [&[0x83, 0x00, 0x01, 0x58, 0x20][..], &[0x11; 32]].concat();
         assert_eq!(hello.encode(), expected);
         let events = SyncMessage::Events {
             number: 2,
-            events: vec![
-                Bytes::from_static(&[0xaa, 0xbb]),
-                Bytes::from_static(&[0xcc]),
-            ],
+            events: vec![Bytes::from_static(b"\xaa\xbb"), Bytes::from_static(b"\xcc")],
         };
         let expected = [0x83, 2, 2, 0x82, 0x42, 0xaa, 0xbb, 0x41, 0xcc];
         assert_eq!(events.encode()[..], expected);
@@ -302,25 +298,20 @@ mod tests {
             refused: 300,
         };
         assert_eq!(ack.encode()[..], [0x84, 3, 2, 1, 0x19, 0x01, 0x2c]);
-        assert_eq!(
-            SyncMessage::Even { round: 24 }.encode()[..],
-            [0x82, 4, 0x18, 24]
-        );
+        let even = SyncMessage::Even { round: 24 };
+        assert_eq!(even.encode()[..], [0x82, 4, 0x18, 24]);
     }
 
     #[test]
     fn an_oversized_value_is_refused_at_its_head() {
         // A batch of 1,025 events, one event of 4 GiB, heads of 5 MiB; the contents are missing.
-        assert_eq!(
-            code(&[0x83, 2, 1, 0x99, 0x04, 0x01]),
-            CloseCode::FrameTooBig
-        );
-        let huge = [0x83, 2, 1, 0x81, 0x5a, 0xff, 0xff, 0xff, 0xff];
-        assert_eq!(code(&huge), CloseCode::FrameTooBig);
-        assert_eq!(
-            code(&[0x83, 1, 1, 0x5a, 0, 0x50, 0, 0]),
-            CloseCode::FrameTooBig
-        );
+        for bytes in [
+            &[0x83, 2, 1, 0x99, 0x04, 0x01][..],
+            &[0x83, 2, 1, 0x81, 0x5a, 0xff, 0xff, 0xff, 0xff],
+            &[0x83, 1, 1, 0x5a, 0, 0x50, 0, 0],
+        ] {
+            assert_eq!(code(bytes), CloseCode::FrameTooBig, "{bytes:02x?}");
+        }
         // A length within the limits, without the content.
         assert_eq!(code(&[0x83, 1, 1, 0x59, 0x40, 0]), CloseCode::BodyMalformed);
     }

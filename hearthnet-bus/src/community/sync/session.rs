@@ -46,18 +46,35 @@ const RETRY_MS: u64 = 5_000;
 /// Work on the log that the session needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Encode the log's heads. Result: `SyncSession::handle_heads`.
+    /// Encode the log's heads.
     Heads,
-    /// Store these as the peer's heads. Result: `SyncSession::handle_learned`.
+    /// Store these as the peer's heads.
     Learn(Bytes),
-    /// Find events that the peer lacks. Result: `SyncSession::handle_collected`.
+    /// Find events that the peer lacks.
     Collect {
         max_events: usize,
         /// Maximum total bytes of the events.
         max_bytes: usize,
     },
-    /// Store the peer's events in one transaction. Result: `SyncSession::handle_stored`.
+    /// Store the peer's events in one transaction.
     Store(Vec<Bytes>),
+}
+
+/// Result of a piece of [`Work`].
+#[derive(Debug)]
+pub(crate) enum Done {
+    /// The log's heads, encoded.
+    Heads(Vec<u8>),
+    /// Whether the bytes were heads of this community.
+    Learned(bool),
+    /// At most the requested number of events, and whether there are more.
+    Collected {
+        events: Vec<Bytes>,
+        more: bool,
+    },
+    Stored(Stored),
+    /// The log failed. Holds the events that still have to be stored.
+    Failed(Option<Vec<Bytes>>),
 }
 
 /// Counters of a session.
@@ -133,7 +150,7 @@ pub struct SyncSession {
     stored_last: bool,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Doing {
     Heads,
     Learn,
@@ -405,45 +422,58 @@ impl SyncSession {
         self.dirty && self.informed && self.unacked.len() < WINDOW
     }
 
-    /// Ends this work. Returns false if it was not in progress.
-    fn is_done(&mut self, what: &Doing) -> bool {
-        self.working.take_if(|doing| doing == what).is_some()
+    /// Ends the work in progress with its result. A batch that could not be stored is stored again
+    /// after five seconds, and acknowledged only then. After other failures the session ends, and
+    /// the peer may reconnect.
+    pub(crate) fn handle_done(&mut self, now_ms: u64, done: Done) {
+        match (self.working.take(), done) {
+            (Some(Doing::Heads), Done::Heads(heads)) => {
+                // Each session starts with heads, so a peer that reconnects often is charged for
+                // them too.
+                self.account.work(now_ms).spend(cost_of_heads(heads.len()));
+                self.round += 1;
+                self.heads_sent_ms = now_ms;
+                self.outgoing.push_back(SyncMessage::Heads {
+                    round: self.round,
+                    heads: heads.into(),
+                });
+            }
+            (Some(Doing::Learn), Done::Learned(true)) => {
+                self.informed = true;
+                self.dirty = true;
+            }
+            (Some(Doing::Learn), Done::Learned(false)) => {
+                self.end(CloseCode::BodyMalformed.violation("heads that cannot be read"));
+            }
+            (Some(Doing::Collect), Done::Collected { events, more }) => {
+                self.send(now_ms, events, more);
+            }
+            (
+                Some(Doing::Store {
+                    number,
+                    events,
+                    bytes,
+                }),
+                Done::Stored(stored),
+            ) => {
+                let spent = cost(events, bytes, &stored);
+                self.account.work(now_ms).spend(spent);
+                self.acknowledge(number, events, stored);
+            }
+            (Some(Doing::Store { number, .. }), Done::Failed(Some(events))) => {
+                self.retry_at = now_ms.saturating_add(RETRY_MS);
+                self.waiting.push_front((number, events));
+            }
+            (_, Done::Failed(_)) => {
+                self.end(CloseCode::Internal.violation("the log cannot be used at the moment"));
+            }
+            // Not a result of the work in progress.
+            (working, _) => self.working = working,
+        }
     }
 
-    /// Result of [`Work::Heads`].
-    pub(crate) fn handle_heads(&mut self, now_ms: u64, heads: Vec<u8>) {
-        if !self.is_done(&Doing::Heads) {
-            return;
-        }
-        // Each session starts with heads, so a peer that reconnects often is charged for them too.
-        self.account.work(now_ms).spend(cost_of_heads(heads.len()));
-        self.round += 1;
-        self.heads_sent_ms = now_ms;
-        self.outgoing.push_back(SyncMessage::Heads {
-            round: self.round,
-            heads: heads.into(),
-        });
-    }
-
-    /// Result of [`Work::Learn`]. `usable`: the bytes were heads of this community.
-    pub(crate) fn handle_learned(&mut self, usable: bool) {
-        if !self.is_done(&Doing::Learn) {
-            return;
-        }
-        if usable {
-            self.informed = true;
-            self.dirty = true;
-        } else {
-            self.end(CloseCode::BodyMalformed.violation("heads that cannot be read"));
-        }
-    }
-
-    /// Result of [`Work::Collect`]: at most the requested number of events, and whether there are
-    /// more.
-    pub(crate) fn handle_collected(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
-        if !self.is_done(&Doing::Collect) {
-            return;
-        }
+    /// Sends collected events; `more`: the peer lacks further events.
+    fn send(&mut self, now_ms: u64, events: Vec<Bytes>, more: bool) {
         // No events although there are more: they are collected with the next change.
         let more = more && !events.is_empty();
         if !events.is_empty() {
@@ -463,22 +493,10 @@ impl SyncSession {
         }
     }
 
-    /// Result of [`Work::Store`].
-    pub(crate) fn handle_stored(&mut self, now_ms: u64, stored: Stored) {
-        let Some(Doing::Store {
-            number,
-            events,
-            bytes,
-        }) = self
-            .working
-            .take_if(|doing| matches!(doing, Doing::Store { .. }))
-        else {
-            return;
-        };
+    /// Acknowledges a batch of so many events.
+    fn acknowledge(&mut self, number: u64, events: usize, stored: Stored) {
         self.progress.accepted += stored.accepted;
         self.progress.refused += stored.refused;
-        let spent = cost(events, bytes, &stored);
-        self.account.work(now_ms).spend(spent);
         if let Some(code) = stored.hostile {
             return self.end(code.violation("an event that no honest node passes on"));
         }
@@ -491,19 +509,6 @@ impl SyncSession {
             accepted: stored.accepted,
             refused: stored.refused,
         });
-    }
-
-    /// The requested work failed. A batch is stored again after five seconds, and acknowledged only
-    /// then; `events` are its events. After other failures the session ends, and the peer may
-    /// reconnect.
-    pub(crate) fn handle_failure(&mut self, now_ms: u64, events: Option<Vec<Bytes>>) {
-        match (self.working.take(), events) {
-            (Some(Doing::Store { number, .. }), Some(events)) => {
-                self.retry_at = now_ms.saturating_add(RETRY_MS);
-                self.waiting.push_front((number, events));
-            }
-            _ => self.end(CloseCode::Internal.violation("the log cannot be used at the moment")),
-        }
     }
 
     /// Ends the session from this side.

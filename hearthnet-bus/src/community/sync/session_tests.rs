@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::budget::{Account, Budgets, Stored, SyncConfig};
 use super::message::{MAX_BATCH_EVENTS, SyncMessage};
-use super::session::{SyncSession, WINDOW, Work};
+use super::session::{Done, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
 fn community() -> CommunityId {
@@ -59,11 +59,12 @@ impl Side {
     /// Does one piece of work against a log. Returns whether the log grew; `None` if there was no
     /// work.
     fn work(&mut self, log: &mut Log, now: u64) -> Option<bool> {
-        match self.session.poll_work(now)? {
-            Work::Heads => self.session.handle_heads(now, heads(log)),
+        let mut grew = false;
+        let done = match self.session.poll_work(now)? {
+            Work::Heads => Done::Heads(heads(log)),
             Work::Learn(heads) => {
                 self.theirs = heads.chunks(9).filter_map(read).collect();
-                self.session.handle_learned(heads.len() % 9 == 0);
+                Done::Learned(heads.len() % 9 == 0)
             }
             Work::Collect { max_events, .. } => {
                 let mut events = Vec::new();
@@ -79,7 +80,7 @@ impl Side {
                         events.push(event(*author, *theirs));
                     }
                 }
-                self.session.handle_collected(now, events, more);
+                Done::Collected { events, more }
             }
             Work::Store(events) => {
                 let mut stored = Stored::default();
@@ -96,11 +97,12 @@ impl Side {
                     let theirs = self.theirs.entry(author).or_default();
                     *theirs = seq.max(*theirs);
                 }
-                self.session.handle_stored(now, stored);
-                return Some(stored.accepted > 0);
+                grew = stored.accepted > 0;
+                Done::Stored(stored)
             }
-        }
-        Some(false)
+        };
+        self.session.handle_done(now, done);
+        Some(grew)
     }
 }
 
@@ -123,8 +125,16 @@ impl Net {
     }
 
     fn connect(&mut self, left: usize, right: usize) {
-        let sides = [0, 1].map(|_| Side::new(&self.config, self.now));
-        self.links.push(([left, right], sides));
+        self.links.push(([left, right], self.new_sides()));
+    }
+
+    /// Replaces the sessions of a link: messages on their way are lost.
+    fn reconnect(&mut self, link: usize) {
+        self.links[link].1 = self.new_sides();
+    }
+
+    fn new_sides(&self) -> [Side; 2] {
+        [0, 1].map(|_| Side::new(&self.config, self.now))
     }
 
     fn write(&mut self, node: usize, events: u64) {
@@ -312,23 +322,30 @@ fn a_new_node_with_three_peers_gets_the_whole_log() {
     }
 }
 
+/// Runs the first link: the sender works, and the receiver only exchanges messages.
+fn feed(net: &mut Net) -> &mut Side {
+    net.step(0, 0, true);
+    let (_, [sender, receiver]) = &mut net.links[0];
+    if let Some(message) = receiver.inbox.pop_front() {
+        receiver.session.handle_message(net.now, &message);
+    }
+    if let Some(message) = receiver.session.poll_transmit() {
+        sender.inbox.push_back(message);
+    }
+    receiver
+}
+
 #[test]
 fn nothing_is_sent_beyond_the_window() {
     let mut net = Net::new(2);
     net.write(0, 100_000);
     net.connect(0, 1);
+    let now = net.now;
     // The receiver takes messages but has no time to store events.
     for _ in 0..1_000 {
-        net.step(0, 0, true);
-        let (_, [sender, receiver]) = &mut net.links[0];
-        if let Some(message) = receiver.inbox.pop_front() {
-            receiver.session.handle_message(net.now, &message);
-        }
-        if let Some(message) = receiver.session.poll_transmit() {
-            sender.inbox.push_back(message);
-        }
+        let receiver = feed(&mut net);
         if receiver.session.progress().received == 0 {
-            receiver.work(&mut Log::new(), net.now);
+            receiver.work(&mut Log::new(), now);
         }
     }
     let progress = net.session(0, 0).progress();
@@ -345,28 +362,15 @@ fn a_log_that_cannot_be_written_for_a_while_acknowledges_later() {
     let mut net = Net::new(2);
     net.write(0, 3_000);
     net.connect(0, 1);
-    let mut failures = 0;
+    let (now, mut failures) = (net.now, 0);
     for _ in 0..200 {
-        net.step(0, 0, true);
-        let (_, [sender, receiver]) = &mut net.links[0];
-        if let Some(message) = receiver.inbox.pop_front() {
-            receiver.session.handle_message(net.now, &message);
-        }
-        if let Some(message) = receiver.session.poll_transmit() {
-            sender.inbox.push_back(message);
-        }
-        match receiver.session.poll_work(net.now) {
+        let session = &mut feed(&mut net).session;
+        match session.poll_work(now) {
             Some(Work::Store(events)) => {
-                receiver.session.handle_failure(net.now, Some(events));
+                session.handle_done(now, Done::Failed(Some(events)));
                 failures += 1;
             }
-            Some(Work::Heads) => receiver.session.handle_heads(net.now, Vec::new()),
-            Some(Work::Learn(_)) => receiver.session.handle_learned(true),
-            Some(Work::Collect { .. }) => {
-                receiver
-                    .session
-                    .handle_collected(net.now, Vec::new(), false);
-            }
+            Some(other) => do_work(session, now, other, |_| unreachable!()),
             None => {}
         }
     }
@@ -387,6 +391,30 @@ fn attacked() -> SyncSession {
     tell(&mut session, hello());
     assert_eq!(session.closed(), None);
     session
+}
+
+/// Does a piece of work with an empty log, in which storing events has this result.
+fn do_work(session: &mut SyncSession, now: u64, work: Work, store: impl FnOnce(usize) -> Stored) {
+    let done = match work {
+        Work::Heads => Done::Heads(Vec::new()),
+        Work::Learn(_) => Done::Learned(true),
+        Work::Collect { .. } => Done::Collected {
+            events: Vec::new(),
+            more: false,
+        },
+        Work::Store(events) => Done::Stored(store(events.len())),
+    };
+    session.handle_done(now, done);
+}
+
+/// Does all work at time 0. Returns the number of heads that were processed.
+fn do_all(session: &mut SyncSession, mut store: impl FnMut(usize) -> Stored) -> usize {
+    let mut learned = 0;
+    while let Some(work) = session.poll_work(0) {
+        learned += usize::from(matches!(work, Work::Learn(_)));
+        do_work(session, 0, work, &mut store);
+    }
+    learned
 }
 
 fn hello() -> SyncMessage {
@@ -428,20 +456,12 @@ fn their_heads(round: u64) -> SyncMessage {
 
 #[test]
 fn each_broken_rule_ends_the_session_with_its_code() {
+    let beyond_the_window = [1, 2, 3, 4, 5].map(|number| batch(number, 1));
     let cases: [(&[SyncMessage], CloseCode); 11] = [
         (&[hello()], CloseCode::ProtocolState),
         (&[batch(2, 1)], CloseCode::FrameSequence),
         (&[batch(1, 1), batch(1, 1)], CloseCode::FrameSequence),
-        (
-            &[
-                batch(1, 1),
-                batch(2, 1),
-                batch(3, 1),
-                batch(4, 1),
-                batch(5, 1),
-            ],
-            CloseCode::CreditOverrun,
-        ),
+        (&beyond_the_window, CloseCode::CreditOverrun),
         (&[ack(1)], CloseCode::CreditAck),
         (&[ack(u64::MAX)], CloseCode::CreditAck),
         (&[even(1)], CloseCode::ProtocolState),
@@ -499,17 +519,7 @@ fn a_flood_of_heads_ends_the_session() {
     let mut looked_at = 0;
     for round in 1..100 {
         tell(&mut session, their_heads(round));
-        while let Some(work) = session.poll_work(0) {
-            match work {
-                Work::Learn(_) => {
-                    looked_at += 1;
-                    session.handle_learned(true);
-                }
-                Work::Heads => session.handle_heads(0, Vec::new()),
-                Work::Collect { .. } => session.handle_collected(0, Vec::new(), false),
-                Work::Store(_) => panic!("nothing to store"),
-            }
-        }
+        looked_at += do_all(&mut session, |_| panic!("nothing to store"));
     }
     assert_eq!(session.closed().unwrap().code, CloseCode::FrameRate);
     assert_eq!(looked_at, 8);
@@ -524,12 +534,10 @@ fn flood(stored: impl Fn(usize) -> Stored) -> u64 {
         let now = second * 1000;
         for _ in 0..10_000 {
             match session.poll_work(now) {
-                Some(Work::Store(batch)) => {
-                    events += batch.len() as u64;
-                    session.handle_stored(now, stored(batch.len()));
-                }
-                Some(Work::Heads) => session.handle_heads(now, Vec::new()),
-                Some(other) => panic!("{other:?}"),
+                Some(work) => do_work(&mut session, now, work, |batch| {
+                    events += batch as u64;
+                    stored(batch)
+                }),
                 None if session.poll_timeout().is_some_and(|at| at > now) && number > 0 => break,
                 None => {}
             }
@@ -578,24 +586,13 @@ fn a_reconnecting_peer_gets_no_fresh_budget() {
         for number in 1..=WINDOW as u64 {
             tell(&mut session, batch(number, MAX_BATCH_EVENTS));
         }
-        while let Some(work) = session.poll_work(0) {
-            match work {
-                Work::Heads => session.handle_heads(0, Vec::new()),
-                Work::Learn(_) => {
-                    looked_at += 1;
-                    session.handle_learned(true);
-                }
-                Work::Collect { .. } => session.handle_collected(0, Vec::new(), false),
-                Work::Store(events) => {
-                    refused += events.len() as u64;
-                    let stored = Stored {
-                        refused: events.len() as u64,
-                        ..Stored::default()
-                    };
-                    session.handle_stored(0, stored);
-                }
+        looked_at += do_all(&mut session, |events| {
+            refused += events as u64;
+            Stored {
+                refused: events as u64,
+                ..Stored::default()
             }
-        }
+        });
         // In debt, the session waits and is not closed.
         assert_eq!(session.closed(), None);
         assert!(session.poll_timeout().is_some());
@@ -611,19 +608,10 @@ fn a_reconnecting_peer_gets_no_fresh_budget() {
 fn a_hostile_event_ends_the_session() {
     let mut session = attacked();
     tell(&mut session, batch(1, 3));
-    while let Some(work) = session.poll_work(0) {
-        match work {
-            Work::Heads => session.handle_heads(0, Vec::new()),
-            Work::Store(_) => session.handle_stored(
-                0,
-                Stored {
-                    hostile: Some(CloseCode::InvalidSignature),
-                    ..Stored::default()
-                },
-            ),
-            other => panic!("{other:?}"),
-        }
-    }
+    do_all(&mut session, |_| Stored {
+        hostile: Some(CloseCode::InvalidSignature),
+        ..Stored::default()
+    });
     assert_eq!(session.closed().unwrap().code, CloseCode::InvalidSignature);
 }
 
@@ -643,12 +631,7 @@ proptest! {
                 0 => if let Some((node, events)) = written.next() {
                     net.write(node, events);
                 },
-                1 => {
-                    // The link breaks and is connected again: messages on their way are lost.
-                    let nodes = net.links[link].0;
-                    let sides = [0, 1].map(|_| Side::new(&net.config, net.now));
-                    net.links[link] = (nodes, sides);
-                }
+                1 => net.reconnect(link),
                 2 => net.advance(700),
                 _ => { net.step(link, side, deliver); }
             }
@@ -656,8 +639,7 @@ proptest! {
         // In any case, the remaining sessions finish the work, and new ones replace closed ones.
         for link in 0..4 {
             if (0..2).any(|side| net.session(link, side).closed().is_some()) {
-                let nodes = net.links[link].0;
-                net.links[link] = (nodes, [0, 1].map(|_| Side::new(&net.config, net.now)));
+                net.reconnect(link);
             }
         }
         net.settle();

@@ -92,16 +92,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id as node;
 
     const RATE: Rate = Rate {
         per_second: 10,
         burst: 20,
     };
-
-    fn node(seed: u8) -> NodeId {
-        NodeKey::from_secret(&[seed; 32]).id()
-    }
 
     fn member(seed: u8) -> BudgetKey {
         BudgetKey::Member(node(seed))

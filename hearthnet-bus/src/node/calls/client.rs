@@ -1,28 +1,25 @@
 //! Client side of calls: calls to one node over one socket.
 
-use std::pin::pin;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::{SinkExt as _, StreamExt as _};
-use hearthnet_transport::{Code, PeerSocket};
+use hearthnet_transport::{Code, PeerSocket, Violation, retry};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
+use tokio_util::sync::DropGuard;
 
 use super::Cancel;
 use super::envelope::Envelope;
 use super::error::CallError;
 use super::frame::Request;
 use super::session::{CallingSession, ClientEvent};
-use super::wire::{Out, Wire, within};
+use super::wire::{Ended, Wire};
 use crate::now_ms;
 use crate::{Capability, NodeId, NodeKey};
-
-/// Time limit for sending one message.
-const STALL: Duration = Duration::from_secs(30);
 
 /// Calls one node's capabilities. Cheap to clone; the socket closes when the last clone
 /// and the last [`CallStream`] are dropped.
@@ -56,12 +53,8 @@ struct Signs {
 struct Handle {
     shared: Arc<Shared>,
     signs: Option<Signs>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.shared.stop.cancel();
-    }
+    /// Ends the task that drives the socket.
+    _stop: DropGuard,
 }
 
 #[derive(Default)]
@@ -101,8 +94,14 @@ impl Client {
     fn start(wire: Wire, signs: Option<Signs>) -> Self {
         let shared = Arc::new(Shared::default());
         tokio::spawn(drive(Arc::clone(&shared), wire));
+        let _stop = shared.stop.clone().drop_guard();
+        let handle = Handle {
+            shared,
+            signs,
+            _stop,
+        };
         Self {
-            handle: Arc::new(Handle { shared, signs }),
+            handle: Arc::new(handle),
         }
     }
 
@@ -155,55 +154,29 @@ impl Client {
 }
 
 /// Drives the socket until it closes or the last handle is dropped.
-async fn drive(shared: Arc<Shared>, wire: Wire) {
-    let Wire {
-        mut incoming,
-        mut outgoing,
-        ..
-    } = wire;
-    let mut violation = None;
-    let read = async {
-        loop {
-            let text = match incoming.next().await {
-                Some(Ok(text)) => text,
-                Some(Err(reason)) => return reason,
-                None => return "the node closed the connection".to_owned(),
-            };
-            if let Err(broken) = shared.state.lock().session.receive(&text) {
-                let reason = format!("the node violated the protocol: {broken}");
-                violation = Some(broken);
-                return reason;
-            }
-            shared.heard.notify_waiters();
-        }
+async fn drive(shared: Arc<Shared>, mut wire: Wire) {
+    let receive = |text: &str| -> Result<(), Violation> {
+        shared.state.lock().session.receive(text)?;
+        shared.heard.notify_waiters();
+        Ok(())
     };
-    let write = async {
-        loop {
-            loop {
-                let next = shared.state.lock().session.poll_transmit();
-                let Some(text) = next else { break };
-                if let Err(reason) = within(STALL, outgoing.send(Out::Text(text))).await {
-                    return reason;
-                }
-            }
-            shared.written.notified().await;
-        }
+    let next = || shared.state.lock().session.poll_transmit();
+    let ended = tokio::select! {
+        ended = wire.exchange(|| ready(()), receive, &shared.written, next) => Some(ended),
+        () = shared.stop.cancelled() => None,
     };
-    let reason = tokio::select! {
-        reason = read => reason,
-        reason = write => reason,
-        () = shared.stop.cancelled() => "the client was dropped".to_owned(),
+    let reason = match &ended {
+        None => "the client was dropped".to_owned(),
+        Some(Ended::Closed) => "the node closed the connection".to_owned(),
+        Some(Ended::Lost(reason)) => reason.clone(),
+        Some(Ended::Broken(violation)) => format!("the node violated the protocol: {violation}"),
     };
     let lost = CallError::new(Code::UNREACHABLE, format!("the connection ended: {reason}"))
         .with_hint("ask again; another node may answer");
     shared.state.lock().lost = Some(lost);
     shared.heard.notify_waiters();
-    if let Some(violation) = violation {
-        let _ = tokio::time::timeout(
-            Duration::from_secs(1),
-            outgoing.send(Out::Broken(violation)),
-        )
-        .await;
+    if let Some(Ended::Broken(violation)) = ended {
+        wire.refuse(violation).await;
     }
 }
 
@@ -233,17 +206,14 @@ impl CallStream {
             if let Some(ended) = &self.ended {
                 return ended.clone().map(|_| None);
             }
-            let mut news = pin!(shared.heard.notified());
-            // Register before the check, so that no notification is missed.
-            news.as_mut().enable();
-            match self.look() {
-                Some(ClientEvent::Event { event, data }) => {
+            let heard = retry(&shared.heard, || self.look()).await;
+            match heard {
+                ClientEvent::Event { event, data } => {
                     shared.written.notify_one();
                     return Ok(Some(Event { name: event, data }));
                 }
-                Some(ClientEvent::End(value)) => self.ended = Some(Ok(value)),
-                Some(ClientEvent::Failed(error)) => self.ended = Some(Err(error)),
-                None => news.await,
+                ClientEvent::End(value) => self.ended = Some(Ok(value)),
+                ClientEvent::Failed(error) => self.ended = Some(Err(error)),
             }
         }
     }

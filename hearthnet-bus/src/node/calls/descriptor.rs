@@ -1,6 +1,6 @@
 //! Descriptors of capabilities.
 
-use serde::{Deserialize, Serialize};
+use serde::{Serialize, Serializer};
 
 use super::params::Params;
 use crate::Capability;
@@ -10,14 +10,15 @@ use crate::community::log::Level;
 pub const EXPERIMENTAL: &str = "experimental.";
 
 /// Descriptor of a capability: name, version, required level, limits and parameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CapabilityDescriptor {
     pub capability: Capability,
     /// Purpose, in one sentence.
     pub summary: String,
     pub stability: Stability,
-    /// Minimum level of a caller.
-    pub trust: Trust,
+    /// Minimum level of a caller; `None`: any node, also one that is not a member.
+    #[serde(serialize_with = "level_or_anyone")]
+    pub trust: Option<Level>,
     /// True if it sends events before its result.
     pub streaming: bool,
     pub limits: CallLimits,
@@ -25,7 +26,7 @@ pub struct CapabilityDescriptor {
 }
 
 /// Compatibility promise of a capability.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stability {
     /// Breaking changes only with a new major version.
@@ -34,33 +35,12 @@ pub enum Stability {
     Experimental,
 }
 
-/// Trust level of a caller; each level includes the ones before it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Trust {
-    /// A node that is not a member, or is one no longer.
-    Anyone,
-    /// A member of the community.
-    Member,
-    /// A member who may serve and advertise shards.
-    Trusted,
-    /// A member who may invite and promote.
-    Anchor,
-}
-
-impl From<Option<Level>> for Trust {
-    fn from(level: Option<Level>) -> Self {
-        match level {
-            None => Self::Anyone,
-            Some(Level::Member) => Self::Member,
-            Some(Level::Trusted) => Self::Trusted,
-            Some(Level::Anchor) => Self::Anchor,
-        }
-    }
+fn level_or_anyone<S: Serializer>(trust: &Option<Level>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(trust.map_or("anyone", Level::into))
 }
 
 /// Concurrency and time limits of a capability.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct CallLimits {
     /// Concurrent calls of all callers; at least 1.
     pub concurrent: u32,
@@ -84,7 +64,7 @@ impl Default for CallLimits {
 impl CapabilityDescriptor {
     /// A capability for `trust` and above, without parameters, with the default limits. A name that
     /// begins with [`EXPERIMENTAL`] makes it experimental.
-    pub fn new(capability: Capability, summary: &str, trust: Trust) -> Self {
+    pub fn new(capability: Capability, summary: &str, trust: Option<Level>) -> Self {
         let stability = if capability.name().starts_with(EXPERIMENTAL) {
             Stability::Experimental
         } else {

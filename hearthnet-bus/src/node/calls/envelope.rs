@@ -231,13 +231,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::key;
 
     const NOW: u64 = 1_750_000_000_000;
     const PARAMS: &str = r#"{"prompt":"Hi"}"#;
-
-    fn key(seed: u8) -> NodeKey {
-        NodeKey::from_secret(&[seed; 32])
-    }
 
     /// An envelope from key 1 to node 2.
     fn sample() -> Envelope {
@@ -255,22 +252,13 @@ mod tests {
         Envelope::open(bytes, params, key(1).id(), key(2).id(), now_ms)
     }
 
-    fn hex(bytes: &[u8]) -> String {
-        hex::encode(bytes)
-    }
-
     #[test]
     fn the_worked_example_of_the_specification_is_what_this_code_makes() {
         let text = include_str!("../../../../specs/capability-bus.md");
-        let block = text
-            .split("```hex")
-            .nth(1)
-            .unwrap()
-            .split("```")
-            .next()
-            .unwrap();
+        let (_, after) = text.split_once("```hex").unwrap();
+        let (block, _) = after.split_once("```").unwrap();
         let expected: String = block.split_whitespace().collect();
-        assert_eq!(hex(&sample().sign(&key(1)).unwrap()), expected);
+        assert_eq!(hex::encode(sample().sign(&key(1)).unwrap()), expected);
     }
 
     #[test]
@@ -280,10 +268,8 @@ mod tests {
             assert_eq!(open(&bytes, PARAMS, now), Ok(sample()));
         }
         for now in [NOW - MAX_CALL_SKEW_MS - 1, sample().expires_at_ms()] {
-            assert_eq!(
-                open(&bytes, PARAMS, now).unwrap_err().code(),
-                Code::CALL_EXPIRED
-            );
+            let expired = open(&bytes, PARAMS, now).unwrap_err();
+            assert_eq!(expired.code(), Code::CALL_EXPIRED);
         }
     }
 
@@ -292,10 +278,8 @@ mod tests {
         let bytes = sample().sign(&key(1)).unwrap();
         let code = |r: Result<Envelope, EnvelopeError>| r.unwrap_err().code();
         // The same value in another spelling has another hash.
-        assert_eq!(
-            code(open(&bytes, r#"{"prompt": "Hi"}"#, NOW)),
-            Code::INVALID_SIGNATURE
-        );
+        let respelled = open(&bytes, r#"{"prompt": "Hi"}"#, NOW);
+        assert_eq!(code(respelled), Code::INVALID_SIGNATURE);
         let relayed = Envelope::open(&bytes, PARAMS, key(3).id(), key(2).id(), NOW);
         assert_eq!(code(relayed), Code::UNAUTHORIZED);
         let elsewhere = Envelope::open(&bytes, PARAMS, key(1).id(), key(3).id(), NOW);

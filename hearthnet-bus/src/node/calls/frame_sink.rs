@@ -1,21 +1,19 @@
 //! [`FrameSink`], and the state that the tasks of one connection share.
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_transport::Code;
+use hearthnet_transport::{Code, Violation, retry};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use super::Cancel;
 use super::error::CallError;
 use super::frame::WINDOW_BYTES;
 use super::session::{NotTaken, ServerEvent, ServingSession};
-use hearthnet_transport::Violation;
 
 /// Longest time with a full window, and time limit for sending one message.
 pub(super) const STALL: Duration = Duration::from_secs(30);
@@ -118,31 +116,23 @@ impl FrameSink {
     /// `cancelled` if the call has ended, `timeout` if the caller acknowledges nothing for 30 s,
     /// `internal` for an event with a bad name or too many bytes.
     pub async fn send(&self, event: &str, data: &Value) -> Result<(), CallError> {
-        let deadline = Instant::now() + STALL;
-        loop {
-            let mut room = pin!(self.connection.room.notified());
-            // Register before the attempt, so that no notification is missed.
-            room.as_mut().enable();
-            let taken = self
-                .connection
-                .state
-                .lock()
-                .session
-                .event(self.call, event, data);
-            match taken {
-                Ok(()) => {
-                    self.connection.written.notify_one();
-                    return Ok(());
-                }
-                Err(NotTaken::Ended) => return Err(CallError::cancelled()),
-                Err(error @ (NotTaken::TooBig | NotTaken::Name)) => {
-                    return Err(CallError::internal(error));
-                }
-                Err(NotTaken::Full) => {}
+        let taken = retry(&self.connection.room, || {
+            let mut state = self.connection.state.lock();
+            match state.session.event(self.call, event, data) {
+                Err(NotTaken::Full) => None,
+                taken => Some(taken),
             }
-            if timeout_at(deadline, room).await.is_err() {
+        });
+        match timeout(STALL, taken).await {
+            Ok(Ok(())) => {
+                self.connection.written.notify_one();
+                Ok(())
+            }
+            Ok(Err(NotTaken::Ended)) => Err(CallError::cancelled()),
+            Ok(Err(error)) => Err(CallError::internal(error)),
+            Err(_) => {
                 let took = format!("the caller acknowledged no event for {} s", STALL.as_secs());
-                return Err(CallError::new(Code::TIMEOUT, took));
+                Err(CallError::new(Code::TIMEOUT, took))
             }
         }
     }

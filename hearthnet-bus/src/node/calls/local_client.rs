@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use hearthnet_transport::Code;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use hearthnet_platform::local_socket::LocalStream;
+use hearthnet_platform::regular_file;
+use hearthnet_transport::{Code, Io};
+use tokio::net::TcpStream;
 use tokio_tungstenite::client_async_with_config;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::http::HeaderValue;
@@ -18,7 +19,6 @@ use super::error::CallError;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::local_api::{ENDPOINT_FILE, SOCKET_FILE, TOKEN_FILE};
 use super::wire::Wire;
-use crate::identity::regular_file;
 
 /// Time limit for connection and upgrade.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -32,72 +32,53 @@ impl Client {
     /// # Errors
     /// `not_found` if no node runs there; `unreachable` if it does not answer or refuses the token.
     pub async fn connect_local(data_dir: &Path) -> Result<Self, CallError> {
-        let wire = match UnixStream::connect(data_dir.join(SOCKET_FILE)).await {
+        let wire = match LocalStream::connect(data_dir.join(SOCKET_FILE)).await {
             // The system names the peer of a Unix socket; the host name in the URL is ignored.
             Ok(stream) => {
                 let url = format!("ws://localhost{BUS_PATH}");
                 within_deadline(upgrade(stream, &url, None)).await
             }
-            Err(_) => Port::of(data_dir)?.connect().await,
+            Err(_) => connect_port(data_dir).await,
         };
         Ok(Self::local(wire?))
     }
 }
 
-/// Address of a node's port, and its token.
-struct Port {
-    endpoint: String,
-    token: String,
-}
-
-impl Port {
-    fn of(data_dir: &Path) -> Result<Self, CallError> {
-        let read = |name: &str| {
-            regular_file::read_text(&data_dir.join(name), MAX_FILE_BYTES)
-                .ok()
-                .map(|text| text.trim().to_owned())
-        };
-        let (Some(endpoint), Some(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {
-            return Err(
-                CallError::new(Code::NOT_FOUND, "no node runs on this machine")
-                    .with_hint("start one with `hearthnet serve`"),
-            );
-        };
-        Ok(Self { endpoint, token })
-    }
-
-    async fn connect(self) -> Result<Wire, CallError> {
+/// Connects to the port of the node that uses `data_dir`, with its token.
+async fn connect_port(data_dir: &Path) -> Result<Wire, CallError> {
+    let read = |name: &str| regular_file::read_text(&data_dir.join(name), MAX_FILE_BYTES);
+    let (Ok(endpoint), Ok(token)) = (read(ENDPOINT_FILE), read(TOKEN_FILE)) else {
+        let error = CallError::new(Code::NOT_FOUND, "no node runs on this machine");
+        return Err(error.with_hint("start one with `hearthnet serve`"));
+    };
+    let (endpoint, token) = (endpoint.trim(), token.trim());
+    within_deadline(async {
         // Loopback only: the token must not leave the machine, even if the file names another
         // address.
-        let address: SocketAddr = self
-            .endpoint
+        let address: SocketAddr = endpoint
             .strip_prefix("ws://")
             .and_then(|rest| rest.strip_suffix(BUS_PATH))
             .and_then(|address| address.parse().ok())
             .filter(|address: &SocketAddr| address.ip().is_loopback())
-            .ok_or_else(|| {
-                unreachable(format!("{ENDPOINT_FILE} holds no address of this machine"))
-            })?;
-        within_deadline(async {
-            let stream = TcpStream::connect(address)
-                .await
-                .map_err(|e| e.to_string())?;
-            // Send small messages without delay.
-            let _ = stream.set_nodelay(true);
-            let mut bearer: HeaderValue = format!("Bearer {}", self.token)
-                .parse()
-                .map_err(|_| format!("{TOKEN_FILE} holds no token"))?;
-            bearer.set_sensitive(true);
-            upgrade(stream, &self.endpoint, Some(bearer)).await
-        })
-        .await
-    }
+            .ok_or_else(|| format!("{ENDPOINT_FILE} holds no address of this machine"))?;
+        let stream = TcpStream::connect(address).await;
+        let stream = stream.map_err(|e| e.to_string())?;
+        // Send small messages without delay.
+        let _ = stream.set_nodelay(true);
+        let mut bearer: HeaderValue = format!("Bearer {token}")
+            .parse()
+            .map_err(|_| format!("{TOKEN_FILE} holds no token"))?;
+        bearer.set_sensitive(true);
+        upgrade(stream, endpoint, Some(bearer)).await
+    })
+    .await
 }
 
-async fn upgrade<S>(stream: S, url: &str, bearer: Option<HeaderValue>) -> Result<Wire, String>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
+async fn upgrade(
+    stream: impl Io + 'static,
+    url: &str,
+    bearer: Option<HeaderValue>,
+) -> Result<Wire, String> {
     let mut request = url.into_client_request().map_err(|e| e.to_string())?;
     if let Some(bearer) = bearer {
         request.headers_mut().insert(AUTHORIZATION, bearer);
@@ -105,10 +86,11 @@ where
     let config = WebSocketConfig::default()
         .max_message_size(Some(MAX_MESSAGE_BYTES))
         .max_frame_size(Some(MAX_MESSAGE_BYTES));
+    let stream: Box<dyn Io> = Box::new(stream);
     let (socket, _) = client_async_with_config(request, stream, Some(config))
         .await
         .map_err(|e| e.to_string())?;
-    Ok(Wire::websocket(socket))
+    Ok(socket.into())
 }
 
 async fn within_deadline(

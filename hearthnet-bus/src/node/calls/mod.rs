@@ -4,7 +4,7 @@
 //!
 //! | concept | type | file |
 //! |---|---|---|
-//! | descriptors | [`CapabilityDescriptor`], [`Trust`], [`CallLimits`] | `descriptor.rs` |
+//! | descriptors | [`CapabilityDescriptor`], [`CallLimits`] | `descriptor.rs` |
 //! | parameters | [`Params`] | `params.rs` |
 //! | table of capabilities | [`Registry`] | `registry.rs` |
 //! | rate limits | [`Budgets`] | `budget.rs` |
@@ -16,14 +16,13 @@
 //! | client | [`Client`], [`CallStream`] | `client.rs` |
 //! | apps on this machine | [`LocalApi`] | `local_api/` |
 //! | session grants | [`register_shards`] | `shard_serve/` |
-//! | cancellation | [`Cancel`] | `cancel.rs` |
 //! | errors | [`Code`], [`CallError`] | `error.rs` |
 //!
 //! A node that answers calls:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use hearthnet_bus::{NodeId, calls::*};
+//! # use hearthnet_bus::{NodeId, calls::*, log::Level};
 //! # use serde_json::{Value, json};
 //! # async fn example(own: NodeId, community: Arc<dyn Authority>, data_dir: &std::path::Path)
 //! # -> Result<(), Box<dyn std::error::Error>> {
@@ -39,7 +38,7 @@
 //! }
 //!
 //! let registry = Arc::new(Registry::new());
-//! let mut echo = CapabilityDescriptor::new("test.echo@1.0".parse()?, "Repeats a text.", Trust::Member);
+//! let mut echo = CapabilityDescriptor::new("test.echo@1.0".parse()?, "Repeats a text.", Some(Level::Member));
 //! echo.params = Params::none().required("text", Kind::text(1000));
 //! registry.register(echo, Arc::new(Echo))?;
 //! let server = Arc::new(CallServer::new(own, registry, community));
@@ -57,7 +56,6 @@
 //! - A peer's use of memory and time is bounded per call and per connection.
 
 mod budget;
-mod cancel;
 mod client;
 mod descriptor;
 mod envelope;
@@ -74,14 +72,15 @@ mod registry;
 mod server;
 mod session;
 mod shard_serve;
+#[cfg(test)]
+pub(crate) mod tests;
 mod wire;
 
 pub(crate) const MAX_CAPABILITIES: usize = 64;
 
 pub use budget::{BudgetKey, Budgets, Rate};
-pub use cancel::Cancel;
 pub use client::{CallStream, Client, Event};
-pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability, Trust};
+pub use descriptor::{CallLimits, CapabilityDescriptor, EXPERIMENTAL, Stability};
 pub use envelope::{Envelope, EnvelopeError, MAX_CALL_SKEW_MS, MAX_ENVELOPE_BYTES};
 pub use error::{CallError, MAX_ERROR_TEXT};
 pub use frame::{
@@ -92,11 +91,13 @@ pub use frame_sink::FrameSink;
 pub use local_api::{ENDPOINT_FILE, LocalApi, LocalApiError, SOCKET_FILE, TOKEN_FILE};
 pub use params::{Kind, Param, ParamError, Params};
 pub use registry::{Answering, CallContext, Handler, RegisterError, Registry, Slot};
-pub use server::{Admitted, Authority, CallServer, Origin, Research};
+pub use server::{Admitted, Authority, CallServer, OneLevel, Origin, Research};
 pub use session::{CallingSession, ClientEvent, NotTaken, ServerEvent, ServingSession};
 pub use shard_serve::{Served, ShardGrant, register_shards};
 pub use wire::Wire;
 
 pub use hearthnet_transport::{Code, MAX_NAME};
+/// Cancellation of a call, shared by its caller and the threads that answer.
+pub use tokio_util::sync::CancellationToken as Cancel;
 
 pub use crate::identity::{CHAT, SHARD_SERVE};

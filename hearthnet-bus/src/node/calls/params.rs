@@ -96,10 +96,6 @@ impl Params {
         self
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Param)> {
-        self.0.iter().map(|(name, param)| (name.as_str(), param))
-    }
-
     /// Checks that `params` is an object with all required parameters, no unknown one, and only
     /// allowed values.
     ///
@@ -245,60 +241,30 @@ mod tests {
 
     #[test]
     fn every_refusal_names_the_field() {
-        for (bad, says) in [
-            (json!([]), "params: must be an object"),
-            (json!({}), "messages: is required"),
-            (json!({"messages": 1}), "messages: must be a list"),
-            (json!({"messages": [1]}), "messages[0]: must be an object"),
-            (
-                json!({"messages": [{}, {}, {}]}),
-                "messages: must have at most 2 items",
-            ),
-            (
-                json!({"messages": [{"role": "user", "content": "x"}, {"role": "root", "content": ""}]}),
-                "messages[1].role: must be one of system, user, assistant",
-            ),
-            (
-                json!({"messages": [{"role": "user", "content": "0123456789a"}]}),
-                "messages[0].content: must have at most 10 bytes",
-            ),
-            (
-                json!({"messages": [{"role": "user", "content": "", "name": "x"}]}),
-                "messages[0].name: is not a parameter of this capability",
-            ),
-            (
-                json!({"messages": [], "sed": 1}),
-                "sed: is not a parameter of this capability",
-            ),
-            (
-                json!({"messages": [], "seed": 10}),
-                "seed: must be a whole number from 0 to 9",
-            ),
-            (
-                json!({"messages": [], "seed": 1.0}),
-                "seed: must be a whole number from 0 to 9",
-            ),
-            (
-                json!({"messages": [], "seed": u64::MAX}),
-                "seed: must be a whole number from 0 to 9",
-            ),
-            (
-                json!({"messages": [], "seed": "1"}),
-                "seed: must be a whole number",
-            ),
-            (
-                json!({"messages": [], "top_p": -0.1}),
-                "top_p: must lie between 0 and 1",
-            ),
-            (
-                json!({"messages": [], "top_p": null}),
-                "top_p: must be a number",
-            ),
-            (
-                json!({"messages": [], "stream": 1}),
-                "stream: must be true or false",
-            ),
+        for case in [
+            r#"[] -> params: must be an object"#,
+            r#"{} -> messages: is required"#,
+            r#"{"messages": 1} -> messages: must be a list"#,
+            r#"{"messages": [1]} -> messages[0]: must be an object"#,
+            r#"{"messages": [{}, {}, {}]} -> messages: must have at most 2 items"#,
+            r#"{"messages": [{"role": "user", "content": "x"}, {"role": "root", "content": ""}]}
+                -> messages[1].role: must be one of system, user, assistant"#,
+            r#"{"messages": [{"role": "user", "content": "0123456789a"}]}
+                -> messages[0].content: must have at most 10 bytes"#,
+            r#"{"messages": [{"role": "user", "content": "", "name": "x"}]}
+                -> messages[0].name: is not a parameter of this capability"#,
+            r#"{"messages": [], "sed": 1} -> sed: is not a parameter of this capability"#,
+            r#"{"messages": [], "seed": 10} -> seed: must be a whole number from 0 to 9"#,
+            r#"{"messages": [], "seed": 1.0} -> seed: must be a whole number from 0 to 9"#,
+            r#"{"messages": [], "seed": 18446744073709551615}
+                -> seed: must be a whole number from 0 to 9"#,
+            r#"{"messages": [], "seed": "1"} -> seed: must be a whole number"#,
+            r#"{"messages": [], "top_p": -0.1} -> top_p: must lie between 0 and 1"#,
+            r#"{"messages": [], "top_p": null} -> top_p: must be a number"#,
+            r#"{"messages": [], "stream": 1} -> stream: must be true or false"#,
         ] {
+            let (bad, says) = case.split_once("-> ").unwrap();
+            let bad: Value = serde_json::from_str(bad).unwrap();
             assert_eq!(sample().check(&bad).unwrap_err().to_string(), says, "{bad}");
         }
     }

@@ -8,7 +8,7 @@ use hearthnet_transport::{Caps, Code, Full, Place};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::descriptor::{CapabilityDescriptor, Trust};
+use super::descriptor::CapabilityDescriptor;
 use super::error::CallError;
 use super::frame_sink::FrameSink;
 use super::{Cancel, MAX_CAPABILITIES};
@@ -48,7 +48,6 @@ pub struct CallContext {
     pub caller: NodeId,
     /// Quota key of the caller: itself, or the member that answers for it.
     pub quota_key: NodeId,
-    pub trust: Trust,
     /// True for an app on this machine, through the local API.
     pub is_local: bool,
     /// Name and version that the caller asked for.
@@ -215,7 +214,8 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
+    use crate::community::log::Level;
+    use crate::testing::id as node;
 
     struct Nothing;
 
@@ -225,16 +225,12 @@ mod tests {
         }
     }
 
-    fn node(seed: u8) -> NodeId {
-        NodeKey::from_secret(&[seed; 32]).id()
-    }
-
     fn cap(text: &str) -> Capability {
         text.parse().unwrap()
     }
 
     fn descriptor(text: &str) -> CapabilityDescriptor {
-        CapabilityDescriptor::new(cap(text), "A test.", Trust::Member)
+        CapabilityDescriptor::new(cap(text), "A test.", Some(Level::Member))
     }
 
     fn with(texts: &[&str]) -> Registry {
@@ -260,22 +256,17 @@ mod tests {
         let other = "version_unsupported: this node has a.b in version 1.2, 3.0";
         assert_eq!(find("a.b@1.3"), other);
         assert_eq!(find("a.b@2.0"), other);
-        assert_eq!(
-            find("a.c@1.0"),
-            "not_found: this node has no capability a.c"
-        );
+        let none = "not_found: this node has no capability a.c";
+        assert_eq!(find("a.c@1.0"), none);
     }
 
     #[test]
     fn one_name_and_major_version_is_there_once() {
         let registry = with(&["a.b@1.2"]);
-        assert_eq!(
-            registry.register(descriptor("a.b@1.3"), Arc::new(Nothing)),
-            Err(RegisterError::Taken(cap("a.b@1.3")))
-        );
-        registry
-            .register(descriptor("a.b@2.0"), Arc::new(Nothing))
-            .unwrap();
+        let register = |text| registry.register(descriptor(text), Arc::new(Nothing));
+        let taken = RegisterError::Taken(cap("a.b@1.3"));
+        assert_eq!(register("a.b@1.3"), Err(taken));
+        register("a.b@2.0").unwrap();
     }
 
     #[test]

@@ -1,124 +1,188 @@
 //! A socket for text messages, over any transport.
 
-use std::future::{Future, ready};
-use std::pin::Pin;
+use std::time::Duration;
 
-use futures_util::sink::{self, SinkExt as _};
-use futures_util::stream::{BoxStream, StreamExt as _, unfold};
-use futures_util::{Sink, Stream};
-use hearthnet_transport::{CloseCode, Frame, PeerSender, PeerSocket, Violation};
-use tokio::sync::mpsc;
-use tokio_tungstenite::tungstenite::Error as WsError;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use hearthnet_transport::{CloseCode, Frame, Io, PeerSender, PeerSocket, Violation};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::timeout;
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode as WsCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Message};
 
+use super::frame_sink::STALL;
+
+/// A WebSocket without TLS, for apps on this machine.
+type AppSocket = WebSocketStream<Box<dyn Io>>;
+
 /// Both directions of a socket. Dropping it closes the socket.
 pub struct Wire {
-    pub(crate) incoming: BoxStream<'static, Result<String, String>>,
-    /// Ready at the pace at which the peer receives.
-    pub(crate) outgoing: Pin<Box<dyn Sink<Out, Error = String> + Send>>,
-    /// Sender of the same socket, if it belongs to a peer.
-    pub(crate) peer: Option<PeerSender>,
+    pub(super) incoming: Incoming,
+    pub(super) outgoing: Outgoing,
 }
 
-pub(crate) enum Out {
-    Text(String),
-    /// The peer violated the protocol: close the connection.
+pub(super) enum Incoming {
+    Peer(PeerSocket),
+    App(SplitStream<AppSocket>),
+    Memory(mpsc::Receiver<String>),
+}
+
+pub(super) enum Outgoing {
+    Peer(PeerSender),
+    App(SplitSink<AppSocket, Message>),
+    Memory(mpsc::Sender<String>),
+}
+
+/// End of an exchange of messages.
+pub(super) enum Ended {
+    /// The other side closed the connection.
+    Closed,
+    /// The connection was lost for this reason, or the other side did not read in time.
+    Lost(String),
+    /// The other side violated the protocol.
     Broken(Violation),
 }
 
 impl From<PeerSocket> for Wire {
     fn from(socket: PeerSocket) -> Self {
-        let peer = socket.sender();
-        let outgoing = sink::unfold(peer.clone(), |sender, out| async {
-            match out {
-                Out::Text(text) => sender.send(Frame::Text(text)).await,
-                Out::Broken(violation) => {
-                    sender.close(violation.code);
-                    Ok(())
-                }
-            }
-            .map_err(|e| e.to_string())?;
-            Ok(sender)
-        });
-        let incoming = unfold(socket, async |mut socket| match socket.recv().await {
-            Ok(Frame::Text(text)) => Some((Ok(text), socket)),
-            Ok(Frame::Binary(_)) => Some((Err("a binary message came".to_owned()), socket)),
-            Err(closed) if closed.code == CloseCode::Normal => None,
-            Err(closed) => Some((Err(closed.to_string()), socket)),
-        });
         Self {
-            incoming: incoming.boxed(),
-            outgoing: Box::pin(outgoing),
-            peer: Some(peer),
+            outgoing: Outgoing::Peer(socket.sender()),
+            incoming: Incoming::Peer(socket),
+        }
+    }
+}
+
+impl From<AppSocket> for Wire {
+    fn from(socket: AppSocket) -> Self {
+        let (outgoing, incoming) = socket.split();
+        Self {
+            outgoing: Outgoing::App(outgoing),
+            incoming: Incoming::App(incoming),
         }
     }
 }
 
 impl Wire {
-    /// A WebSocket without TLS, for apps on this machine.
-    pub(crate) fn websocket<S>(socket: S) -> Self
-    where
-        S: Stream<Item = Result<Message, WsError>>
-            + Sink<Message, Error = WsError>
-            + Send
-            + Unpin
-            + 'static,
-    {
-        let (sink, stream) = socket.split();
-        let incoming = stream.filter_map(async |message| match message {
-            Ok(Message::Text(text)) => Some(Ok(text.as_str().to_owned())),
-            Ok(Message::Binary(_)) => Some(Err("a binary message came".to_owned())),
-            // The library answers pings; a close frame is followed by the end of the stream.
-            Ok(_) => None,
-            Err(error) => Some(Err(error.to_string())),
-        });
-        let message = |out| match out {
-            Out::Text(text) => Message::text(text),
-            Out::Broken(violation) => Message::Close(Some(CloseFrame {
-                code: WsCode::Policy,
-                reason: violation.code.as_str().into(),
-            })),
-        };
-        let outgoing = sink.with(move |out| ready(Ok::<_, WsError>(message(out))));
-        Self {
-            incoming: incoming.boxed(),
-            outgoing: Box::pin(outgoing.sink_map_err(|e| e.to_string())),
-            peer: None,
-        }
-    }
-
     /// Two ends joined in memory.
     pub(crate) fn pair() -> (Self, Self) {
-        let end = |receiver, sender: mpsc::Sender<String>| {
-            let incoming = unfold(receiver, async |mut receiver: mpsc::Receiver<_>| {
-                receiver.recv().await.map(|text| (Ok(text), receiver))
-            });
-            let outgoing = sink::unfold(sender, |sender, out| async {
-                if let Out::Text(text) = out {
-                    sender.send(text).await.map_err(|e| e.to_string())?;
-                }
-                Ok(sender)
-            });
-            Self {
-                incoming: incoming.boxed(),
-                outgoing: Box::pin(outgoing),
-                peer: None,
-            }
+        let end = |outgoing, incoming| Self {
+            outgoing: Outgoing::Memory(outgoing),
+            incoming: Incoming::Memory(incoming),
         };
         let (left, from_left) = mpsc::channel(4);
         let (right, from_right) = mpsc::channel(4);
-        (end(from_right, left), end(from_left, right))
+        (end(left, from_right), end(right, from_left))
+    }
+
+    /// Sender of the same socket, if it belongs to a peer.
+    pub(super) fn peer(&self) -> Option<PeerSender> {
+        match &self.outgoing {
+            Outgoing::Peer(sender) => Some(sender.clone()),
+            _ => None,
+        }
+    }
+
+    /// Exchanges messages until the connection ends. Each message is received once `ready` has
+    /// resolved. `next` is asked for messages to send, again after each notification of `written`.
+    pub(super) async fn exchange<R: Future<Output = ()>>(
+        &mut self,
+        ready: impl Fn() -> R,
+        mut receive: impl FnMut(&str) -> Result<(), Violation>,
+        written: &Notify,
+        next: impl Fn() -> Option<String>,
+    ) -> Ended {
+        let (incoming, outgoing) = (&mut self.incoming, &mut self.outgoing);
+        let read = async {
+            loop {
+                ready().await;
+                match incoming.next().await {
+                    Some(Ok(text)) => {
+                        if let Err(violation) = receive(&text) {
+                            return Ended::Broken(violation);
+                        }
+                    }
+                    Some(Err(reason)) => return Ended::Lost(reason),
+                    None => return Ended::Closed,
+                }
+            }
+        };
+        let write = async {
+            loop {
+                while let Some(text) = next() {
+                    match timeout(STALL, outgoing.send(text)).await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(reason)) => return Ended::Lost(reason),
+                        Err(_) => {
+                            let reason = "the other side did not read in time";
+                            return Ended::Lost(reason.to_owned());
+                        }
+                    }
+                }
+                written.notified().await;
+            }
+        };
+        tokio::select! {
+            ended = read => ended,
+            ended = write => ended,
+        }
+    }
+
+    /// Closes the connection because the other side violated the protocol.
+    pub(super) async fn refuse(self, violation: Violation) {
+        match self.outgoing {
+            Outgoing::Peer(sender) => sender.close(violation.code),
+            Outgoing::App(mut socket) => {
+                let close = CloseFrame {
+                    code: WsCode::Policy,
+                    reason: violation.code.as_str().into(),
+                };
+                let told = socket.send(Message::Close(Some(close)));
+                let _ = timeout(Duration::from_secs(1), told).await;
+            }
+            Outgoing::Memory(_) => {}
+        }
     }
 }
 
-/// Runs `work` with a time limit.
-pub(crate) async fn within<T>(
-    limit: std::time::Duration,
-    work: impl Future<Output = Result<T, String>>,
-) -> Result<T, String> {
-    match tokio::time::timeout(limit, work).await {
-        Ok(result) => result,
-        Err(_) => Err("the other side did not read in time".to_owned()),
+impl Incoming {
+    /// The next message, or the reason why the connection was lost; `None` if it was closed.
+    pub(super) async fn next(&mut self) -> Option<Result<String, String>> {
+        let binary = || Some(Err("a binary message came".to_owned()));
+        match self {
+            Self::Peer(socket) => match socket.recv().await {
+                Ok(Frame::Text(text)) => Some(Ok(text)),
+                Ok(Frame::Binary(_)) => binary(),
+                Err(closed) if closed.code == CloseCode::Normal => None,
+                Err(closed) => Some(Err(reason(closed))),
+            },
+            Self::App(socket) => loop {
+                match socket.next().await? {
+                    Ok(Message::Text(text)) => return Some(Ok(text.as_str().to_owned())),
+                    Ok(Message::Binary(_)) => return binary(),
+                    // The library answers pings; a close frame is followed by the end of the
+                    // stream.
+                    Ok(_) => {}
+                    Err(error) => return Some(Err(reason(error))),
+                }
+            },
+            Self::Memory(receiver) => receiver.recv().await.map(Ok),
+        }
     }
+}
+
+impl Outgoing {
+    /// Sends a message, at the pace at which the other side receives.
+    pub(super) async fn send(&mut self, text: String) -> Result<(), String> {
+        match self {
+            Self::Peer(sender) => sender.send(Frame::Text(text)).await.map_err(reason),
+            Self::App(socket) => socket.send(Message::text(text)).await.map_err(reason),
+            Self::Memory(sender) => sender.send(text).await.map_err(reason),
+        }
+    }
+}
+
+/// Reason of the loss of a connection.
+fn reason(error: impl std::fmt::Display) -> String {
+    error.to_string()
 }

@@ -22,6 +22,8 @@ use crate::NodeId;
 
 /// The DNS-SD service type of a HearthNet node.
 pub const SERVICE_TYPE: &str = "_hearthnet._tcp.local.";
+/// Names of the TXT record's values, in sending order.
+const KEYS: [&str; 4] = ["v", "node", "community", "caps"];
 /// The only version of the TXT record.
 pub const TXT_VERSION: u8 = 1;
 /// Upper bound of capability names in one announcement: far more than a node has.
@@ -143,12 +145,9 @@ impl Announcement {
         if read_caps(&caps)? != self.caps {
             return Err(AnnouncementError::Caps);
         }
-        Ok(vec![
-            ("v", TXT_VERSION.to_string()),
-            ("node", self.node.to_string()),
-            ("community", self.community.to_string()),
-            ("caps", caps),
-        ])
+        let (version, node) = (TXT_VERSION.to_string(), self.node.to_string());
+        let values = [version, node, self.community.to_string(), caps];
+        Ok(KEYS.into_iter().zip(values).collect())
     }
 
     /// Decodes a received announcement from the full service name, the port of its SRV record, and
@@ -162,20 +161,17 @@ impl Announcement {
         port: u16,
         txt: impl IntoIterator<Item = (&'a str, &'a [u8])>,
     ) -> Result<Self, AnnouncementError> {
-        let (mut v, mut node, mut community, mut caps) = (None, None, None, None);
+        let mut values = KEYS.map(|key| (key, None));
         for (nth, (key, value)) in txt.into_iter().enumerate() {
             if nth >= MAX_PROPERTIES {
                 return Err(AnnouncementError::Properties);
             }
-            let slot = match key {
-                key if key.eq_ignore_ascii_case("v") => &mut v,
-                key if key.eq_ignore_ascii_case("node") => &mut node,
-                key if key.eq_ignore_ascii_case("community") => &mut community,
-                key if key.eq_ignore_ascii_case("caps") => &mut caps,
-                _ => continue,
-            };
-            slot.get_or_insert(value);
+            let mut known = values.iter_mut();
+            if let Some((_, slot)) = known.find(|(known, _)| key.eq_ignore_ascii_case(known)) {
+                slot.get_or_insert(value);
+            }
         }
+        let [v, node, community, caps] = values.map(|(_, value)| value);
         let text = |value: Option<&'a [u8]>| value.and_then(|bytes| str::from_utf8(bytes).ok());
         if text(v).and_then(|v| v.parse().ok()) != Some(TXT_VERSION) {
             return Err(AnnouncementError::Version);
@@ -280,11 +276,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id;
 
     fn announcement() -> Announcement {
         Announcement {
-            node: NodeKey::from_secret(&[3; 32]).id(),
+            node: id(3),
             community: CommunityTag::of(&[9; 32]),
             port: 7071,
             caps: vec!["shard.serve@1.0".into(), "chat".into()],
@@ -357,13 +353,14 @@ mod tests {
     fn a_name_that_is_not_of_its_node_and_port_is_refused() {
         let said = announcement();
         let txt = said.to_txt().unwrap();
-        let txt = || txt.iter().map(|(key, value)| (*key, value.as_bytes()));
+        let hear = |name: &str, port| {
+            let txt = txt.iter().map(|(key, value)| (*key, value.as_bytes()));
+            Announcement::from_heard(name, port, txt).err()
+        };
         let good = full_name(&said);
-        assert!(Announcement::from_heard(&good, said.port, txt()).is_ok());
-        assert_eq!(
-            Announcement::from_heard(&good, said.port + 1, txt()),
-            Err(AnnouncementError::Name)
-        );
+        assert_eq!(hear(&good, said.port), None);
+        assert_eq!(hear(&good, said.port + 1), Some(AnnouncementError::Name));
+        assert_eq!(hear(&good, 0), Some(AnnouncementError::Port));
         for name in [
             "",
             SERVICE_TYPE,
@@ -374,16 +371,9 @@ mod tests {
             &good.replace("-7071", "-+7071"),
             &good.replace("_tcp", "_udp"),
         ] {
-            assert_eq!(
-                Announcement::from_heard(name, said.port, txt()),
-                Err(AnnouncementError::Name),
-                "{name:?}"
-            );
+            let fault = hear(name, said.port);
+            assert_eq!(fault, Some(AnnouncementError::Name), "{name:?}");
         }
-        assert_eq!(
-            Announcement::from_heard(&good, 0, txt()),
-            Err(AnnouncementError::Port)
-        );
     }
 
     #[test]
@@ -401,17 +391,9 @@ mod tests {
             ..announcement()
         };
         assert_eq!(said(vec![], 0).to_txt(), Err(AnnouncementError::Port));
-        for caps in [
-            vec!["a,b".to_owned()],
-            vec![String::new()],
-            vec!["Chat".to_owned()],
-            vec!["c".to_owned(); 17],
-        ] {
-            assert_eq!(
-                said(caps, 1).to_txt(),
-                Err(AnnouncementError::Caps),
-                "refused"
-            );
+        for caps in [&["a,b"][..], &[""], &["Chat"], &["c"; 17]] {
+            let caps = caps.iter().map(|&name| name.to_owned()).collect();
+            assert_eq!(said(caps, 1).to_txt(), Err(AnnouncementError::Caps));
         }
     }
 
@@ -419,10 +401,8 @@ mod tests {
     fn the_example_of_the_specification_is_what_is_announced() {
         let spec = include_str!("../../../../specs/discovery.md");
         let (_, example) = spec.split_once("## 5. An example").unwrap();
-        let lines: Vec<_> = example
-            .lines()
-            .filter_map(|l| l.strip_prefix("    "))
-            .collect();
+        let lines = example.lines().filter_map(|l| l.strip_prefix("    "));
+        let lines: Vec<&str> = lines.collect();
         let key = "ed25519:11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
         let node: NodeId = key.parse().unwrap();
         let said = Announcement {
@@ -431,13 +411,9 @@ mod tests {
             port: 7600,
             caps: vec!["experimental.distributed_llm.shard.serve@1.0".into()],
         };
+        let txt = said.to_txt().unwrap().into_iter();
         let mut wanted = vec![full_name(&said)];
-        wanted.extend(
-            said.to_txt()
-                .unwrap()
-                .iter()
-                .map(|(key, value)| format!("{key}={value}")),
-        );
+        wanted.extend(txt.map(|(key, value)| format!("{key}={value}")));
         assert_eq!(lines, wanted);
     }
 

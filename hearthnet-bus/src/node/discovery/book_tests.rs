@@ -7,13 +7,10 @@ use super::super::entry::MAX_PROVED;
 use super::super::local::LocalAddress;
 use super::*;
 use crate::NodeKey;
+use crate::testing::id as node;
 
 const T0: u64 = 1_800_000_000_000;
 const MINUTE: u64 = 60_000;
-
-fn node(n: u8) -> NodeId {
-    NodeKey::from_secret(&[n; 32]).id()
-}
 
 /// `count` node ids, each a valid key.
 fn many_nodes(count: u32) -> impl Iterator<Item = NodeId> {

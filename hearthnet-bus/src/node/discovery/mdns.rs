@@ -74,20 +74,15 @@ impl Mdns {
         settings: &DiscoverySettings,
         announcement: Option<&Announcement>,
     ) -> Result<Self, DiscoveryError> {
-        let failed = |error: mdns_sd::Error| DiscoveryError::Mdns(error.to_string());
-        let daemon = ServiceDaemon::new_with_port(settings.mdns_port).map_err(failed)?;
+        let daemon = ServiceDaemon::new_with_port(settings.mdns_port)?;
         if !settings.interfaces.is_empty() {
-            daemon.disable_interface(IfKind::All).map_err(failed)?;
+            daemon.disable_interface(IfKind::All)?;
             let named = settings.interfaces.iter().map(IfKind::from);
-            daemon
-                .enable_interface(named.collect::<Vec<_>>())
-                .map_err(failed)?;
+            daemon.enable_interface(named.collect::<Vec<_>>())?;
         }
-        daemon
-            .set_ip_check_interval(IP_CHECK_SECS)
-            .map_err(failed)?;
-        let monitor = daemon.monitor().map_err(failed)?;
-        let events = daemon.browse(SERVICE_TYPE).map_err(failed)?;
+        daemon.set_ip_check_interval(IP_CHECK_SECS)?;
+        let monitor = daemon.monitor()?;
+        let events = daemon.browse(SERVICE_TYPE)?;
         let mut this = Self {
             daemon,
             events,
@@ -112,7 +107,6 @@ impl Mdns {
         // the instance's own as well: a goodbye also removes its addresses, which other programs on
         // this machine must not lose.
         let host = format!("{instance}.local.");
-        let failed = |error: mdns_sd::Error| DiscoveryError::Mdns(error.to_string());
         let txt = announcement.to_txt()?;
         let port = announcement.port;
         // One address, or all present and future addresses of the machine.
@@ -128,8 +122,7 @@ impl Mdns {
             addresses,
             port,
             txt.as_slice(),
-        )
-        .map_err(failed)?;
+        )?;
         if only.is_empty() {
             info = info.enable_addr_auto();
         }
@@ -138,7 +131,7 @@ impl Mdns {
         }
         info.set_requires_probe(false);
         let name = info.get_fullname().to_owned();
-        self.daemon.register(info).map_err(failed)?;
+        self.daemon.register(info)?;
         self.registered = Some(name);
         Ok(())
     }
@@ -146,10 +139,7 @@ impl Mdns {
     /// Sends a new query. The daemon resolves its whole cache again, which confirms current
     /// entries.
     pub(super) fn ask_again(&mut self) -> Result<(), DiscoveryError> {
-        self.events = self
-            .daemon
-            .browse(SERVICE_TYPE)
-            .map_err(|error| DiscoveryError::Mdns(error.to_string()))?;
+        self.events = self.daemon.browse(SERVICE_TYPE)?;
         Ok(())
     }
 

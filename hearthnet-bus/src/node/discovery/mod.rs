@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 
 pub use announcement::{
     Announcement, AnnouncementError, CommunityTag, Instance, MAX_CAP_CHARS, MAX_CAPS, SERVICE_TYPE,
@@ -138,11 +139,6 @@ impl Discovery {
             changed,
         });
         shared.book().set_local(Local::read(&settings.interfaces));
-        tokio::spawn(look_up_static_peers(
-            Arc::downgrade(&shared),
-            settings.clone(),
-            shared.changed.subscribe(),
-        ));
         let shell = Shell {
             settings,
             announcement,
@@ -196,9 +192,7 @@ impl Discovery {
 
     /// See [`AddressBook::told`].
     pub fn told(&self, source: Source, node: NodeId, endpoints: &[SocketAddr]) {
-        if self.shared.book().told(source, node, endpoints, now_ms()) {
-            self.shared.bump();
-        }
+        self.shared.told(source, node, endpoints);
     }
 
     /// See [`AddressBook::signed`].
@@ -249,6 +243,12 @@ impl Shared {
     fn bump(&self) {
         self.changed.send_modify(|version| *version += 1);
     }
+
+    fn told(&self, source: Source, node: NodeId, endpoints: &[SocketAddr]) {
+        if self.book().told(source, node, endpoints, now_ms()) {
+            self.bump();
+        }
+    }
 }
 
 /// Task of a [`Discovery`].
@@ -273,6 +273,12 @@ struct Shell {
 
 impl Shell {
     async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
+        // Dropping the set ends the look-ups.
+        let mut looking = JoinSet::new();
+        looking.spawn(look_up_static_peers(
+            Arc::clone(&self.shared),
+            self.settings.clone(),
+        ));
         self.start_mdns();
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -450,57 +456,25 @@ impl Shell {
     }
 }
 
-/// Keeps the endpoints of static peers in the book current. Ends with its discovery.
-async fn look_up_static_peers(
-    shared: std::sync::Weak<Shared>,
-    settings: DiscoverySettings,
-    ended: watch::Receiver<u64>,
-) {
-    let peers: Vec<_> = settings
-        .static_peers
-        .into_iter()
-        .take(MAX_STATIC_PEERS)
-        .collect();
-    if peers.is_empty() {
-        return;
-    }
-    loop {
+/// Keeps the endpoints of static peers in the book current.
+async fn look_up_static_peers(shared: Arc<Shared>, settings: DiscoverySettings) {
+    while !settings.static_peers.is_empty() {
         let local = Local::read(&settings.interfaces);
         let mut unnamed = Vec::new();
-        for peer in &peers {
-            let endpoints = match (peer.literal(&local), peer.name()) {
-                (Some(endpoints), _) => endpoints,
-                (None, Some(name)) => look_up(name).await,
-                (None, None) => Vec::new(),
-            };
-            let Some(shared) = shared.upgrade() else {
-                return;
+        for peer in settings.static_peers.iter().take(MAX_STATIC_PEERS) {
+            let endpoints: Vec<SocketAddr> = match peer.address(&local) {
+                Ok(address) => address.into_iter().collect(),
+                Err(name) => look_up(name).await,
             };
             match peer.node() {
-                Some(node) => {
-                    if shared
-                        .book()
-                        .told(Source::Static, node, &endpoints, now_ms())
-                    {
-                        shared.bump();
-                    }
-                }
+                Some(node) => shared.told(Source::Static, node, &endpoints),
                 None => unnamed.extend(endpoints),
             }
         }
-        let Some(strong) = shared.upgrade() else {
-            return;
-        };
-        if strong.book().set_unnamed(unnamed, now_ms()) {
-            strong.bump();
+        if shared.book().set_unnamed(unnamed, now_ms()) {
+            shared.bump();
         }
-        drop(strong);
-        // The channel closes with the last handle, which ends the wait early.
-        let mut ended = ended.clone();
-        let gone = async { while ended.changed().await.is_ok() {} };
-        if tokio::time::timeout(LOOK_UP, gone).await.is_ok() {
-            return;
-        }
+        tokio::time::sleep(LOOK_UP).await;
     }
 }
 

@@ -56,3 +56,9 @@ pub enum DiscoveryError {
     #[error("mDNS does not work on this machine ({0}); list the peers in the configuration")]
     Mdns(String),
 }
+
+impl From<mdns_sd::Error> for DiscoveryError {
+    fn from(error: mdns_sd::Error) -> Self {
+        Self::Mdns(error.to_string())
+    }
+}

@@ -72,27 +72,17 @@ impl StaticPeer {
         self.node
     }
 
-    /// The address, or `None` for a host name, which needs a look-up. Empty if this machine has no
-    /// such interface now.
-    pub(super) fn literal(&self, local: &Local) -> Option<Vec<SocketAddr>> {
+    /// The address; none if this machine has no such interface now. `Err`: a name and port to look
+    /// up.
+    pub(super) fn address(&self, local: &Local) -> Result<Option<SocketAddr>, (&str, u16)> {
+        let port = self.port;
         match &self.host {
-            Host::Ip(ip) => Some(vec![SocketAddr::new(*ip, self.port)]),
-            Host::Scoped(ip, scope) => Some(
-                local
-                    .scope(scope)
-                    .map(|scope| SocketAddrV6::new(*ip, self.port, 0, scope).into())
-                    .into_iter()
-                    .collect(),
-            ),
-            Host::Name(_) => None,
-        }
-    }
-
-    /// Name and port to look up; `None` for an address.
-    pub(super) fn name(&self) -> Option<(&str, u16)> {
-        match &self.host {
-            Host::Name(name) => Some((name, self.port)),
-            _ => None,
+            Host::Ip(ip) => Ok(Some(SocketAddr::new(*ip, port))),
+            Host::Scoped(ip, scope) => {
+                let scope = local.scope(scope);
+                Ok(scope.map(|scope| SocketAddrV6::new(*ip, port, 0, scope).into()))
+            }
+            Host::Name(name) => Err((name, port)),
         }
     }
 }
@@ -176,55 +166,33 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::NodeKey;
+    use crate::testing::id;
 
     #[test]
     fn a_peer_with_a_node_id_reads_back() {
-        let node = NodeKey::from_secret(&[1; 32]).id();
+        let node = id(1);
         let text = format!("[fd00::7]:7071#{node}");
         let peer: StaticPeer = text.parse().unwrap();
         assert_eq!((peer.node(), peer.to_string()), (Some(node), text));
-        assert_eq!(
-            peer,
-            StaticPeer::new("[fd00::7]:7071".parse().unwrap(), Some(node))
-        );
+        let endpoint = "[fd00::7]:7071".parse().unwrap();
+        assert_eq!(peer, StaticPeer::new(endpoint, Some(node)));
     }
 
     #[test]
     fn an_invalid_peer_is_refused_with_its_reason() {
         let reason = |text: &str| text.parse::<StaticPeer>().unwrap_err();
-        for text in [
-            "",
-            "attic",
-            "attic:",
-            "attic:0",
-            "attic:65536",
-            "attic:+7",
-            "attic:007",
-            "fd00::1:7071",
-        ] {
+        let ports = "attic attic: attic:0 attic:65536 attic:+7 attic:007 fd00::1:7071";
+        for text in ports.split(' ').chain([""]) {
             assert_eq!(reason(text), StaticPeerError::Port, "{text:?}");
         }
-        for text in [
-            ":7071",
-            "[fd00::1:7071",
-            "[attic]:7071",
-            "300.1.2.3:7071",
-            "at tic:7071",
-            "[fe80::1%]:7071",
-            "[fe80::1%a/b]:7071",
-            "a\u{e9}:7071",
-        ] {
-            assert!(
-                matches!(reason(text), StaticPeerError::Host(_)),
-                "{text:?}: {:?}",
-                reason(text)
-            );
+        let hosts = ":7071 [fd00::1:7071 [attic]:7071 300.1.2.3:7071 [fe80::1%]:7071 \
+                     [fe80::1%a/b]:7071 a\u{e9}:7071";
+        for text in hosts.split(' ').chain(["at tic:7071"]) {
+            let why = reason(text);
+            assert!(matches!(why, StaticPeerError::Host(_)), "{text:?}: {why:?}");
         }
-        assert!(matches!(
-            reason("attic:7071#someone"),
-            StaticPeerError::Node(_)
-        ));
+        let node = reason("attic:7071#someone");
+        assert!(matches!(node, StaticPeerError::Node(_)), "{node:?}");
     }
 
     proptest! {

@@ -6,6 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::ids::{Name, PipelineId, SessionId};
 
+/// Name of one epoch of a stream, which both ends know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct StreamTrace {
+    pub session: SessionId,
+    pub stream: u32,
+    pub epoch: u32,
+}
+
 /// An event of a pipeline, a stream, a session or a node. It holds codes, ids and numbers, and no
 /// text of a user.
 ///
@@ -30,17 +39,15 @@ pub enum Event {
         host: NodeId,
         /// `<model_id>:<lo>-<hi>`.
         shard: Name,
-        session: SessionId,
-        stream: u32,
-        epoch: u32,
+        #[serde(flatten)]
+        trace: StreamTrace,
     },
     /// The host has opened the stream.
     StreamReady {
         pipeline: PipelineId,
         host: NodeId,
-        session: SessionId,
-        stream: u32,
-        epoch: u32,
+        #[serde(flatten)]
+        trace: StreamTrace,
     },
     /// A host's step result was missing, wrong or refused.
     HostFailed {
@@ -156,28 +163,25 @@ pub enum Event {
     },
     /// A stream was opened for a caller.
     StreamOpened {
-        session: SessionId,
         peer: NodeId,
-        stream: u32,
-        epoch: u32,
+        #[serde(flatten)]
+        trace: StreamTrace,
         /// First and last layer of the stream.
         layers: (u32, u32),
     },
     /// A stream, or a step of a closed stream, was refused.
     StreamRefused {
-        session: SessionId,
         peer: NodeId,
-        stream: u32,
-        epoch: u32,
+        #[serde(flatten)]
+        trace: StreamTrace,
         /// The cause, as a code of the protocol.
         code: Code,
     },
     /// A stream ended.
     StreamEnded {
-        session: SessionId,
         peer: NodeId,
-        stream: u32,
-        epoch: u32,
+        #[serde(flatten)]
+        trace: StreamTrace,
         /// `closed` by the caller, `session_ended` with its session, or the host's reason.
         code: Code,
         /// Answered steps.
@@ -260,37 +264,23 @@ impl Class {
 impl Event {
     pub fn class(&self) -> Class {
         match self {
-            Self::PipelineBuilt { .. }
-            | Self::StreamAsked { .. }
-            | Self::StreamReady { .. }
-            | Self::HostFailed { .. }
-            | Self::HostPreempted { .. }
-            | Self::FailedOver { .. }
-            | Self::StaleAnswer { .. }
-            | Self::HostLeaving { .. }
-            | Self::Answered { .. }
-            | Self::Aborted { .. }
-            | Self::Cancelled { .. }
-            | Self::PipelineEnded { .. } => Class::Pipelines,
-            Self::SessionBegan { .. }
-            | Self::SessionEnded { .. }
-            | Self::StreamOpened { .. }
-            | Self::StreamRefused { .. }
-            | Self::StreamEnded { .. } => Class::Host,
-            Self::ShardServing { .. }
-            | Self::ShardLeaving { .. }
-            | Self::ShardStopped { .. }
-            | Self::WeightsLoaded { .. }
-            | Self::WeightsEvicted { .. }
-            | Self::NodeStarted { .. }
-            | Self::PeerConnected { .. }
-            | Self::PeerLost { .. }
-            | Self::PeerUnreachable { .. }
-            | Self::AdvertSeen { .. }
-            | Self::AdvertGone { .. }
-            | Self::Revoked { .. }
-            | Self::Unknown => Class::Node,
             Self::PeerRefused { .. } | Self::ConnectionRefused { .. } => Class::Strangers,
+            Self::HostLeaving { .. } => Class::Pipelines,
+            _ if self.pipeline().is_some() => Class::Pipelines,
+            _ if self.caller().is_some() => Class::Host,
+            _ => Class::Node,
+        }
+    }
+
+    /// Caller of the session or stream in an event of a host.
+    fn caller(&self) -> Option<&NodeId> {
+        match self {
+            Self::SessionBegan { peer, .. }
+            | Self::SessionEnded { peer, .. }
+            | Self::StreamOpened { peer, .. }
+            | Self::StreamRefused { peer, .. }
+            | Self::StreamEnded { peer, .. } => Some(peer),
+            _ => None,
         }
     }
 
@@ -298,24 +288,29 @@ impl Event {
     /// streams, and events of the host as a whole. Events of other callers are excluded.
     pub fn concerns(&self, caller: &NodeId) -> bool {
         match self {
-            Self::SessionBegan { peer, .. }
-            | Self::SessionEnded { peer, .. }
-            | Self::StreamOpened { peer, .. }
-            | Self::StreamRefused { peer, .. }
-            | Self::StreamEnded { peer, .. }
-            | Self::PeerRefused { peer, .. } => peer == caller,
+            Self::PeerRefused { peer, .. } => peer == caller,
             Self::ShardServing { .. }
             | Self::ShardLeaving { .. }
             | Self::ShardStopped { .. }
             | Self::WeightsLoaded { .. }
             | Self::WeightsEvicted {} => true,
-            // Events of the host's own calls, and every kind added later.
-            _ => false,
+            // None for events of the host's own calls, and for every kind added later.
+            _ => self.caller() == Some(caller),
+        }
+    }
+
+    /// Caller and trace of a stream in an event of a host.
+    pub(super) fn hosted_stream(&self) -> Option<(NodeId, StreamTrace)> {
+        match self {
+            Self::StreamOpened { peer, trace, .. }
+            | Self::StreamRefused { peer, trace, .. }
+            | Self::StreamEnded { peer, trace, .. } => Some((*peer, *trace)),
+            _ => None,
         }
     }
 
     /// The pipeline that the event names. Host events name none: they are joined by session, stream
-    /// and epoch, see [`Event::StreamAsked`].
+    /// and epoch, see [`StreamTrace`].
     pub fn pipeline(&self) -> Option<PipelineId> {
         match self {
             Self::PipelineBuilt { pipeline, .. }

@@ -33,14 +33,14 @@ mod timeline;
 mod tests;
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
+use hearthnet_platform::machine::monotonic;
 use hearthnet_transport::{CloseCode, RefusedConnection};
 use parking_lot::Mutex;
 
 use crate::{NodeId, now_ms};
 
-pub use event::{Class, Event};
+pub use event::{Class, Event, StreamTrace};
 pub use ids::{MAX_NAME_BYTES, Name, PipelineId, SessionId};
 pub use ring::{MAX_PAGE_BYTES, MAX_PAGE_RECORDS, Page, Record, Ring, Stamp};
 pub use share::{Answer, Readers, params};
@@ -92,20 +92,7 @@ pub fn page(from: u64, since_unix_ms: u64, caller: Option<&NodeId>) -> Page {
 pub fn now() -> Stamp {
     Stamp {
         unix_ms: now_ms(),
+        // Includes time in suspend, so that ages of earlier events stay right.
         mono_us: u64::try_from(monotonic().as_micros()).unwrap_or(u64::MAX),
     }
-}
-
-/// Includes time in suspend, so that ages of earlier events stay right.
-#[cfg(target_os = "linux")]
-fn monotonic() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::try_from(time).unwrap_or_default()
-}
-
-/// Counts from the first use of the recorder.
-#[cfg(not(target_os = "linux"))]
-fn monotonic() -> Duration {
-    static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
-    START.elapsed()
 }

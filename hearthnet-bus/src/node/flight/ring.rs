@@ -115,12 +115,8 @@ impl Ring {
     /// Records an event. If the last event of its class is equal, only its count is increased.
     pub fn push(&mut self, at: Stamp, event: Event) {
         let class = event.class();
-        let [pipelines, host, node, strangers] = &mut self.parts;
-        let part = match class {
-            Class::Pipelines => pipelines,
-            Class::Host => host,
-            Class::Node => node,
-            Class::Strangers => strangers,
+        let Some(part) = self.parts.get_mut(class as usize) else {
+            return;
         };
         if let Some(last) = part.records.back_mut()
             && last.event == event

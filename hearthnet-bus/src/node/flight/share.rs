@@ -5,9 +5,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::ring::{Page, Record, Stamp};
+use crate::community::log::Level;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CallStream, CapabilityDescriptor, FrameSink,
-    Handler, Kind, Params, RegisterError, Registry, Trust,
+    Handler, Kind, Params, RegisterError, Registry,
 };
 use crate::{Capability, NodeId};
 
@@ -48,21 +49,21 @@ impl Readers {
 
     /// Descriptor for these readers: [`Capability::diagnose`], or the local name.
     pub fn descriptor(&self) -> CapabilityDescriptor {
-        let (name, summary, trust) = match self {
+        let (name, summary, level) = match self {
             Self::Nodes => (
                 Capability::diagnose(),
                 "Returns this node's recent events: codes, ids and numbers, no texts.",
-                Trust::Trusted,
+                Level::Trusted,
             ),
             Self::Callers(_) => (
                 Capability::diagnose(),
                 "Returns all recent events to the host's owner, and to callers their own.",
-                Trust::Member,
+                Level::Member,
             ),
             Self::Local(name) => (
                 name.clone(),
                 "Returns recent events to programs on the node's own machine.",
-                Trust::Member,
+                Level::Member,
             ),
         };
         let (min, max) = (0, MAX_AGE_MS);
@@ -74,7 +75,7 @@ impl Readers {
                 seconds: 30,
             },
             params: Params::none().optional("age_ms", Kind::Integer { min, max }),
-            ..CapabilityDescriptor::new(name, summary, trust)
+            ..CapabilityDescriptor::new(name, summary, Some(level))
         }
     }
 }

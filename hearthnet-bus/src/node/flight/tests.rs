@@ -27,6 +27,22 @@ fn at(ms: u64) -> Stamp {
     }
 }
 
+fn who(n: u8) -> NodeId {
+    NodeId::from_checked([n; 32])
+}
+
+fn opened(peer: NodeId, session: SessionId) -> Event {
+    Event::StreamOpened {
+        peer,
+        trace: StreamTrace {
+            session,
+            stream: 1,
+            epoch: 1,
+        },
+        layers: (0, 3),
+    }
+}
+
 /// All records from the first on, page by page.
 fn whole(ring: &Ring, now: Stamp) -> Vec<Record> {
     let (mut all, mut from) = (Vec::new(), 0);
@@ -69,7 +85,7 @@ fn a_full_ring_stays_within_its_bytes_and_keeps_the_latest() {
             at(n),
             Event::HostFailed {
                 pipeline: pipeline(n),
-                host: NodeId::from_checked([7; 32]),
+                host: who(7),
                 shard: long.as_str().into(),
                 code: Code::parse(&"x".repeat(MAX_NAME)).unwrap(),
             },
@@ -119,7 +135,6 @@ fn older_records_are_left_out_even_if_the_clock_was_set() {
 
 #[test]
 fn a_caller_reads_what_concerns_it_and_of_no_other_caller() {
-    let who = |n: u8| NodeId::from_checked([n; 32]);
     let (mine, theirs) = (who(1), who(2));
     let session = SessionId::of_token(b"token");
     let of = |peer: NodeId| {
@@ -129,13 +144,7 @@ fn a_caller_reads_what_concerns_it_and_of_no_other_caller() {
                 peer,
                 purpose: "pipeline".into(),
             },
-            Event::StreamOpened {
-                session,
-                peer,
-                stream: 1,
-                epoch: 1,
-                layers: (0, 3),
-            },
+            opened(peer, session),
             Event::PeerRefused {
                 peer,
                 code: "token_expired".into(),
@@ -210,13 +219,10 @@ proptest! {
                     peer: crate::NodeKey::from_secret(&[n as u8; 32]).id(),
                     code: Code::parse(&format!("n{n}")).unwrap(),
                 },
-                _ => Event::StreamRefused {
-                    session: SessionId::of_token(&n.to_le_bytes()),
-                    peer: crate::NodeKey::from_secret(&[1; 32]).id(),
-                    stream: 1,
-                    epoch: 1,
-                    code: "kv_full".into(),
-                },
+                _ => {
+                    let peer = crate::NodeKey::from_secret(&[1; 32]).id();
+                    opened(peer, SessionId::of_token(&n.to_le_bytes()))
+                }
             };
             ring.push(at(n), event);
         }

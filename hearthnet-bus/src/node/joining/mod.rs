@@ -30,9 +30,9 @@ use crate::community::log::{Body, Community, EventLog, Heads, Level, LogError, O
 use crate::node::access::is_open;
 use crate::node::calls::{
     Answering, CallContext, CallError, CallLimits, CapabilityDescriptor, Client, Code, FrameSink,
-    Handler, Kind, MAX_EVENT_BYTES, Params, Trust,
+    Handler, Kind, MAX_EVENT_BYTES, Params,
 };
-use crate::{Capability, NodeId, NodeKey};
+use crate::{Capability, NodeId, NodeKey, now_ms};
 
 pub use second_opinion::{SecondOpinion, second_opinion};
 
@@ -72,7 +72,7 @@ pub fn descriptor() -> CapabilityDescriptor {
         ..CapabilityDescriptor::new(
             Capability::community_join(),
             "Admits the holder of an invite to the community, and sends its log.",
-            Trust::Anyone,
+            None,
         )
     }
 }
@@ -81,13 +81,12 @@ pub fn descriptor() -> CapabilityDescriptor {
 pub struct JoinHandler {
     log: EventLog,
     key: Arc<NodeKey>,
-    now_ms: fn() -> u64,
 }
 
 impl JoinHandler {
-    /// Admits to the community of `log`, signing with `key`. `now_ms` returns the Unix time.
-    pub fn new(log: EventLog, key: Arc<NodeKey>, now_ms: fn() -> u64) -> Self {
-        Self { log, key, now_ms }
+    /// Admits to the community of `log`, signing with `key`.
+    pub fn new(log: EventLog, key: Arc<NodeKey>) -> Self {
+        Self { log, key }
     }
 }
 
@@ -96,22 +95,17 @@ impl Handler for JoinHandler {
         Box::pin(async move {
             let request: JoinRequest =
                 serde_json::from_value(params).map_err(|e| CallError::bad_request("params", e))?;
-            let (log, key, now_ms) = (self.log.clone(), Arc::clone(&self.key), (self.now_ms)());
-            let level = blocking(move || admit(&log, &key, ctx.caller, &request, now_ms)).await?;
+            let (log, key) = (self.log.clone(), Arc::clone(&self.key));
+            let level = blocking(move || admit(&log, &key, ctx.caller, &request, now_ms())).await?;
             let mut theirs = Heads::empty(self.log.community());
             for _ in 0..MAX_BATCHES {
                 let log = self.log.clone();
                 let batch = blocking(move || {
-                    log.missing(&theirs, MAX_BATCH_EVENTS, MAX_BATCH_BYTES)
-                        .map_err(|e| log_error(&e))
+                    Ok(log.missing(&theirs, MAX_BATCH_EVENTS, MAX_BATCH_BYTES)?)
                 })
                 .await?;
-                let texts: Vec<String> = batch
-                    .events
-                    .iter()
-                    .map(|raw| URL_SAFE_NO_PAD.encode(raw))
-                    .collect();
-                out.send(EVENTS, &json!(texts)).await?;
+                let texts = batch.events.iter().map(|raw| URL_SAFE_NO_PAD.encode(raw));
+                out.send(EVENTS, &texts.collect()).await?;
                 if !batch.more {
                     break;
                 }
@@ -130,7 +124,7 @@ impl Handler for JoinHandler {
             JoinRequest::deserialize(params).map_err(|e| CallError::bad_request("params", e))?;
         check_proof(&self.log, *caller, &request)?;
         let state = self.log.state();
-        let open = is_open(named(&state, &request)?, (self.now_ms)());
+        let open = is_open(named(&state, &request)?, now_ms());
         Ok(open.then_some(request.invite))
     }
 }
@@ -181,7 +175,7 @@ pub fn admit(
         request: request.clone(),
         level,
     };
-    log.append(key, body, now_ms).map_err(|e| log_error(&e))?;
+    log.append(key, body, now_ms)?;
     Ok(level)
 }
 
@@ -217,16 +211,18 @@ fn named<'a>(state: &'a Community, request: &JoinRequest) -> Result<&'a OpenInvi
 }
 
 /// Converts a refusal of the log for the caller.
-fn log_error(error: &LogError) -> CallError {
-    CallError::new(error.code(), error.to_string())
+impl From<LogError> for CallError {
+    fn from(error: LogError) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
 }
 
 /// Why joining through a node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinFailure {
-    #[error("{0}")]
-    Refused(CallError),
+    #[error(transparent)]
+    Refused(#[from] CallError),
     /// The received events cannot be stored.
     #[error(transparent)]
     Log(#[from] LogError),
@@ -272,16 +268,12 @@ pub async fn join_through(
     from: NodeId,
     request: &JoinRequest,
     log: &EventLog,
-    now_ms: fn() -> u64,
     mut received: impl FnMut(usize),
 ) -> Result<Level, JoinFailure> {
-    let internal = |e: &dyn std::fmt::Display| JoinFailure::Refused(CallError::internal(e));
-    let params = serde_json::to_value(request).map_err(|e| internal(&e))?;
-    let mut call = client
-        .call(&Capability::community_join(), &params)
-        .map_err(JoinFailure::Refused)?;
+    let params = serde_json::to_value(request).map_err(CallError::internal)?;
+    let mut call = client.call(&Capability::community_join(), &params)?;
     let mut count = 0;
-    while let Some(event) = call.next().await.map_err(JoinFailure::Refused)? {
+    while let Some(event) = call.next().await? {
         let Value::Array(texts) = event.data else {
             continue;
         };
@@ -291,10 +283,9 @@ pub async fn join_through(
             .collect();
         count += raw.len();
         let log = log.clone();
-        let now = now_ms();
-        tokio::task::spawn_blocking(move || log.receive(&raw, from, now))
+        tokio::task::spawn_blocking(move || log.receive(&raw, from, now_ms()))
             .await
-            .map_err(|e| internal(&e))??;
+            .map_err(CallError::internal)??;
         received(count);
     }
     log.state()

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::NodeId;
 use crate::community::log::{Community, EventLog};
 use crate::node::Node;
+use crate::{NodeId, now_ms};
 
 /// Time limit for other members' logs, if the address of one may be known.
 const OTHER_LOGS: Duration = Duration::from_secs(3);
@@ -40,7 +40,6 @@ pub struct SecondOpinion {
 pub async fn second_opinion<E>(
     log: &EventLog,
     (own, first): (NodeId, NodeId),
-    now_ms: fn() -> u64,
     start: impl AsyncFnOnce() -> Result<Node, E>,
 ) -> Result<SecondOpinion, E> {
     let given = log.state();
@@ -132,7 +131,6 @@ mod tests {
     use crate::node::calls::Registry;
     use crate::node::discovery::StaticPeer;
     use crate::node::{NodeError, NodeSettings};
-    use crate::now_ms;
     use crate::testing::{Home, hear, id, key};
 
     /// Node 1 has founded the community and admitted 2, 4 and 6; 2 has admitted 3 and, last, 5.
@@ -178,10 +176,8 @@ mod tests {
     async fn asks(given: &Home, peers: Vec<StaticPeer>) -> SecondOpinion {
         let joiner = home(5, given);
         let node = async || start(&joiner, false, peers).await;
-        let ids = (id(5), id(2));
-        second_opinion(&joiner.log, ids, now_ms, node)
-            .await
-            .unwrap()
+        let opinion = second_opinion(&joiner.log, (id(5), id(2)), node).await;
+        opinion.unwrap()
     }
 
     #[test]

@@ -50,7 +50,7 @@ use crate::config::CONTROL_MESSAGE_BYTES;
 use crate::message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
-use crate::tensor::{DType, Dims};
+use crate::tensor::DType;
 
 bodies!(
     StreamOpen,
@@ -93,8 +93,9 @@ pub(crate) fn frame(message: &Message) -> Result<FrameBuf, Violation> {
             frame.body().extend_from_slice(bytes);
             frame.finish(FrameType::Descriptor, Flags::NONE)
         }
-        Message::Step(m) => RowsHead::of_step(m).frame(Place::Inline(&m.data)),
-        Message::StepResult(m) => RowsHead::of_result(m).frame(Place::Inline(&m.data)),
+        Message::Step(Step { data, .. }) | Message::StepResult(StepResult { data, .. }) => {
+            rows_frame(message, Place::Inline(data))?
+        }
         Message::Tensor(_) => {
             return Err(CloseCode::ProtocolState.violation("a tensor travels in chunks"));
         }
@@ -146,25 +147,6 @@ fn check_descriptor(bytes: &[u8]) -> Result<(), Violation> {
     }
 }
 
-/// Header of a step or a result. They share their layout up to offset 28.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowsHead {
-    pub(crate) stream: u32,
-    pub(crate) epoch: u32,
-    pub(crate) position: u32,
-    pub(crate) rows: u32,
-    pub(crate) width: u32,
-    pub(crate) dtype: DType,
-    pub(crate) kind: RowsKind,
-}
-
-/// Fields in which a step and a result differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RowsKind {
-    Step { want: Want },
-    Result { compute_us: u32, queue_us: u32 },
-}
-
 /// Place of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place<'a> {
@@ -172,194 +154,118 @@ pub(crate) enum Place<'a> {
     Tensor(u16),
 }
 
-impl RowsHead {
-    pub(crate) fn of_step(step: &Step) -> RowsHead {
-        RowsHead {
-            stream: step.stream,
-            epoch: step.epoch,
-            position: step.position,
-            rows: step.rows,
-            width: step.width,
-            dtype: step.dtype,
-            kind: RowsKind::Step { want: step.want },
+/// Frame of a step or a result, with its rows in `place`. For [`Place::Tensor`] the id is filled in
+/// when it is assigned.
+///
+/// # Errors
+/// `protocol_state` for another message.
+pub(crate) fn rows_frame(message: &Message, place: Place<'_>) -> Result<FrameBuf, Violation> {
+    // They share their layout up to offset 26.
+    let (fields, dtype, want, times) = match message {
+        Message::Step(m) => {
+            let fields = [m.stream, m.epoch, m.position, m.rows, m.width];
+            (fields, m.dtype, m.want as u8, None)
+        }
+        Message::StepResult(m) => {
+            let fields = [m.stream, m.epoch, m.position, m.rows, m.width];
+            (fields, m.dtype, 0, Some([m.compute_us, m.queue_us]))
+        }
+        _ => return Err(CloseCode::ProtocolState.violation("a message without rows")),
+    };
+    let (at, tensor, data) = match place {
+        Place::Inline(data) => (0u8, 0u16, data),
+        Place::Tensor(id) => (1, id, &[][..]),
+    };
+    let mut frame = FrameBuf::with_capacity(RESULT_HEAD_BYTES + data.len());
+    let body = frame.body();
+    for field in fields {
+        body.extend_from_slice(&field.to_be_bytes());
+    }
+    body.extend_from_slice(&[dtype as u8, want, at, 0]);
+    body.extend_from_slice(&tensor.to_be_bytes());
+    match times {
+        None => body.extend_from_slice(&[0; 6]),
+        Some([compute_us, queue_us]) => {
+            body.extend_from_slice(&[0; 2]);
+            body.extend_from_slice(&compute_us.to_be_bytes());
+            body.extend_from_slice(&queue_us.to_be_bytes());
+            body.extend_from_slice(&[0; 4]);
         }
     }
+    body.extend_from_slice(data);
+    Ok(frame.finish(message.kind(), Flags::NONE))
+}
 
-    pub(crate) fn of_result(result: &StepResult) -> RowsHead {
-        RowsHead {
-            stream: result.stream,
-            epoch: result.epoch,
-            position: result.position,
-            rows: result.rows,
-            width: result.width,
-            dtype: result.dtype,
-            kind: RowsKind::Result {
-                compute_us: result.compute_us,
-                queue_us: result.queue_us,
-            },
-        }
-    }
-
-    /// Size of the rows in bytes.
-    ///
-    /// # Errors
-    /// `tensor_shape` if a step has no rows, a width is zero, or the product overflows.
-    pub(crate) fn bytes(&self) -> Result<u64, Violation> {
-        if self.rows == 0 && matches!(self.kind, RowsKind::Result { .. }) && self.width != 0 {
-            return Ok(0);
-        }
-        self.dims()?.bytes(self.dtype)
-    }
-
-    pub(crate) fn dims(&self) -> Result<Dims, Violation> {
-        Dims::new(&[self.rows, self.width])
-    }
-
-    /// Frame with the rows. For [`Place::Tensor`] the id is filled in when it is assigned.
-    pub(crate) fn frame(&self, place: Place<'_>) -> FrameBuf {
-        let (at, tensor, data) = match place {
-            Place::Inline(data) => (0u8, 0u16, data),
-            Place::Tensor(id) => (1, id, &[][..]),
-        };
-        let mut frame = FrameBuf::with_capacity(RESULT_HEAD_BYTES + data.len());
-        let body = frame.body();
-        for field in [
-            self.stream,
-            self.epoch,
-            self.position,
-            self.rows,
-            self.width,
-        ] {
-            body.extend_from_slice(&field.to_be_bytes());
-        }
-        let want = match self.kind {
-            RowsKind::Step { want } => want as u8,
-            RowsKind::Result { .. } => 0,
-        };
-        body.extend_from_slice(&[self.dtype as u8, want, at, 0]);
-        body.extend_from_slice(&tensor.to_be_bytes());
-        let kind = match self.kind {
-            RowsKind::Step { .. } => {
-                body.extend_from_slice(&[0; 6]);
-                FrameType::Step
-            }
-            RowsKind::Result {
-                compute_us,
-                queue_us,
-            } => {
-                body.extend_from_slice(&[0; 2]);
-                body.extend_from_slice(&compute_us.to_be_bytes());
-                body.extend_from_slice(&queue_us.to_be_bytes());
-                body.extend_from_slice(&[0; 4]);
-                FrameType::StepResult
-            }
-        };
-        body.extend_from_slice(data);
-        frame.finish(kind, Flags::NONE)
-    }
-
-    /// Splits a STEP or STEP_RESULT body.
-    ///
-    /// # Errors
-    /// `body_malformed`, `frame_unknown` (reserved fields), or `tensor_shape` when the inline rows
-    /// are not exactly `rows * width` values.
-    pub(crate) fn read(kind: FrameType, body: &[u8]) -> Result<(RowsHead, Place<'_>), Violation> {
-        let mut reader = Reader::new(body);
-        let [stream, epoch, position, rows, width] = [
-            reader.u32()?,
-            reader.u32()?,
-            reader.u32()?,
-            reader.u32()?,
-            reader.u32()?,
-        ];
-        let dtype = DType::from_wire(reader.u8()?)?;
-        let choice = reader.u8()?;
-        let place = reader.u8()?;
-        reader.reserved::<1>()?;
-        let tensor = reader.u16()?;
-        let kind = if kind == FrameType::Step {
-            reader.reserved::<6>()?;
-            RowsKind::Step {
-                want: Want::from_wire(choice)?,
-            }
-        } else {
-            if choice != 0 {
-                return Err(CloseCode::FrameUnknown.violation("a reserved field is not zero"));
-            }
-            reader.reserved::<2>()?;
-            let (compute_us, queue_us) = (reader.u32()?, reader.u32()?);
-            reader.reserved::<4>()?;
-            RowsKind::Result {
-                compute_us,
-                queue_us,
-            }
-        };
-        let head = RowsHead {
+/// Reads the body of a STEP or STEP_RESULT. The message has no rows yet; they are in the returned
+/// place.
+///
+/// # Errors
+/// `body_malformed`, `frame_unknown` (reserved fields), or `tensor_shape` when the inline rows are
+/// not exactly `rows * width` values.
+pub(crate) fn read_rows(kind: FrameType, body: &[u8]) -> Result<(Message, Place<'_>), Violation> {
+    let mut reader = Reader::new(body);
+    let [stream, epoch, position, rows, width] = [
+        reader.u32()?,
+        reader.u32()?,
+        reader.u32()?,
+        reader.u32()?,
+        reader.u32()?,
+    ];
+    let dtype = DType::from_wire(reader.u8()?)?;
+    let choice = reader.u8()?;
+    let place = reader.u8()?;
+    reader.reserved::<1>()?;
+    let tensor = reader.u16()?;
+    let data = Bytes::new();
+    let message = if kind == FrameType::Step {
+        reader.reserved::<6>()?;
+        let want = Want::from_wire(choice)?;
+        Message::Step(Step {
             stream,
             epoch,
             position,
             rows,
             width,
             dtype,
-            kind,
-        };
-        let bytes = head.bytes()?;
-        match place {
-            0 if tensor == 0 => {
-                let data = reader.rest();
-                if data.len() as u64 != bytes {
-                    return Err(CloseCode::TensorShape.violation(format!(
-                        "{rows} x {width} rows are {bytes} bytes, not {}",
-                        data.len()
-                    )));
-                }
-                Ok((head, Place::Inline(data)))
-            }
-            1 if bytes > 0 => {
-                reader.end()?;
-                Ok((head, Place::Tensor(tensor)))
-            }
-            _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is invalid")),
+            want,
+            data,
+        })
+    } else {
+        if choice != 0 {
+            return Err(CloseCode::FrameUnknown.violation("a reserved field is not zero"));
         }
-    }
-
-    /// Message with its rows.
-    pub(crate) fn into_message(self, data: Bytes) -> Message {
-        let RowsHead {
+        reader.reserved::<2>()?;
+        let (compute_us, queue_us) = (reader.u32()?, reader.u32()?);
+        reader.reserved::<4>()?;
+        Message::StepResult(StepResult {
             stream,
             epoch,
             position,
             rows,
             width,
             dtype,
-            kind,
-        } = self;
-        match kind {
-            RowsKind::Step { want } => Message::Step(Step {
-                stream,
-                epoch,
-                position,
-                rows,
-                width,
-                dtype,
-                want,
-                data,
-            }),
-            RowsKind::Result {
-                compute_us,
-                queue_us,
-            } => Message::StepResult(StepResult {
-                stream,
-                epoch,
-                position,
-                rows,
-                width,
-                dtype,
-                compute_us,
-                queue_us,
-                data,
-            }),
+            compute_us,
+            queue_us,
+            data,
+        })
+    };
+    let bytes = message.data_bytes()?;
+    match place {
+        0 if tensor == 0 => {
+            let data = reader.rest();
+            if data.len() as u64 != bytes {
+                return Err(CloseCode::TensorShape.violation(format!(
+                    "{rows} x {width} rows are {bytes} bytes, not {}",
+                    data.len()
+                )));
+            }
+            Ok((message, Place::Inline(data)))
         }
+        1 if bytes > 0 => {
+            reader.end()?;
+            Ok((message, Place::Tensor(tensor)))
+        }
+        _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is invalid")),
     }
 }
 

@@ -3,24 +3,31 @@
 use super::*;
 use crate::wire::{HEADER_BYTES, Header};
 
-fn step() -> RowsHead {
-    RowsHead {
+/// A step whose rows are elsewhere.
+fn step() -> Step {
+    Step {
         stream: 0x0101_0101,
         epoch: 0x0202_0202,
         position: 0x0303_0303,
         rows: 2,
         width: 3,
         dtype: DType::F16,
-        kind: RowsKind::Step { want: Want::Last },
+        want: Want::Last,
+        data: Bytes::new(),
     }
 }
 
-fn result() -> RowsHead {
-    let kind = RowsKind::Result {
+fn result() -> StepResult {
+    StepResult {
+        rows: 2,
         compute_us: 0x0505_0505,
         queue_us: 0x0606_0606,
-    };
-    RowsHead { kind, ..step() }
+        ..step().echo()
+    }
+}
+
+fn rows_bytes(message: &Message, place: Place<'_>) -> Vec<u8> {
+    rows_frame(message, place).unwrap().into_bytes(1)
 }
 
 /// Asserts that a message survives a round trip.
@@ -70,7 +77,7 @@ fn a_hosts_leave_carries_how_long_it_goes_on() {
 #[test]
 fn step_and_result_have_the_documented_layout() {
     let rows = [0xee; 12];
-    let message = step().frame(Place::Inline(&rows)).into_bytes(1);
+    let message = rows_bytes(&Message::Step(step()), Place::Inline(&rows));
     let mut expected = vec![1, 0x13, 0, 0, 0, 0, 0, 1, 0, 0, 0, 44, 0, 0, 0, 0];
     expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
     expected.extend_from_slice(&[1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -78,7 +85,7 @@ fn step_and_result_have_the_documented_layout() {
     assert_eq!(message, expected);
     assert_eq!(message.len(), HEADER_BYTES + 32 + 12);
 
-    let message = result().frame(Place::Tensor(0x0708)).into_bytes(1);
+    let message = rows_bytes(&Message::StepResult(result()), Place::Tensor(0x0708));
     let mut expected = vec![1, 0x14, 0, 0, 0, 0, 0, 1, 0, 0, 0, 40, 0, 0, 0, 0];
     expected.extend_from_slice(&[1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0, 0, 0, 2, 0, 0, 0, 3]);
     expected.extend_from_slice(&[1, 0, 1, 0, 7, 8, 0, 0, 5, 5, 5, 5, 6, 6, 6, 6, 0, 0, 0, 0]);
@@ -88,59 +95,54 @@ fn step_and_result_have_the_documented_layout() {
 
 #[test]
 fn step_and_result_survive_a_round_trip() {
-    for head in [step(), result()] {
-        for place in [Place::Inline(&[5; 12][..]), Place::Tensor(9)] {
-            let message = head.frame(place).into_bytes(1);
-            let (header, body) = Header::decode(&message).unwrap();
-            assert_eq!(RowsHead::read(header.kind, body).unwrap(), (head, place));
-        }
+    let empty = StepResult {
+        rows: 0,
+        ..result()
+    };
+    let (step, result) = (Message::Step(step()), Message::StepResult(result()));
+    for (head, place) in [
+        (&step, Place::Inline(&[5; 12][..])),
+        (&step, Place::Tensor(9)),
+        (&result, Place::Inline(&[5; 12])),
+        (&result, Place::Tensor(9)),
+        // A result may be empty.
+        (&Message::StepResult(empty), Place::Inline(&[])),
+    ] {
+        let message = rows_bytes(head, place);
+        let (header, body) = Header::decode(&message).unwrap();
+        let (read, at) = read_rows(header.kind, body).unwrap();
+        assert_eq!((&read, at), (head, place));
     }
 }
 
 #[test]
 fn rows_that_disagree_with_the_shape_are_refused() {
-    for (head, bytes) in [
-        (step(), 11),
-        (step(), 13),
-        (RowsHead { rows: 0, ..step() }, 0),
-        (RowsHead { width: 0, ..step() }, 0),
-        (
-            RowsHead {
-                width: 0,
-                rows: 0,
-                ..result()
-            },
-            0,
-        ),
-        (
-            RowsHead {
-                rows: u32::MAX,
-                width: u32::MAX,
-                dtype: DType::F32,
-                ..step()
-            },
-            12,
-        ),
-    ] {
-        let message = head.frame(Place::Inline(&vec![0; bytes])).into_bytes(1);
-        let (header, body) = Header::decode(&message).unwrap();
-        let code = RowsHead::read(header.kind, body).unwrap_err().code;
-        assert_eq!(code, CloseCode::TensorShape, "{head:?}");
-    }
-}
-
-#[test]
-fn a_result_may_be_empty() {
-    let head = RowsHead {
+    let with = |rows, width, dtype| {
+        Message::Step(Step {
+            rows,
+            width,
+            dtype,
+            ..step()
+        })
+    };
+    let nothing = StepResult {
         rows: 0,
+        width: 0,
         ..result()
     };
-    let message = head.frame(Place::Inline(&[])).into_bytes(1);
-    let (header, body) = Header::decode(&message).unwrap();
-    assert_eq!(
-        RowsHead::read(header.kind, body).unwrap(),
-        (head, Place::Inline(&[]))
-    );
+    for (head, bytes) in [
+        (Message::Step(step()), 11),
+        (Message::Step(step()), 13),
+        (with(0, 3, DType::F16), 0),
+        (with(2, 0, DType::F16), 0),
+        (Message::StepResult(nothing), 0),
+        (with(u32::MAX, u32::MAX, DType::F32), 12),
+    ] {
+        let message = rows_bytes(&head, Place::Inline(&vec![0; bytes]));
+        let (header, body) = Header::decode(&message).unwrap();
+        let code = read_rows(header.kind, body).unwrap_err().code;
+        assert_eq!(code, CloseCode::TensorShape, "{head:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::{
-    DType, Dims, Message, Step, StepResult, StreamOpen, Tensor, Want, bench,
+    Connection, DType, Dims, Message, SessionClosed, Step, StepResult, StreamOpen, Tensor, Want,
 };
 
 /// Bytes that zstd cannot shrink.
@@ -44,8 +44,26 @@ pub(crate) fn step(stream: u32, epoch: u32, position: u32, rows: u32, data: Byte
     }
 }
 
+/// A step of one row.
+pub(crate) fn row(stream: u32, epoch: u32, position: u32) -> Step {
+    step(stream, epoch, position, 1, noise(1152))
+}
+
 pub(crate) fn result(step: &Step) -> StepResult {
-    bench::echo(step.clone())
+    step.echo()
+}
+
+/// Answers every step with the rows that it wants, until the session ends.
+pub(crate) async fn serve_echo(mut host: Connection) -> SessionClosed {
+    loop {
+        match host.recv().await {
+            Ok(Message::Step(step)) => {
+                let _ = host.sender().send(Message::StepResult(step.echo())).await;
+            }
+            Ok(_) => {}
+            Err(closed) => return closed,
+        }
+    }
 }
 
 pub(crate) fn open_stream(stream: u32, epoch: u32) -> StreamOpen {

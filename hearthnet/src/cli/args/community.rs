@@ -221,10 +221,10 @@ fn level() -> impl TypedValueParser<Value = Level> {
     };
     let known = [Level::Member, Level::Trusted, Level::Anchor];
     PossibleValuesParser::new(
-        known.map(|level| PossibleValue::new(level.as_str()).help(help(level))),
+        known.map(|level| PossibleValue::new(level.into_str()).help(help(level))),
     )
     .try_map(move |text| {
-        let level = known.into_iter().find(|level| level.as_str() == text);
+        let level = known.into_iter().find(|level| level.into_str() == text);
         level.ok_or("no level")
     })
 }
@@ -255,13 +255,6 @@ pub(crate) struct RunArgs {
     pub(crate) lifeline: bool,
     #[command(flatten)]
     pub(crate) answers: AnswerArgs,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct StatusArgs {
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]

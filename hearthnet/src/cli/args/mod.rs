@@ -23,20 +23,20 @@ use hearthnet_orchestrator::link::HostAddr;
 
 pub(crate) use community::{
     BackupArgs, CommunityCommand, CreateArgs, InviteArgs, JoinArgs, LeaveArgs, LevelArgs,
-    LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs, StatusArgs,
+    LogCommand, PolicyArgs, RenewArgs, RestoreArgs, RevokeArgs, RunArgs,
 };
 pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use engine::{EngineKind, HostEngineArgs, TorchArgs, parse_device, parse_dtype};
 pub(crate) use private::PrivateArgs;
 pub(crate) use sampling::SamplingArgs;
 pub(crate) use service::AnswerArgs;
-pub(crate) use values::{Layers, parse_layers, parse_listen};
-use values::{MODEL, MODEL_OR_DEFAULT, home_path, model_ref, parse_node_listen};
+pub(crate) use values::{Layers, parse_layers, parse_listen, parse_node_listen};
+use values::{MODEL, MODEL_OR_DEFAULT, home_path, model_ref};
 
 const EXIT_CODES: &str = "\
 Exit status: 0 success, 1 internal, 2 command line or configuration, 3 bad_request, \
 4 shard_unavailable, 5 pipeline_stalled, 6 weights_mismatch, 7 experimental_disabled, \
-8 model file, 9 port, disk or memory of this machine, 10 community (not a member, no right, no answer), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that needs to be fixed, 130 Ctrl-C.";
+8 model file, 9 port, disk, memory or threads of this machine, 10 community (not a member, no right, no answer), 11 busy, 12 arithmetic_mismatch, 13 key, file or directory of this machine that needs to be fixed, 130 Ctrl-C, 141 output closed by its reader.";
 
 /// Run one language model together across several homes, each of which holds some of its layers.
 #[derive(Debug, Parser)]
@@ -111,7 +111,11 @@ pub(crate) enum Command {
     /// Run this node until stopped: in the community, for the layers it holds, and for programs here.
     Serve(RunArgs),
     /// Show members, peers, served layers, and the state of the log.
-    Status(StatusArgs),
+    Status {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Show recent events of all reachable nodes in one timeline.
     Diagnose(DiagnoseArgs),
     /// Show, check or export the community's event log.
@@ -135,7 +139,11 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Print this node's id (made on first use).
-    Id(IdArgs),
+    Id {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Show the configuration, or check a configuration file.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -208,15 +216,8 @@ pub(crate) enum ModelCommand {
         /// Catalogue id, hf:OWNER/REPOSITORY/FILE.gguf, or an https address.
         #[arg(value_parser = model_ref())]
         model: ModelRef,
-        /// Take the file from this path instead; it is checked like any other source.
-        #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
-        from: Option<PathBuf>,
-        /// SHA-256 of the whole file, for a model that no catalogue pins.
-        #[arg(long, value_name = "HEX")]
-        sha256: Option<Digest>,
-        /// Fetch it again even if it is here.
-        #[arg(long)]
-        force: bool,
+        #[command(flatten)]
+        options: PullArgs,
     },
     /// List the catalogue: models on this machine, and models that could run here and in the
     /// community.
@@ -275,6 +276,19 @@ pub(crate) enum ModelCommand {
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
     },
+}
+
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct PullArgs {
+    /// Take the file from this path instead; it is checked like any other source.
+    #[arg(long, value_name = "FILE", value_parser = home_path(), conflicts_with_all = ["sha256", "force"])]
+    pub(crate) from: Option<PathBuf>,
+    /// SHA-256 of the whole file, for a model that no catalogue pins.
+    #[arg(long, value_name = "HEX")]
+    pub(crate) sha256: Option<Digest>,
+    /// Fetch it again even if it is here.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -484,13 +498,6 @@ pub(crate) struct InitArgs {
     /// Name of this node that other members see [default: the machine's name].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Print JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct IdArgs {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,

@@ -68,7 +68,7 @@ pub(crate) fn parse_listen(text: &str) -> Result<String, String> {
 }
 
 /// Checks `node.listen`: `auto` or `ADDRESS:PORT`.
-pub(super) fn parse_node_listen(text: &str) -> Result<String, String> {
+pub(crate) fn parse_node_listen(text: &str) -> Result<String, String> {
     match text == "auto" || text.parse::<SocketAddr>().is_ok() {
         true => Ok(text.to_owned()),
         false => Err("write ADDRESS:PORT, for example 0.0.0.0:7600, or auto".to_owned()),
@@ -78,15 +78,9 @@ pub(super) fn parse_node_listen(text: &str) -> Result<String, String> {
 /// Parses a number and a unit of time: `90s`, `30m`, `24h`, `7d`. From a second to a year.
 pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "write a number and a unit, for example 30m, 24h or 7d".to_owned();
-    let unit = text.chars().last().ok_or_else(wrong)?;
-    let seconds = match unit {
-        's' => 1,
-        'm' => 60,
-        'h' => 3600,
-        'd' => 86_400,
-        _ => return Err(wrong()),
-    };
-    let number = text.strip_suffix(unit).ok_or_else(wrong)?;
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+    let parts = |(unit, s): &(char, u64)| Some((text.strip_suffix(*unit)?, *s));
+    let (number, seconds) = units.iter().find_map(parts).ok_or_else(wrong)?;
     if !number.bytes().all(|b| b.is_ascii_digit()) {
         return Err(wrong());
     }

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_orchestrator::{Cancel, ChatError};
+use hearthnet_platform::signals::{interrupt, terminate};
+use hearthnet_platform::terminal::{HiddenInput, Mode, is_in_foreground};
 use parking_lot::Mutex;
-use rustix::process::getpgrp;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::screen::clear_line;
-use crate::cli::failure::Failure;
-use crate::cli::output::{TerminalStyle, report};
+use crate::cli::{Failure, TerminalStyle, report};
 
 /// Handler of SIGINT and SIGTERM.
 pub(super) struct Interrupts(Arc<Mutex<State>>);
@@ -38,13 +36,10 @@ impl Interrupts {
     pub(super) fn watch(runtime: &Runtime, style: TerminalStyle, json: bool) -> Self {
         let state: Arc<Mutex<State>> = Arc::default();
         // Terminal mode before the line editor changes it.
-        let terminal = tcgetattr(std::io::stdin()).ok();
+        let terminal = Mode::now();
         let heard = Arc::clone(&state);
         runtime.spawn(async move {
-            let (Ok(mut int), Ok(mut term)) = (
-                signal(SignalKind::interrupt()),
-                signal(SignalKind::terminate()),
-            ) else {
+            let (Ok(mut int), Ok(mut term)) = (interrupt(), terminate()) else {
                 return;
             };
             loop {
@@ -76,7 +71,7 @@ impl Interrupts {
         Answering {
             all: self,
             cancel,
-            _quiet: Quiet::begin(),
+            _quiet: quiet(),
         }
     }
 
@@ -93,32 +88,14 @@ impl Interrupts {
 pub(super) struct Answering<'a> {
     all: &'a Interrupts,
     pub(super) cancel: Cancel,
-    _quiet: Option<Quiet>,
+    _quiet: Option<HiddenInput>,
 }
 
-/// Guard that turns the terminal's echo off. Otherwise typed text would appear inside the answer,
-/// and erasing it would erase the answer's words. The input is read after the answer.
-struct Quiet(Termios);
-
-impl Quiet {
-    fn begin() -> Option<Self> {
-        let (terminal, shown) = (std::io::stdin(), std::io::stdout());
-        let before = tcgetattr(&terminal).ok().filter(|_| shown.is_terminal())?;
-        // A background process that changes the terminal would be stopped (SIGTTOU).
-        if tcgetpgrp(&terminal).ok() != Some(getpgrp()) {
-            return None;
-        }
-        let mut quiet = before.clone();
-        quiet.local_modes.remove(LocalModes::ECHO);
-        tcsetattr(&terminal, OptionalActions::Now, &quiet).ok()?;
-        Some(Self(before))
-    }
-}
-
-impl Drop for Quiet {
-    fn drop(&mut self) {
-        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
-    }
+/// Turns the terminal's echo off during an answer. Otherwise typed text would appear inside the
+/// answer, and erasing it would erase the answer's words. The input is read after the answer.
+fn quiet() -> Option<HiddenInput> {
+    let may = std::io::stdout().is_terminal() && is_in_foreground();
+    may.then(HiddenInput::begin)?.ok()
 }
 
 impl Drop for Answering<'_> {
@@ -127,9 +104,9 @@ impl Drop for Answering<'_> {
     }
 }
 
-fn end(terminal: Option<&Termios>, style: &TerminalStyle, json: bool) -> ! {
+fn end(terminal: Option<&Mode>, style: &TerminalStyle, json: bool) -> ! {
     if let Some(mode) = terminal {
-        let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, mode);
+        mode.restore();
     }
     clear_line(style);
     let failure = Failure::from(ChatError::Cancelled);

@@ -43,16 +43,11 @@ use crate::answering::chat_setup::{converse, hosted_model, local_model, pooled_m
 use crate::answering::local_service::{AskedService, Found, find_service};
 use crate::answering::private_layers;
 use crate::cli::args::{ChatArgs, SamplingArgs};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Spinner, TerminalStyle, note};
-use crate::cli::runtime::runtime;
+use crate::cli::{Failure, Kind, Spinner, TerminalStyle, failure, note, runtime};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, now_ms};
-use crate::models::find::resolve;
-use crate::models::{open_model, open_resolved};
-use crate::node::local_api::Process;
-use crate::node::restore_log::find_home;
-use crate::node::transient::TransientNode;
+use crate::home::{Home, now_ms};
+use crate::models::{open_model, open_resolved, resolve};
+use crate::node::{Process, TransientNode, find_home};
 
 pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
     let started = Instant::now();
@@ -149,7 +144,11 @@ impl Chat<'_> {
     /// File of the named or configured model, searched for once; `None` without a name.
     fn resolved(&mut self) -> Result<Option<Resolved>, Failure> {
         let cx = self.cx;
-        let Some(named) = self.model.clone().or(cx.config.model.default()) else {
+        let Some(named) = self
+            .model
+            .clone()
+            .or_else(|| cx.config.model.default.clone())
+        else {
             return Ok(None);
         };
         let found = self
@@ -191,7 +190,7 @@ impl Chat<'_> {
                 return None;
             }
         };
-        if service.file_replaced {
+        if service.model.replaced {
             let what = format!(
                 "the service on this machine answers with an earlier file than the one now at {}",
                 service.model.path.display()
@@ -265,8 +264,7 @@ impl Chat<'_> {
     /// Switches to another model; keeps the old one if that fails.
     fn change_model(&mut self, name: &str) -> Result<(), Failure> {
         let new: ModelRef = name.parse().map_err(|e| {
-            Failure::new(Kind::BadRequest, format!("{e}"))
-                .hint("`hearthnet model list` lists the models")
+            failure!(BadRequest, "{e}").hint("`hearthnet model list` lists the models")
         })?;
         let before = (
             self.model.replace(new),
@@ -338,15 +336,14 @@ impl Chat<'_> {
                 config.research.distributed_inference.fallback_to_local && !args.no_fallback;
             match &home {
                 Some(home) => {
-                    // Report a wrong setting now, instead of as a failure of the answer.
-                    config.transport()?;
-                    let source = transient_source(handle, &transient, home, config, fallback);
+                    let source =
+                        transient_source(&model, handle, &transient, home, config, fallback);
                     let served = hosted_model(&model, config, fallback, handle, source)?;
                     (served, None)
                 }
                 None => {
                     let key = Arc::new(cx.global.node_key()?);
-                    let hosts = pooled_hosts(handle, &args.shard, &key, &model, config)?;
+                    let hosts = pooled_hosts(handle, &args.shard, &key, &model, config);
                     let served = pooled_model(&model, config, fallback, handle, hosts.clone())?;
                     let patience = match fallback {
                         true => Patience::Short,
@@ -394,7 +391,7 @@ impl Chat<'_> {
 
     /// Waits for a future that does not observe Ctrl-C.
     fn unless_cancelled<T>(&self, what: impl Future<Output = T>) -> Result<T, Failure> {
-        let done = self.runtime.block_on(self.cancel.or(what));
+        let done = self.runtime.block_on(self.cancel.run_until_cancelled(what));
         done.ok_or_else(|| ChatError::Cancelled.into())
     }
 }

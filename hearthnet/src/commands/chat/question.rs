@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{IsTerminal as _, Read};
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
+use hearthnet_platform::terminal::is_silent;
 
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{bytes, note};
+use crate::cli::{Failure, Kind, bytes, failure, note};
 
 /// Most bytes of a question with its files: several times the longest context of a model.
 const MAX_BYTES: u64 = 8 << 20;
@@ -56,7 +56,7 @@ pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>
     let stdin = std::io::stdin();
     let terminal = stdin.is_terminal();
     if !terminal {
-        if !quiet && is_silent(&stdin) {
+        if !quiet && is_silent(&stdin, Duration::from_secs(1)) {
             note(
                 "waiting for the end of standard input, which belongs to the question; add `< /dev/null` to ask without it",
             );
@@ -74,16 +74,6 @@ pub(super) fn question(words: &[OsString], quiet: bool) -> Result<Option<String>
         false => Err(Failure::new(Kind::BadRequest, "there is no question: standard input is empty")
             .hint("write it after `hearthnet chat`, or to standard input; on a terminal, `hearthnet chat` starts a conversation")),
     }
-}
-
-/// Whether standard input delivers nothing for a second, not even its end.
-fn is_silent(stdin: &std::io::Stdin) -> bool {
-    let mut asked = [PollFd::new(stdin, PollFlags::IN)];
-    let second = Timespec {
-        tv_sec: 1,
-        tv_nsec: 0,
-    };
-    matches!(rustix::event::poll(&mut asked, Some(&second)), Ok(0))
 }
 
 /// Joins the parts in order. If there are several files, each is preceded by its name.
@@ -122,7 +112,7 @@ fn text_of(source: impl Read, name: &str, left: &mut u64) -> Result<String, Fail
 }
 
 fn unreadable(name: &str, why: &str) -> Failure {
-    Failure::new(Kind::BadRequest, format!("cannot read {name}: {why}"))
+    failure!(BadRequest, "cannot read {name}: {why}")
         .hint("a question is made of words and of text files")
 }
 

@@ -3,12 +3,13 @@
 use std::io::ErrorKind;
 use std::path::Path;
 
-use hearthnet_bus::{regular_file, whole_file};
 use hearthnet_hub::reference::expand_home;
+use hearthnet_platform::regular_file;
+use hearthnet_platform::whole_file::{self, Access};
 use hearthnet_tokens::ChatMessage;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, failure};
 
 /// Most bytes of a file: many times the longest context of a model.
 const MAX_BYTES: u64 = 16 << 20;
@@ -36,13 +37,13 @@ pub(super) fn save(path: &Path, model: &str, messages: &[ChatMessage]) -> Result
     };
     let mut text = serde_json::to_vec_pretty(&saved).map_err(Failure::internal)?;
     text.push(b'\n');
-    whole_file::replace(path, &text, 0o600).map_err(|e| fail(&e.to_string()))
+    whole_file::replace(path, &text, Access::Owner).map_err(|e| fail(&e.to_string()))
 }
 
 pub(super) fn load(path: &Path) -> Result<Vec<ChatMessage>, Failure> {
     let path = &expand_home(path);
     let fail = |why: String| {
-        Failure::new(Kind::BadRequest, format!("cannot read {}: {why}", path.display()))
+        failure!(BadRequest, "cannot read {}: {why}", path.display())
             .hint("/load takes what /save writes: {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}]}")
     };
     let text = regular_file::read(path, MAX_BYTES).map_err(|e| match e.kind() {

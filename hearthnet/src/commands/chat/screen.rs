@@ -2,15 +2,14 @@
 //! standard error, never inside a word.
 
 use std::io::{IsTerminal as _, Write as _};
-use std::os::fd::AsFd as _;
 
 use hearthnet_orchestrator::chat::Frame;
+use hearthnet_platform::terminal::is_same_file;
 use hearthnet_transport::Code;
 
 use crate::answering::timing_report::waiting;
-use crate::cli::failure::Failure;
-use crate::cli::output::{Spinner, TerminalStyle, columns, note, print, print_bytes};
 use crate::cli::wrap::Wrap;
+use crate::cli::{Failure, Spinner, TerminalStyle, columns, note, print, print_bytes};
 
 pub(super) struct Screen {
     style: TerminalStyle,
@@ -33,7 +32,7 @@ impl Screen {
             spinner: None,
             later: Vec::new(),
             in_word: false,
-            mixed: same_place(),
+            mixed: is_same_file(std::io::stdout(), std::io::stderr()),
             begun: false,
         }
     }
@@ -169,16 +168,6 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
         [one] => format!("[{who}; {one} takes over{changed}]"),
         several => format!("[{who}; {} take over{changed}]", several.join(" and ")),
     })
-}
-
-/// Whether standard error and standard output are the same file. True if unknown.
-fn same_place() -> bool {
-    let of = |fd: rustix::fd::BorrowedFd<'_>| rustix::fs::fstat(fd).ok();
-    let (out, error) = (of(std::io::stdout().as_fd()), of(std::io::stderr().as_fd()));
-    match (out, error) {
-        (Some(out), Some(error)) => (out.st_dev, out.st_ino) == (error.st_dev, error.st_ino),
-        _ => true,
-    }
 }
 
 /// Removes what a spinner has left on the terminal's last line.

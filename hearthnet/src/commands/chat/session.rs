@@ -13,8 +13,7 @@ use super::command::{HELP, Line, read, set};
 use super::editor::{CUT, Input, Lines, unreadable, was_cut};
 use super::saved::{load, save};
 use crate::answering::timing_report::explain;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::note;
+use crate::cli::{Failure, Kind, note};
 
 impl Chat<'_> {
     /// A conversation on a terminal, until Ctrl-D.
@@ -144,11 +143,8 @@ impl Chat<'_> {
             }
             Line::Save(file) => {
                 save(&file, self.name(), &transcript.messages)?;
-                say(&format!(
-                    "{} written to {}",
-                    count(&transcript.messages),
-                    file.display()
-                ));
+                let (count, file) = (count(&transcript.messages), file.display());
+                say(&format!("{count} written to {file}"));
             }
             Line::Load(file) => {
                 *transcript = Transcript::new(load(&file)?);

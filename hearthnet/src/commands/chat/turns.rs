@@ -4,6 +4,7 @@ use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use hearthnet_files::sampling::SamplingChoice;
+use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::chat::{
     ChatRequest, Conversation, Done, FinishReason, Frame, Prompt, check,
 };
@@ -13,9 +14,9 @@ use super::screen::Screen;
 use super::{Chat, LocalBackend};
 use crate::answering::stream::{Printer, stream_answer};
 use crate::answering::timing_report::explain;
-use crate::cli::failure::Failure;
-use crate::cli::output::{note, print, print_json};
-use crate::node::local_api::Process;
+use crate::cli::args::ChatArgs;
+use crate::cli::{Failure, note, print, print_json};
+use crate::node::Process;
 
 /// Result of a turn.
 pub(super) struct Turn {
@@ -26,95 +27,103 @@ pub(super) struct Turn {
     pub(super) moves: Vec<Frame>,
 }
 
+/// Prints an answer in the requested form, and keeps what the end of the turn needs.
+struct Printed<'a> {
+    args: &'a ChatArgs,
+    screen: Screen,
+    /// Name of a host.
+    names: Box<dyn Fn(&str) -> String>,
+    said: String,
+    moves: Vec<Frame>,
+}
+
+impl Printed<'_> {
+    fn frame(&mut self, frame: &Frame) -> Result<(), Failure> {
+        match frame {
+            Frame::TokenDelta { text, .. } => self.said.push_str(text),
+            Frame::ShardFailover { .. } => self.moves.push(frame.clone()),
+            _ => {}
+        }
+        match (self.args.json, self.args.frames) {
+            (true, _) => Ok(()),
+            (_, true) => print_json(frame),
+            _ => self.screen.frame(frame, &self.names),
+        }
+    }
+
+    fn notice(&mut self, line: &str) -> Result<(), Failure> {
+        if self.args.json || self.args.frames {
+            note(line);
+            return Ok(());
+        }
+        self.screen.notice(&format!("[{line}]"))
+    }
+}
+
 impl Chat<'_> {
     /// Answers one prompt and prints the answer in the requested form. Ctrl-C stops it.
     pub(super) fn turn(&mut self, prompt: Prompt, started: Instant) -> Turn {
-        let mut turn = Turn {
-            said: String::new(),
-            end: Err(Failure::internal("no backend was asked")),
-            moves: Vec::new(),
-        };
         let interrupts = std::sync::Arc::clone(&self.interrupts);
         let answering = interrupts.answering();
         self.cancel = answering.cancel.clone();
-        let mut screen = Screen::new(self.style);
-        let end = self.show(prompt, started, &mut screen, &mut turn);
+        let sampling = self.model_sampling();
+        let mut printed = Printed {
+            args: self.args,
+            screen: Screen::new(self.style),
+            names: Box::new(self.names()),
+            said: String::new(),
+            moves: Vec::new(),
+        };
+        let end = sampling.and_then(|own| self.show(prompt, &own, started, &mut printed));
         // A stopped answer keeps the text printed so far.
         let ended = match (self.args.json, self.args.frames) {
-            (false, false) => screen.end(),
+            (false, false) => printed.screen.end(),
             _ => Ok(()),
         };
-        turn.end = end.and_then(|done| ended.map(|()| done));
-        if let Ok(done) = &turn.end {
-            self.comment(done, &turn.moves);
+        let end = end.and_then(|done| ended.map(|()| done));
+        if let Ok(done) = &end {
+            self.comment(done, &printed.moves);
         }
-        turn
+        Turn {
+            said: printed.said,
+            end,
+            moves: printed.moves,
+        }
+    }
+
+    /// Sampling of the answering model. If the service ended during the last answer, prepares this
+    /// process to answer.
+    fn model_sampling(&mut self) -> Result<SamplingChoice, Failure> {
+        if let Some(service) = &self.service {
+            return Ok(service.model.sampling);
+        }
+        let own = match self.own.take() {
+            Some(own) => own,
+            None => self.open()?,
+        };
+        let sampling = own.model.text.sampling;
+        self.own = Some(own);
+        Ok(sampling)
     }
 
     fn show(
         &mut self,
         prompt: Prompt,
+        own: &SamplingChoice,
         started: Instant,
-        screen: &mut Screen,
-        turn: &mut Turn,
+        printed: &mut Printed<'_>,
     ) -> Result<Done, Failure> {
-        let args = self.args;
-        let own = match (&self.service, &self.own) {
-            (Some(service), _) => service.sampling,
-            (None, Some(own)) => own.model.text.sampling,
-            // The service ended during the last answer.
-            (None, None) => {
-                self.own = Some(self.open()?);
-                let own = self.own.as_ref();
-                own.map_or(SamplingChoice::GREEDY, |own| own.model.text.sampling)
-            }
-        };
         let request = ChatRequest {
             prompt,
-            sampling: self.sampling.over(&own)?,
+            sampling: self.sampling.over(own)?,
             max_tokens: self.sampling.max_tokens,
             stop: self.sampling.stop.clone(),
-            exact: args.exact,
+            exact: self.args.exact,
         };
-        let names = self.names();
-        let Turn { said, moves, .. } = turn;
-        let mut told: EventPrinter<'_> = match (args.json, args.frames) {
-            (true, _) => Box::new(|event| {
-                if let Event::Silent(said) = event {
-                    note(*said);
-                }
-                Ok(())
-            }),
-            (_, true) => Box::new(|event| match event {
-                Event::Frame(frame) => print_json(frame),
-                Event::Silent(said) => {
-                    note(*said);
-                    Ok(())
-                }
-                Event::Alone => {
-                    note(ALONE);
-                    Ok(())
-                }
-            }),
-            _ => Box::new(|event| match event {
-                Event::Frame(frame) => screen.frame(frame, &names),
-                Event::Silent(said) => screen.notice(&format!("[{said}]")),
-                Event::Alone => screen.notice(&format!("[{ALONE}]")),
-            }),
-        };
-        let mut watched = |event: Event<'_>| {
-            match event {
-                Event::Frame(Frame::TokenDelta { text, .. }) => said.push_str(text),
-                Event::Frame(frame @ Frame::ShardFailover { .. }) => moves.push(frame.clone()),
-                _ => {}
-            }
-            told(&event)
-        };
-        let done = self.answer(&request, started, &mut watched)?;
-        drop(told);
-        if args.json {
+        let done = self.answer(&request, started, printed)?;
+        if self.args.json {
             print_json(&done)?;
-        } else if !args.frames && !std::io::stdout().is_terminal() {
+        } else if !self.args.frames && !std::io::stdout().is_terminal() {
             print("\n")?;
         }
         Ok(done)
@@ -151,7 +160,7 @@ impl Chat<'_> {
         &mut self,
         request: &ChatRequest,
         started: Instant,
-        told: &mut dyn FnMut(Event<'_>) -> Result<(), Failure>,
+        printed: &mut Printed<'_>,
     ) -> Result<Done, Failure> {
         let mut said = 0;
         if let Some(asked) = &self.service {
@@ -160,14 +169,14 @@ impl Chat<'_> {
             let stall = Duration::from_secs_f64(inference.shard_health_timeout_seconds);
             let mut printer = Printer::new(cancel);
             let mut tell = |news: bus::News<'_>| match news {
-                bus::News::Frame(frame) => printer.run(|| told(Event::Frame(frame))),
+                bus::News::Frame(frame) => printer.run(|| printed.frame(frame)),
                 bus::News::Silent => {
                     let process = Process::of(&asked.dir);
                     let said = format!(
                         "the service on this machine, {process}, does not answer; waiting up to {} s",
                         stall.as_secs()
                     );
-                    printer.run(|| told(Event::Silent(&said)));
+                    printer.run(|| printed.notice(&said));
                 }
                 _ => {}
             };
@@ -195,8 +204,13 @@ impl Chat<'_> {
                 },
             }
             // Only the same model can finish the answer of the service.
-            self.begun = self.service.take().map(|asked| asked.model);
-            told(Event::Alone)?;
+            self.begun = self.service.take().map(|asked| Resolved {
+                path: asked.model.path,
+                id: asked.model.id,
+            });
+            if !self.args.json {
+                printed.notice("continuing without the service on this machine")?;
+            }
         }
         self.goes_on = said > 0;
         let own = match self.own.take() {
@@ -210,7 +224,7 @@ impl Chat<'_> {
                 said -= 1;
                 Ok(())
             }
-            frame => told(Event::Frame(frame)),
+            frame => printed.frame(frame),
         };
         let done = self.answer_here(&mut own, request, started, &mut print_rest);
         self.own = Some(own);
@@ -245,15 +259,3 @@ impl Chat<'_> {
         Ok(done)
     }
 }
-
-type EventPrinter<'a> = Box<dyn FnMut(&Event<'_>) -> Result<(), Failure> + 'a>;
-
-enum Event<'a> {
-    Frame(&'a Frame),
-    /// The service has not responded for a while; holds the message.
-    Silent(&'a str),
-    /// The service ended, and this process continues.
-    Alone,
-}
-
-const ALONE: &str = "continuing without the service on this machine";

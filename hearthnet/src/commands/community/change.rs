@@ -8,14 +8,10 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::{Community, Level};
 use hearthnet_bus::node::{LinkInfo, Node};
 
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::note;
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, block_on, failure, note};
 use crate::config::Config;
-use crate::home::community::{Home, now_ms};
-use crate::home::key_status::KeyStatus;
-use crate::node::sync::wait_for_neighbours;
-use crate::node::transient::{self, with_synced_node};
+use crate::home::{Home, KeyStatus, now_ms};
+use crate::node::{transient, wait_for_neighbours, with_synced_node};
 
 /// Makes a change to the community; `work` checks the log and writes. If a daemon runs on this
 /// home, the daemon writes and sends the event.
@@ -141,11 +137,9 @@ pub(super) fn signs_as_root(home: &Home, may: bool, rule: &str) -> Result<bool, 
         return Ok(!may);
     }
     let own = home.level()?;
-    Err(
-        Failure::new(Kind::Community, format!("{rule}, and this node is {own}"))
-            .code("unauthorized")
-            .hint("ask one of them; `hearthnet community members` shows each member's level"),
-    )
+    Err(failure!(Community, "{rule}, and this node is {own}")
+        .code("unauthorized")
+        .hint("ask one of them; `hearthnet community members` shows each member's level"))
 }
 
 pub(super) fn is_anchor(home: &Home) -> bool {
@@ -163,13 +157,10 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
     if !anchor(node) || others {
         return Ok(());
     }
-    Err(Failure::new(
-        Kind::Community,
-        format!(
-            "{} is the last anchor of {:?}, and cannot be {what}: no member could invite or revoke nodes any more",
-            state.label(node, now_ms()),
-            state.name
-        ),
+    let (who, name) = (state.label(node, now_ms()), &state.name);
+    Err(failure!(
+        Community,
+        "{who} is the last anchor of {name:?}, and cannot be {what}: no member could invite or revoke nodes any more"
     )
     .code("last_anchor")
     .hint("first make another member an anchor: `hearthnet community promote NODE anchor`, on the machine that has root.key"))
@@ -177,15 +168,7 @@ pub(super) fn keeps_an_anchor(state: &Community, node: &NodeId, what: &str) -> R
 
 /// Error for a node that is already in a community.
 pub(super) fn in_community(name: &str) -> Failure {
-    Failure::new(
-        Kind::Community,
-        format!("this node is in {name:?} already"),
-    )
+    failure!(Community, "this node is in {name:?} already")
     .code("in_community")
     .hint("`hearthnet community leave` leaves it; or use --data-dir with another directory, for another node")
-}
-
-/// Result of a command whose confirmation was declined.
-pub(super) fn nothing_changed() -> Failure {
-    Failure::new(Kind::Interrupted, "nothing was changed")
 }

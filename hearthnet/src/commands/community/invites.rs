@@ -10,12 +10,12 @@ use serde_json::json;
 use zeroize::Zeroizing;
 
 use super::change::{change, is_anchor, signs_as_root};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json, span, table, when};
-use crate::cli::secret;
+use crate::cli::{
+    Failure, failure, note, print, print_json, print_result, secret, span, table, when,
+};
 use crate::config::Config;
-use crate::home::community::{Home, now_ms};
-use crate::node::log_writer::{self, Change};
+use crate::home::{Home, now_ms};
+use crate::node::{Change, log_writer};
 
 /// Fewest characters of an id, after `ed25519:`, that identify an invite.
 const LEAST: usize = 4;
@@ -91,8 +91,7 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
             used_by.join(", "),
         ]
     });
-    let header = ["invite", "level", "used", "open", "made by", "used by"];
-    print(table(&header, rows))
+    print(table("invite|level|used|open|made by|used by", rows))
 }
 
 /// Remaining validity of an invite in ms, or the reason why it is void.
@@ -149,13 +148,13 @@ pub(super) fn withdraw(
         text => Zeroizing::new(text.to_owned()),
     };
     let invite = change(home, config, as_json, || take_back(&text, home))?;
-    if as_json {
-        return print_json(&json!({ "invite": invite.to_string(), "withdrawn": true }));
-    }
-    print(format!(
-        "{} was withdrawn: it no longer admits anyone\n",
-        invite.short()
-    ))
+    let done = json!({ "invite": invite.to_string(), "withdrawn": true });
+    print_result(as_json, &done, || {
+        format!(
+            "{} was withdrawn: it no longer admits anyone\n",
+            invite.short()
+        )
+    })
 }
 
 fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
@@ -173,7 +172,7 @@ fn take_back(text: &str, home: &Home) -> Result<NodeId, Failure> {
 fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let text = text.trim();
     let unknown = || {
-        Failure::new(Kind::Community, format!("there is no invite {text:?}"))
+        failure!(Community, "there is no invite {text:?}")
             .code("bad_invite")
             .hint("`hearthnet community invites --all` lists every one")
     };
@@ -200,12 +199,10 @@ fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
         [] => Err(unknown()),
         several => {
             let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
-            Err(Failure::new(
-                Kind::Community,
-                format!("{text:?} can be any of {}", ids.join(" and ")),
-            )
-            .code("bad_invite")
-            .hint("write more of the id"))
+            let ids = ids.join(" and ");
+            Err(failure!(Community, "{text:?} can be any of {ids}")
+                .code("bad_invite")
+                .hint("write more of the id"))
         }
     }
 }

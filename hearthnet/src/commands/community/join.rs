@@ -25,14 +25,10 @@ use zeroize::Zeroizing;
 
 use super::change::in_community;
 use crate::cli::args::JoinArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Styled, note, print, print_json};
-use crate::cli::runtime::block_on;
-use crate::cli::secret;
+use crate::cli::{Failure, Kind, Styled, block_on, failure, note, print, print_json, secret, when};
 use crate::config::{Config, Context, Loaded, default_path};
-use crate::home::community::{Home, OnDisk, discard_unborn, display_name, now_ms};
-use crate::home::membership::Membership;
-use crate::node::transient::{self, with_synced_node};
+use crate::home::{Home, Membership, OnDisk, discard_unborn, display_name, now_ms};
+use crate::node::{transient, with_synced_node};
 
 /// Delay before an address is tried again after a failure.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
@@ -87,15 +83,10 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
         }
     }
     if invite.expires().saturating_mul(1000) <= now_ms() {
-        return Err(Failure::new(
-            Kind::Community,
-            format!(
-                "the invite expired on {}",
-                crate::cli::output::when(invite.expires().saturating_mul(1000))
-            ),
-        )
-        .code("bad_invite")
-        .hint("ask for a new code; if it is fresh, compare the clocks of both machines"));
+        let expired = when(invite.expires().saturating_mul(1000));
+        return Err(failure!(Community, "the invite expired on {expired}")
+            .code("bad_invite")
+            .hint("ask for a new code; if it is fresh, compare the clocks of both machines"));
     }
     let key = Arc::new(cx.global.node_key()?);
     let name = display_name(args.name.as_deref(), &cx.config);
@@ -132,22 +123,17 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
             let home = Home::new(dir, key, log);
             let ids = (home.key.id(), by);
             let start = async || transient::start(&home, &cx.config).await;
-            let others = block_on(second_opinion(&home.log, ids, now_ms, start))?;
+            let others = block_on(second_opinion(&home.log, ids, start))?;
             let level = home.level()?;
             Membership::note(&home.dir, &home.state(), &home.key.id());
             let written = configuration(args, cx, &home)?;
             if let Some((path, research)) = &written
                 && !args.json
             {
+                let (path, state) = (path.display(), if *research { "on" } else { "off" });
                 note(format!(
-                    "wrote {}: distributed inference is {} on this machine; {} under [policy.research] changes that",
-                    path.display(),
-                    if *research { "on" } else { "off" },
-                    if *research {
-                        "enable = false"
-                    } else {
-                        "enable = true"
-                    },
+                    "wrote {path}: distributed inference is {state} on this machine; enable = {} under [policy.research] changes that",
+                    !research
                 ));
             }
             let now = match written {
@@ -202,10 +188,9 @@ fn report(
         let ids = |nodes: &[NodeId]| nodes.iter().map(ToString::to_string).collect::<Vec<_>>();
         let joined = joined.as_ref();
         let asked = joined.map(|joined| {
-            let first = std::iter::once(joined.by);
-            ids(&first
-                .chain(joined.others.from.iter().copied())
-                .collect::<Vec<_>>())
+            let mut asked = vec![joined.by];
+            asked.extend(&joined.others.from);
+            ids(&asked)
         });
         return print_json(&json!({
             "community": home.log.community().to_string(),
@@ -313,7 +298,7 @@ impl Search<'_> {
             self.config,
             self.key.id(),
             CommunityTag::of(invite.community().as_bytes()),
-        )?;
+        );
         let (discovery, mut changes) = Discovery::start(settings, None).map_err(|e| {
             Failure::new(Kind::Host, e.to_string()).hint(
                 "discovery.mdns = false leaves mDNS out; the code's own addresses still count",
@@ -328,7 +313,7 @@ impl Search<'_> {
             ),
         });
         let identity = Arc::new(self.key.identity().map_err(Failure::internal)?);
-        let transport = self.config.transport()?;
+        let transport = self.config.transport();
         let started = Instant::now();
         let mut deadline = started + wait;
         let mut tried: HashMap<SocketAddr, Instant> = HashMap::new();
@@ -381,10 +366,8 @@ impl Search<'_> {
             }
             if reported.elapsed() >= REPORT {
                 reported = Instant::now();
-                self.say(format!(
-                    "still looking; {}",
-                    last.as_ref().map_or("no answer yet", |last| &last.said)
-                ));
+                let last = last.as_ref().map_or("no answer yet", |last| &last.said);
+                self.say(format!("still looking; {last}"));
             }
         };
         running.abort_all();
@@ -412,15 +395,11 @@ async fn attempt(
     let Ok(turn) = asking.acquire().await else {
         return Err(NotAdmitted::Failed(JoinFailure::NotAdmitted));
     };
-    let asked = join_through(&client, from, &request, &log, now_ms, |_| {});
+    let asked = join_through(&client, from, &request, &log, |_| {});
     let asked = tokio::time::timeout(ADMISSION_TIMEOUT, asked).await;
-    let late = |_| {
-        CallError::new(
-            Code::BUSY,
-            "it did not answer in time; other nodes are asked",
-        )
-    };
-    let asked = asked.map_err(|e| JoinFailure::Refused(late(e))).flatten();
+    let late = "it did not answer in time; other nodes are asked";
+    let late = JoinFailure::Refused(CallError::new(Code::BUSY, late));
+    let asked = asked.unwrap_or(Err(late));
     if asked.is_ok() {
         // Keeps the permit, so that no other node is asked before the waiting tasks are aborted.
         turn.forget();
@@ -497,13 +476,10 @@ impl Refusal {
 
 /// Error if no node was found; `last` describes the last attempt.
 fn nobody(wait: Duration, last: &str) -> Failure {
-    let found = format!(
-        "no node of the community was found in {} s{last}",
-        wait.as_secs()
-    );
-    Failure::new(Kind::Community, found).code("unreachable").hint(
-        "is `hearthnet serve` running where the code was made, on the same network, and can this machine reach it?",
-    )
+    let time = wait.as_secs();
+    failure!(Community, "no node of the community was found in {time} s{last}")
+        .code("unreachable")
+        .hint("is `hearthnet serve` running where the code was made, on the same network, and can this machine reach it?")
 }
 
 #[cfg(test)]

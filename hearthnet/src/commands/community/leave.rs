@@ -4,21 +4,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use hearthnet_bus::CommunityId;
 use hearthnet_bus::log::Body;
-use hearthnet_bus::{CommunityId, whole_file};
+use hearthnet_platform::whole_file::{self, Access};
 use serde_json::json;
 
-use super::change::{keeps_an_anchor, nothing_changed, sent, told};
+use super::change::{keeps_an_anchor, sent, told};
 use crate::cli::args::LeaveArgs;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{ask, note, print, print_json};
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, Kind, block_on, confirm, note, print, print_json};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, LOG_FILE, OnDisk, ROOT_KEY, now_ms};
 use crate::home::key_status::{CLOCK_FILE, KeyStatus};
-use crate::home::lock::Lock;
-use crate::home::membership;
-use crate::node::transient::{self, sync_log};
+use crate::home::{Home, LOG_FILE, Lock, OnDisk, ROOT_KEY, first_free, membership, now_ms};
+use crate::node::{sync_log, transient};
 
 pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
     let dir = cx.global.dir()?;
@@ -30,9 +27,7 @@ pub(super) fn run(args: &LeaveArgs, cx: &Context) -> Result<(), Failure> {
                 "Leave {:?}? Its log is lost on this machine, so no other member can be told.",
                 noted.name
             );
-            if !args.yes && !ask(&question, Some(true))? {
-                return Err(nothing_changed());
-            }
+            confirm(args.yes, &question)?;
             let _lock = lock(&dir)?;
             let aside = put_aside(&dir, noted.community, true)?;
             done(args.json, &noted.name, None, true, &aside)
@@ -66,9 +61,7 @@ fn leave(args: &LeaveArgs, home: Home, config: &Config) -> Result<(), Failure> {
             "Put the key and the log of {name:?} aside? A new key is made when this home joins again."
         ),
     };
-    if !args.yes && !ask(&question, Some(true))? {
-        return Err(nothing_changed());
-    }
+    confirm(args.yes, &question)?;
     let told = match member && others {
         true => say_goodbye(args, &home, config)?,
         false => None,
@@ -146,16 +139,13 @@ fn say_goodbye(args: &LeaveArgs, home: &Home, config: &Config) -> Result<Option<
 fn put_aside(dir: &Path, community: CommunityId, keep_key: bool) -> Result<PathBuf, Failure> {
     let short = community.short();
     let short = short.rsplit(':').next().unwrap_or(&short);
-    let aside = (1..)
-        .map(|n: u32| dir.join(format!("left-{short}-{n}")))
-        .find(|aside| !aside.exists())
-        .ok_or_else(|| Failure::internal("no free name for the community's data"))?;
+    let aside = first_free(|n| dir.join(format!("left-{short}-{n}")))?;
     let fail = |what: &Path, e: std::io::Error| {
         let why = format!("cannot move {} to {}: {e}", what.display(), aside.display());
         Failure::new(Kind::Host, why)
             .hint("nothing else was changed; move the community's files away by hand")
     };
-    whole_file::make_folder(&aside, 0o700).map_err(|e| fail(dir, e))?;
+    whole_file::make_folder(&aside, Access::Owner).map_err(|e| fail(dir, e))?;
     let damaged = format!("{LOG_FILE}.damaged-");
     let entries = fs::read_dir(dir).map_err(|e| fail(dir, e))?;
     let mut names: Vec<_> = entries

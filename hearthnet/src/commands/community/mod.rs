@@ -17,26 +17,24 @@ use std::path::Path;
 use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, is_name};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
+use hearthnet_text::sanitize_name;
 use serde_json::json;
 use zeroize::Zeroizing;
 
-use self::change::{
-    change, in_community, is_anchor, keeps_an_anchor, nothing_changed, signs_as_root,
-};
+use self::change::{change, in_community, is_anchor, keeps_an_anchor, signs_as_root};
 use crate::cli::args::{
     CommunityCommand, CreateArgs, InviteArgs, LevelArgs, PolicyArgs, RevokeArgs,
 };
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{ask, note, print, print_json, span, table, when};
-use crate::cli::secret;
+use crate::cli::{
+    Failure, Kind, confirm, failure, note, print, print_json, print_result, secret, span, when,
+};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, OnDisk, ROOT_KEY, discard_unborn, display_name, now_ms};
-use crate::home::members::find;
-use crate::home::membership::Membership;
-use crate::home::{key_status, root_key};
-use crate::node::addresses::DEFAULT_PORT;
-use crate::node::log_writer::{self, Change};
-use crate::node::restore_log::open_home;
+use crate::home::members::{self, find};
+use crate::home::{
+    Home, Membership, OnDisk, ROOT_KEY, discard_unborn, display_name, first_free, key_status,
+    now_ms, root_key,
+};
+use crate::node::{Change, DEFAULT_PORT, log_writer, open_home};
 
 pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure> {
     let home = || open_home(cx);
@@ -45,7 +43,7 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
         CommunityCommand::Create(args) => create(&args, cx),
         CommunityCommand::Invite(args) => invite(&args, &home()?, config),
         CommunityCommand::Join(args) => join::run(&args, cx),
-        CommunityCommand::Members { json } => members(&home()?, json),
+        CommunityCommand::Members { json } => list_members(&home()?, json),
         CommunityCommand::Promote(args) => level(&args, &home()?, config, true),
         CommunityCommand::Demote(args) => level(&args, &home()?, config, false),
         CommunityCommand::Revoke(args) => revoke(&args, &home()?, config),
@@ -73,12 +71,10 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
     match Home::on_disk(&cx.global, &dir)? {
         OnDisk::Here(home) => return Err(in_community(&home.state().name)),
         OnDisk::Lost(noted) => {
-            return Err(Failure::new(
-                Kind::Community,
-                format!(
-                    "this node is in {:?}, whose log was lost on this machine",
-                    noted.name
-                ),
+            return Err(failure!(
+                Community,
+                "this node is in {:?}, whose log was lost on this machine",
+                noted.name
             )
             .code("in_community")
             .hint("`hearthnet status` restores the log from any other member that runs; `hearthnet community leave` leaves the community"));
@@ -122,12 +118,14 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
         }));
     }
     print(format!(
-        "community      {name}\n\
+        "community      {}\n\
              id             {}\n\
-             this node      {called} ({}, anchor)\n\
+             this node      {} ({}, anchor)\n\
              research       {}\n\
              root key       {}\n",
+        sanitize_name(name),
         log.community(),
+        sanitize_name(&called),
         key.id().short(),
         on_off(research),
         dir.join(ROOT_KEY).display(),
@@ -151,10 +149,7 @@ fn new_root_key(path: &Path, passphrase: Option<&str>) -> Result<NodeKey, Failur
         Failure::new(Kind::Host, e.to_string()).hint("choose another directory with --data-dir")
     };
     if path.exists() {
-        let aside = (1..)
-            .map(|n: u32| path.with_extension(format!("key.old-{n}")))
-            .find(|aside| !aside.exists())
-            .ok_or_else(|| Failure::internal("no free name for the old root key"))?;
+        let aside = first_free(|n| path.with_extension(format!("key.old-{n}")))?;
         std::fs::rename(path, &aside).map_err(|e| fail(&e))?;
         note(format!(
             "the root key of an earlier community was moved to {}; every community has its own",
@@ -199,19 +194,20 @@ fn new_passphrase() -> Result<Zeroizing<String>, Failure> {
 
 fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let wanted = args.level;
-    let invite = change(home, config, args.json, || make_invite(args, home, config))?;
+    let (code, live) = change(home, config, args.json, || make_invite(args, home, config))?;
+    let (id, expires_ms) = (code.key().id(), code.expires().saturating_mul(1000));
     let (state, now) = (home.state(), now_ms());
     if args.json {
         return print_json(&json!({
-            "code": invite.code.to_string(),
-            "id": invite.code.key().id().short(),
+            "code": code.to_string(),
+            "id": id.short(),
             "level": wanted,
             "uses": args.uses,
-            "expires_ms": invite.expires_ms,
-            "hints": invite.code.hints(),
+            "expires_ms": expires_ms,
+            "hints": code.hints(),
         }));
     }
-    print(format!("{}\n", invite.code))?;
+    print(format!("{code}\n"))?;
     note(format!(
         "anyone with this code becomes {wanted} in {:?}: {}, until {} ({}).\nThey type `hearthnet community join` and paste it.\n`hearthnet community invites` lists it as {}; `hearthnet community withdraw` takes it back.",
         state.name,
@@ -219,11 +215,11 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
             1 => "one node".to_owned(),
             n => format!("{n} nodes"),
         },
-        when(invite.expires_ms),
-        span(invite.expires_ms.saturating_sub(now)),
-        invite.code.key().id().short(),
+        when(expires_ms),
+        span(expires_ms.saturating_sub(now)),
+        id.short(),
     ));
-    if !invite.live {
+    if !live {
         note(
             "No node of the community runs here now. Start one before they join: \
              `hearthnet serve`, or `hearthnet shard serve`.",
@@ -232,14 +228,8 @@ fn invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(), Failure
     Ok(())
 }
 
-struct CreatedInvite {
-    code: Invite,
-    expires_ms: u64,
-    /// Whether this node runs, so that nodes can join through it.
-    live: bool,
-}
-
-fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<CreatedInvite, Failure> {
+/// Returns the code, and whether this node runs, so that nodes can join through it.
+fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(Invite, bool), Failure> {
     let state = home.state();
     let wanted = args.level;
     let who = match wanted {
@@ -264,11 +254,7 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<Create
         expires_ms,
     };
     log_writer::write(home, by_root, invite)?;
-    Ok(CreatedInvite {
-        code,
-        expires_ms,
-        live,
-    })
+    Ok((code, live))
 }
 
 /// Addresses of nodes that can admit, this one first, and whether this node runs.
@@ -276,22 +262,15 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     let state = home.state();
     let own = home.key.id();
     let of = |node: &NodeId| -> Vec<SocketAddr> {
-        state
-            .endpoints_of(node, now)
-            .to_vec()
-            .iter()
-            .filter_map(|e| e.parse().ok())
-            .collect()
+        let told = state.endpoints_of(node, now).to_vec();
+        told.iter().filter_map(|at| at.parse().ok()).collect()
     };
     let mut hints = of(&own);
     let live = !hints.is_empty();
     if !live {
         // Expected address, if no other program takes the port.
-        let listen = config
-            .node
-            .listen
-            .parse()
-            .unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)));
+        let listen = config.node.listen.parse();
+        let listen = listen.unwrap_or(SocketAddr::from(([0, 0, 0, 0], DEFAULT_PORT)));
         if listen.port() != 0 {
             hints.extend(crate::node::addresses::reachable(listen));
         }
@@ -305,7 +284,7 @@ fn hints(home: &Home, config: &Config, now: u64) -> (Vec<SocketAddr>, bool) {
     (hints, live)
 }
 
-fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
+fn list_members(home: &Home, as_json: bool) -> Result<(), Failure> {
     let state = home.state();
     let own = home.key.id();
     let now = now_ms();
@@ -315,24 +294,17 @@ fn members(home: &Home, as_json: bool) -> Result<(), Failure> {
         return print_json(&json!({
             "community": home.log.community().to_string(),
             "name": state.name,
-            "members": crate::home::members::json(&state, &own, &back),
+            "members": members::json(&state, &own, &back),
         }));
     }
-    let rows = state.members().map(|(node, member)| {
-        [
-            state.shown_name(node, now),
-            node.short(),
-            member.level.to_string(),
-            match (state.is_frozen(node), *node == own, online(node)) {
-                (true, ..) => "frozen: signed two histories",
-                (_, true, _) => "this node",
-                (_, _, true) => "online",
-                _ => "",
-            }
-            .to_owned(),
-        ]
-    });
-    print(table(&["name", "node", "level", ""], rows))?;
+    print(members::table(&state, "name", |node| {
+        match (state.is_frozen(node), *node == own, online(node)) {
+            (true, ..) => "frozen: signed two histories",
+            (_, true, _) => "this node",
+            (_, _, true) => "online",
+            _ => "",
+        }
+    }))?;
     if let Some(line) = key_status::dated_back_line(&state, &back) {
         note(line);
     }
@@ -390,23 +362,13 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     let state = home.state();
     // Check before asking for confirmation.
     keeps_an_anchor(&state, &node, "revoked")?;
+    // The log no longer shows the name after the revocation.
+    let (who, name) = (state.label(&node, now_ms()), &state.name);
     let question = match node == home.key.id() {
-        true => format!(
-            "Revoke this node, {}, in {:?} for good?",
-            state.label(&node, now_ms()),
-            state.name
-        ),
-        false => format!(
-            "Revoke {} in {:?} for good? Its key can never rejoin.",
-            state.label(&node, now_ms()),
-            state.name
-        ),
+        true => format!("Revoke this node, {who}, in {name:?} for good?"),
+        false => format!("Revoke {who} in {name:?} for good? Its key can never rejoin."),
     };
-    if !args.yes && !ask(&question, Some(true))? {
-        return Err(nothing_changed());
-    }
-    // Taken before the revocation, because the log no longer shows the name afterwards.
-    let who = state.label(&node, now_ms());
+    confirm(args.yes, &question)?;
     change(home, config, args.json, || {
         revoke_node(&args.node, node, home)
     })?;
@@ -439,17 +401,12 @@ fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure
         true => change(home, config, args.json, set)?,
         false => home.state().policy,
     };
-    if args.json {
-        return print_json(&json!({
-            "research": new.research,
-            "who_may_invite": new.who_may_invite,
-        }));
-    }
-    print(format!(
-        "research         {}\nwho may invite   {}\n",
-        on_off(new.research),
-        new.who_may_invite
-    ))
+    let (research, who) = (new.research, new.who_may_invite);
+    let policy = json!({ "research": research, "who_may_invite": who });
+    print_result(args.json, &policy, || {
+        let research = on_off(research);
+        format!("research         {research}\nwho may invite   {who}\n")
+    })
 }
 
 fn set_policy(args: &PolicyArgs, home: &Home) -> Result<Policy, Failure> {
@@ -486,23 +443,20 @@ fn report(
     what: String,
     mut fields: serde_json::Value,
 ) -> Result<(), Failure> {
-    if as_json {
-        if let Some(object) = fields.as_object_mut() {
-            object.insert("node".into(), node.to_string().into());
-        }
-        return print_json(&fields);
+    if let Some(object) = fields.as_object_mut() {
+        object.insert("node".into(), node.to_string().into());
     }
-    print(format!("{who} {what}\n"))
+    print_result(as_json, &fields, || format!("{who} {what}\n"))
 }
 
 fn not_a_member(text: &str) -> Failure {
-    Failure::new(Kind::Community, format!("{text:?} is no longer a member"))
+    failure!(Community, "{text:?} is no longer a member")
         .code("unknown_node")
         .hint("`hearthnet community members` lists the members")
 }
 
 fn no_step(text: &str, what: &str) -> Failure {
-    Failure::new(Kind::Community, format!("{text:?} is {what}")).code("bad_request")
+    failure!(Community, "{text:?} is {what}").code("bad_request")
 }
 
 fn on_off(value: bool) -> &'static str {

@@ -11,19 +11,13 @@ use hearthnet_bus::invite::Invite;
 use hearthnet_bus::log::{Body, Level};
 use serde_json::json;
 
-use super::change::{bring_as_root, nothing_changed};
+use super::change::bring_as_root;
 use crate::cli::args::RenewArgs;
-use crate::cli::failure::Failure;
-use crate::cli::output::{ask, note, print, print_json};
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, block_on, confirm, note, print, print_json};
 use crate::commands::backup::NODE_KEY;
 use crate::config::{Config, Context};
-use crate::home::community::{Home, display_name, now_ms};
-use crate::home::key_status::KeyStatus;
-use crate::home::lock::Lock;
-use crate::home::membership::Membership;
-use crate::node::restore_log::open_home;
-use crate::node::transient::with_synced_node;
+use crate::home::{Home, KeyStatus, Lock, Membership, display_name, first_free, now_ms};
+use crate::node::{open_home, with_synced_node};
 
 /// Validity of the invite in ms. It is used at once.
 const INVITE_MS: u64 = 60_000;
@@ -42,9 +36,7 @@ pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
                 "Put the key of this home aside, and make it a member of {:?} with a new one?",
                 state.name
             );
-            if !args.yes && !ask(&question, Some(true))? {
-                return Err(nothing_changed());
-            }
+            confirm(args.yes, &question)?;
             let aside = new_key(&mut home, &cx.config)?;
             Some(aside)
         }
@@ -67,10 +59,7 @@ fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
         name => name.into_owned(),
     };
     let path = home.dir.join(NODE_KEY);
-    let aside = (1..)
-        .map(|n: u32| path.with_extension(format!("key.old-{n}")))
-        .find(|aside| !aside.exists())
-        .ok_or_else(|| Failure::internal("no free name for the old key"))?;
+    let aside = first_free(|n| path.with_extension(format!("key.old-{n}")))?;
     let fail = |e: &dyn std::fmt::Display| Failure::file("put aside", &path, e);
     std::fs::rename(&path, &aside).map_err(|e| fail(&e))?;
     let key = NodeKey::generate().map_err(|e| fail(&e))?;
@@ -89,15 +78,12 @@ fn new_key(home: &mut Home, config: &Config) -> Result<PathBuf, Failure> {
     home.append(&root, invited)?;
     home.append(&root, Body::Admitted { request, level })?;
     if state.member(&old).is_some() {
-        let heads = home.log.heads();
-        let last_seq = heads.authors.get(&old).map_or(0, |head| head.seq);
-        home.append(
-            &root,
-            Body::Revoked {
-                node: old,
-                last_seq,
-            },
-        )?;
+        let last_seq = home.last_seq(&old);
+        let revoked = Body::Revoked {
+            node: old,
+            last_seq,
+        };
+        home.append(&root, revoked)?;
     }
     Membership::note_refusal(&home.dir, None);
     (home.key, home.refused) = (Arc::new(key), Arc::default());
@@ -124,7 +110,7 @@ fn report(
         Some(aside) => format!(
             "this node is {} now, {}\nits old key is in {}\n",
             id.short(),
-            state.level(&id).map_or("no member", Level::as_str),
+            state.level(&id).map_or("no member", Level::into),
             aside.display(),
         ),
         None => "the key of this node is valid\n".to_owned(),

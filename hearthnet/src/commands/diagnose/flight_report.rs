@@ -13,8 +13,8 @@ use hearthnet_bus::log::Community;
 use hearthnet_text::sanitize;
 use serde_json::{Value, json};
 
-use crate::cli::output::table;
-use crate::home::community::now_ms;
+use crate::cli::table;
+use crate::home::now_ms;
 
 /// Node that was asked, and its answer or error.
 pub(crate) struct Asked {
@@ -45,22 +45,22 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
     let rows = nodes.iter().filter_map(|asked| {
         let answer = asked.answer.as_ref().ok()?;
         let clock = answer.clock();
-        let mut remarks = Vec::new();
-        if asked.here {
-            remarks.push("this node".to_owned());
-        }
-        if answer.forgotten > 0 {
-            remarks.push(format!("{} older events were dropped", answer.forgotten));
-        }
-        if answer.partial {
-            remarks.push("it reports only events of this node".to_owned());
-        }
-        if answer.cut {
-            remarks.push("it has more events than the limit".to_owned());
-        }
-        if answer.unreadable > 0 {
-            remarks.push(format!("{} cannot be read", answer.unreadable));
-        }
+        let (forgotten, unreadable) = (answer.forgotten, answer.unreadable);
+        let remarks = [
+            (asked.here, "this node".to_owned()),
+            (
+                forgotten > 0,
+                format!("{forgotten} older events were dropped"),
+            ),
+            (
+                answer.partial,
+                "it reports only events of this node".to_owned(),
+            ),
+            (answer.cut, "it has more events than the limit".to_owned()),
+            (unreadable > 0, format!("{unreadable} cannot be read")),
+        ];
+        let remarks = remarks.into_iter().filter(|(applies, _)| *applies);
+        let remarks: Vec<String> = remarks.map(|(_, remark)| remark).collect();
         Some([
             names.of(&asked.node),
             answer.records.len().to_string(),
@@ -71,18 +71,12 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
     });
     let rows: Vec<_> = rows.collect();
     if !rows.is_empty() {
-        let head = ["node", "events", "its clock", "give or take", ""];
-        out.push_str(&table(&head, rows));
+        out.push_str(&table("node|events|its clock|give or take|", rows));
     }
     for asked in nodes {
         if let Err(error) = &asked.answer {
-            let _ = writeln!(
-                out,
-                "  {}  no answer: {}: {}",
-                names.of(&asked.node),
-                error.code(),
-                error
-            );
+            let (name, code) = (names.of(&asked.node), error.code());
+            let _ = writeln!(out, "  {name}  no answer: {code}: {error}");
         }
     }
     if line.is_empty() {
@@ -102,19 +96,13 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             day = date.to_owned();
         }
         let node = names.of(&entry.node);
-        let pad = " ".repeat(width.saturating_sub(node.chars().count()));
-        let pipeline = entry.pipeline.map_or_else(
-            || " ".repeat(SHORT_ID),
-            |id| {
-                let id = id.to_string();
-                id.get(id.len().saturating_sub(SHORT_ID)..)
-                    .unwrap_or_default()
-                    .to_owned()
-            },
-        );
+        let id = entry.pipeline.map_or_else(String::new, |id| id.to_string());
+        let id = id
+            .get(id.len().saturating_sub(SHORT_ID)..)
+            .unwrap_or_default();
         let _ = write!(
             out,
-            "{time} {:>8}  {node}{pad}  {pipeline}  {}",
+            "{time} {:>8}  {node:width$}  {id:SHORT_ID$}  {}",
             format!("±{}", milliseconds(entry.give_or_take_us)),
             words(&entry.record.event, names)
         );

@@ -30,17 +30,11 @@ use serde_json::json;
 use self::flight_report::Asked;
 use crate::answering::local_service::STANDALONE;
 use crate::cli::args::{DiagnoseArgs, Global};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{note, print, print_json};
-use crate::cli::runtime::block_on;
+use crate::cli::{Failure, Kind, block_on, failure, note, print, print_json};
 use crate::config::{Config, Context};
-use crate::home::community::{Home, now_ms};
-use crate::home::lock::Lock;
-use crate::models::capacity::text_disagreement;
-use crate::node::local_api::{self, NODE_FLIGHT, NODE_STATUS};
-use crate::node::restore_log::find_home;
-use crate::node::status::Running;
-use crate::node::transient::with_synced_node;
+use crate::home::{Home, Lock, now_ms};
+use crate::models::text_disagreement;
+use crate::node::{NODE_FLIGHT, NODE_STATUS, Running, find_home, local_api, with_synced_node};
 
 /// Time limit for one node, from the connection to its last page.
 const PER_NODE: Duration = Duration::from_secs(15);
@@ -62,7 +56,7 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
         }
         if !others.is_empty() {
             let key = Arc::new(cx.global.node_key()?);
-            nodes.extend(elsewhere(others, &key, &cx.config.transport()?, age_ms).await);
+            nodes.extend(elsewhere(others, &key, &cx.config.transport(), age_ms).await);
         }
         Ok((nodes, running.map(|running| running.isolation)))
     })?;
@@ -143,7 +137,7 @@ fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
         .filter(|id| !wanted.is_empty() && id.to_string().ends_with(&wanted))
         .collect();
     let fail = |what: &str| {
-        Failure::new(Kind::BadRequest, format!("{what} pipeline ends with {wanted:?}"))
+        failure!(BadRequest, "{what} pipeline ends with {wanted:?}")
             .hint("`hearthnet diagnose` shows the ends of ids, `--json` whole ones; --since looks further back")
     };
     match (found.first(), found.len()) {

@@ -3,23 +3,14 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use hearthnet_files::Digest;
-use hearthnet_files::Gguf;
-use hearthnet_files::TextId;
-use hearthnet_files::WeightsId;
-use hearthnet_files::manifest::FileState;
-use hearthnet_files::manifest::Pinned;
-use hearthnet_files::manifest::file_state;
-use hearthnet_hub::catalogue::Catalogue;
-use hearthnet_hub::catalogue::ModelEntry;
-use hearthnet_hub::catalogue::Shape;
+use hearthnet_files::manifest::{FileState, Pinned, file_state};
+use hearthnet_files::{Digest, Gguf, TextId, WeightsId};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, Shape};
 use serde::Serialize;
 
-use crate::cli::failure::Failure;
-use crate::cli::output::{bytes, note, print, print_json, table};
-use crate::models::capacity::{Availability, Capacity, other_text};
-use crate::models::catalogue::models_dir;
+use crate::cli::{Failure, bytes, note, print, print_json, table};
 use crate::models::local_files::{State, bytes_here, fetched, named, state};
+use crate::models::{Availability, Capacity, models_dir, other_text};
 
 /// Model that is on this machine, or in the catalogue.
 #[derive(Debug, Serialize)]
@@ -125,10 +116,10 @@ pub(super) fn list(catalogue: &Catalogue, capacity: &Capacity, json: bool) -> Re
 
 /// Table of models, 80 columns wide except for long file names outside the catalogue.
 fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
-    let mut heads = vec!["model", "size", "licence", "on disk", "here"];
-    if capacity.community.is_some() {
-        heads.push("community");
-    }
+    let header = match capacity.community {
+        Some(_) => "model|size|licence|on disk|here|community",
+        None => "model|size|licence|on disk|here",
+    };
     let cells: Vec<Vec<String>> = known
         .iter()
         .map(|row| {
@@ -141,36 +132,24 @@ fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
                 on_disk(row.state).to_owned(),
                 here(row).to_owned(),
             ];
-            cells.extend(row.community.map(|there| there.text().to_owned()));
+            cells.extend(row.community.map(|there| there.to_string()));
             cells
         })
         .collect();
-    let mut out = table(&heads, &cells);
+    let mut out = table(header, &cells);
     if !fetched.is_empty() {
         out.push_str("\n also on this machine:\n");
     }
     for row in fetched {
-        let size = bytes(row.bytes);
-        let _ = writeln!(
-            out,
-            " {}\n   {size}, on disk: {}; here: {}",
-            row.model,
-            on_disk(row.state),
-            here(row)
-        );
+        let (model, size) = (&row.model, bytes(row.bytes));
+        let (on_disk, here) = (on_disk(row.state), here(row));
+        let _ = writeln!(out, " {model}\n   {size}, on disk: {on_disk}; here: {here}");
     }
     out.push('\n');
-    let _ = match capacity.free {
-        Some(free) => writeln!(
-            out,
-            " here       fits into the {} of memory that are free now",
-            bytes(free)
-        ),
-        None => writeln!(
-            out,
-            " here       this system does not tell how much memory is free"
-        ),
-    };
+    out.push_str(&match capacity.free.map(bytes) {
+        Some(free) => format!(" here       fits into the {free} of memory that are free now\n"),
+        None => " here       this system does not tell how much memory is free\n".to_owned(),
+    });
     if let Some(given) = &capacity.community {
         let _ = writeln!(
             out,

@@ -14,31 +14,16 @@ use hearthnet_tokens::inspect::{container, inspect};
 use serde::Serialize;
 
 use crate::cli::args::ModelCommand;
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Progress, print, print_json};
-use crate::cli::signals::cancel_on_interrupt;
+use crate::cli::{Failure, Kind, Progress, cancel_on_interrupt, failure, print, print_result};
 use crate::config::Context;
-use crate::models::capacity::Capacity;
 use crate::models::catalogue::catalogue;
-use crate::models::find::resolve;
-use crate::models::import::{self, weight_type};
 use crate::models::open_file::open_file;
-use crate::models::pull::{PullRequest, pull_model};
+use crate::models::{Capacity, import, pull_model, resolve, weight_type};
 
 pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
     match command {
-        ModelCommand::Pull {
-            model,
-            from,
-            sha256,
-            force,
-        } => {
-            let request = PullRequest {
-                from,
-                sha256,
-                force,
-            };
-            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, request)?;
+        ModelCommand::Pull { model, options } => {
+            let path = pull_model(&cx.global, &catalogue(&cx.global)?, &model, options)?;
             print(format!("{}\n", path.display()))
         }
         ModelCommand::List { json } => list::list(&catalogue(&cx.global)?, &Capacity::of(cx), json),
@@ -66,14 +51,13 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
                 inspection.chat_refused = Some(LoadError::NotFinite(tensor.to_owned()).to_string());
             }
             let refused = inspection.chat_refused.as_ref().map(|why| {
-                Failure::new(Kind::Model, format!("chat: not with this file: {why}")).hint(
+                failure!(Model, "chat: not with this file: {why}").hint(
                     "a fresh `hearthnet model pull` replaces a broken file; otherwise ask its publisher for a corrected one",
                 )
             });
-            match (refused, json) {
-                (None, true) => print_json(&inspection),
-                (None, false) => print(format!("{inspection}")),
-                (Some(refused), _) => Err(shown_beside(refused, &inspection, json)),
+            match refused {
+                None => print_result(json, &inspection, || inspection.to_string()),
+                Some(refused) => Err(shown_beside(refused, &inspection, json)),
             }
         }
         ModelCommand::Import { directory, output } => {
@@ -89,7 +73,7 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
 
 /// Shows the container of a file whose model cannot be run.
 fn inspect_container(path: &Path, error: &ModelError, json: bool) -> Failure {
-    let failure = Failure::new(Kind::Model, format!("{}: {error}", path.display())).hint(
+    let failure = failure!(Model, "{}: {error}", path.display()).hint(
         "`hearthnet model list` names models that run; a fresh `hearthnet model pull` replaces a \
          broken file",
     );
@@ -127,7 +111,7 @@ fn convert_file(source: &Path, to: &str, output: &Path) -> Result<(), Failure> {
         ConvertError::Exists(_) => Failure::new(Kind::Config, error.to_string())
             .hint("name a file that does not exist yet"),
         other @ (ConvertError::Tensor { .. } | ConvertError::Model(_)) => {
-            Failure::new(Kind::Model, format!("{}: {other}", source.display()))
+            failure!(Model, "{}: {other}", source.display())
                 .hint("`hearthnet model inspect` says more; a fresh `hearthnet model pull` replaces a broken file")
         }
         other => Failure::new(Kind::Host, other.to_string()),

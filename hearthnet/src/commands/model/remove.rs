@@ -7,8 +7,7 @@ use hearthnet_files::manifest::record_path;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{ask, bytes, note};
+use crate::cli::{Failure, Kind, ask, bytes, failure, note};
 use crate::models::catalogue::{models_dir, not_resolved};
 use crate::models::local_files::{bytes_here, part_of};
 
@@ -24,10 +23,8 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
     };
     let part = part_of(&path);
     if !path.is_file() && !part.is_file() {
-        return Err(
-            Failure::new(Kind::Model, format!("model {model} is not on this machine"))
-                .hint("`hearthnet model list` shows the models that are"),
-        );
+        return Err(failure!(Model, "model {model} is not on this machine")
+            .hint("`hearthnet model list` shows the models that are"));
     }
     // Removes only fetched files: a link may lead to another program's file.
     let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
@@ -35,13 +32,10 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         .canonicalize()
         .is_ok_and(|models| folder.is_some_and(|f| f.starts_with(&models) && f != models));
     if !inside {
-        return Err(Failure::new(
-            Kind::BadRequest,
-            format!(
-                "{} was not fetched by this program: it is not below {}",
-                path.display(),
-                models.display()
-            ),
+        let (path, models) = (path.display(), models.display());
+        return Err(failure!(
+            BadRequest,
+            "{path} was not fetched by this program: it is not below {models}"
         )
         .hint("remove the file yourself, and NAME.gguf.hearthnet beside it"));
     }

@@ -2,14 +2,10 @@
 
 use std::path::Path;
 
-use hearthnet_files::manifest::FileState;
-use hearthnet_files::manifest::Pinned;
-use hearthnet_files::manifest::file_state;
-use hearthnet_hub::catalogue::Catalogue;
-use hearthnet_hub::catalogue::ModelEntry;
+use hearthnet_files::manifest::{FileState, Pinned, file_state};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry};
 
-use crate::cli::failure::Failure;
-use crate::cli::output::{Progress, print, print_json};
+use crate::cli::{Failure, Progress, print_result};
 use crate::models::catalogue::pin;
 use crate::models::open_file::{changed, open_file};
 
@@ -40,11 +36,9 @@ pub(super) fn verify(
     };
     let len = file.gguf().file_bytes();
     let weights = manifest.weights_id();
-    if json {
-        return print_json(&serde_json::json!({
-            "path": path.to_string_lossy(), "bytes": len, "weights": weights, "compared_with": compared,
-        }));
-    }
+    let found = serde_json::json!({
+        "path": path.to_string_lossy(), "bytes": len, "weights": weights, "compared_with": compared,
+    });
     let what = match compared {
         "catalogue" => "they match the catalogue",
         "first_pull" => "they match the first pull on this machine",
@@ -52,8 +46,8 @@ pub(super) fn verify(
         "accepted" => "accepted as they are now",
         _ => "no reference hash is known; this hash is recorded and checked from now on",
     };
-    print(format!(
-        "{}\n  bytes    {len} read: {what}\n  weights  {weights}\n",
-        path.display()
-    ))
+    print_result(json, &found, || {
+        let path = path.display();
+        format!("{path}\n  bytes    {len} read: {what}\n  weights  {weights}\n")
+    })
 }

@@ -18,11 +18,9 @@ use self::start::{start_failure, start_progress};
 #[cfg(feature = "torch")]
 use self::torch::Torch;
 use crate::cli::args::{EngineKind, HostEngineArgs, TorchArgs};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::bytes;
+use crate::cli::{Failure, Kind, bytes, failure};
 use crate::config::Config;
-use crate::models::OpenModel;
-use crate::models::memory::weights_budget;
+use crate::models::{OpenModel, weights_budget};
 
 #[cfg(feature = "torch")]
 pub(crate) use self::torch::bench;
@@ -38,7 +36,7 @@ pub(crate) enum HostEngine {
 
 /// Engine chosen on the command line, else in the configuration.
 fn asked(args: &HostEngineArgs, config: &Config) -> EngineKind {
-    let configured = config.research.distributed_inference.engine();
+    let configured = config.research.distributed_inference.backend;
     args.backend.unwrap_or(configured)
 }
 
@@ -142,16 +140,11 @@ pub(crate) fn named_layers_fit(
         ),
     };
     let whole = needed.div_ceil(1 << 20);
-    Err(Failure::new(
-        Kind::Config,
-        format!(
-            "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
+    Err(failure!(Config, "layers {lo}-{hi} of {} take {}, which do not fit into the {} that \
              memory_budget_mb = {setting_mb} allows; {fit}",
             model.id,
             bytes(needed),
-            bytes(budget),
-        ),
-    )
+            bytes(budget),)
     .hint(format!(
         "name fewer layers, or set research.distributed_inference.host.memory_budget_mb to {whole} or more"
     )))

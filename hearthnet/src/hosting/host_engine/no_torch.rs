@@ -8,7 +8,7 @@ use hearthnet_files::ModelFile;
 use hearthnet_shard::{Place, RunningHost, ShardConfig, StartError, StartProgress};
 
 use crate::cli::args::TorchArgs;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind};
 
 /// Engine without values.
 #[derive(Debug, Clone, Copy)]

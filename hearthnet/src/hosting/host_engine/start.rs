@@ -2,8 +2,7 @@
 
 use hearthnet_shard::{LoadPhase, Resource, StartError, StartProgress};
 
-use crate::cli::failure::{Failure, Kind, no_thread};
-use crate::cli::output::Progress;
+use crate::cli::{Failure, Kind, Progress, no_thread};
 use crate::models::open_file::out_of_memory;
 
 pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {

@@ -8,7 +8,7 @@ use hearthnet_shard::{Place, RunningHost, ShardConfig, StartError, StartProgress
 use hearthnet_torch::{TorchLoadError, TorchOptions};
 
 use crate::cli::args::TorchArgs;
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, Kind};
 
 /// Options of libtorch's engine, which is not loaded yet.
 #[derive(Debug, Clone)]

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use hearthnet_files::BoundaryDtype;
+use hearthnet_files::blocks::{BLOCK, WeightType};
 
 use super::act::{Act, BlockMeta};
 use super::lanes::{LANES, Lanes};
@@ -17,13 +18,9 @@ use super::pack::Packed;
 use super::record::record_bytes;
 use super::rows::round_one;
 use super::shared::TileMut;
+use super::{prefetch, prefetch_l2};
 
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
 pub(super) mod float;
-pub(super) mod portable;
 
 /// Destination of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +44,9 @@ pub(super) struct ActRow {
     pub(super) quants: *const i8,
     pub(super) meta: *const BlockMeta,
 }
+
+/// Number of weight types.
+pub(super) const TYPES: usize = WeightType::ALL.len();
 
 /// Upper limits of [`PanelDot::PANELS`] and [`PanelDot::ROWS`].
 pub(super) const MAX_PANELS: usize = 2;
@@ -174,15 +174,16 @@ pub(super) struct Job<'a> {
     pub(super) out: TileMut<'a>,
 }
 
-/// Runs a job with one kernel.
+/// Runs a job with the kernel of its weight type; `kernels` has one of each type.
 ///
 /// # Safety
-/// The CPU has the instruction set of `V` and `kernel`. The caller has checked the job: the
-/// panels exist, `act` has the matrix's columns and the form that `kernel` reads, `out` has
-/// `act.rows()` rows and a column for every output of the panels.
+/// The CPU has the instruction set of `V` and `kernels`. The caller has checked the job: the
+/// panels exist, `act` has the matrix's columns and the form that its kernel reads, `out` has
+/// `act.rows` rows and a column for every output of the panels.
 #[inline(always)]
-pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernel: &PanelDots) {
-    let rows = job.act.rows();
+pub(super) unsafe fn run<V: Lanes>(job: &mut Job<'_>, kernels: &[PanelDots; TYPES]) {
+    let kernel = &kernels[job.packed.weight_type() as usize];
+    let rows = job.act.rows;
     let gated = job.packed.gated();
     let together = rows >= kernel.together_from;
     let mut sums = Sums([0.0; MAX_PANELS * MAX_ROWS * LANES]);
@@ -282,7 +283,7 @@ unsafe fn dot_rows(
 #[inline(always)]
 fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
     assert!(0 < count && first + count <= act.rows);
-    let blocks = act.cols / super::BLOCK;
+    let blocks = act.cols / BLOCK;
     std::array::from_fn(|i| {
         let row = first + i.min(count - 1);
         ActRow {
@@ -296,18 +297,6 @@ fn act_rows(act: &Act, first: usize, count: usize) -> [ActRow; MAX_ROWS] {
     })
 }
 
-/// Prefetches the cache line at `p` into L1. `p` may be invalid.
-#[inline(always)]
-pub(super) fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 /// Prefetches a cache line of weights that `ROWS` rows will be multiplied with.
 ///
 /// A single row consumes weights as fast as memory delivers them, so they go to L1. With several
@@ -315,12 +304,9 @@ pub(super) fn prefetch(p: *const u8) {
 #[inline(always)]
 pub(super) fn fetch_weights<const ROWS: usize>(p: *const u8) {
     if ROWS == 1 {
-        return prefetch(p);
-    }
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch reads nothing; SSE is part of x86-64.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+        prefetch(p);
+    } else {
+        prefetch_l2(p);
     }
 }
 

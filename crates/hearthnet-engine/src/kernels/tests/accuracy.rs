@@ -1,9 +1,10 @@
 //! Accuracy of the kernels against exact results computed in `f64`.
 
+use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
 
 use super::super::*;
-use super::values::{Kind, Values, matrix};
+use super::values::{Kind, Values, matrix, packed_matrix, product};
 
 fn kernels() -> Kernels {
     Kernels::best()
@@ -39,18 +40,9 @@ fn float_matrices_are_accurate_to_f32_rounding() {
     for ty in WeightType::ALL.into_iter().filter(|ty| !ty.quantised()) {
         let mut values = Values(3);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
-        let packed = Packed::pack(&mut Arena::default(), &matrix(ty, rows, cols, &bytes)).unwrap();
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         let x = values.many(tokens * cols, Kind::Ordinary);
-        let mut act = Act::default();
-        kernels().prepare(&x, cols, ActForm::of([&packed]), &mut act);
-        let mut out = vec![0.0; tokens * rows];
-        kernels().matmul(
-            &packed,
-            0..3,
-            &act,
-            Output::Store,
-            TileMut::whole(&mut out, rows),
-        );
+        let out = product(kernels(), &packed, &x);
         let mut weights = vec![0.0; cols];
         for r in 0..rows {
             packed.dequantise_row(r, &mut weights);
@@ -76,18 +68,9 @@ fn quantised_matrices_err_by_the_quantisation_of_activations_only() {
     for ty in WeightType::ALL.into_iter().filter(|ty| ty.quantised()) {
         let mut values = Values(4);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
-        let packed = Packed::pack(&mut Arena::default(), &matrix(ty, rows, cols, &bytes)).unwrap();
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         let x = values.many(cols, Kind::Ordinary);
-        let mut act = Act::default();
-        kernels().prepare(&x, cols, ActForm::of([&packed]), &mut act);
-        let mut out = vec![0.0; rows];
-        kernels().matmul(
-            &packed,
-            0..3,
-            &act,
-            Output::Store,
-            TileMut::whole(&mut out, rows),
-        );
+        let out = product(kernels(), &packed, &x);
         let mut weights = vec![0.0; cols];
         for r in 0..rows {
             packed.dequantise_row(r, &mut weights);
@@ -200,52 +183,26 @@ fn attention_is_accurate_to_f32_rounding_of_a_f64_softmax() {
 
 #[test]
 fn matrices_that_cannot_be_packed_are_refused() {
-    let arena = &mut Arena::default();
-    let m = |ty, rows, cols, bytes| matrix(ty, rows, cols, bytes);
-    let bytes = [0u8; 34 * 4];
-    let refused = |result: Result<Packed, PackError>| result.unwrap_err();
-    assert!(matches!(
-        refused(Packed::pack(arena, &m(WeightType::Q8_0, 1, 33, &bytes))),
-        PackError::Columns {
-            cols: 33,
-            block: 32
-        }
-    ));
-    assert!(matches!(
-        refused(Packed::pack(arena, &m(WeightType::Q4_K, 1, 128, &bytes))),
-        PackError::Columns {
-            cols: 128,
-            block: 256
-        }
-    ));
-    assert!(matches!(
-        refused(Packed::pack(arena, &m(WeightType::Q8_0, 2, 32, &bytes))),
-        PackError::Length {
-            expected: 68,
-            found: 136
-        }
-    ));
-    assert!(matches!(
-        refused(Packed::pack(arena, &m(WeightType::F32, 0, 32, &[]))),
-        PackError::NoRows
-    ));
-    assert!(matches!(
-        refused(Packed::pack(
-            arena,
-            &m(WeightType::F32, usize::MAX, 32, &bytes)
-        )),
-        PackError::TooLarge
-    ));
-    let part = m(WeightType::Q8_0, 4, 32, &bytes);
-    assert!(matches!(
-        refused(Packed::pack_stacked(arena, &[part, part])),
-        PackError::PartialPanel(4)
-    ));
-    let other = m(WeightType::F16, 68, 1, &bytes);
-    assert!(matches!(
-        refused(Packed::pack_gate_up(arena, &part, &other)),
-        PackError::Mismatch
-    ));
+    use WeightType as T;
+    let (none, bytes): (&[u8], &[u8]) = (&[], &[0; 34 * 4]);
+    let refused = |ty, rows, cols, bytes| {
+        let packed = Packed::pack_stacked(&mut Arena::default(), &[matrix(ty, rows, cols, bytes)]);
+        format!("{:?}", packed.unwrap_err())
+    };
+    for (ty, rows, cols, bytes, error) in [
+        (T::Q8_0, 1, 33, bytes, "Columns { cols: 33, block: 32 }"),
+        (T::Q4_K, 1, 128, bytes, "Columns { cols: 128, block: 256 }"),
+        (T::Q8_0, 2, 32, bytes, "Length { expected: 68, found: 136 }"),
+        (T::F32, 0, 32, none, "NoRows"),
+        (T::F32, usize::MAX, 32, bytes, "TooLarge"),
+    ] {
+        assert_eq!(refused(ty, rows, cols, bytes), error);
+    }
+    let (part, other) = (matrix(T::Q8_0, 4, 32, bytes), matrix(T::F16, 68, 1, bytes));
+    let stacked = Packed::pack_stacked(&mut Arena::default(), &[part, part]);
+    assert!(matches!(stacked, Err(PackError::PartialPanel(4))));
+    let gated = Packed::pack_gate_up(&mut Arena::default(), &part, &other);
+    assert!(matches!(gated, Err(PackError::Mismatch)));
 }
 
 #[test]
@@ -260,7 +217,7 @@ fn stacking_equals_packing_the_concatenation() {
     let both = [matrix(ty, 32, 64, &a), matrix(ty, 20, 64, &b)];
     let stacked = Packed::pack_stacked(&mut arena, &both).unwrap();
     let joined = [a, b].concat();
-    let whole = Packed::pack(&mut arena, &matrix(ty, 52, 64, &joined)).unwrap();
+    let whole = Packed::pack_stacked(&mut arena, &[matrix(ty, 52, 64, &joined)]).unwrap();
     assert_eq!(stacked.data(), whole.data());
     assert_eq!(stacked.data().as_ptr().align_offset(64), 0);
 }

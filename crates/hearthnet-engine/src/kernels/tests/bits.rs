@@ -1,5 +1,6 @@
 //! Every kernel gives the bits of `reference` on every instruction set of this machine.
 
+use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::{f16_to_f32, f32_to_f16};
 use hearthnet_files::spec::RopeKind;
 use proptest::prelude::*;
@@ -7,14 +8,10 @@ use proptest::prelude::*;
 use super::super::pack::row_bytes;
 use super::super::*;
 use super::reference::{self, Fma};
-use super::values::{Kind, Values, assert_same, fields, matrix, same};
-
-fn all() -> Vec<Kernels> {
-    Isa::available()
-        .into_iter()
-        .filter_map(Kernels::new)
-        .collect()
-}
+use super::values::{
+    Kind, Values, activations, all_kernels, assert_same, fields, matrix, packed_matrix, product,
+    same,
+};
 
 fn kind() -> impl Strategy<Value = Kind> {
     prop::sample::select(Kind::ALL.to_vec())
@@ -22,16 +19,6 @@ fn kind() -> impl Strategy<Value = Kind> {
 
 fn weight_type() -> impl Strategy<Value = WeightType> {
     prop::sample::select(WeightType::ALL.to_vec())
-}
-
-fn pack(matrix: &Matrix<'_>) -> Packed {
-    Packed::pack(&mut Arena::default(), matrix).unwrap()
-}
-
-fn act(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
-    let mut act = Act::default();
-    kernels.prepare(x, packed.cols(), ActForm::of([packed]), &mut act);
-    act
 }
 
 proptest! {
@@ -42,7 +29,7 @@ proptest! {
         let cols = 2 * ty.inputs();
         let bytes: Vec<u8> = (0..2 * ty.file_block()).map(|_| values.bits() as u8).collect();
         let matrix = Matrix { weight_type: ty, rows: 1, cols, bytes: &bytes };
-        let packed = pack(&matrix);
+        let packed = packed_matrix(&matrix);
         let mut weights = vec![0.0; cols];
         packed.dequantise_row(0, &mut weights);
         let finite = weights.iter().all(|weight| weight.is_finite());
@@ -103,14 +90,12 @@ proptest! {
         let bytes = values.weights(ty, rows, cols, weights_kind);
         let x = values.many(tokens * cols, kind);
         let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
-        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         let before = values.many(tokens * rows, Kind::Ordinary);
-        for kernels in all() {
-            let act = act(kernels, &packed, &x);
+        for kernels in all_kernels() {
+            let act = activations(kernels, &packed, &x);
             let what = format!("{} {ty:?}", kernels.isa());
-            let mut out = vec![f32::NAN; tokens * rows];
-            kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
-            assert_same(&what, &out, &wanted);
+            assert_same(&what, &product(kernels, &packed, &x), &wanted);
 
             // In two parts, added to the output and rounded.
             for dtype in BoundaryDtype::ALL {
@@ -141,8 +126,8 @@ proptest! {
         let wanted: Vec<f32> = g.iter().zip(&u).map(|(g, u)| reference::silu(*g) * u).collect();
         let (gate, up) = (matrix(ty, rows, cols, &gate), matrix(ty, rows, cols, &up));
         let packed = Packed::pack_gate_up(&mut Arena::default(), &gate, &up).unwrap();
-        for kernels in all() {
-            let act = act(kernels, &packed, &x);
+        for kernels in all_kernels() {
+            let act = activations(kernels, &packed, &x);
             let mut out = vec![f32::NAN; tokens * rows];
             let cut = values.below(packed.panels() + 1);
             let (left, right) = TileMut::whole(&mut out, rows).split_cols((cut * 16).min(rows));
@@ -162,15 +147,10 @@ proptest! {
         let mut values = Values(seed);
         let (rows, cols) = (40, ty.inputs().max(32) * blocks);
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
-        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         let x = values.many(tokens * cols, Kind::Ordinary);
-        for kernels in all() {
-            let run = |x: &[f32]| {
-                let mut out = vec![f32::NAN; x.len() / cols * rows];
-                let act = act(kernels, &packed, x);
-                kernels.matmul(&packed, 0..packed.panels(), &act, Output::Store, TileMut::whole(&mut out, rows));
-                out
-            };
+        for kernels in all_kernels() {
+            let run = |x| product(kernels, &packed, x);
             let together = run(&x);
             let alone: Vec<f32> = x.chunks(cols).flat_map(run).collect();
             assert_same(kernels.isa().name(), &together, &alone);
@@ -188,12 +168,12 @@ proptest! {
         let eps = if values.below(2) == 0 { 1e-5 } else { 0.0 };
         let wanted: Vec<f32> = x.chunks(cols).flat_map(|x| reference::rms_norm(x, &w, eps)).collect();
         let form = ActForm { plain: true, quantised: cols % 32 == 0 };
-        let first = all().first().map(|k| {
+        let first = all_kernels().next().map(|k| {
             let mut act = Act::default();
             k.norm_prepare(&x, &w, eps, form, &mut act);
             act
         }).unwrap();
-        for kernels in all() {
+        for kernels in all_kernels() {
             let mut y = x.clone();
             kernels.rms_norm_in_place(&mut y, &w, eps);
             assert_same(kernels.isa().name(), &y, &wanted);
@@ -221,7 +201,7 @@ proptest! {
         let w = &y[..1 + n / 3];
         let rows: Vec<f32> = x[..n / w.len() * w.len()].to_vec();
         let normed: Vec<f32> = rows.chunks(w.len()).flat_map(|x| reference::rms_norm(x, w, 1e-6)).collect();
-        for kernels in all() {
+        for kernels in all_kernels() {
             let name = kernels.isa().name();
             let mut out = x.clone();
             kernels.gate(hearthnet_files::spec::Activation::Gelu, &mut out, &y);
@@ -274,7 +254,7 @@ proptest! {
                 reference::attention(q, &keys, &vals, start..limit, scale, softcap, sinks.map(|sinks| sinks[i % heads]))
             })
             .collect();
-        for kernels in all() {
+        for kernels in all_kernels() {
             let mut out = vec![f32::NAN; q.len()];
             let mut scratch = AttentionScratch::default();
             let width = heads * d;
@@ -317,7 +297,7 @@ proptest! {
                     head[j] = a.mul_add(sin, b * cos);
                 }
             }
-            for kernels in all() {
+            for kernels in all_kernels() {
                 let mut got = x.clone();
                 kernels.rope(&table, position, &mut got, d);
                 assert_same(kernels.isa().name(), &got, &wanted);
@@ -326,7 +306,7 @@ proptest! {
         for dtype in BoundaryDtype::ALL {
             let mut wanted: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
             dtype.round(&mut wanted);
-            for kernels in all() {
+            for kernels in all_kernels() {
                 let mut got = x.clone();
                 kernels.add_round(&mut got, &y, dtype);
                 assert_same(kernels.isa().name(), &got, &wanted);
@@ -342,7 +322,7 @@ proptest! {
         let mut values = Values(seed);
         let cols = ty.inputs().max(32) * blocks;
         let bytes = values.weights(ty, rows, cols, Kind::Ordinary);
-        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         let row_bytes = row_bytes(ty, cols).unwrap();
         for row in 0..rows {
             let mut got = vec![f32::NAN; cols];
@@ -368,6 +348,19 @@ proptest! {
 }
 
 #[test]
+fn cells_of_a_page_are_used_exactly_once() {
+    let d = 24;
+    let mut used = vec![0; page_len(d)];
+    for slot in 0..PAGE {
+        for i in 0..d {
+            used[key_cell(d, slot, i)] += 1;
+            used[value_cell(d, slot, i)] += 1;
+        }
+    }
+    assert!(used.iter().all(|n| *n == 1));
+}
+
+#[test]
 fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
     const UNTOUCHED: u16 = 0x5a5a;
     let mut values = Values(11);
@@ -375,7 +368,7 @@ fn store_kv_rounds_to_f16_and_writes_no_other_cell() {
         for kind in Kind::ALL {
             let (key, value) = (values.many(d, kind), values.many(d, kind));
             let slot = values.below(PAGE);
-            for kernels in all() {
+            for kernels in all_kernels() {
                 let mut page = vec![UNTOUCHED; page_len(d)];
                 // SAFETY: there is no other reference to the page.
                 unsafe { kernels.store_kv(SharedMut::new(&mut page), slot, &key, &value) };
@@ -404,7 +397,7 @@ fn the_exponential_agrees_over_its_whole_range() {
     let dense: Vec<f32> = (0..2_000_000).map(|i| -88.5 + i as f32 * 9e-5).collect();
     for x in [x, dense] {
         let wanted: Vec<f32> = x.iter().map(|x| reference::exp(*x)).collect();
-        for kernels in all() {
+        for kernels in all_kernels() {
             let mut got = x.clone();
             kernels.exp(&mut got);
             assert_same(kernels.isa().name(), &got, &wanted);
@@ -428,7 +421,7 @@ fn the_largest_sums_of_every_type_are_exact() {
                 }
             }
         }
-        let packed = pack(&matrix(ty, fill.len(), cols, &bytes));
+        let packed = packed_matrix(&matrix(ty, fill.len(), cols, &bytes));
         // Activations of one magnitude, so that all quants are 127 or -127. The sign patterns add
         // up within pairs, within groups of four, within 16 inputs, or nowhere.
         let mut x = Vec::new();
@@ -438,12 +431,8 @@ fn the_largest_sums_of_every_type_are_exact() {
             x.extend((0..cols).map(|i| -sign(i)));
         }
         let wanted = reference::matmul(ty, &bytes, cols, &x, Fma::Fused);
-        let rows = x.len() / cols;
-        for kernels in all() {
-            let mut out = vec![f32::NAN; rows * fill.len()];
-            let act = act(kernels, &packed, &x);
-            let to = TileMut::whole(&mut out, fill.len());
-            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+        for kernels in all_kernels() {
+            let out = product(kernels, &packed, &x);
             assert_same(&format!("{} {ty:?}", kernels.isa()), &out, &wanted);
         }
     }
@@ -476,24 +465,14 @@ fn a_value_that_is_not_finite_reaches_every_output() {
     let (rows, cols) = (20, 256);
     for ty in WeightType::ALL {
         let bytes = Values(1).weights(ty, rows, cols, Kind::Ordinary);
-        let packed = pack(&matrix(ty, rows, cols, &bytes));
+        let packed = packed_matrix(&matrix(ty, rows, cols, &bytes));
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut x = Values(2).many(cols, Kind::Ordinary);
             x[40] = bad;
-            for kernels in all() {
-                let mut out = vec![0.0; rows];
-                kernels.matmul(
-                    &packed,
-                    0..2,
-                    &act(kernels, &packed, &x),
-                    Output::Store,
-                    TileMut::whole(&mut out, rows),
-                );
-                assert!(
-                    out.iter().all(|v| !v.is_finite()),
-                    "{} {ty:?}",
-                    kernels.isa()
-                );
+            for kernels in all_kernels() {
+                let out = product(kernels, &packed, &x);
+                let spread = out.iter().all(|v| !v.is_finite());
+                assert!(spread, "{} {ty:?}", kernels.isa());
             }
         }
     }

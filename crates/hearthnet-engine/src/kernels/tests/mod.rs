@@ -6,3 +6,5 @@ mod bits;
 mod reference;
 mod values;
 mod vectors;
+
+pub(crate) use values::write_kv;

@@ -3,7 +3,7 @@
 use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::f32_to_f16;
 
-use super::super::Matrix;
+use super::super::*;
 
 /// SplitMix64 generator: a seed gives the same data everywhere.
 pub(super) struct Values(pub(super) u64);
@@ -133,6 +133,43 @@ impl Values {
 /// Offsets of the 16-bit floats in a block of the file.
 pub(super) fn fields(ty: WeightType) -> &'static [usize] {
     hearthnet_testkit::block_factors(ty.tensor_type())
+}
+
+/// Copies the raw binary16 bits of one position into a page.
+pub(crate) fn write_kv(page: &mut [u16], slot: usize, key: &[u16], value: &[u16]) {
+    let d = key.len();
+    kv::check(page.len(), slot, d, value.len());
+    for i in 0..d {
+        page[key_cell(d, slot, i)] = key[i];
+        page[value_cell(d, slot, i)] = value[i];
+    }
+}
+
+pub(super) fn all_kernels() -> impl Iterator<Item = Kernels> {
+    Isa::available().into_iter().filter_map(Kernels::new)
+}
+
+pub(super) fn packed_matrix(matrix: &Matrix<'_>) -> Packed {
+    Packed::pack_stacked(&mut Arena::default(), &[*matrix]).unwrap()
+}
+
+/// Rows of activations in the form that a matrix reads.
+pub(super) fn activations(kernels: Kernels, packed: &Packed, x: &[f32]) -> Act {
+    let mut act = Act::default();
+    kernels.prepare(x, packed.cols(), ActForm::of([packed]), &mut act);
+    act
+}
+
+/// Product of a matrix with rows of activations, `[rows of x][outputs]`.
+pub(super) fn product(kernels: Kernels, packed: &Packed, x: &[f32]) -> Vec<f32> {
+    let rows = packed.rows();
+    let mut out = vec![f32::NAN; x.len() / packed.cols() * rows];
+    let (act, to) = (
+        activations(kernels, packed, x),
+        TileMut::whole(&mut out, rows),
+    );
+    kernels.matmul(packed, 0..packed.panels(), &act, Output::Store, to);
+    out
 }
 
 /// A matrix over `bytes`.

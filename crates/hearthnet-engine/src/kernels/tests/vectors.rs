@@ -1,12 +1,13 @@
 //! Checks that the kernels reproduce the test values of specs/canonical-arithmetic.md, section 9,
 //! and that the specification states them.
 
+use hearthnet_files::blocks::WeightType;
 use hearthnet_files::floats::f32_to_f16;
 use hearthnet_files::spec::{RopeKind, YarnSpec};
 use sha2::{Digest, Sha256};
 
 use super::super::*;
-use super::values::{fields, matrix};
+use super::values::{activations, all_kernels, fields, matrix, packed_matrix, product};
 
 const SPEC: &str = include_str!(concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -22,7 +23,7 @@ fn assert_in_spec(line: &str) {
 
 #[test]
 fn the_exponentials_of_the_specification_hold() {
-    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+    for kernels in all_kernels() {
         for (x, bits) in [
             (0.0f32, 0x3f80_0000u32),
             (1.0, 0x402d_f854),
@@ -63,7 +64,7 @@ fn the_rotation_table_has_the_digest_of_the_specification() {
 
 #[test]
 fn the_clamped_gates_of_the_specification_hold() {
-    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
+    for kernels in all_kernels() {
         for (g, u) in [
             (1.0f32, 2.0f32),
             (-3.0, 0.5),
@@ -109,21 +110,11 @@ fn the_quantised_block_of_the_specification_holds() {
     let u = |j: usize| ((5 * j + 3) % 16) as u8;
     let mut block = vec![0x66, 0x2e, 0x00, 0xba];
     block.extend((0..16).map(|j| u(j) | (u(j + 16) << 4)));
-    let packed = Packed::pack(
-        &mut Arena::default(),
-        &matrix(WeightType::Q4_1, 1, 32, &block),
-    )
-    .unwrap();
-    for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
-        let mut act = Act::default();
-        kernels.prepare(&x, 32, ActForm::of([&packed]), &mut act);
-        let mut out = [f32::NAN];
-        kernels.matmul(
-            &packed,
-            0..1,
-            &act,
-            Output::Store,
-            TileMut::whole(&mut out, 1),
+    let packed = packed_matrix(&matrix(WeightType::Q4_1, 1, 32, &block));
+    for kernels in all_kernels() {
+        let (act, out) = (
+            activations(kernels, &packed, &x),
+            product(kernels, &packed, &x),
         );
         let (q, meta) = (&act.quants, act.meta[0]);
         let sum: i32 = q.iter().map(|q| i32::from(*q)).sum();
@@ -162,15 +153,11 @@ fn the_blocks_of_every_type_in_the_specification_hold() {
             };
             weights.flat_map(bytes).collect()
         };
-        let packed = Packed::pack(&mut Arena::default(), &matrix(ty, 1, cols, &bytes)).unwrap();
+        let packed = packed_matrix(&matrix(ty, 1, cols, &bytes));
         let mut weights = vec![f32::NAN; cols];
         packed.dequantise_row(0, &mut weights);
-        for kernels in Isa::available().into_iter().filter_map(Kernels::new) {
-            let mut act = Act::default();
-            kernels.prepare(&x, cols, ActForm::of([&packed]), &mut act);
-            let mut out = [f32::NAN];
-            let to = TileMut::whole(&mut out, 1);
-            kernels.matmul(&packed, 0..1, &act, Output::Store, to);
+        for kernels in all_kernels() {
+            let out = product(kernels, &packed, &x);
             let [first, last, acc] = [weights[0], weights[cols - 1], out[0]].map(f32::to_bits);
             assert_in_spec(&format!(
                 "| {ty:?} | `{first:08x}` | `{last:08x}` | `{acc:08x}` |"

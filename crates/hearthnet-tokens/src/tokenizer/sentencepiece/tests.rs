@@ -3,6 +3,7 @@ use super::super::{
     sentencepiece_basics,
 };
 use crate::detokenize::Detokenizer;
+use hearthnet_testkit::rows;
 use proptest::prelude::*;
 use std::sync::LazyLock;
 
@@ -35,19 +36,11 @@ impl File {
         for (text, kind) in sentencepiece_basics() {
             file.add(&text, kind, 0.0);
         }
-        for (text, score) in [
-            ("h", -10.0),
-            ("e", -10.0),
-            ("l", -10.0),
-            ("o", -10.0),
-            ("he", -3.0),
-            ("ll", -2.0),
-            ("hell", -1.0),
-            ("hello", -4.0),
-            ("▁hello", -5.0),
-            ("▁▁", -6.0),
-            ("é", -7.0),
-        ] {
+        let words = "h e l o he ll hell hello ▁hello ▁▁ é".split(' ');
+        let scores = [
+            -10.0, -10.0, -10.0, -10.0, -3.0, -2.0, -1.0, -4.0, -5.0, -6.0, -7.0,
+        ];
+        for (text, score) in words.zip(scores) {
             file.add(text, 1, score);
         }
         file
@@ -136,11 +129,8 @@ fn characters_that_are_no_tokens_may_merge_into_one() {
 #[test]
 fn characters_without_a_token_become_bytes() {
     let file = File::new();
-    let ids = plain(&WITHOUT_PREFIX, "é😀\n");
-    assert_eq!(
-        ids,
-        file.ids(&["é", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "<0x0A>"])
-    );
+    let expected = file.ids(&["é", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "<0x0A>"]);
+    assert_eq!(plain(&WITHOUT_PREFIX, "é😀\n"), expected);
     assert_eq!(SMALL.token_bytes(file.id("<0x0A>")), Some(&b"\n"[..]));
     assert_eq!(SMALL.token_bytes(file.id("▁hello")), Some(&b" hello"[..]));
     assert_eq!(SMALL.token_kind(file.id("<0xF0>")), Some(TokenKind::Byte));
@@ -161,11 +151,8 @@ fn a_document_begins_with_its_token_unless_the_file_says_otherwise() {
     let hello = file.id("▁hello");
     let ids = SMALL.encode_document("hello", Special::Plain).unwrap();
     assert_eq!(ids, [BOS, hello]);
-    let parts = TokenizerParts {
-        add_bos: Some(false),
-        add_eos: Some(true),
-        ..file.parts()
-    };
+    let mut parts = file.parts();
+    (parts.add_bos, parts.add_eos) = (Some(false), Some(true));
     let tokenizer = Tokenizer::new(&parts).unwrap();
     let ids = tokenizer.encode_document("hello", Special::Plain).unwrap();
     assert_eq!(ids, [hello, EOS]);
@@ -240,15 +227,10 @@ fn a_model_called_phi_3_drops_white_space_behind_special_tokens() {
 #[test]
 fn files_without_types_are_read() {
     let file = File::new();
-    let parts = TokenizerParts {
-        token_types: None,
-        ..file.parts()
-    };
-    let tokenizer = Tokenizer::new(&parts).unwrap();
-    assert_eq!(
-        tokenizer.decode(&plain(&tokenizer, "hello\n😀")),
-        "hello\n😀"
-    );
+    let mut parts = file.parts();
+    parts.token_types = None;
+    let (tokenizer, text) = (Tokenizer::new(&parts).unwrap(), "hello\n😀");
+    assert_eq!(tokenizer.decode(&plain(&tokenizer, text)), text);
 }
 
 /// Error of a file after a change.
@@ -260,46 +242,32 @@ fn refusal(change: impl FnOnce(&mut File)) -> TokenizerError {
 
 #[test]
 fn broken_files_are_refused_with_the_reason() {
-    for (error, says) in [
-        (
-            refusal(|f| f.scores.clear()),
-            "has no `tokenizer.ggml.scores`",
-        ),
-        (refusal(|f| f.scores.truncate(7)), "has 7 token scores for"),
-        (
-            refusal(|f| f.scores[9] = f32::NAN),
-            "the score of token 9 of the model file is not a number",
-        ),
-        (refusal(|f| f.add("hello", 1, 0.0)), "have the same text"),
-        (
-            refusal(|f| f.add("<0x0a", 6, 0.0)),
-            "should be a byte, and is not written as one",
-        ),
-    ] {
+    for (error, says) in rows! {
+        refusal(|f| f.scores.clear()) => "has no `tokenizer.ggml.scores`";
+        refusal(|f| f.scores.truncate(7)) => "has 7 token scores for";
+        refusal(|f| f.scores[9] = f32::NAN) => "score of token 9 of the model file is not a number";
+        refusal(|f| f.add("hello", 1, 0.0)) => "have the same text";
+        refusal(|f| f.add("<0x0a", 6, 0.0)) => "should be a byte, and is not written as one";
+    } {
         assert!(error.to_string().contains(says), "{error}");
     }
-    let missing = |error: TokenizerError, text: &str| {
-        error
-            .to_string()
-            .contains(&format!("has no token {text:?} that text may use"))
-    };
-    let lf = File::new().id("<0x0A>") as usize;
-    assert!(missing(refusal(|f| f.tokens[lf].clear()), "<0x0A>"));
-    // Text would become structure.
-    assert!(missing(refusal(|f| f.types[lf] = 3), "<0x0A>"));
-    let space = File::new().id("▁") as usize;
-    assert!(missing(refusal(|f| f.tokens[space].clear()), "▁"));
-    assert!(missing(refusal(|f| f.types[space] = 3), "▁"));
+    for text in ["<0x0A>", "▁"] {
+        let id = File::new().id(text) as usize;
+        // Nor may it be a control token: text would become structure.
+        for error in [
+            refusal(|f| f.tokens[id].clear()),
+            refusal(|f| f.types[id] = 3),
+        ] {
+            let says = format!("has no token {text:?} that text may use");
+            assert!(error.to_string().contains(&says), "{error}");
+        }
+    }
     let file = File::new();
-    let no_bos = TokenizerParts {
-        bos: None,
-        ..file.parts()
-    };
+    let mut no_bos = file.parts();
+    no_bos.bos = None;
     let error = Tokenizer::new(&no_bos).unwrap_err().to_string();
-    assert!(
-        error.contains("sets `tokenizer.ggml.add_bos_token` but has no"),
-        "{error}"
-    );
+    let says = "sets `tokenizer.ggml.add_bos_token` but has no";
+    assert!(error.contains(says), "{error}");
 }
 
 /// Vocabulary in which a run of one letter merges as far as possible.

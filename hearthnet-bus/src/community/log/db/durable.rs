@@ -23,37 +23,30 @@ pub(crate) fn durable_at(
     author: &NodeId,
     seq: u64,
 ) -> Result<Vec<DurableRow>, LogError> {
-    rows(
-        conn,
-        "SELECT arrival, seq, hash, lamport FROM durable
-         WHERE author = ?1 AND seq = ?2 ORDER BY hash",
-        params![author.as_bytes(), int(seq)],
-        durable_of,
-    )
+    durable_between(conn, author, seq, seq)
 }
 
-/// Durable events of an author from one number on, by number and hash.
-pub(crate) fn durable_from(
+/// Durable events of an author between two numbers, both inclusive, by number and hash.
+pub(crate) fn durable_between(
     conn: &Connection,
     author: &NodeId,
-    seq: u64,
+    first: u64,
+    last: u64,
 ) -> Result<Vec<DurableRow>, LogError> {
     rows(
         conn,
         "SELECT arrival, seq, hash, lamport FROM durable
-         WHERE author = ?1 AND seq >= ?2 ORDER BY seq, hash",
-        params![author.as_bytes(), int(seq)],
-        durable_of,
+         WHERE author = ?1 AND seq BETWEEN ?2 AND ?3 ORDER BY seq, hash",
+        params![author.as_bytes(), int(first), int(last)],
+        |row| {
+            Ok(DurableRow {
+                arrival: row.get(0)?,
+                seq: row.get(1)?,
+                hash: EventHash(row.get(2)?),
+                lamport: row.get(3)?,
+            })
+        },
     )
-}
-
-fn durable_of(row: &Row<'_>) -> rusqlite::Result<DurableRow> {
-    Ok(DurableRow {
-        arrival: row.get(0)?,
-        seq: row.get(1)?,
-        hash: EventHash(row.get(2)?),
-        lamport: row.get(3)?,
-    })
 }
 
 /// Hash of the last durable event, in the order and up to a Lamport time, that is `wanted`.

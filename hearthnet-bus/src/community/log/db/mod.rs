@@ -101,16 +101,6 @@ CREATE INDEX durable_ordered ON durable (lamport, author, seq, hash);
 DELETE FROM snapshots;
 ";
 
-/// Identity of the file that the database was last written to. Not part of [`SCHEMA`], because
-/// files of older programs get it when they are opened. Older programs ignore it.
-const FILE_SCHEMA: &str = "
-CREATE TABLE IF NOT EXISTS file (
-    id    INTEGER PRIMARY KEY CHECK (id = 1),
-    inode INTEGER NOT NULL,
-    born  INTEGER NOT NULL     -- ns since 1970; 0 if the file system does not support it
-) STRICT;
-";
-
 /// Row of the table `authors`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct AuthorRow {
@@ -257,46 +247,6 @@ pub(super) fn doubt(conn: &Connection) -> Result<bool, LogError> {
 
 pub(super) fn set_doubt(conn: &Connection, doubt: bool) -> Result<(), LogError> {
     execute(conn, "UPDATE log SET doubt = ?1", [doubt])
-}
-
-/// Identity of a file in the file system. A copy has another identity, even under the same name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileIdentity {
-    inode: i64,
-    born: i64,
-}
-
-impl FileIdentity {
-    pub(super) fn of(path: &Path) -> Option<Self> {
-        use std::os::unix::fs::MetadataExt as _;
-        let meta = std::fs::metadata(path).ok()?;
-        let born = meta.created().ok();
-        let born = born.and_then(|born| born.duration_since(std::time::UNIX_EPOCH).ok());
-        Some(Self {
-            inode: meta.ino().cast_signed(),
-            born: born.map_or(0, |born| i64::try_from(born.as_nanos()).unwrap_or(0)),
-        })
-    }
-}
-
-/// Identity of the file that the database was last written to; `None` if none was stored.
-pub(super) fn file(conn: &Connection) -> Result<Option<FileIdentity>, LogError> {
-    if !has(conn, "file")? {
-        return Ok(None);
-    }
-    let file = rows(conn, "SELECT inode, born FROM file", [], |row| {
-        Ok(FileIdentity {
-            inode: row.get(0)?,
-            born: row.get(1)?,
-        })
-    })?;
-    Ok(file.first().copied())
-}
-
-pub(super) fn set_file(conn: &Connection, file: FileIdentity) -> Result<(), LogError> {
-    conn.execute_batch(FILE_SCHEMA)?;
-    let sql = "INSERT OR REPLACE INTO file VALUES (1, ?1, ?2)";
-    execute(conn, sql, [file.inode, file.born])
 }
 
 /// Upgrades the tables of an older program.

@@ -4,22 +4,70 @@ use std::collections::BTreeSet;
 
 use super::no_effect::NoEffect;
 use super::rights::{ANCHOR, Actor};
-use super::{Fold, MAX_INVITES, MAX_MEMBERS, key};
+use super::{Applied, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off, key};
 use crate::NodeId;
 use crate::community::log::body::{Body, Level};
 use crate::community::log::community::{Code, Member, OpenInvite, Revocation};
 use crate::community::log::event::Event;
 
 impl Fold {
-    pub(super) fn apply_revocation(
-        &mut self,
-        event: &Event,
-        actor: Actor,
-        node: NodeId,
-        last_seq: u64,
-    ) {
+    /// Applies an event, if its author may make it.
+    pub(super) fn judge(&mut self, event: &Event, go_on: bool) -> Applied {
+        if is_cut_off(&self.cuts, &event.author, event.seq) {
+            return Applied::None(NoEffect::Revoked(event.author));
+        }
+        let (node, last_seq, level) = match event.body {
+            Body::Revoked { node, last_seq } => (node, Some(last_seq), None),
+            Body::LevelChanged {
+                node,
+                level,
+                last_seq,
+            } => (node, last_seq, Some(level)),
+            _ => {
+                return match self.change(event) {
+                    Ok(()) => Applied::Effect,
+                    Err(why) => Applied::None(why),
+                };
+            }
+        };
+        let actor = self.actor(event);
+        let holds = match level {
+            None => self.may_revoke(event, actor, &node),
+            Some(level) => self.may_set_level(event, actor, &node, level),
+        };
+        // A change of level by the root is in the first cuts, so it binds earlier events even if it
+        // has no effect at its own position.
+        let by_root = level.is_some() && actor == Actor::Root;
+        let binds = last_seq.filter(|_| holds.is_ok() || by_root);
+        let retroactive = self.decided.is_none()
+            && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
+        if retroactive && !go_on {
+            return Applied::Retroactive;
+        }
+        match (binds, level) {
+            (Some(last), None) => self.cut(node, last),
+            (Some(last), Some(level)) => self.cut_level(event, node, level, last),
+            (None, _) => {}
+        }
+        match (holds, level) {
+            (Err(why), _) => return Applied::None(why),
+            (Ok(()), None) => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
+            (Ok(()), Some(level)) => {
+                if let Some(member) = self.state.members.get_mut(&node) {
+                    member.level = level;
+                }
+            }
+        }
+        match retroactive {
+            true => Applied::Retroactive,
+            false => Applied::Effect,
+        }
+    }
+
+    fn apply_revocation(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {
         if actor != Actor::Root {
-            self.found.insert(key(event.position()));
+            let cut = (*node.as_bytes(), last_seq);
+            self.found.insert(key(event.position()), cut);
         }
         // The revoked node has the code of its invite and could come back with another key. The
         // same holds for a node that left before its revocation.
@@ -52,7 +100,7 @@ impl Fold {
     }
 
     /// Applies every kind except revocations and changes of level.
-    pub(super) fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
+    fn change(&mut self, event: &Event) -> Result<(), NoEffect> {
         let community = self.community();
         let actor = self.actor(event);
         let at_least = |needed: Actor| match actor {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | passes over the events, cuts | here |
 //! | rights of authors | `rights.rs` |
-//! | effect of each kind | `kinds.rs` |
+//! | whether an event may have its effect, and the effect of each kind | `kinds.rs` |
 //! | reasons why an event has no effect | [`NoEffect`], `no_effect.rs` |
 //!
 //! Events are applied in the order of their [`Position`]s. Each is judged in the state just before
@@ -23,8 +23,8 @@
 //! 2. All events are applied under these cuts. This decides which revocations and changes of level
 //!    by anchors hold. Being an anchor depends on the root and on anchors only, never on nodes that
 //!    anchors may revoke or demote.
-//! 3. If step 2 cuts off an event that had an effect, all events are applied once more, under all
-//!    cuts and with the revocations of step 2.
+//! 3. If step 2 cuts off an event that had an effect, all events are applied once more, with the
+//!    revocations of step 2 that are not cut off themselves, and under their cuts.
 //!
 //! Normally no effect is cut off, because the revocation or demotion names the node's last event.
 //! Then one pass gives the same result, and events that sort last are applied as they come.
@@ -39,7 +39,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use self::no_effect::NoEffect;
-use self::rights::Actor;
 use super::body::{Body, Level};
 use super::community::{Durable, Fork};
 use super::event::{Event, Position};
@@ -73,7 +72,7 @@ pub(super) struct Fold {
     pub(super) state: Durable,
     /// Last event of each of these authors that counts (revocations).
     #[serde(with = "raw_keys::map")]
-    cuts: BTreeMap<NodeId, u64>,
+    cuts: Cuts,
     /// Changes of level, by node. An event that sorts before such a change, but has a greater
     /// number than the change names, is judged by the lower of the two levels.
     #[serde(default, with = "raw_keys::map")]
@@ -85,26 +84,37 @@ pub(super) struct Fold {
     /// does not list the authors as members.
     acted: BTreeSet<[u8; 32]>,
     /// Positions of the revocations that hold, in step 3 and in a replay.
-    decided: Option<BTreeSet<(u64, [u8; 32], u64)>>,
-    /// Positions of the revocations by anchors that were found to hold.
-    found: BTreeSet<(u64, [u8; 32], u64)>,
+    decided: Option<BTreeSet<Place>>,
+    /// Revocations by anchors that were found to hold, with the cuts that they make.
+    found: BTreeMap<Place, ([u8; 32], u64)>,
     /// Position of the last applied event.
-    at: Option<(u64, [u8; 32], u64)>,
+    at: Option<Place>,
     /// Number of applied events.
     pub(super) count: u64,
+}
+
+/// Sort key of an event: Lamport time, author and number.
+type Place = (u64, [u8; 32], u64);
+
+/// Last event of each of these authors that counts.
+type Cuts = BTreeMap<NodeId, u64>;
+
+/// Returns whether an event with this number is later than the last one that counts.
+fn is_cut_off(cuts: &Cuts, author: &NodeId, seq: u64) -> bool {
+    cuts.get(author).is_some_and(|last| seq > *last)
 }
 
 /// Change of a member's level, as a limit on events that sort before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct LevelCut {
     /// Position of the change.
-    place: (u64, [u8; 32], u64),
+    place: Place,
     /// Last event of the member that the author of the change had seen.
     last_seq: u64,
     level: Level,
 }
 
-fn key(at: Position) -> (u64, [u8; 32], u64) {
+fn key(at: Position) -> Place {
     (at.lamport, *at.author.as_bytes(), at.seq)
 }
 
@@ -118,7 +128,7 @@ impl Fold {
             effective: BTreeMap::new(),
             acted: BTreeSet::new(),
             decided: None,
-            found: BTreeSet::new(),
+            found: BTreeMap::new(),
             at: None,
             count: 0,
         }
@@ -194,10 +204,25 @@ impl Fold {
             return Ok(second);
         }
         let mut third = first;
-        third.cuts = std::mem::take(&mut second.cuts);
-        third.levels = std::mem::take(&mut second.levels);
-        third.decided = Some(std::mem::take(&mut second.found));
-        third.acted = std::mem::take(&mut second.acted);
+        let mut decided = BTreeSet::new();
+        // A revocation is cut off only by one that sorts after it, because a revoked node has no
+        // rights from there on. So the last one holds, and then decides about those before it.
+        for (place, (node, last_seq)) in second.found.into_iter().rev() {
+            let (_, author, seq) = place;
+            if !is_cut_off(&third.cuts, &NodeId::from_checked(author), seq) {
+                third.cut(NodeId::from_checked(node), last_seq);
+                decided.insert(place);
+            }
+        }
+        third.levels = second.levels;
+        for limits in third.levels.values_mut() {
+            limits.retain(|limit| {
+                let (_, author, seq) = limit.place;
+                !is_cut_off(&third.cuts, &NodeId::from_checked(author), seq)
+            });
+        }
+        third.decided = Some(decided);
+        third.acted = second.acted;
         scan(&mut |event| {
             third.step(event, true);
         })?;
@@ -210,7 +235,8 @@ impl Fold {
         let mut replay = Self::new(self.community());
         replay.cuts.clone_from(&self.cuts);
         replay.levels.clone_from(&self.levels);
-        replay.decided = Some(self.decided.as_ref().unwrap_or(&self.found).clone());
+        let found = || self.found.keys().copied().collect();
+        replay.decided = Some(self.decided.clone().unwrap_or_else(found));
         replay
     }
 
@@ -261,8 +287,7 @@ impl Fold {
     /// author's level at its position: the author of a later revocation or demotion had not seen
     /// it.
     pub(super) fn is_void(&self, event: &Event) -> bool {
-        let cut = self.cuts.get(&event.author);
-        cut.is_some_and(|last| event.seq > *last)
+        is_cut_off(&self.cuts, &event.author, event.seq)
             || self.actor(event) < self.state.actor(self.community(), &event.author)
     }
 
@@ -278,62 +303,6 @@ impl Fold {
         self.at = Some(key(event.position()));
         self.count = self.count.saturating_add(1);
         applied
-    }
-
-    fn judge(&mut self, event: &Event, go_on: bool) -> Applied {
-        if self
-            .cuts
-            .get(&event.author)
-            .is_some_and(|last| event.seq > *last)
-        {
-            return Applied::None(NoEffect::Revoked(event.author));
-        }
-        let (node, last_seq, level) = match event.body {
-            Body::Revoked { node, last_seq } => (node, Some(last_seq), None),
-            Body::LevelChanged {
-                node,
-                level,
-                last_seq,
-            } => (node, last_seq, Some(level)),
-            _ => {
-                return match self.change(event) {
-                    Ok(()) => Applied::Effect,
-                    Err(why) => Applied::None(why),
-                };
-            }
-        };
-        let actor = self.actor(event);
-        let holds = match level {
-            None => self.may_revoke(event, actor, &node),
-            Some(level) => self.may_set_level(event, actor, &node, level),
-        };
-        // A change of level by the root is in the first cuts, so it binds earlier events even if it
-        // has no effect at its own position.
-        let by_root = level.is_some() && actor == Actor::Root;
-        let binds = last_seq.filter(|_| holds.is_ok() || by_root);
-        let retroactive = self.decided.is_none()
-            && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
-        if retroactive && !go_on {
-            return Applied::Retroactive;
-        }
-        match (binds, level) {
-            (Some(last), None) => self.cut(node, last),
-            (Some(last), Some(level)) => self.cut_level(event, node, level, last),
-            (None, _) => {}
-        }
-        match (holds, level) {
-            (Err(why), _) => return Applied::None(why),
-            (Ok(()), None) => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
-            (Ok(()), Some(level)) => {
-                if let Some(member) = self.state.members.get_mut(&node) {
-                    member.level = level;
-                }
-            }
-        }
-        match retroactive {
-            true => Applied::Retroactive,
-            false => Applied::Effect,
-        }
     }
 
     fn community(&self) -> CommunityId {

@@ -14,6 +14,8 @@ use super::*;
 
 /// Environment variable with the folder of a child.
 const DIR: &str = "HEARTHNET_TEST_LOG_DIR";
+/// File of the lock and the mark.
+const LOCK: &str = "log.lock";
 /// Exit code of a child if the machine does not allow the test.
 const SKIP: i32 = 77;
 
@@ -52,31 +54,22 @@ fn child_that_writes_until_it_is_killed() {
     };
     let log = EventLog::open(Path::new(&dir)).unwrap();
     let mut out = std::io::stdout();
-    let me = Author::new(key(1));
+    let mut tell = |line: String| {
+        writeln!(out, "{line}").unwrap();
+        out.flush().unwrap();
+    };
+    let stranger = Author::new(key(2));
     for i in 0u64.. {
         let seed = 100 + u8::try_from(i % 100).unwrap();
-        let id = log.append(&key(2), invited(seed, Level::Member, 1), NOW);
-        let id = id.or_else(|_| {
-            let invite = key(seed).id();
-            let members = None;
-            log.append(&key(2), Body::InviteWithdrawn { invite, members }, NOW)
-        });
-        if let Ok(id) = id {
-            writeln!(out, "ack {id}").unwrap();
-            out.flush().unwrap();
+        let write = |body| log.append(&key(1), body, NOW);
+        let id = write(invited(seed, Level::Member, 1));
+        if let Ok(id) = id.or_else(|_| write(withdrawn(seed, None))) {
+            tell(format!("ack {id}"));
         }
         let now = NOW + i;
-        let beat = me.say(
-            now,
-            now,
-            Body::ShardWithdrawn {
-                shard_id: "m:0-7".into(),
-            },
-        );
-        let received = log.receive(&[beat], key(99).id(), now).unwrap();
-        if received.refused.is_empty() {
-            writeln!(out, "beat {now}").unwrap();
-            out.flush().unwrap();
+        let beat = stranger.say(now, now, shard_withdrawn("m:0-7"));
+        if codes(&log, &[beat], now).is_empty() {
+            tell(format!("beat {now}"));
         }
         if i % 16 == 15 {
             log.compact(now).unwrap();
@@ -93,19 +86,10 @@ fn kill(mut child: Child) {
 #[test]
 fn no_acknowledged_event_is_lost_whenever_a_writer_is_killed() {
     // On a real disk, with real syncs.
-    let dir = TempDir::new().unwrap();
-    let log = EventLog::create(
-        dir.path(),
-        &root(),
-        key(2).id(),
-        "E",
-        Policy::default(),
-        NOW,
-    );
-    drop(log.unwrap());
+    let Home { log, dir } = Home::in_folder(TempDir::new().unwrap());
+    drop(log);
     let mut acknowledged = BTreeSet::new();
     let mut beat: u64 = 0;
-    let mut recoveries = 0;
     for round in 0..30u32 {
         let mut writer = child("child_that_writes_until_it_is_killed", dir.path())
             .stdout(Stdio::piped())
@@ -146,22 +130,18 @@ fn no_acknowledged_event_is_lost_whenever_a_writer_is_killed() {
             "the writer of round {round} ended by itself"
         );
         let log = EventLog::open(dir.path()).unwrap();
-        if let Some(recovery) = log.recovery() {
-            assert_eq!(recovery.code(), "log_recovered");
-            assert!(!recovery.doubt, "{recovery:?}");
-            recoveries += 1;
-        }
+        assert_eq!((log.recovery(), log.is_in_doubt()), (None, false));
         let found = ids(&log);
         let lost: Vec<_> = acknowledged.difference(&found).collect();
         assert_eq!(lost, Vec::<&String>::new(), "in round {round}");
-        assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+        assert_sound(&log);
         let heads = log.heads();
-        let slots = heads.authors.get(&key(1).id());
-        assert_eq!(slots, None, "key 1 is a stranger");
+        let slots = heads.authors.get(&key(2).id());
+        assert_eq!(slots, None, "key 2 is a stranger");
         assert!(log.is_consistent());
     }
     println!(
-        "{} acknowledged events, last beat {beat}, {recoveries} writes cut off",
+        "{} acknowledged events, last beat {beat}",
         acknowledged.len()
     );
     assert!(acknowledged.len() > 30);
@@ -187,18 +167,10 @@ fn child_on_a_small_disk() {
     let error = loop {
         assert!(me < 10_000, "the disk never filled up");
         me += 1;
-        let invite = NodeKey::from_secret(&[(me % 256) as u8; 32]).id();
+        let seed = (me % 256) as u8;
         let body = match me / 256 % 2 {
-            0 => Body::Invited {
-                invite,
-                level: Level::Member,
-                uses: 1,
-                expires_ms: NOW + 1,
-            },
-            _ => Body::InviteWithdrawn {
-                invite,
-                members: None,
-            },
+            0 => invited(seed, Level::Member, 1),
+            _ => withdrawn(seed, None),
         };
         match log.append(&key(1), body, NOW) {
             Ok(id) => acknowledged.insert(id.to_string()),
@@ -221,13 +193,7 @@ fn child_on_a_small_disk() {
             .events
             .is_empty()
     );
-    let beat = Author::new(key(1)).say(
-        1,
-        NOW,
-        Body::ShardWithdrawn {
-            shard_id: "m".into(),
-        },
-    );
+    let beat = Author::new(key(1)).say(1, NOW, shard_withdrawn("m"));
     let refused = (0..50)
         .map(|_| log.receive(std::slice::from_ref(&beat), key(9).id(), NOW))
         .find_map(Result::err);
@@ -237,22 +203,10 @@ fn child_on_a_small_disk() {
     std::fs::remove_file(dir.join("ballast")).unwrap();
     drop(ballast);
     wait("recovery", || log.health() == LogHealth::Ok);
-    let invite = key(255).id();
-    let body = Body::Invited {
-        invite,
-        level: Level::Trusted,
-        uses: 7,
-        expires_ms: NOW + 1,
-    };
-    let id = match log.append(&key(1), body, NOW) {
-        Err(LogError::NoEffect(_)) => log
-            .append(&root(), Body::PolicyChanged(Policy::default()), NOW)
-            .unwrap(),
-        other => other.unwrap(),
-    };
+    let id = log.append(&root(), policy(false), NOW).unwrap();
     acknowledged.insert(id.to_string());
     assert!(acknowledged.is_subset(&ids(&log)));
-    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    assert_sound(&log);
     drop(log);
     let log = EventLog::open(&data).unwrap();
     assert_eq!(log.recovery(), None);
@@ -296,10 +250,11 @@ fn own_path() -> &'static str {
     module_path!().split_once("::").unwrap().1
 }
 
-/// State after a crash: copies the files of the open log to a new folder.
-fn crashed(home: &Home) -> TempDir {
+/// Copies the files of a log to a new folder: a backup if it is closed, the state after a crash if
+/// it is open.
+fn copied(dir: &TempDir) -> TempDir {
     let copy = folder();
-    for file in std::fs::read_dir(home.dir.path()).unwrap() {
+    for file in std::fs::read_dir(dir.path()).unwrap() {
         let file = file.unwrap();
         if !file.file_name().to_string_lossy().ends_with("-shm") {
             std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
@@ -311,105 +266,124 @@ fn crashed(home: &Home) -> TempDir {
 /// A community with three members and some history.
 fn busy() -> Home {
     let home = Home::new();
-    for body in [
-        invited(50, Level::Trusted, 2),
-        admitted(50, 2, Level::Trusted),
-        admitted(50, 3, Level::Trusted),
-    ] {
-        home.log.append(&key(1), body, NOW).unwrap();
-    }
-    let last = key(200);
+    home.admit(2, Level::Trusted);
+    home.admit(3, Level::Trusted);
     for i in 0..20 {
-        let policy = Policy {
-            research: i % 2 == 0,
-            ..Policy::default()
-        };
-        home.log
-            .append(&last, Body::PolicyChanged(policy), NOW)
-            .unwrap();
+        home.append(ROOT, policy(i % 2 == 0));
     }
     home
 }
 
+/// Opens the log in a folder.
+fn opened(dir: TempDir) -> Home {
+    let log = EventLog::open(dir.path()).unwrap();
+    Home { log, dir }
+}
+
+/// An event of the founder that is new in [`busy`].
+fn new_event() -> Body {
+    invited(61, Level::Member, 1)
+}
+
+/// Code of the report at the opening of a log. If there is one, the log is in doubt.
+fn report(home: &Home) -> Option<Code> {
+    let recovery = home.log.recovery()?;
+    assert!(home.log.is_in_doubt());
+    Some(recovery.code())
+}
+
+/// Length of the write-ahead log.
+fn wal_len(dir: &TempDir) -> u64 {
+    let wal = dir.path().join("log.sqlite-wal");
+    std::fs::metadata(wal).unwrap().len()
+}
+
 #[test]
-fn an_incomplete_write_is_dropped_with_a_message() {
+fn an_incomplete_write_is_dropped_and_lost_events_are_reported() {
     let home = busy();
     let before = ids(&home.log);
-    let whole = crashed(&home);
-    let wal = std::fs::metadata(whole.path().join("log.sqlite-wal"))
-        .unwrap()
-        .len();
-    home.log
-        .append(&key(1), invited(60, Level::Member, 1), NOW)
-        .unwrap();
-    let longer = std::fs::metadata(home.dir.path().join("log.sqlite-wal"))
-        .unwrap()
-        .len();
+    let whole = copied(&home.dir);
+    home.append(1, invited(60, Level::Member, 1));
+    let (wal, longer) = (wal_len(&whole), wal_len(&home.dir));
     assert!(longer > wal);
-    for cut in [
-        wal + 1,
-        wal + 24,
-        wal + 25,
-        wal + 4096,
-        longer - 4097,
-        longer - 1,
-    ] {
-        let copy = crashed(&home);
-        let path = copy.path().join("log.sqlite-wal");
-        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-        file.set_len(cut).unwrap();
-        let log = EventLog::open(copy.path()).unwrap();
-        assert_eq!(ids(&log), before, "cut to {cut}");
-        if cut >= wal + 24 {
-            let recovery = log.recovery().unwrap();
-            assert_eq!(recovery.code(), "log_recovered");
-            assert!(!recovery.doubt, "cut to {cut}");
+    let cuts = [1, 24, 25, 4096].map(|more| wal + more);
+    for cut in cuts.into_iter().chain([longer - 4097, longer - 1]) {
+        for acknowledged in [false, true] {
+            let copy = copied(&home.dir);
+            let path = copy.path().join("log.sqlite-wal");
+            let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+            file.set_len(cut).unwrap();
+            if !acknowledged {
+                // The crash came before the event was stored: the mark does not count it.
+                std::fs::copy(whole.path().join(LOCK), copy.path().join(LOCK)).unwrap();
+            }
+            let found = opened(copy);
+            assert_eq!(ids(&found.log), before, "cut to {cut}");
+            let lost = acknowledged.then(|| Code::new("log_recovered"));
+            assert_eq!(report(&found), lost, "cut to {cut}");
+            assert_sound(&found.log);
+            // The log takes this for a restored copy; after a real crash it would be the same file.
+            found.log.caught_up(NOW).unwrap();
+            found.append(1, new_event());
         }
-        assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
-        // The log takes this for a restored copy; after a real crash it would be the same file.
-        log.caught_up(NOW).unwrap();
-        log.append(&key(1), invited(61, Level::Member, 1), NOW)
-            .unwrap();
     }
-    let log = EventLog::open(whole.path()).unwrap();
-    assert_eq!(log.recovery(), None);
-    assert_eq!(ids(&log), before);
+    let whole = opened(whole);
+    assert_eq!((report(&whole), ids(&whole.log)), (None, before));
 }
 
 #[test]
 fn a_flipped_bit_in_the_tail_is_detected_and_peers_send_the_lost_events() {
     let home = busy();
-    let copy = crashed(&home);
+    let copy = copied(&home.dir);
     let path = copy.path().join("log.sqlite-wal");
     let mut bytes = std::fs::read(&path).unwrap();
     let at = bytes.len() - 3 * 4120;
     bytes[at] ^= 4;
     std::fs::write(&path, bytes).unwrap();
-    let log = EventLog::open(copy.path()).unwrap();
-    let recovery = log.recovery().unwrap().clone();
-    assert_eq!(recovery.code(), "log_recovered");
-    assert!(recovery.doubt);
-    assert!(ids(&log).len() < ids(&home.log).len());
-    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    let found = opened(copy);
+    assert_eq!(report(&found), Some(Code::new("log_recovered")));
+    assert!(ids(&found.log).len() < ids(&home.log).len());
+    assert_sound(&found.log);
     // Lost events may be this node's own, and other nodes may have them: no writing before a sync.
-    let refused = log.append(&key(1), invited(61, Level::Member, 1), NOW);
-    assert_eq!(refused.unwrap_err().code(), "log_behind");
-    sync(&home.log, &log, NOW);
-    log.caught_up(NOW).unwrap();
-    assert_eq!(log.state(), home.log.state());
-    log.append(&key(1), invited(61, Level::Member, 1), NOW)
-        .unwrap();
-    assert_eq!(log.state().frozen().count(), 0);
+    assert_eq!(found.refused(1, new_event()).code(), "log_behind");
+    sync(&home.log, &found.log, NOW);
+    found.log.caught_up(NOW).unwrap();
+    assert_eq!(found.log.state(), home.log.state());
+    found.append(1, new_event());
+    assert_eq!(found.log.state().frozen().count(), 0);
 }
 
-/// Backup of a closed log: copies its files to a new folder.
-fn backed_up(dir: &Path) -> TempDir {
-    let copy = folder();
-    for file in std::fs::read_dir(dir).unwrap() {
-        let file = file.unwrap();
-        std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+#[test]
+fn a_mark_that_is_ahead_missing_or_damaged_is_doubt_and_one_that_is_behind_is_none() {
+    let Home { log, dir } = busy();
+    let [file, lock] = [FILE_NAME, LOCK].map(|name| dir.path().join(name));
+    let mode = std::fs::metadata(&lock).unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(log);
+    let [old, behind] = [&file, &lock].map(|path| std::fs::read(path).unwrap());
+    let home = opened(dir);
+    home.append(1, invited(60, Level::Member, 1));
+    let Home { log, dir } = home;
+    drop(log);
+    let [new, right] = [&file, &lock].map(|path| std::fs::read(path).unwrap());
+    let mut damaged = right.clone();
+    damaged[20] ^= 1;
+    for (content, mark, doubt, reported) in [
+        (&new, &right, false, false),
+        // A crash between the commit and its mark.
+        (&new, &behind, false, false),
+        (&new, &damaged, true, false),
+        (&new, &Vec::new(), true, false),
+        // An older copy of the log, laid over the same file.
+        (&old, &right, true, true),
+    ] {
+        std::fs::write(&file, content).unwrap();
+        std::fs::write(&lock, mark).unwrap();
+        let log = EventLog::open(dir.path()).unwrap();
+        let found = (log.is_in_doubt(), log.recovery().is_some());
+        assert_eq!(found, (doubt, reported), "{mark:?}");
+        assert_eq!(log.append(&key(1), new_event(), NOW).is_err(), doubt);
     }
-    copy
 }
 
 #[test]
@@ -417,51 +391,42 @@ fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
     let Home { log, dir } = busy();
     let other = Home::joining();
     drop(log);
-    let backup = backed_up(dir.path());
+    let backup = copied(&dir);
     // More events after the backup, which other nodes receive.
-    let log = EventLog::open(dir.path()).unwrap();
-    assert!(!log.is_in_doubt(), "the file is where it was");
-    log.append(&key(1), invited(60, Level::Member, 1), NOW)
-        .unwrap();
-    sync(&log, &other.log, NOW);
-    drop((log, dir));
+    let home = opened(dir);
+    assert!(!home.log.is_in_doubt(), "the file is where it was");
+    home.append(1, invited(60, Level::Member, 1));
+    sync(&home.log, &other.log, NOW);
+    drop(home);
 
-    let restored = EventLog::open(backup.path()).unwrap();
-    assert!(restored.is_in_doubt());
-    let write = |seed| restored.append(&key(1), invited(seed, Level::Member, 1), NOW);
-    assert_eq!(write(61).unwrap_err().code(), "log_behind");
+    let restored = opened(backup);
+    assert!(restored.log.is_in_doubt());
+    assert_eq!(restored.refused(1, new_event()).code(), "log_behind");
     // Ephemeral events are allowed: they use no number of the chain.
-    let seen = Body::NodeSeen {
-        endpoints: vec![],
-        name: "attic".into(),
-        software: "test".into(),
-    };
-    restored.append(&key(1), seen, NOW).unwrap();
-    sync(&other.log, &restored, NOW);
-    restored.caught_up(NOW).unwrap();
-    assert!(!restored.is_in_doubt());
-    write(61).unwrap();
-    sync(&restored, &other.log, NOW);
-    assert_eq!(other.log.state(), restored.state());
-    assert_eq!(other.log.state().frozen().count(), 0);
-    assert!(other.log.state().invite(&key(60).id()).is_some());
-    assert!(other.log.state().invite(&key(61).id()).is_some());
-    drop(restored);
+    restored.append(1, seen("attic"));
+    sync(&other.log, &restored.log, NOW);
+    restored.log.caught_up(NOW).unwrap();
+    assert!(!restored.log.is_in_doubt());
+    restored.append(1, new_event());
+    sync(&restored.log, &other.log, NOW);
+    let state = other.log.state();
+    assert_eq!(state, restored.log.state());
+    assert_eq!(state.frozen().count(), 0);
+    for seed in [60, 61] {
+        assert!(state.invite(&key(seed).id()).is_some());
+    }
     // For this file, asking once is enough.
-    let again = EventLog::open(backup.path()).unwrap();
-    assert!(!again.is_in_doubt());
+    assert!(!restored.reopened().log.is_in_doubt());
 }
 
 #[test]
 fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
-    use std::os::unix::fs::PermissionsExt as _;
-
     let home = busy();
     let dir = folder();
     let file = dir.path().join("home.backup");
     let parts = backup::Parts::from([("node.key".to_owned(), b"secret".to_vec())]);
     backup::write(&file, Some(&home.log), &parts).unwrap();
-    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    let mode = std::fs::metadata(&file).unwrap().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert!(backup::write(&file, Some(&home.log), &parts).is_err());
     // The folder holds only the backup.
@@ -470,16 +435,13 @@ fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
     assert_eq!(backup::read(&file).unwrap(), (parts, true));
     let to = folder();
     backup::restore_log(&file, to.path()).unwrap();
-    assert!(matches!(
-        backup::restore_log(&file, to.path()),
-        Err(LogError::Exists { .. })
-    ));
-    let log = EventLog::open(to.path()).unwrap();
-    assert_eq!(log.state(), home.log.state());
-    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
-    assert!(log.is_in_doubt());
-    let refused = log.append(&key(1), invited(61, Level::Member, 1), NOW);
-    assert_eq!(refused.unwrap_err().code(), "log_behind");
+    let again = backup::restore_log(&file, to.path());
+    assert!(matches!(again, Err(LogError::Exists { .. })));
+    let restored = opened(to);
+    assert_eq!(restored.log.state(), home.log.state());
+    assert_sound(&restored.log);
+    assert!(restored.log.is_in_doubt());
+    assert_eq!(restored.refused(1, new_event()).code(), "log_behind");
 }
 
 #[test]
@@ -500,8 +462,7 @@ fn a_foreign_or_damaged_file_is_refused_as_a_backup() {
         if backup::read(&file).is_ok() {
             let to = folder();
             if backup::restore_log(&file, to.path()).is_ok() {
-                let log = EventLog::open(to.path()).unwrap();
-                assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+                assert_sound(&opened(to).log);
             }
         }
     }
@@ -553,31 +514,34 @@ fn a_backup_with_one_flipped_bit_in_an_event_is_refused_and_leaves_nothing() {
 fn a_restored_log_without_other_members_may_write() {
     let Home { log, dir } = Home::new();
     drop(log);
-    let copy = backed_up(dir.path());
-    let log = EventLog::open(copy.path()).unwrap();
-    log.append(&key(1), invited(60, Level::Member, 1), NOW)
-        .unwrap();
+    opened(copied(&dir)).append(1, new_event());
 }
 
 #[test]
 fn a_lost_log_is_filled_by_a_peer_before_it_writes() {
     let home = busy();
     let dir = folder();
-    let again = EventLog::prepare_again(dir.path(), home.log.community()).unwrap();
-    let write = || again.append(&key(1), invited(61, Level::Member, 1), NOW);
-    assert_eq!(write().unwrap_err().code(), "log_behind");
-    sync(&home.log, &again, NOW);
-    assert_eq!(write().unwrap_err().code(), "log_behind");
-    again.caught_up(NOW).unwrap();
-    write().unwrap();
-    assert_eq!(again.state().frozen().count(), 0);
+    let log = EventLog::prepare_again(dir.path(), community()).unwrap();
+    let again = Home { log, dir };
+    assert_eq!(again.refused(1, new_event()).code(), "log_behind");
+    sync(&home.log, &again.log, NOW);
+    assert_eq!(again.refused(1, new_event()).code(), "log_behind");
+    again.log.caught_up(NOW).unwrap();
+    again.append(1, new_event());
+    assert_eq!(again.log.state().frozen().count(), 0);
+}
+
+/// Copies the file that names the community.
+fn copy_name(from: &TempDir, to: &TempDir) {
+    let [from, to] = [from, to].map(|dir| dir.path().join("log.community"));
+    std::fs::copy(from, to).unwrap();
 }
 
 #[test]
 fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
     let home = busy();
     let state = home.log.state();
-    let copy = crashed(&home);
+    let copy = copied(&home.dir);
     // Opened alone and closed, so that the main file has all content.
     drop(EventLog::open(copy.path()).unwrap());
     let path = copy.path().join(FILE_NAME);
@@ -597,26 +561,17 @@ fn a_damaged_file_is_moved_aside_and_rebuilt_whichever_page_it_is() {
                 _ => body[4090] ^= 1,
             }
             std::fs::write(dir.path().join(FILE_NAME), &bytes).unwrap();
-            std::fs::copy(
-                copy.path().join("log.community"),
-                dir.path().join("log.community"),
-            )
-            .unwrap();
+            copy_name(&copy, &dir);
+            let aside = dir.path().join("log.sqlite.damaged-0");
             let log = EventLog::open(dir.path()).unwrap();
-            assert_eq!(log.community(), home.log.community());
+            assert_eq!(log.community(), community());
             if let Some(recovery) = log.recovery() {
                 assert_eq!(recovery.code(), "log_recovered");
-                let aside = recovery.aside.as_ref().unwrap();
                 assert_eq!(std::fs::read(aside).unwrap().len(), bytes.len());
                 rebuilt += 1;
             }
             // The remaining events are correct, and a peer sends the rest.
-            let found = log.verify().unwrap();
-            assert_eq!(
-                found.problems,
-                Vec::<String>::new(),
-                "page {page}, {damage}"
-            );
+            assert_sound(&log);
             sync(&home.log, &log, NOW);
             assert_eq!(log.state(), state, "page {page}, damage {damage}");
         }
@@ -632,16 +587,12 @@ fn a_file_that_is_no_database_is_rebuilt_from_its_name_alone() {
     std::fs::write(dir.path().join(FILE_NAME), b"not a database at all").unwrap();
     let error = EventLog::open(dir.path()).unwrap_err();
     assert_eq!(error.code(), "log_corrupt");
-    std::fs::copy(
-        home.dir.path().join("log.community"),
-        dir.path().join("log.community"),
-    )
-    .unwrap();
-    let log = EventLog::open(dir.path()).unwrap();
-    assert!(log.recovery().unwrap().doubt);
-    assert!(!log.state().is_created());
-    sync(&home.log, &log, NOW);
-    assert_eq!(log.state(), home.log.state());
+    copy_name(&home.dir, &dir);
+    let found = opened(dir);
+    assert_eq!(report(&found), Some(Code::new("log_recovered")));
+    assert!(!found.log.state().is_created());
+    sync(&home.log, &found.log, NOW);
+    assert_eq!(found.log.state(), home.log.state());
 }
 
 #[test]
@@ -673,7 +624,7 @@ fn the_file_of_an_older_program_is_brought_up_to_date_and_says_the_same() {
     drop(conn);
     let log = EventLog::open(dir.path()).unwrap();
     assert_eq!(log.state().state_hash(), hash);
-    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
+    assert_sound(&log);
     let conn = rusqlite::Connection::open(&path).unwrap();
     let names = "SELECT group_concat(name) FROM sqlite_schema WHERE name LIKE 'durable_%order%'";
     let names: String = conn.query_row(names, [], |row| row.get(0)).unwrap();

@@ -10,17 +10,25 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::community::invite::{Invite, JoinRequest};
-use crate::{CommunityId, Descriptor, NodeId, NodeKey};
+use crate::{CommunityId, Descriptor, NodeId, NodeKey, testing};
 
 /// A Wednesday in 2027, in Unix milliseconds.
 const NOW: u64 = 1_800_000_000_000;
+/// Milliseconds of a day.
+const DAY: u64 = 86_400_000;
+/// Seed of the root key.
+const ROOT: u8 = 200;
 
 fn key(seed: u8) -> NodeKey {
     NodeKey::from_secret(&[seed; 32])
 }
 
 fn root() -> NodeKey {
-    key(200)
+    key(ROOT)
+}
+
+fn community() -> CommunityId {
+    CommunityId::from(root().id())
 }
 
 /// Log in a folder of its own.
@@ -32,23 +40,95 @@ struct Home {
 impl Home {
     /// A community whose founder is key 1.
     fn new() -> Self {
-        let dir = folder();
+        Self::in_folder(folder())
+    }
+
+    /// [`Home::new`] in this folder.
+    fn in_folder(dir: TempDir) -> Self {
         let policy = Policy::default();
         let log =
             EventLog::create(dir.path(), &root(), key(1).id(), "Elm Street", policy, NOW).unwrap();
         Self { log, dir }
     }
 
+    /// [`Home::new`] with other quotas.
+    fn with_quotas(quotas: Quotas) -> Self {
+        let Self { log, dir } = Self::new();
+        drop(log);
+        let log = EventLog::open_with(dir.path(), quotas).unwrap();
+        Self { log, dir }
+    }
+
     /// Empty log of the same community.
     fn joining() -> Self {
         let dir = folder();
-        let log = EventLog::prepare(dir.path(), CommunityId::from(root().id())).unwrap();
+        let log = EventLog::prepare(dir.path(), community()).unwrap();
+        Self { log, dir }
+    }
+
+    /// Another log with all events of this one. Both are in the same state.
+    #[track_caller]
+    fn replica(&self) -> Self {
+        let other = Self::joining();
+        sync(&self.log, &other.log, NOW);
+        self.assert_same(&other);
+        other
+    }
+
+    #[track_caller]
+    fn assert_same(&self, other: &Self) {
+        assert_eq!(other.log.state(), self.log.state());
+        assert_eq!(other.log.heads(), self.log.heads());
+        assert!(self.log.is_consistent() && other.log.is_consistent());
+    }
+
+    /// Closes the log and opens it again.
+    fn reopened(self) -> Self {
+        let Self { log, dir } = self;
+        drop(log);
+        let log = EventLog::open(dir.path()).unwrap();
         Self { log, dir }
     }
 
     fn level(&self, seed: u8) -> Option<Level> {
         self.log.state().level(&key(seed).id())
     }
+
+    /// Appends an event of the key with this seed.
+    #[track_caller]
+    fn append(&self, seed: u8, body: Body) -> EventId {
+        self.log.append(&key(seed), body, NOW).unwrap()
+    }
+
+    /// Tries to append an event and returns the error.
+    #[track_caller]
+    fn refused(&self, seed: u8, body: Body) -> LogError {
+        self.log.append(&key(seed), body, NOW).unwrap_err()
+    }
+
+    /// Admits a node by a new invite of the founder. The seed of the invite's key is 100 higher.
+    #[track_caller]
+    fn admit(&self, seed: u8, level: Level) {
+        self.append(1, invited(100 + seed, level, 1));
+        self.append(1, admitted(100 + seed, seed, level));
+    }
+
+    /// Receives events, and expects that all are accepted.
+    #[track_caller]
+    fn takes(&self, raw: &[Vec<u8>]) {
+        assert_eq!(codes(&self.log, raw, NOW), [""; 0]);
+    }
+
+    /// All events, as a peer without events receives them.
+    fn all(&self) -> Vec<Vec<u8>> {
+        let nothing = Heads::empty(self.log.community());
+        self.log.missing(&nothing, 4096, 1 << 24).unwrap().events
+    }
+}
+
+#[track_caller]
+fn assert_sound(log: &EventLog) {
+    assert_eq!(log.verify().unwrap().problems, Vec::<String>::new());
 }
 
 /// Temporary folder, in memory if possible: most tests do not depend on the disk.
@@ -78,10 +158,18 @@ impl Author {
         }
     }
 
+    /// Author whose first event follows a Lamport time.
+    fn after(lamport: u64, seed: u8) -> Self {
+        Self {
+            lamport,
+            ..Self::new(key(seed))
+        }
+    }
+
     /// Unsigned durable event that follows the last one.
     fn draft(&self, body: Body) -> Event {
         Event {
-            community: CommunityId::from(root().id()),
+            community: community(),
             author: self.key.id(),
             seq: self.seq + 1,
             lamport: self.lamport + 1,
@@ -105,6 +193,16 @@ impl Author {
         self.sign(&self.draft(body))
     }
 
+    /// Makes an event whose Lamport time and time are ahead.
+    fn make_ahead(&mut self, ahead_ms: u64, body: Body) -> Vec<u8> {
+        let at = NOW + ahead_ms;
+        self.sign(&Event {
+            lamport: at,
+            time_ms: at,
+            ..self.draft(body)
+        })
+    }
+
     fn say(&self, seq: u64, time_ms: u64, body: Body) -> Vec<u8> {
         let event = Event {
             seq,
@@ -119,10 +217,30 @@ impl Author {
     }
 }
 
+/// The founder, positioned after the root's event.
+fn founder() -> Author {
+    Author::after(1, 1)
+}
+
 /// Receives events and returns the codes of the refused ones.
 fn codes(log: &EventLog, raw: &[Vec<u8>], now: u64) -> Vec<Code> {
     let received = log.receive(raw, key(99).id(), now).unwrap();
     received.refused.iter().map(|(_, why)| why.code()).collect()
+}
+
+fn policy(research: bool) -> Body {
+    Body::PolicyChanged(Policy {
+        research,
+        ..Policy::default()
+    })
+}
+
+/// Lets every member invite.
+fn open_policy() -> Body {
+    Body::PolicyChanged(Policy {
+        who_may_invite: Level::Member,
+        ..Policy::default()
+    })
 }
 
 fn invited(seed: u8, level: Level, uses: u32) -> Body {
@@ -136,31 +254,65 @@ fn invited(seed: u8, level: Level, uses: u32) -> Body {
 
 /// Admission of key `node` by the invite `invite`.
 fn admitted(invite: u8, node: u8, level: Level) -> Body {
-    let community = CommunityId::from(root().id());
     let name = format!("node {node}");
-    let request = JoinRequest::sign(&key(invite), community, key(node).id(), &name).unwrap();
+    let request = JoinRequest::sign(&key(invite), community(), key(node).id(), &name).unwrap();
     Body::Admitted { request, level }
 }
 
-fn descriptor(host: NodeId) -> Descriptor {
-    Descriptor {
-        shard_id: "m:0-7".into(),
-        model_id: "m".into(),
-        weights_sha256: "0a".repeat(32),
-        layer_range: (0, 7),
-        total_layers: 16,
-        vram_required_mb: 10,
-        weights_mb: 0,
-        kv_mb: 0,
-        max_concurrent_streams: 4,
-        host,
-        endpoint: "127.0.0.1:1".into(),
-        advertised_at: 1,
-        boundary_dtype: "fp16".into(),
-        arithmetic: "canonical-1".into(),
-        ms_per_token: 1.5,
-        queue_depth: 0,
+/// Withdrawal of an invite that names these members.
+fn withdrawn(invite: u8, named: Option<&[u8]>) -> Body {
+    let named = named.map(|seeds| seeds.iter().map(|seed| key(*seed).id()).collect());
+    Body::InviteWithdrawn {
+        invite: key(invite).id(),
+        members: named,
+    }
+}
+
+fn level_of(seed: u8, level: Level, last_seq: u64) -> Body {
+    Body::LevelChanged {
+        node: key(seed).id(),
+        level,
+        last_seq: Some(last_seq),
+    }
+}
+
+fn revoked(seed: u8, last_seq: u64) -> Body {
+    Body::Revoked {
+        node: key(seed).id(),
+        last_seq,
+    }
+}
+
+fn named(name: &str) -> Body {
+    Body::Named { name: name.into() }
+}
+
+fn note(bytes: Vec<u8>) -> Body {
+    Body::Unknown {
+        kind: "notes.written".into(),
+        slot: None,
+        bytes,
+    }
+}
+
+fn seen(name: &str) -> Body {
+    Body::NodeSeen {
+        endpoints: vec!["192.168.1.20:7600".into()],
+        name: name.into(),
         software: "hearthnet/0.1.0".into(),
+    }
+}
+
+fn advert(author: &NodeKey, depth: u32) -> Body {
+    Body::ShardAdvertised(Box::new(Descriptor {
+        queue_depth: depth,
+        ..testing::descriptor(author.id())
+    }))
+}
+
+fn shard_withdrawn(shard_id: &str) -> Body {
+    Body::ShardWithdrawn {
+        shard_id: shard_id.into(),
     }
 }
 
@@ -183,16 +335,14 @@ fn sync(from: &EventLog, to: &EventLog, now: u64) -> usize {
 fn a_new_community_has_its_founder_as_anchor_and_survives_reopening() {
     let home = Home::new();
     let hash = home.log.state().state_hash();
-    let Home { log, dir } = home;
-    drop(log);
-    let log = EventLog::open(dir.path()).unwrap();
-    let state = log.state();
+    let home = home.reopened();
+    let state = home.log.state();
     assert!(state.is_created());
     assert_eq!(state.name, "Elm Street");
-    assert_eq!(state.level(&key(1).id()), Some(Level::Anchor));
-    assert_eq!(state.level(&root().id()), None);
+    assert_eq!(home.level(1), Some(Level::Anchor));
+    assert_eq!(home.level(ROOT), None);
     assert_eq!(state.state_hash(), hash);
-    assert_eq!(log.community(), CommunityId::from(root().id()));
+    assert_eq!(home.log.community(), community());
 }
 
 #[test]
@@ -236,105 +386,60 @@ fn the_example_of_the_specification_is_what_this_code_makes() {
 #[test]
 fn a_folder_has_one_community() {
     let home = Home::new();
-    let again = EventLog::prepare(home.dir.path(), CommunityId::from(root().id()));
+    let again = EventLog::prepare(home.dir.path(), community());
     assert!(matches!(again, Err(LogError::Exists { .. })));
     let empty = folder();
-    assert!(matches!(
-        EventLog::open(empty.path()),
-        Err(LogError::NoCommunity { .. })
-    ));
-    let bad = EventLog::create(
-        empty.path(),
-        &root(),
-        key(1).id(),
-        "",
-        Policy::default(),
-        NOW,
-    );
+    let opened = EventLog::open(empty.path());
+    assert!(matches!(opened, Err(LogError::NoCommunity { .. })));
+    let founder = key(1).id();
+    let bad = EventLog::create(empty.path(), &root(), founder, "", Policy::default(), NOW);
     assert!(matches!(bad, Err(LogError::Event(_))));
     assert!(!empty.path().join(FILE_NAME).exists());
 }
 
 #[test]
 fn an_invited_node_joins_and_other_logs_learn_of_it() {
-    let home = Home::new();
-    home.log
-        .append(&key(1), invited(50, Level::Trusted, 1), NOW)
-        .unwrap();
+    let (home, level) = (Home::new(), Level::Trusted);
+    home.append(1, invited(50, level, 1));
     let code = Invite::new(home.log.community(), [50; 32], NOW / 1000 + 3600, vec![]).unwrap();
     let request = code.request(key(2).id(), "attic").unwrap();
-    let level = Level::Trusted;
-    home.log
-        .append(&key(1), Body::Admitted { request, level }, NOW)
-        .unwrap();
-    assert_eq!(home.level(2), Some(Level::Trusted));
+    home.append(1, Body::Admitted { request, level });
+    assert_eq!(home.level(2), Some(level));
     assert_eq!(home.log.state().member(&key(2).id()).unwrap().name, "attic");
 
     let other = Home::joining();
     assert!(!other.log.state().is_created());
     assert_eq!(sync(&home.log, &other.log, NOW), 3);
-    assert_eq!(other.log.state(), home.log.state());
-    assert_eq!(other.log.heads(), home.log.heads());
+    home.assert_same(&other);
     assert_eq!(sync(&home.log, &other.log, NOW), 0);
-    assert!(home.log.is_consistent() && other.log.is_consistent());
 
-    let used = home
-        .log
-        .append(&key(1), admitted(50, 3, Level::Trusted), NOW);
-    assert!(matches!(
-        used,
-        Err(LogError::NoEffect(NoEffect::InviteUsed))
-    ));
+    let used = home.refused(1, admitted(50, 3, level));
+    assert!(matches!(used, LogError::NoEffect(NoEffect::InviteUsed)));
 }
 
 #[test]
 fn a_node_that_left_can_rejoin_by_a_new_invite() {
     let home = Home::new();
-    let (two, level) = (key(2), Level::Trusted);
-    for body in [invited(50, level, 1), admitted(50, 2, level)] {
-        home.log.append(&key(1), body, NOW).unwrap();
-    }
-    home.log.append(&two, Body::Left {}, NOW).unwrap();
+    home.admit(2, Level::Trusted);
+    home.append(2, Body::Left {});
     assert_eq!(home.level(2), None);
-    assert!(!home.log.state().is_revoked(&two.id()));
-    let again = home.log.append(&two, Body::Left {}, NOW);
-    assert_eq!(again.unwrap_err().code(), "unauthorized");
-    for body in [
-        invited(51, Level::Member, 1),
-        admitted(51, 2, Level::Member),
-    ] {
-        home.log.append(&key(1), body, NOW).unwrap();
-    }
+    assert!(!home.log.state().is_revoked(&key(2).id()));
+    assert_eq!(home.refused(2, Body::Left {}).code(), "unauthorized");
+    home.append(1, invited(51, Level::Member, 1));
+    home.append(1, admitted(51, 2, Level::Member));
     assert_eq!(home.level(2), Some(Level::Member));
-    let other = Home::joining();
-    sync(&home.log, &other.log, NOW);
-    assert_eq!(other.log.state(), home.log.state());
-    assert!(home.log.is_consistent() && other.log.is_consistent());
+    home.replica();
 }
 
 #[test]
 fn the_last_anchor_cannot_leave_others_alone_but_the_last_member_can() {
     let home = Home::new();
-    for body in [
-        invited(50, Level::Trusted, 1),
-        admitted(50, 2, Level::Trusted),
-    ] {
-        home.log.append(&key(1), body, NOW).unwrap();
-    }
-    let alone = home.log.append(&key(1), Body::Left {}, NOW);
-    assert!(matches!(
-        alone,
-        Err(LogError::NoEffect(NoEffect::LastAnchor(_)))
-    ));
-    let (node, level) = (key(2).id(), Level::Anchor);
-    let promoted = Body::LevelChanged {
-        node,
-        level,
-        last_seq: None,
-    };
-    home.log.append(&root(), promoted, NOW).unwrap();
-    home.log.append(&key(1), Body::Left {}, NOW).unwrap();
-    home.log.append(&key(2), Body::Left {}, NOW).unwrap();
+    home.admit(2, Level::Trusted);
+    let alone = home.refused(1, Body::Left {});
+    assert!(matches!(alone, LogError::NoEffect(NoEffect::LastAnchor(_))));
+    home.append(ROOT, level_of(2, Level::Anchor, 0));
+    home.append(1, Body::Left {});
+    home.append(2, Body::Left {});
     assert_eq!(home.log.state().members().count(), 0);
     assert!(home.log.is_consistent());
 }
@@ -342,38 +447,25 @@ fn the_last_anchor_cannot_leave_others_alone_but_the_last_member_can() {
 #[test]
 fn a_member_changes_only_its_own_name() {
     let home = Home::new();
-    let name = |text: &str| Body::Named { name: text.into() };
-    home.log.append(&key(1), name("attic"), NOW).unwrap();
+    home.append(1, named("attic"));
     let state = home.log.state();
     assert_eq!(state.member(&key(1).id()).unwrap().name, "attic");
-    let same = home.log.append(&key(1), name("attic"), NOW);
-    assert!(matches!(
-        same,
-        Err(LogError::NoEffect(NoEffect::SameName(_)))
-    ));
-    let stranger = home.log.append(&key(7), name("attic"), NOW);
-    assert_eq!(stranger.unwrap_err().code(), "unauthorized");
+    let same = home.refused(1, named("attic"));
+    assert!(matches!(same, LogError::NoEffect(NoEffect::SameName(_))));
+    assert_eq!(home.refused(7, named("attic")).code(), "unauthorized");
     for bad in ["", "two\nlines", &"x".repeat(65)] {
-        let refused = home.log.append(&key(1), name(bad), NOW);
-        assert_eq!(refused.unwrap_err().code(), "log_malformed", "{bad:?}");
+        let refused = home.refused(1, named(bad));
+        assert_eq!(refused.code(), "log_malformed", "{bad:?}");
     }
-    let other = Home::joining();
-    sync(&home.log, &other.log, NOW);
-    assert_eq!(other.log.state(), home.log.state());
+    home.replica();
 }
 
 #[test]
 fn an_advertisement_is_seen_replaced_and_withdrawn() {
-    let home = Home::new();
-    let (me, other) = (key(1), Home::joining());
-    let advert = |depth| {
-        Body::ShardAdvertised(Box::new(Descriptor {
-            queue_depth: depth,
-            ..descriptor(me.id())
-        }))
-    };
-    home.log.append(&me, advert(0), NOW).unwrap();
-    home.log.append(&me, advert(3), NOW + 1).unwrap();
+    let (home, me, other) = (Home::new(), key(1), Home::joining());
+    let append = |body, now| home.log.append(&me, body, now).unwrap();
+    append(advert(&me, 0), NOW);
+    append(advert(&me, 3), NOW + 1);
     sync(&home.log, &other.log, NOW + 1);
     for log in [&home.log, &other.log] {
         let state = log.state();
@@ -382,10 +474,7 @@ fn an_advertisement_is_seen_replaced_and_withdrawn() {
         assert_eq!(shards[0].descriptor.queue_depth, 3);
         assert_eq!(state.shards(NOW + 1 + ADVERT_LIFE_MS).count(), 0);
     }
-    let withdrawn = Body::ShardWithdrawn {
-        shard_id: "m:0-7".into(),
-    };
-    home.log.append(&me, withdrawn, NOW + 2).unwrap();
+    append(shard_withdrawn("m:0-7"), NOW + 2);
     assert_eq!(sync(&home.log, &other.log, NOW + 2), 1);
     assert_eq!(other.log.state().shards(NOW + 2).count(), 0);
     let later = NOW + 10 * ADVERT_LIFE_MS;
@@ -396,33 +485,18 @@ fn an_advertisement_is_seen_replaced_and_withdrawn() {
 #[test]
 fn announcements_of_neighbours_reveal_a_wrong_clock() {
     let home = Home::new();
-    for seed in 2..=4 {
-        home.log
-            .append(&key(1), invited(48 + seed, Level::Member, 1), NOW)
-            .unwrap();
-        home.log
-            .append(&key(1), admitted(48 + seed, seed, Level::Member), NOW)
-            .unwrap();
-    }
-    let say = |seed: u8, time: u64| {
-        let seen = Body::NodeSeen {
-            endpoints: vec![],
-            name: "n".into(),
-            software: "s".into(),
-        };
-        (Author::new(key(seed)).say(time, time, seen), key(seed).id())
-    };
+    (2..=4).for_each(|seed| home.admit(seed, Level::Member));
+    let say = |seed: u8, time: u64| Author::new(key(seed)).say(time, time, seen("n"));
     assert_eq!(home.log.clock_offset(NOW), None);
     // Two clocks are an hour ahead: their events are refused, but the clocks are recorded.
     for seed in [2, 3] {
-        let (event, from) = say(seed, NOW + 3_600_000);
-        let received = home.log.receive(&[event], from, NOW).unwrap();
+        let event = say(seed, NOW + 3_600_000);
+        let received = home.log.receive(&[event], key(seed).id(), NOW).unwrap();
         assert_eq!(received.refused.len(), 1);
     }
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
     // A relayed announcement may be old, so it is not recorded.
-    let (event, _) = say(4, NOW);
-    home.log.receive(&[event], key(2).id(), NOW).unwrap();
+    home.log.receive(&[say(4, NOW)], key(2).id(), NOW).unwrap();
     assert_eq!(home.log.clock_offset(NOW), Some((3_600_000, 2)));
 }
 
@@ -432,9 +506,7 @@ fn another_handle_of_the_same_file_sees_changes_after_update() {
     let second = EventLog::open(home.dir.path()).unwrap();
     let mut changes = second.changes();
     changes.mark_unchanged();
-    home.log
-        .append(&key(1), invited(50, Level::Member, 1), NOW)
-        .unwrap();
+    home.append(1, invited(50, Level::Member, 1));
     assert_ne!(second.state(), home.log.state());
     second.update().unwrap();
     assert!(changes.has_changed().unwrap());
@@ -445,19 +517,10 @@ fn another_handle_of_the_same_file_sees_changes_after_update() {
     second
         .append(&key(1), admitted(50, 4, Level::Member), NOW)
         .unwrap();
-    home.log
-        .append(&key(1), invited(51, Level::Member, 1), NOW)
-        .unwrap();
+    home.append(1, invited(51, Level::Member, 1));
     assert_eq!(home.level(4), Some(Level::Member));
     // An event of a peer that another handle has stored already is visible too.
-    home.log
-        .append(&key(1), invited(52, Level::Member, 1), NOW)
-        .unwrap();
-    let all = home
-        .log
-        .missing(&Heads::empty(home.log.community()), 99, 1 << 20);
-    second
-        .receive(&all.unwrap().events, key(1).id(), NOW)
-        .unwrap();
+    home.append(1, invited(52, Level::Member, 1));
+    second.receive(&home.all(), key(1).id(), NOW).unwrap();
     assert_eq!(second.state(), home.log.state());
 }

@@ -8,15 +8,12 @@ const BEAT_MS: u64 = 30_000;
 /// Simulates hours of heartbeats from `hosts` hosts. Returns the size of the files after each hour.
 fn run(hosts: u8, hours: u64) -> Vec<u64> {
     let home = Home::new();
-    let mut me = Author {
-        lamport: 1,
-        ..Author::new(key(1))
-    };
+    let mut me = founder();
     let mut events = vec![me.make(invited(50, Level::Trusted, u32::from(hosts)))];
     for host in 2..2 + hosts {
         events.push(me.make(admitted(50, host, Level::Trusted)));
     }
-    assert_eq!(codes(&home.log, &events, NOW), [""; 0]);
+    home.takes(&events);
     let hosts: Vec<_> = (2..2 + hosts).map(|host| Author::new(key(host))).collect();
     let mut sizes = vec![];
     let mut now = NOW;
@@ -26,14 +23,9 @@ fn run(hosts: u8, hours: u64) -> Vec<u64> {
             let beats: Vec<_> = hosts
                 .iter()
                 .flat_map(|host| {
-                    let advert = Body::ShardAdvertised(Box::new(descriptor(host.key.id())));
-                    let seen = Body::NodeSeen {
-                        endpoints: vec!["192.168.1.20:7600".into()],
-                        name: "attic".into(),
-                        software: "hearthnet/0.1.0".into(),
-                    };
+                    let advert = advert(&host.key, 0);
                     // Node announcements are less frequent than advertisements.
-                    let seen = (beat % 4 == 0).then_some(seen);
+                    let seen = (beat % 4 == 0).then(|| seen("attic"));
                     [Some(advert), seen]
                         .into_iter()
                         .flatten()
@@ -53,7 +45,7 @@ fn run(hosts: u8, hours: u64) -> Vec<u64> {
                 .sum(),
         );
     }
-    assert!(home.log.verify().unwrap().problems.is_empty());
+    assert_sound(&home.log);
     sizes
 }
 

@@ -14,17 +14,18 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use hearthnet_platform::local_socket::LocalListener;
+use hearthnet_platform::whole_file::{self, Access};
+use hearthnet_platform::{files, regular_file};
 use hearthnet_transport::Io;
-use rustix::process::{Uid, geteuid};
 use subtle::ConstantTimeEq as _;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_tungstenite::accept_hdr_async_with_config;
@@ -37,7 +38,6 @@ use super::Cancel;
 use super::frame::{BUS_PATH, MAX_MESSAGE_BYTES};
 use super::server::{CallServer, Origin};
 use super::wire::Wire;
-use crate::identity::{regular_file, whole_file};
 
 /// File of the token, readable by the owner only; new at each start.
 pub const TOKEN_FILE: &str = "bus.token";
@@ -73,8 +73,8 @@ pub enum LocalApiError {
 /// An open local API. [`LocalApi::close`] or dropping it closes it and removes its files.
 pub struct LocalApi {
     addr: SocketAddr,
-    files: Option<Files>,
-    socket: Option<SocketFile>,
+    /// Dropped before the tasks, which keep the socket open: see [`Mark::Number`].
+    files: Vec<OwnFile>,
     stop: Cancel,
     tasks: JoinSet<()>,
 }
@@ -100,30 +100,28 @@ impl LocalApi {
         let listener = listener.map_err(LocalApiError::Listen)?;
         let addr = listener.local_addr().map_err(LocalApiError::Listen)?;
         let token = new_token()?;
-        let files = Files::write(data_dir, &token, &format!("ws://{addr}{BUS_PATH}"))?;
+        let url = format!("ws://{addr}{BUS_PATH}");
+        // The token first: a program that finds the endpoint then finds the matching token.
+        let mut files = vec![OwnFile::write(data_dir.join(TOKEN_FILE), &token)?];
+        files.push(OwnFile::write(data_dir.join(ENDPOINT_FILE), &url)?);
         let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
         let (stop, mut tasks) = (Cancel::default(), JoinSet::new());
-        let port = LocalListener::Port(listener, Arc::new(bearer));
+        let port = Door::Port(listener, Arc::new(bearer));
         tasks.spawn(accept(port, Arc::clone(&server), stop.clone()));
-        let socket = match SocketFile::bind(data_dir.join(SOCKET_FILE)) {
+        match OwnFile::bind(data_dir.join(SOCKET_FILE)) {
             Ok((listener, file)) => {
-                let door = LocalListener::Socket(listener, geteuid());
-                tasks.spawn(accept(door, server, stop.clone()));
-                Some(file)
+                tasks.spawn(accept(Door::Socket(listener), server, stop.clone()));
+                files.push(file);
             }
-            Err(error) => {
-                tracing::warn!(
-                    %error,
-                    "apps can only use the port: cannot create the socket {SOCKET_FILE} in {}",
-                    data_dir.display()
-                );
-                None
-            }
-        };
+            Err(error) => tracing::warn!(
+                %error,
+                "apps can only use the port: cannot create the socket {SOCKET_FILE} in {}",
+                data_dir.display()
+            ),
+        }
         Ok(Self {
             addr,
-            files: Some(files),
-            socket,
+            files,
             stop,
             tasks,
         })
@@ -136,20 +134,9 @@ impl LocalApi {
 
     /// Closes both listeners and every connection, and removes the files.
     pub async fn close(mut self) {
-        self.remove_files();
+        self.files.clear();
         self.stop.cancel();
         while self.tasks.join_next().await.is_some() {}
-    }
-
-    /// Must run before the socket is closed: until then no other file has its inode number.
-    fn remove_files(&mut self) {
-        drop((self.socket.take(), self.files.take()));
-    }
-}
-
-impl Drop for LocalApi {
-    fn drop(&mut self) {
-        self.remove_files();
     }
 }
 
@@ -159,79 +146,59 @@ fn new_token() -> Result<Zeroizing<String>, LocalApiError> {
     Ok(Zeroizing::new(URL_SAFE_NO_PAD.encode(bytes.as_slice())))
 }
 
-/// Token and endpoint files, removed on drop unless another node has replaced them.
-struct Files([(PathBuf, Zeroizing<String>); 2]);
-
-impl Files {
-    fn write(data_dir: &Path, token: &str, endpoint: &str) -> Result<Self, LocalApiError> {
-        let line = |text: &str| Zeroizing::new(format!("{text}\n"));
-        // The token first: a program that finds the endpoint then finds the matching token.
-        let files = Self([
-            (data_dir.join(TOKEN_FILE), line(token)),
-            (data_dir.join(ENDPOINT_FILE), line(endpoint)),
-        ]);
-        for (path, content) in &files.0 {
-            whole_file::replace(path, content.as_bytes(), 0o600).map_err(|source| {
-                LocalApiError::File {
-                    path: path.clone(),
-                    source,
-                }
-            })?;
-        }
-        Ok(files)
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        for (path, content) in &self.0 {
-            let most = content.len() as u64;
-            if regular_file::read(path, most).is_ok_and(|found| found == content.as_bytes()) {
-                // Best effort.
-                let _ = fs::remove_file(path);
-            }
-        }
-    }
-}
-
-/// The socket's file, removed on drop unless another node has replaced it.
-struct SocketFile {
+/// A file of this API, removed on drop unless another node has replaced it.
+struct OwnFile {
     path: PathBuf,
-    /// Device and inode number.
-    is: (u64, u64),
+    mark: Mark,
 }
 
-impl SocketFile {
+/// Property by which a file is told from that of another node.
+#[derive(PartialEq)]
+enum Mark {
+    Content(Zeroizing<Vec<u8>>),
+    /// Device and inode number of the socket. No other file has them while it is open.
+    Number((u64, u64)),
+}
+
+impl OwnFile {
+    /// Writes a line that only this user can read.
+    fn write(path: PathBuf, line: &str) -> Result<Self, LocalApiError> {
+        let content = Zeroizing::new(format!("{line}\n").into_bytes());
+        match whole_file::replace(&path, &content, Access::Owner) {
+            Ok(()) => Ok(Self {
+                path,
+                mark: Mark::Content(content),
+            }),
+            Err(source) => Err(LocalApiError::File { path, source }),
+        }
+    }
+
     /// Binds a socket at `path`, replacing a file there.
-    fn bind(path: PathBuf) -> io::Result<(UnixListener, Self)> {
+    fn bind(path: PathBuf) -> io::Result<(LocalListener, Self)> {
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let listener = UnixListener::bind(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidInput => io::Error::new(
-                error.kind(),
-                "its path is longer than the system allows for a socket",
-            ),
-            _ => error,
-        })?;
-        let is = Self::number(&path)?;
-        let file = Self { path, is };
+        let listener = LocalListener::bind(&path)?;
+        let mark = files::number(&path).map(Mark::Number)?;
+        let file = Self { path, mark };
         // Until here the mode depends on the umask; connections made meanwhile are checked by
-        // `is_of`.
-        fs::set_permissions(&file.path, fs::Permissions::from_mode(0o600))?;
+        // `admits`.
+        files::close_file_to_others(&file.path)?;
         Ok((listener, file))
-    }
-
-    fn number(path: &Path) -> io::Result<(u64, u64)> {
-        let found = fs::symlink_metadata(path)?;
-        Ok((found.dev(), found.ino()))
     }
 }
 
-impl Drop for SocketFile {
+impl Drop for OwnFile {
     fn drop(&mut self) {
-        if Self::number(&self.path).is_ok_and(|found| found == self.is) {
+        let found = match &self.mark {
+            Mark::Content(own) => {
+                let read = regular_file::read(&self.path, own.len() as u64);
+                read.map(|bytes| Mark::Content(bytes.into()))
+            }
+            Mark::Number(_) => files::number(&self.path).map(Mark::Number),
+        };
+        if found.is_ok_and(|found| found == self.mark) {
             // Best effort.
             let _ = fs::remove_file(&self.path);
         }
@@ -239,26 +206,26 @@ impl Drop for SocketFile {
 }
 
 /// A listener for apps.
-enum LocalListener {
+enum Door {
     /// Any user of the machine may connect: the app must send this header.
     Port(TcpListener, Arc<Zeroizing<String>>),
     /// The system names the peer's user, which must be this one.
-    Socket(UnixListener, Uid),
+    Socket(LocalListener),
 }
 
-impl LocalListener {
+impl Door {
     /// The next app, with the header that it has to send.
     async fn next(&self) -> (Box<dyn Io>, Option<Arc<Zeroizing<String>>>) {
         match self {
             Self::Port(listener, bearer) => {
-                let (stream, _) = hearthnet_transport::accept(listener).await;
+                let (stream, _) = hearthnet_transport::accept(|cx| listener.poll_accept(cx)).await;
                 // Send small messages without delay.
                 let _ = stream.set_nodelay(true);
                 (Box::new(stream), Some(Arc::clone(bearer)))
             }
-            Self::Socket(listener, own) => loop {
-                let (stream, _) = hearthnet_transport::accept(listener).await;
-                if is_of(&stream, *own) {
+            Self::Socket(listener) => loop {
+                let stream = hearthnet_transport::accept(|cx| listener.poll_accept(cx)).await;
+                if listener.admits(&stream) {
                     return (Box::new(stream), None);
                 }
                 tracing::info!("a program of another user was refused");
@@ -267,13 +234,7 @@ impl LocalListener {
     }
 }
 
-/// True for peers of this user, and of root, which could read the token anyway.
-fn is_of(stream: &UnixStream, own: Uid) -> bool {
-    let peer = stream.peer_cred().map(|peer| peer.uid());
-    peer.is_ok_and(|uid| uid == own.as_raw() || uid == Uid::ROOT.as_raw())
-}
-
-async fn accept(door: LocalListener, server: Arc<CallServer>, stop: Cancel) {
+async fn accept(door: Door, server: Arc<CallServer>, stop: Cancel) {
     // Dropping the sets aborts every connection.
     let (mut entering, mut open) = (JoinSet::new(), JoinSet::new());
     let mut oldest = VecDeque::<AbortHandle>::new();
@@ -316,7 +277,7 @@ async fn enter(stream: Box<dyn Io>, bearer: Option<Arc<Zeroizing<String>>>) -> O
     };
     let upgrade = accept_hdr_async_with_config(stream, check, Some(config));
     match timeout(UPGRADE_DEADLINE, upgrade).await {
-        Ok(Ok(socket)) => return Some(Wire::websocket(socket)),
+        Ok(Ok(socket)) => return Some(socket.into()),
         Ok(Err(error)) => tracing::info!(%error, "an app was refused"),
         Err(_) => tracing::info!("an app's upgrade request took too long"),
     }

@@ -1,40 +1,39 @@
+use std::os::unix::fs::PermissionsExt as _;
+
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_tungstenite::client_async;
 use tokio_tungstenite::tungstenite::Error as WsError;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 
 use super::super::client::Client;
-use super::super::descriptor::Trust;
-use super::super::registry::Registry;
-use super::super::server::{Authority, Research};
+use super::super::server::OneLevel;
 use super::*;
-use crate::{NodeId, NodeKey};
-
-struct Home;
-
-impl Authority for Home {
-    fn trust(&self, _: &NodeId) -> Trust {
-        Trust::Anchor
-    }
-
-    fn research(&self) -> Research {
-        Research::On
-    }
-}
+use crate::Capability;
+use crate::community::log::Level;
+use crate::testing::id;
 
 fn server() -> Arc<CallServer> {
-    let own = NodeKey::from_secret(&[1; 32]).id();
-    Arc::new(CallServer::new(
-        own,
-        Arc::new(Registry::new()),
-        Arc::new(Home),
-    ))
+    let anchor = OneLevel(Some(Level::Anchor));
+    Arc::new(CallServer::new(id(1), Arc::default(), Arc::new(anchor)))
+}
+
+/// A folder with an open local API.
+async fn opened() -> (tempfile::TempDir, LocalApi) {
+    let dir = tempfile::tempdir().unwrap();
+    let api = open(dir.path()).await;
+    (dir, api)
 }
 
 async fn open(dir: &Path) -> LocalApi {
     LocalApi::open(dir, server()).await.unwrap()
+}
+
+/// Address of the port in `dir`, and the header with its token.
+fn port(dir: &Path) -> (String, String) {
+    let bearer = format!("Bearer {}", read(dir, TOKEN_FILE));
+    (read(dir, ENDPOINT_FILE), bearer)
 }
 
 fn read(dir: &Path, name: &str) -> String {
@@ -57,8 +56,9 @@ async fn enter_over(
     for (name, value) in headers {
         request.headers_mut().insert(*name, value.parse().unwrap());
     }
+    let stream: Box<dyn Io> = Box::new(stream);
     match client_async(request, stream).await {
-        Ok((socket, _)) => Ok(Wire::websocket(socket)),
+        Ok((socket, _)) => Ok(socket.into()),
         Err(WsError::Http(refusal)) => Err(refusal.status().as_u16()),
         Err(other) => panic!("{other}"),
     }
@@ -66,8 +66,7 @@ async fn enter_over(
 
 /// True if a call succeeds.
 async fn answers(client: &Client) -> bool {
-    let describe = "bus.describe@1.0".parse().unwrap();
-    match client.call(&describe, &json!({})) {
+    match client.call(&Capability::bus_describe(), &json!({})) {
         Ok(call) => call.result().await.is_ok(),
         Err(_) => false,
     }
@@ -75,23 +74,12 @@ async fn answers(client: &Client) -> bool {
 
 #[tokio::test]
 async fn an_app_with_the_token_calls_as_this_node() {
-    let dir = tempfile::tempdir().unwrap();
-    let api = open(dir.path()).await;
-    let bearer = format!("Bearer {}", read(dir.path(), TOKEN_FILE));
-    let wire = enter(
-        &read(dir.path(), ENDPOINT_FILE),
-        &[("authorization", &bearer)],
-    )
-    .await
-    .unwrap();
+    let (dir, api) = opened().await;
+    let (url, bearer) = port(dir.path());
+    let wire = enter(&url, &[("authorization", &bearer)]).await.unwrap();
     let client = Client::local(wire);
-    let describe = "bus.describe@1.0".parse().unwrap();
-    let end = client
-        .call(&describe, &json!({}))
-        .unwrap()
-        .result()
-        .await
-        .unwrap();
+    let call = client.call(&Capability::bus_describe(), &json!({}));
+    let end = call.unwrap().result().await.unwrap();
     assert_eq!(end["capabilities"][0]["capability"], "bus.describe@1.0");
     // Open connections are closed as well.
     api.close().await;
@@ -104,40 +92,28 @@ async fn an_app_with_the_token_calls_as_this_node() {
 
 #[tokio::test]
 async fn without_the_token_or_from_a_web_page_access_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let _api = open(dir.path()).await;
-    let url = read(dir.path(), ENDPOINT_FILE);
+    let (dir, _api) = opened().await;
+    let (url, good) = port(dir.path());
     let token = read(dir.path(), TOKEN_FILE);
-    let good = format!("Bearer {token}");
     let shorter = &good[..good.len() - 1];
+    let (elsewhere, in_query) = (
+        url.replace("/bus/", "/sync/"),
+        format!("{url}?token={token}"),
+    );
+    let auth = |value| ("authorization", value);
     for (url, headers, status) in [
-        (url.clone(), vec![], 401),
-        (url.clone(), vec![("authorization", "")], 401),
-        (url.clone(), vec![("authorization", token.as_str())], 401),
-        (url.clone(), vec![("authorization", shorter)], 401),
-        (url.clone(), vec![("authorization", "Bearer AAAA")], 401),
-        (
-            url.clone(),
-            vec![("authorization", &good), ("origin", "http://127.0.0.1")],
-            403,
-        ),
-        (
-            url.clone(),
-            vec![("authorization", &good), ("origin", "null")],
-            403,
-        ),
-        (
-            url.replace("/bus/", "/sync/"),
-            vec![("authorization", &good)],
-            404,
-        ),
-        (format!("{url}?token={token}"), vec![], 401),
+        (&url, vec![], 401),
+        (&url, vec![auth("")], 401),
+        (&url, vec![auth(&token)], 401),
+        (&url, vec![auth(shorter)], 401),
+        (&url, vec![auth("Bearer AAAA")], 401),
+        (&url, vec![auth(&good), ("origin", "http://127.0.0.1")], 403),
+        (&url, vec![auth(&good), ("origin", "null")], 403),
+        (&elsewhere, vec![auth(&good)], 404),
+        (&in_query, vec![], 401),
     ] {
-        assert_eq!(
-            enter(&url, &headers).await.err(),
-            Some(status),
-            "{url} {headers:?}"
-        );
+        let refused = enter(url, &headers).await.err();
+        assert_eq!(refused, Some(status), "{url} {headers:?}");
     }
 }
 
@@ -149,43 +125,30 @@ async fn the_files_are_private_new_at_each_start_and_gone_at_the_end() {
     let api = open(dir.path()).await;
     let first = read(dir.path(), TOKEN_FILE);
     assert_eq!(first.len(), 43);
-    assert_eq!(
-        read(dir.path(), ENDPOINT_FILE),
-        format!("ws://127.0.0.1:{}/bus/v1", api.addr().port())
-    );
+    // No other machine reaches it.
+    let url = format!("ws://127.0.0.1:{}/bus/v1", api.addr().port());
+    assert_eq!(read(dir.path(), ENDPOINT_FILE), url);
+    assert!(api.addr().ip().is_loopback());
     for name in [TOKEN_FILE, ENDPOINT_FILE, SOCKET_FILE] {
-        let mode = fs::metadata(dir.path().join(name))
-            .unwrap()
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o777, 0o600, "{name}");
+        let found = fs::metadata(dir.path().join(name)).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o600, "{name}");
     }
     let second = open(dir.path()).await;
     assert_ne!(read(dir.path(), TOKEN_FILE), first);
     // Closing the first API leaves the second one's files in place.
     api.close().await;
     assert!(read(dir.path(), ENDPOINT_FILE).contains(&second.addr().to_string()));
-    UnixStream::connect(dir.path().join(SOCKET_FILE))
-        .await
-        .unwrap();
+    let socket = UnixStream::connect(dir.path().join(SOCKET_FILE)).await;
+    socket.unwrap();
     drop(second);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[tokio::test]
-async fn the_local_api_is_where_no_other_machine_can_reach_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let api = open(dir.path()).await;
-    assert!(api.addr().ip().is_loopback());
-    api.close().await;
-}
-
-#[tokio::test]
 async fn a_folder_that_cannot_be_written_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let refused = LocalApi::open(&dir.path().join("none"), server())
-        .await
-        .unwrap_err();
+    let opened = LocalApi::open(&dir.path().join("none"), server()).await;
+    let refused = opened.unwrap_err();
     assert!(refused.to_string().contains("bus.token"), "{refused}");
 }
 
@@ -210,8 +173,7 @@ async fn a_program_of_this_machine_finds_the_local_api_by_the_data_directory() {
 
 #[tokio::test]
 async fn a_program_of_this_user_comes_in_through_the_socket_without_a_token() {
-    let dir = tempfile::tempdir().unwrap();
-    let api = open(dir.path()).await;
+    let (dir, api) = opened().await;
     for name in [TOKEN_FILE, ENDPOINT_FILE] {
         fs::remove_file(dir.path().join(name)).unwrap();
     }
@@ -231,10 +193,8 @@ async fn a_program_of_this_user_comes_in_through_the_socket_without_a_token() {
 
 #[tokio::test]
 async fn the_socket_has_places_that_a_crowd_at_the_port_does_not_take() {
-    let dir = tempfile::tempdir().unwrap();
-    let api = open(dir.path()).await;
-    let bearer = format!("Bearer {}", read(dir.path(), TOKEN_FILE));
-    let url = read(dir.path(), ENDPOINT_FILE);
+    let (dir, api) = opened().await;
+    let (url, bearer) = port(dir.path());
     let mut crowd = Vec::new();
     for _ in 0..MAX_CONNECTIONS {
         let wire = enter(&url, &[("authorization", &bearer)]).await;
@@ -267,7 +227,7 @@ async fn where_the_path_is_too_long_for_a_socket_programs_come_through_the_port(
     let dir = tempfile::tempdir().unwrap();
     let deep = dir.path().join("a-name-of-some-length/".repeat(6));
     fs::create_dir_all(&deep).unwrap();
-    let why = SocketFile::bind(deep.join(SOCKET_FILE)).err().unwrap();
+    let why = OwnFile::bind(deep.join(SOCKET_FILE)).err().unwrap();
     assert!(why.to_string().contains("longer than"), "{why}");
     let api = open(&deep).await;
     let client = Client::connect_local(&deep).await.unwrap();
@@ -280,7 +240,7 @@ async fn where_the_path_is_too_long_for_a_socket_programs_come_through_the_port(
 #[cfg(target_os = "linux")]
 fn as_nobody<T: Send + 'static>(then: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     // Linux changes the user of the thread only; the rest of the process keeps its user.
-    let become_nobody = || rustix::thread::set_thread_uid(Uid::from_raw(65_534));
+    let become_nobody = || rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534));
     let thread = std::thread::spawn(move || become_nobody().ok().map(|()| then()));
     thread.join().unwrap()
 }
@@ -289,9 +249,8 @@ fn as_nobody<T: Send + 'static>(then: impl FnOnce() -> T + Send + 'static) -> Op
 #[tokio::test]
 async fn another_user_does_not_come_in_through_the_socket() {
     use std::os::unix::net::UnixStream as Blocking;
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, api) = opened().await;
     let path = dir.path().join(SOCKET_FILE);
-    let api = open(dir.path()).await;
     let open_to_all = |path: &Path| {
         let all = fs::Permissions::from_mode(0o777);
         fs::set_permissions(path, all).unwrap();

@@ -6,23 +6,24 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use futures_util::{SinkExt as _, StreamExt as _};
-use hearthnet_transport::{CloseCode, Code, PeerSocket};
+use hearthnet_transport::{CloseCode, Code, PeerSocket, Violation};
 use parking_lot::Mutex;
+use scopeguard::defer;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Cancel;
 use super::budget::{BudgetKey, Budgets, Rate};
-use super::descriptor::{CapabilityDescriptor, Stability, Trust};
+use super::descriptor::{CapabilityDescriptor, Stability};
 use super::envelope::{Envelope, MAX_ENVELOPE_BYTES};
 use super::error::CallError;
 use super::frame::Request;
-use super::frame_sink::{Connection, FrameSink, STALL};
+use super::frame_sink::{Connection, FrameSink};
 use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
 use super::session::ServerEvent;
-use super::wire::{Out, Wire, within};
+use super::wire::{Ended, Wire};
+use crate::community::log::Level;
 use crate::identity::replay::ReplayError;
 use crate::now_ms;
 use crate::{Capability, NodeId, ReplayCache};
@@ -36,10 +37,10 @@ const STRANGER_CALLS: usize = 4;
 /// A member that uses its whole budget and dates its calls 115 s ahead takes 2,350 entries.
 const REMEMBERED_CALLS: usize = 8192;
 
-/// Trust levels and the policy on experiments; asked again for each call.
+/// Levels and the policy on experiments; asked again for each call.
 pub trait Authority: Send + Sync {
-    /// Current trust level of a node; [`Trust::Anyone`] for strangers and revoked nodes.
-    fn trust(&self, node: &NodeId) -> Trust;
+    /// Current level of a node; `None` for strangers and revoked nodes.
+    fn level(&self, node: &NodeId) -> Option<Level>;
 
     fn research(&self) -> Research;
 
@@ -47,6 +48,22 @@ pub trait Authority: Send + Sync {
     /// member that is not an anchor.
     fn quota_key(&self, node: &NodeId) -> NodeId {
         *node
+    }
+}
+
+/// Gives every caller the same level, with experiments on: for an API that only programs of this
+/// user reach.
+#[derive(Debug, Clone, Copy)]
+#[allow(clippy::exhaustive_structs)] // Complete by design.
+pub struct OneLevel(pub Option<Level>);
+
+impl Authority for OneLevel {
+    fn level(&self, _: &NodeId) -> Option<Level> {
+        self.0
+    }
+
+    fn research(&self) -> Research {
+        Research::On
     }
 }
 
@@ -133,17 +150,6 @@ impl CallServer {
     /// A server for the node `own`, with the budgets [`Rate::MEMBER`] and
     /// [`Rate::STRANGERS`]. Adds [`Capability::bus_describe`] to the registry.
     pub fn new(own: NodeId, registry: Arc<Registry>, authority: Arc<dyn Authority>) -> Self {
-        Self::with_rates(own, registry, authority, Rate::MEMBER, Rate::STRANGERS)
-    }
-
-    /// [`CallServer::new`] with other budgets.
-    pub(crate) fn with_rates(
-        own: NodeId,
-        registry: Arc<Registry>,
-        authority: Arc<dyn Authority>,
-        member: Rate,
-        strangers: Rate,
-    ) -> Self {
         // Fails if another server on this registry has added it already; that is fine.
         let _ = register_describe(&registry);
         Self {
@@ -151,7 +157,7 @@ impl CallServer {
             registry,
             authority,
             gate: Mutex::new(Gate {
-                budgets: Budgets::new(member, strangers, 0),
+                budgets: Budgets::new(Rate::MEMBER, Rate::STRANGERS, 0),
                 seen: ReplayCache::new(REMEMBERED_CALLS),
             }),
         }
@@ -182,13 +188,13 @@ impl CallServer {
             Origin::Peer(peer) => (peer, false),
             Origin::Local => (self.own, true),
         };
-        let trust = self.authority.trust(&caller);
+        let level = self.authority.level(&caller);
         // Members that this node's inviter also invited do not use up its own quota.
         let quota_key = match is_local {
             true => caller,
             false => self.authority.quota_key(&caller),
         };
-        let (invite, call) = if trust == Trust::Anyone && !is_local {
+        let (invite, call) = if level.is_none() && !is_local {
             // Read first: the bucket to charge depends on the proof in the request.
             let brought = self
                 .read(origin, request, now_ms)
@@ -209,12 +215,13 @@ impl CallServer {
         } = call;
         let local = self.registry.find(&capability)?;
         let descriptor = &local.descriptor;
-        if trust < descriptor.trust {
+        if level < descriptor.trust {
+            let name = |level: Option<Level>| level.map_or("no member", Level::into);
             return Err(unauthorized(format!(
                 "{} needs the level {}, {caller} is {}",
                 descriptor.capability,
-                level_name(descriptor.trust),
-                level_name(trust),
+                name(descriptor.trust),
+                name(level),
             ))
             .with_hint("an anchor can raise it: `hearthnet community promote NODE`"));
         }
@@ -226,7 +233,6 @@ impl CallServer {
             ctx: CallContext {
                 caller,
                 quota_key,
-                trust,
                 is_local,
                 capability,
                 cancel: Cancel::default(),
@@ -337,62 +343,40 @@ impl CallServer {
 
     /// [`CallServer::serve`] over any transport. Dropping the future ends every call and the
     /// socket.
-    pub(crate) async fn serve_wire(&self, wire: Wire, origin: Origin) {
+    pub(crate) async fn serve_wire(&self, mut wire: Wire, origin: Origin) {
         let is_stranger = match origin {
-            Origin::Peer(peer) => self.authority.trust(&peer) == Trust::Anyone,
+            Origin::Peer(peer) => self.authority.level(&peer).is_none(),
             Origin::Local => false,
         };
-        let Wire {
-            mut incoming,
-            mut outgoing,
-            peer,
-        } = wire;
         let connection = Arc::new(Connection::default());
-        let _closes = Closes(&connection);
-        let read = async {
-            // Dropping the set aborts the running calls.
-            let mut running = JoinSet::new();
-            let mut calls = 0;
-            loop {
-                connection.until_drained().await;
-                let text = match incoming.next().await {
-                    Some(Ok(text)) => text,
-                    Some(Err(reason)) => {
-                        tracing::debug!(%reason, "a caller's connection was lost");
-                        return None;
-                    }
-                    None => return None,
-                };
-                while running.try_join_next().is_some() {}
-                match connection.receive(&text) {
-                    Ok(ServerEvent::Open { .. }) if is_stranger && calls == STRANGER_CALLS => {
-                        let detail = "a stranger made too many calls";
-                        return Some(CloseCode::FrameRate.violation(detail));
-                    }
-                    Ok(ServerEvent::Open { call, request }) => {
-                        calls += 1;
-                        match request.and_then(|r| self.admit(origin, r, now_ms())) {
-                            Ok(admitted) => {
-                                if let (true, Some(peer)) = (admitted.is_invited, &peer) {
-                                    peer.is_invited();
-                                }
-                                running.spawn(run(Arc::clone(&connection), call, admitted));
+        defer! {
+            connection.close();
+        }
+        // Dropping the set aborts the running calls.
+        let mut running = JoinSet::new();
+        let (mut calls, peer) = (0, wire.peer());
+        let receive = |text: &str| -> Result<(), Violation> {
+            while running.try_join_next().is_some() {}
+            match connection.receive(text)? {
+                ServerEvent::Open { .. } if is_stranger && calls == STRANGER_CALLS => {
+                    let detail = "a stranger made too many calls";
+                    return Err(CloseCode::FrameRate.violation(detail));
+                }
+                ServerEvent::Open { call, request } => {
+                    calls += 1;
+                    match request.and_then(|r| self.admit(origin, r, now_ms())) {
+                        Ok(admitted) => {
+                            if let (true, Some(peer)) = (admitted.is_invited, &peer) {
+                                peer.is_invited();
                             }
-                            Err(refusal) => connection.finish(call, Err(refusal)),
+                            running.spawn(run(Arc::clone(&connection), call, admitted));
                         }
+                        Err(refusal) => connection.finish(call, Err(refusal)),
                     }
-                    Ok(_) => {}
-                    Err(violation) => return Some(violation),
                 }
+                _ => {}
             }
-        };
-        let write = async {
-            loop {
-                while let Some(text) = connection.next_message() {
-                    within(STALL, outgoing.send(Out::Text(text))).await?;
-                }
-                connection.written.notified().await;
-            }
+            Ok(())
         };
         let stay = async {
             if is_stranger {
@@ -401,25 +385,22 @@ impl CallServer {
                 std::future::pending::<()>().await;
             }
         };
-        let violation = tokio::select! {
-            violation = read => violation,
-            lost = write => {
-                let reason: Result<(), String> = lost;
-                tracing::debug!(?reason, "a caller's connection was lost");
-                None
-            }
-            () = stay => None,
+        let (ready, next) = (|| connection.until_drained(), || connection.next_message());
+        let ended = tokio::select! {
+            ended = wire.exchange(ready, receive, &connection.written, next) => ended,
+            () = stay => Ended::Closed,
         };
-        if let Some(violation) = violation {
-            tracing::info!(
-                code = %violation.code,
-                "a caller violated the protocol: {}", violation.detail
-            );
-            let _ = timeout(
-                Duration::from_secs(1),
-                outgoing.send(Out::Broken(violation)),
-            )
-            .await;
+        drop(running);
+        match ended {
+            Ended::Closed => {}
+            Ended::Lost(reason) => tracing::debug!(%reason, "a caller's connection was lost"),
+            Ended::Broken(violation) => {
+                tracing::info!(
+                    code = %violation.code,
+                    "a caller violated the protocol: {}", violation.detail
+                );
+                wire.refuse(violation).await;
+            }
         }
     }
 }
@@ -435,12 +416,12 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
     } = admitted;
     // Held here because a handler may drop its context at once.
     let (cancel, _slot) = (ctx.cancel.clone(), ctx.slot.clone());
-    // If the handler panics, the caller still gets an error.
-    let _ends = Ends {
-        connection: &connection,
-        call,
-        cancel: cancel.clone(),
-    };
+    // If the handler panics, the caller still gets an error. Threads that work for the call stop.
+    defer! {
+        cancel.cancel();
+        let broken = CallError::internal("the handler of this capability failed");
+        connection.finish(call, Err(broken));
+    }
     if !connection.watch(call, cancel.clone()) {
         return;
     }
@@ -454,31 +435,6 @@ async fn run(connection: Arc<Connection>, call: u32, admitted: Admitted) {
         }),
     };
     connection.finish(call, result);
-}
-
-/// Guard that ends a call, also after a panic.
-struct Ends<'a> {
-    connection: &'a Connection,
-    call: u32,
-    cancel: Cancel,
-}
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        // Stop threads that still work for the call.
-        self.cancel.cancel();
-        let broken = CallError::internal("the handler of this capability failed");
-        self.connection.finish(self.call, Err(broken));
-    }
-}
-
-/// Guard that closes a connection's state.
-struct Closes<'a>(&'a Connection);
-
-impl Drop for Closes<'_> {
-    fn drop(&mut self) {
-        self.0.close();
-    }
 }
 
 struct Describe(std::sync::Weak<Registry>);
@@ -495,7 +451,8 @@ impl Handler for Describe {
 
 fn register_describe(registry: &Arc<Registry>) -> Result<(), RegisterError> {
     let summary = "Lists what this node can be asked to do.";
-    let descriptor = CapabilityDescriptor::new(Capability::bus_describe(), summary, Trust::Member);
+    let level = Some(Level::Member);
+    let descriptor = CapabilityDescriptor::new(Capability::bus_describe(), summary, level);
     registry.register(descriptor, Arc::new(Describe(Arc::downgrade(registry))))
 }
 
@@ -510,15 +467,6 @@ fn is_join(capability: &Capability) -> bool {
 
 fn unauthorized(message: String) -> CallError {
     CallError::new(Code::UNAUTHORIZED, message)
-}
-
-fn level_name(trust: Trust) -> &'static str {
-    match trust {
-        Trust::Anyone => "no member",
-        Trust::Member => "member",
-        Trust::Trusted => "trusted",
-        Trust::Anchor => "anchor",
-    }
 }
 
 #[cfg(test)]

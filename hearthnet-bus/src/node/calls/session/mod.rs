@@ -85,12 +85,13 @@ struct Serving {
     sizes: VecDeque<usize>,
 }
 
-impl Serving {
-    fn has_room(&self, bytes: usize) -> bool {
-        let frames = self.queued - self.acked;
-        let held: usize = self.sizes.iter().sum();
-        frames < WINDOW_FRAMES && held.saturating_add(bytes) <= WINDOW_BYTES
-    }
+/// Returns whether an event of `bytes` fits into the window beside unacknowledged ones.
+fn has_room(unacknowledged: &VecDeque<usize>, bytes: usize) -> bool {
+    let (frames, held) = (
+        unacknowledged.len() as u64,
+        unacknowledged.iter().sum::<usize>(),
+    );
+    frames < WINDOW_FRAMES && held.saturating_add(bytes) <= WINDOW_BYTES
 }
 
 /// The serving side of a connection.
@@ -122,13 +123,11 @@ impl ServingSession {
                 return Err(CloseCode::SessionLimit.violation("too many calls are open"));
             }
             self.highest = call;
-            self.calls.insert(
-                call,
-                Serving {
-                    received: 1,
-                    ..Serving::default()
-                },
-            );
+            let serving = Serving {
+                received: 1,
+                ..Serving::default()
+            };
+            self.calls.insert(call, serving);
             return Ok(ServerEvent::Open {
                 call,
                 request: Request::from_data(frame.data),
@@ -182,7 +181,7 @@ impl ServingSession {
         if size > MAX_EVENT_BYTES {
             return Err(NotTaken::TooBig);
         }
-        if !serving.has_room(size) {
+        if !has_room(&serving.sizes, size) {
             return Err(NotTaken::Full);
         }
         serving.queued += 1;
@@ -204,10 +203,8 @@ impl ServingSession {
             Err(error) => ("error", error_data(error)),
         };
         if data.len() + FRAME_OVERHEAD > MAX_MESSAGE_BYTES {
-            event = "error";
-            data = error_data(&CallError::internal(
-                "the result has more bytes than a message may have",
-            ));
+            let too_long = "the result has more bytes than a message may have";
+            (event, data) = ("error", error_data(&CallError::internal(too_long)));
         }
         let queued = std::mem::take(&mut self.outbox).into_iter();
         let (of_call, others): (Vec<_>, Vec<_>) = queued.partition(|(of, _)| *of == call);
@@ -283,6 +280,14 @@ struct Calling {
     has_ended: bool,
 }
 
+impl Calling {
+    /// The next frame to the server.
+    fn frame(&mut self, call: u32, event: &str, data: &str) -> String {
+        self.sent += 1;
+        Frame::encode(call, self.sent, event, data)
+    }
+}
+
 /// The calling side of a connection.
 #[derive(Default)]
 pub struct CallingSession {
@@ -300,33 +305,23 @@ impl CallingSession {
     pub fn call(&mut self, request: &Request) -> Result<u32, CallError> {
         let open = self.calls.values().filter(|c| !c.has_ended).count();
         let (Some(call), true) = (self.highest.checked_add(1), open < MAX_OPEN_CALLS) else {
-            return Err(CallError::new(
-                Code::BUSY,
-                format!("{MAX_OPEN_CALLS} calls are open on this connection"),
-            )
-            .with_hint("wait until one has ended, or open another connection"));
+            let message = format!("{MAX_OPEN_CALLS} calls are open on this connection");
+            let busy = CallError::new(Code::BUSY, message);
+            return Err(busy.with_hint("wait until one has ended, or open another connection"));
         };
         let data = serde_json::to_string(request)
             .map_err(|_| CallError::bad_request("params", "cannot be written as JSON"))?;
-        let text = Frame::encode(call, 1, "call", &data);
-        if text.len() > MAX_MESSAGE_BYTES {
-            return Err(CallError::bad_request(
-                "params",
-                format!(
-                    "the call has {} bytes, at most {MAX_MESSAGE_BYTES} may be",
-                    text.len()
-                ),
-            ));
+        let mut calling = Calling::default();
+        let text = calling.frame(call, "call", &data);
+        let length = text.len();
+        if length > MAX_MESSAGE_BYTES {
+            let problem =
+                format!("the call has {length} bytes, at most {MAX_MESSAGE_BYTES} may be");
+            return Err(CallError::bad_request("params", problem));
         }
         self.highest = call;
         self.outbox.push_back(text);
-        self.calls.insert(
-            call,
-            Calling {
-                sent: 1,
-                ..Calling::default()
-            },
-        );
+        self.calls.insert(call, calling);
         Ok(call)
     }
 
@@ -349,9 +344,7 @@ impl CallingSession {
                 return Err(malformed("its event is not one that a node answers with"));
             }
             _ => {
-                let held: usize = calling.sizes.iter().sum();
-                let frames = calling.sizes.len() as u64;
-                if frames >= WINDOW_FRAMES || held.saturating_add(text.len()) > WINDOW_BYTES {
+                if !has_room(&calling.sizes, text.len()) {
                     let detail = "more events came than were acknowledged";
                     return Err(CloseCode::CreditOverrun.violation(detail));
                 }
@@ -390,10 +383,8 @@ impl CallingSession {
             calling.acked += calling.taken;
             calling.sizes.drain(..taken.min(calling.sizes.len()));
             calling.taken = 0;
-            calling.sent += 1;
             let data = format!(r#"{{"seq":{}}}"#, calling.acked);
-            self.outbox
-                .push_back(Frame::encode(call, calling.sent, "ack", &data));
+            self.outbox.push_back(calling.frame(call, "ack", &data));
         }
         Some(heard)
     }
@@ -408,9 +399,7 @@ impl CallingSession {
         } else if !calling.is_cancelled {
             calling.is_cancelled = true;
             calling.inbox.clear();
-            calling.sent += 1;
-            self.outbox
-                .push_back(Frame::encode(call, calling.sent, "cancel", "{}"));
+            self.outbox.push_back(calling.frame(call, "cancel", "{}"));
         }
     }
 

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::descriptor::{CapabilityDescriptor, Trust};
+use super::descriptor::CapabilityDescriptor;
 use super::error::CallError;
 use super::frame_sink::FrameSink;
 use super::params::{Kind, Params};
@@ -90,7 +90,7 @@ pub fn register_shards(
             "Grants the caller one session with a shard that this node serves.",
             // Every member may chat, and a chat is orchestrated by the caller. Only the host must
             // be trusted, since it sees the caller's rows.
-            Trust::Member,
+            Some(Level::Member),
         )
     };
     registry.register(descriptor, Arc::new(Serve { key, log, served }))

@@ -7,24 +7,22 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::fs::{OpenOptions, Permissions};
-use std::io::{self, IsTerminal as _};
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::fs::OpenOptions;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossterm::event::{Event, KeyCode, KeyEvent, KeyModifiers, poll, read};
+use hearthnet_platform::files;
+use hearthnet_platform::terminal::{RedirectedOutput, has_input_within, suspend};
 use parking_lot::Mutex;
 use reedline::{
     EditCommand, EditMode, Emacs, FileBackedHistory, Prompt, PromptEditMode, PromptHistorySearch,
     Reedline, ReedlineEvent, ReedlineRawEvent, Signal,
 };
-use rustix::process::kill_current_process_group;
-use rustix::stdio::dup2_stdout;
 
-use super::input::{Input, PASTED, comes_within};
+use super::input::{Input, PASTED};
 use crate::cli::output::{TerminalStyle, note};
 use crate::commands::chat::command::{NAMES, goes_on, may_go_on};
 
@@ -117,9 +115,10 @@ impl Editor {
     /// # Errors
     /// If the terminal does not answer.
     pub(super) fn next(&mut self) -> io::Result<Input> {
-        let _shown = Redirected::begin();
+        // reedline writes some of its sequences to standard output.
+        let _shown = RedirectedOutput::begin();
         // Lines that were typed before the prompt are messages of their own.
-        let waits = !self.waiting.lock().is_empty() || comes_within(Duration::ZERO);
+        let waits = !self.waiting.lock().is_empty() || has_input_within(Duration::ZERO);
         let ahead = waits || poll(BURST)?;
         loop {
             let event = self.waiting.lock().pop();
@@ -149,7 +148,7 @@ impl Editor {
                 // In a burst it is the tab of an indented text.
                 Key::Tab if self.is_in_message() => self.edit(EditCommand::InsertChar('\t')),
                 Key::Tab => self.complete(),
-                Key::Suspend => kill_current_process_group(rustix::process::Signal::TSTP)?,
+                Key::Suspend => suspend()?,
                 Key::Other => match translated(&mut self.emacs, event) {
                     ReedlineEvent::Edit(commands) => self.editor.run_edit_commands(&commands),
                     ReedlineEvent::CtrlC => {
@@ -276,12 +275,8 @@ fn stored_history(file: PathBuf) -> Option<FileBackedHistory> {
         return None;
     }
     // The history is private: restrict the permissions of an existing file, too.
-    let _ = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&file);
-    let _ = std::fs::set_permissions(&file, Permissions::from_mode(0o600));
+    let _ = files::private(OpenOptions::new().create(true).append(true)).open(&file);
+    let _ = files::close_file_to_others(&file);
     match FileBackedHistory::with_file(HISTORY, file) {
         Ok(history) => Some(history),
         Err(error) => {
@@ -295,28 +290,6 @@ fn unsaved(error: &dyn std::fmt::Display) {
     note(format!(
         "warning: the input history cannot be saved: {error}"
     ));
-}
-
-/// Standard output that is a file, while a line is edited. reedline writes some of its sequences to
-/// standard output; meanwhile that is the terminal.
-struct Redirected(OwnedFd);
-
-impl Redirected {
-    fn begin() -> Option<Self> {
-        let stdout = io::stdout();
-        if stdout.is_terminal() {
-            return None;
-        }
-        let kept = stdout.as_fd().try_clone_to_owned().ok()?;
-        dup2_stdout(io::stderr()).ok()?;
-        Some(Self(kept))
-    }
-}
-
-impl Drop for Redirected {
-    fn drop(&mut self) {
-        let _ = dup2_stdout(&self.0);
-    }
 }
 
 /// Keys as in Emacs. Enter, Tab, Ctrl-Z and the first character of a burst end the turn of

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-
 use crate::cli::failure::{Failure, Kind};
 
 pub(in super::super) enum Input {
@@ -31,20 +29,4 @@ pub(in super::super) fn unreadable(error: impl std::fmt::Display) -> Failure {
         format!("cannot read the message: {error}"),
     )
     .hint("messages must be UTF-8 text")
-}
-
-/// Whether input of the terminal arrives within `time`, which is less than a second: in canonical
-/// mode, a line. The end of input does not count.
-pub(super) fn comes_within(time: Duration) -> bool {
-    let stdin = std::io::stdin();
-    let mut asked = [PollFd::new(&stdin, PollFlags::IN)];
-    let time = Timespec {
-        tv_sec: 0,
-        tv_nsec: time.subsec_nanos().into(),
-    };
-    // A terminal delivers one line per read, so no line waits in this process's buffer.
-    matches!(rustix::event::poll(&mut asked, Some(&time)), Ok(1..))
-        && asked
-            .iter()
-            .all(|fd| !fd.revents().contains(PollFlags::HUP))
 }

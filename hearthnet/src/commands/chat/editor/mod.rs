@@ -8,8 +8,10 @@ use std::io::{BufRead as _, Cursor, IsTerminal as _, Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hearthnet_platform::terminal::has_input_within;
+
 pub(super) use self::input::{Input, unreadable};
-use self::input::{NO_TEXT, PASTED, comes_within};
+use self::input::{NO_TEXT, PASTED};
 use super::command::{goes_on, may_go_on};
 use crate::cli::failure::Failure;
 use crate::cli::output::TerminalStyle;
@@ -93,7 +95,7 @@ impl Plain {
             return Ok(Input::End);
         }
         let (mut text, mut cut) = (Vec::new(), false);
-        let typed_ahead = !self.early().is_empty() || comes_within(Duration::ZERO);
+        let typed_ahead = !self.early().is_empty() || has_input_within(Duration::ZERO);
         loop {
             let more = match text.is_empty() {
                 true => self.prompt.as_str(),
@@ -112,8 +114,8 @@ impl Plain {
                 .map_err(unreadable)?;
             cut |= was_cut(text.get(begin..).unwrap_or_default());
             let so_far = String::from_utf8_lossy(&text);
-            let goes_on =
-                goes_on(&so_far) || (!typed_ahead && may_go_on(&so_far) && comes_within(PASTED));
+            let goes_on = goes_on(&so_far)
+                || (!typed_ahead && may_go_on(&so_far) && has_input_within(PASTED));
             self.has_ended = read == 0;
             match read {
                 0 if text.is_empty() => return Ok(Input::End),

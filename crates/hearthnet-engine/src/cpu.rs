@@ -1,0 +1,148 @@
+//! The exact engine: blocks on this machine's cores.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearthnet_files::ModelFile;
+use hearthnet_files::spec::ModelSpec;
+
+use crate::engine::{Backend, Batch, EngineOn};
+use crate::error::{EngineError, LoadError};
+use crate::forward::{self, EngineContext, Overflow, Scratch};
+use crate::kernels::Kernels;
+use crate::kv::{Geometry, Pages};
+use crate::options::EngineOptions;
+use crate::sequences::Table;
+use crate::thread_pool::ThreadPool;
+use crate::weights::{Layer, Loader};
+
+/// Exact engine: contiguous range of a model's layers, and the sequences that run through them.
+///
+/// ```no_run
+/// # use hearthnet_engine::{Engine, EngineOptions, Head, Span};
+/// # use hearthnet_files::ModelFile;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let file = ModelFile::open("model.gguf".as_ref())?;
+/// let options = EngineOptions::default();
+/// let mut engine = Engine::load(&file, 0..file.spec().layers, &options, &mut |_, _| ())?;
+/// let mut head = Head::beside(&file, &engine)?;
+///
+/// let (mut rows, mut logits) = (Vec::new(), Vec::new());
+/// head.embed(&[1, 4093, 198], &mut rows)?;
+/// let seq = engine.open()?;
+/// engine.forward(&[Span { seq, position: 0, rows: 3 }], &mut rows)?;
+/// head.logits(&rows[2 * file.spec().width as usize..], &mut logits)?;
+/// # Ok(())
+/// # }
+/// ```
+pub type Engine = EngineOn<Cpu>;
+
+/// Layers on this machine's cores, with bit-exact arithmetic.
+pub struct Cpu {
+    layers: Vec<Layer>,
+    weight_bytes: u64,
+    token_bytes: u64,
+    pub(crate) kernels: Kernels,
+    pub(crate) thread_pool: Arc<ThreadPool>,
+    scratch: Scratch,
+}
+
+impl EngineOn<Cpu> {
+    /// Reads and repacks only the layers of a half-open range. `progress` receives the bytes of the
+    /// file read so far, and the total.
+    ///
+    /// # Errors
+    /// See [`LoadError`].
+    pub fn load(
+        file: &ModelFile,
+        layers: Range<u32>,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, LoadError> {
+        let spec = file.spec();
+        if layers.start >= layers.end || layers.end > spec.layers {
+            return Err(LoadError::Layers {
+                range: layers,
+                layers: spec.layers,
+            });
+        }
+        check(spec)?;
+        let kernels = options.kernels()?;
+        let thread_pool = options.thread_pool()?;
+        let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
+        let used = spec.experts.map_or(0, |experts| experts.used as usize);
+        let backend = Cpu {
+            weight_bytes: packed.iter().map(|layer| layer.bytes as u64).sum(),
+            token_bytes: packed.iter().map(|l| l.token_bytes(used) as u64).sum(),
+            layers: packed,
+            kernels,
+            thread_pool,
+            scratch: Scratch::default(),
+        };
+        let geometry = Geometry::of(spec, layers.end - layers.start);
+        let pages = Pages::new(geometry, options.max_kv_bytes);
+        Self::new(file, layers, options, backend, pages)
+    }
+}
+
+impl Backend for Cpu {
+    type Storage = Pages;
+
+    fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
+    fn token_bytes(&self) -> u64 {
+        self.token_bytes
+    }
+
+    fn all_finite(&self, row: &[f32]) -> bool {
+        self.kernels.all_finite(row)
+    }
+
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        table: &mut Table<Pages>,
+        x: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (pages, tables) = table.batch(batch.spans);
+        let context = EngineContext {
+            spec: batch.spec,
+            kernels: self.kernels,
+            thread_pool: &self.thread_pool,
+            ropes: batch.ropes,
+            geometry: pages.geometry(),
+            layers: &self.layers[batch.first..batch.first + batch.layers.len()],
+            first: batch.first,
+        };
+        let views = pages.views(&tables);
+        let ran = forward::run(&context, &mut self.scratch, batch.spans, &views, x);
+        ran.map_err(|Overflow { layer, row }| EngineError::BoundaryOverflow {
+            layer: batch.layers.start + layer as u32,
+            row,
+        })
+    }
+}
+
+impl fmt::Debug for Cpu {
+    /// Omits the weights.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cpu")
+            .field("isa", &self.kernels.isa())
+            .field("threads", &self.thread_pool.threads())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks a requirement of the kernels that [`ModelSpec::check`] does not cover.
+pub(crate) fn check(spec: &ModelSpec) -> Result<(), LoadError> {
+    let dim = spec.head_dim;
+    match dim.is_multiple_of(8) {
+        true => Ok(()),
+        false => Err(LoadError::Unsupported(format!(
+            "heads of {dim} values; a multiple of 8 is needed"
+        ))),
+    }
+}

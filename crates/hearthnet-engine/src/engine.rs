@@ -1,0 +1,245 @@
+//! Engine on any device: a range of layers, and the sequences that run through them.
+
+use std::fmt;
+use std::ops::Range;
+
+use hearthnet_files::ModelFile;
+use hearthnet_files::spec::ModelSpec;
+
+use crate::error::{EngineError, LoadError};
+use crate::options::EngineOptions;
+use crate::rope_tables::RopeTables;
+use crate::sequence::{Footprint, SeqId, Span};
+use crate::sequences::{Storage, Table};
+
+/// Layers of a model on a device, which runs blocks.
+pub trait Backend: fmt::Debug {
+    type Storage: Storage;
+
+    /// Memory of the weights, in bytes.
+    fn weight_bytes(&self) -> u64;
+
+    /// Bytes of weights that one row reads; of the experts, only those that it is routed to.
+    fn token_bytes(&self) -> u64;
+
+    /// Whether no value is a NaN or an infinity.
+    fn all_finite(&self, row: &[f32]) -> bool;
+
+    /// Runs rows, for which the table has made room, through layers, and stores their state. `x`
+    /// has the rows of the spans one after another; outputs replace them.
+    ///
+    /// # Errors
+    /// See [`EngineError`]. `x` is then undefined.
+    fn run(
+        &mut self,
+        batch: &Batch<'_>,
+        table: &mut Table<Self::Storage>,
+        x: &mut [f32],
+    ) -> Result<(), EngineError>;
+
+    /// Whether the device is gone for this process, for instance after a driver reset.
+    fn is_lost(&self) -> bool {
+        false
+    }
+}
+
+/// Rows of some sequences, and the layers that they run through.
+#[derive(Debug)]
+pub struct Batch<'a> {
+    pub spec: &'a ModelSpec,
+    /// Covers the positions of all spans.
+    pub ropes: &'a RopeTables,
+    /// Layers, numbered as in the model; half-open, not empty.
+    pub layers: Range<u32>,
+    /// Index of the first of them among the engine's layers.
+    pub first: usize,
+    pub spans: &'a [Span],
+}
+
+/// Contiguous range of a model's layers, and the sequences that run through them.
+pub struct EngineOn<B: Backend> {
+    pub(crate) backend: B,
+    spec: ModelSpec,
+    range: Range<u32>,
+    ropes: RopeTables,
+    table: Table<B::Storage>,
+    /// An operation of the device has failed since the last [`Self::is_lost`].
+    suspect: bool,
+}
+
+impl<B: Backend> EngineOn<B> {
+    /// An engine without sequences. `backend` has the layers of `range`, half-open, and `storage`
+    /// is empty. Of the options, only limits apply.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsupported`] when a frequency factor of the model is not a positive number.
+    pub fn new(
+        file: &ModelFile,
+        range: Range<u32>,
+        options: &EngineOptions,
+        backend: B,
+        storage: B::Storage,
+    ) -> Result<Self, LoadError> {
+        let spec = file.spec().clone();
+        Ok(Self {
+            backend,
+            ropes: RopeTables::of(file)?,
+            table: Table::new(storage, options.limits(&spec)),
+            spec,
+            range,
+            suspect: false,
+        })
+    }
+
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Layers of this engine, half-open.
+    pub fn layers(&self) -> Range<u32> {
+        self.range.clone()
+    }
+
+    /// Memory of the weights, in bytes.
+    pub fn weight_bytes(&self) -> u64 {
+        self.backend.weight_bytes()
+    }
+
+    /// Bytes of weights that one row reads; of the experts, only those that it is routed to.
+    pub fn token_bytes(&self) -> u64 {
+        self.backend.token_bytes()
+    }
+
+    /// Memory that a sequence takes.
+    pub fn footprint(&self) -> Footprint {
+        self.table.footprint()
+    }
+
+    /// Memory of all sequences, in bytes; whole pages.
+    pub fn kv_bytes_in_use(&self) -> u64 {
+        self.table.bytes_in_use()
+    }
+
+    /// Number of open sequences.
+    pub fn sequences(&self) -> usize {
+        self.table.sequences()
+    }
+
+    /// Opens an empty sequence.
+    ///
+    /// # Errors
+    /// [`EngineError::TooManySequences`].
+    pub fn open(&mut self) -> Result<SeqId, EngineError> {
+        self.table.open()
+    }
+
+    /// Closes a sequence and frees the pages that only it owned. Returns false if it was not open.
+    pub fn close(&mut self, seq: SeqId) -> bool {
+        self.table.close(seq)
+    }
+
+    /// Number of positions of a sequence.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSequence`].
+    pub fn len(&self, seq: SeqId) -> Result<u32, EngineError> {
+        self.table.len(seq)
+    }
+
+    /// Shortens a sequence to `len` positions, and returns the length that is left: less than `len`
+    /// if its state can only return to an earlier position. The caller then appends the rows in
+    /// between again.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSequence`]; [`EngineError::PositionGap`] when it is shorter than
+    /// `len`; errors of the device, after which the positions are dropped but their memory may not
+    /// be free.
+    pub fn truncate(&mut self, seq: SeqId, len: u32) -> Result<u32, EngineError> {
+        self.table.truncate(seq, len)
+    }
+
+    /// Opens a copy of a sequence. The two share pages until one of them appends.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSequence`], [`EngineError::TooManySequences`].
+    pub fn fork(&mut self, seq: SeqId) -> Result<SeqId, EngineError> {
+        self.table.fork(seq)
+    }
+
+    /// Runs rows through all layers, and appends them to their sequences.
+    ///
+    /// `x` has the rows of the spans one after another, `width` values each; outputs replace them.
+    /// Values must already be rounded to the boundary dtype, as embeddings and outputs of other
+    /// engines are.
+    ///
+    /// # Errors
+    /// See [`EngineError`]. After an error, all sequences have the length of before; after one of a
+    /// block or of the device, the content of `x` is undefined.
+    pub fn forward(&mut self, spans: &[Span], x: &mut [f32]) -> Result<(), EngineError> {
+        self.forward_layers(self.range.clone(), spans, x)
+    }
+
+    /// As [`Self::forward`], through a half-open subrange of the engine's layers, numbered as in
+    /// the model. All rows of a sequence must run through the same layers.
+    ///
+    /// # Errors
+    /// As [`Self::forward`]; [`EngineError::Layers`] and [`EngineError::OtherLayers`].
+    pub fn forward_layers(
+        &mut self,
+        layers: Range<u32>,
+        spans: &[Span],
+        x: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let own = &self.range;
+        if layers.start >= layers.end || layers.start < own.start || layers.end > own.end {
+            return Err(EngineError::Layers {
+                asked: layers,
+                engine: own.clone(),
+            });
+        }
+        let width = self.spec.width as usize;
+        let rows: usize = spans.iter().map(|span| span.rows as usize).sum();
+        if rows.checked_mul(width) != Some(x.len()) {
+            return Err(EngineError::RowsMismatch {
+                expected: rows.saturating_mul(width),
+                found: x.len(),
+            });
+        }
+        let mut each = x.chunks_exact(width);
+        if let Some(row) = each.position(|row| !self.backend.all_finite(row)) {
+            return Err(EngineError::InputNotFinite(row));
+        }
+        let begun = self.table.begin(&layers, spans);
+        let result = begun.and_then(|()| {
+            let end = spans.iter().map(|span| span.position + span.rows).max();
+            self.ropes.cover(end.unwrap_or(0) as usize);
+            let batch = Batch {
+                spec: &self.spec,
+                ropes: &self.ropes,
+                first: (layers.start - self.range.start) as usize,
+                layers: layers.clone(),
+                spans,
+            };
+            self.backend.run(&batch, &mut self.table, x)
+        });
+        self.suspect |= matches!(result, Err(EngineError::Device(_)));
+        self.table.finish(&layers, spans, result)
+    }
+
+    /// Whether the device is lost. Asks it only if an operation has failed since the last call.
+    pub fn is_lost(&mut self) -> bool {
+        std::mem::take(&mut self.suspect) && self.backend.is_lost()
+    }
+}
+
+impl<B: Backend> fmt::Debug for EngineOn<B> {
+    /// Omits weights, keys and values.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("architecture", &self.spec.architecture)
+            .field("layers", &self.range)
+            .field("backend", &self.backend)
+            .field("sequences", &self.sequences())
+            .finish_non_exhaustive()
+    }
+}

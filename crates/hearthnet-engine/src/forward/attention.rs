@@ -1,0 +1,276 @@
+//! Steps of attention: queries, keys and values; scores and sums.
+
+use std::ops::Range;
+
+use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::LatentSpec;
+
+use super::stages::LayerRun;
+use super::tiles::{EngineContext, Tile, Widths};
+use super::tiling::Segment;
+use crate::kernels::{self, ActForm, Attention, AttentionScratch, PAGE, RopeTable};
+use crate::weights::{Layer, Qkv};
+
+/// With the safety contract of all steps (see `stages`).
+#[allow(unsafe_code)]
+impl LayerRun<'_> {
+    /// Reads `act`, writes the columns of `panels` in `qkv`, or in `latent` with latent attention.
+    /// Panels are counted over all parts.
+    pub(super) unsafe fn qkv(&self, layer: &Layer, panels: Range<usize>, tile: Tile<'_>) {
+        let (out, width) = match layer.latent {
+            Some(_) => (tile.buffers.latent, self.widths.latent),
+            None => (tile.rows.qkv, self.widths.qkv),
+        };
+        // SAFETY: no unit of the phase writes `act`.
+        let act = unsafe { tile.buffers.read_act() };
+        let parts = layer.qkv.parts.iter().map(|part| (part, act));
+        // SAFETY: the columns of `panels` are the unit's.
+        unsafe { self.side_by_side(parts, panels, tile.rows.count, out, width) };
+    }
+
+    /// Reads `latent`, writes `act` (low-rank rows of queries) and `latent_kv`.
+    pub(super) unsafe fn norm_latent(&self, layer: &Layer, tile: Tile<'_>) {
+        let EngineContext { spec, kernels, .. } = *self.context;
+        let (Some(latent), Some(LatentSpec { norm_eps, .. })) =
+            (&layer.latent, spec.attention.latent)
+        else {
+            return;
+        };
+        let (width, buffers) = (self.widths.latent, tile.buffers);
+        // SAFETY: the unit owns `act` and `latent_kv`, and no unit writes `latent`.
+        let (low_rank, act, kv_act) = unsafe {
+            (
+                buffers.latent.slice(0..tile.rows.count * width),
+                buffers.act(),
+                &mut buffers.latent_kv.slice_mut(0..1)[0],
+            )
+        };
+        let (q, kv) = (latent.q_norm.len(), latent.kv_norm.len());
+        let part = |columns: Range<usize>| -> Vec<f32> {
+            let rows = low_rank.chunks_exact(width);
+            rows.flat_map(|row| &row[columns.clone()])
+                .copied()
+                .collect()
+        };
+        let form = ActForm::of([&latent.q]);
+        kernels.norm_prepare(&part(0..q), &latent.q_norm, norm_eps, form, act);
+        let form = ActForm::of([&latent.kv]);
+        kernels.norm_prepare(&part(q..q + kv), &latent.kv_norm, norm_eps, form, kv_act);
+    }
+
+    /// Reads `act` and `latent_kv`, writes the columns of `panels` in `qkv`: queries, then keys
+    /// and values alternating by head.
+    pub(super) unsafe fn expand_latent(&self, layer: &Layer, panels: Range<usize>, tile: Tile<'_>) {
+        let Some(latent) = &layer.latent else {
+            return;
+        };
+        let Tile { rows, buffers } = tile;
+        // SAFETY: no unit of the phase writes the activations.
+        let (act, kv_act) = unsafe { (buffers.read_act(), &buffers.latent_kv.slice(0..1)[0]) };
+        let parts = [(&latent.q, act), (&latent.kv, kv_act)].into_iter();
+        // SAFETY: the columns of `panels` in `qkv` are the unit's.
+        unsafe { self.side_by_side(parts, panels, rows.count, rows.qkv, self.widths.qkv) };
+    }
+
+    /// Completes a row of `qkv` written by [`Self::expand_latent`]: queries, keys, and values
+    /// padded to the width of keys. `rotary` is the rotary part of the keys, common to all heads.
+    fn finish_latent_row(
+        &self,
+        latent: &LatentSpec,
+        table: Option<&RopeTable>,
+        position: usize,
+        row: &mut [f32],
+        rotary: &mut [f32],
+    ) {
+        let EngineContext { spec, kernels, .. } = *self.context;
+        let Widths { q, kv, .. } = self.widths;
+        let (d, values) = (spec.head_dim as usize, latent.values as usize);
+        let nope = d - rotary.len();
+        let (queries, rest) = row.split_at_mut(q);
+        if let Some(table) = table {
+            kernels.rope(table, position, rotary, rotary.len());
+            for head in queries.chunks_exact_mut(d) {
+                let dims = rotary.len();
+                kernels.rope(table, position, &mut head[nope..], dims);
+            }
+        }
+        let both = rest[..kv / d * (nope + values)].to_vec();
+        let (to_keys, to_values) = rest.split_at_mut(kv);
+        let heads = to_keys
+            .chunks_exact_mut(d)
+            .zip(to_values.chunks_exact_mut(d));
+        for ((to_key, to_value), from) in heads.zip(both.chunks_exact(nope + values)) {
+            to_key[..nope].copy_from_slice(&from[..nope]);
+            to_key[nope..].copy_from_slice(rotary);
+            to_value[..values].copy_from_slice(&from[nope..]);
+            to_value[values..].fill(0.0);
+        }
+    }
+
+    /// Completes queries, keys and values in `qkv` (biases, norms, RoPE; for latent attention
+    /// everything after its matrices), and writes keys and values to the pages.
+    pub(super) unsafe fn store_kv(&self, layer: usize, tile: Tile<'_>) {
+        let EngineContext {
+            spec,
+            kernels,
+            ropes,
+            geometry,
+            first,
+            layers,
+            ..
+        } = *self.context;
+        let Layer {
+            qkv: Qkv { bias, .. },
+            qk_norm,
+            rotation,
+            ..
+        } = &layers[layer];
+        let table = ropes.table(*rotation);
+        let Widths { q, kv, qkv, .. } = self.widths;
+        let d = geometry.head_dim;
+        for segment in tile.rows.segments {
+            for i in 0..segment.rows {
+                let (row, position) = (segment.row + i, segment.position + i);
+                // SAFETY: the unit owns the row of `qkv`.
+                let values = unsafe { tile.rows.qkv.slice_mut(row * qkv..(row + 1) * qkv) };
+                if let Some(bias) = bias {
+                    kernels.add_round(values, bias, BoundaryDtype::F32);
+                }
+                if let Some(norms) = qk_norm {
+                    kernels.rms_norm_in_place(&mut values[..q], &norms.q, spec.norm_eps);
+                    kernels.rms_norm_in_place(&mut values[q..q + kv], &norms.k, spec.norm_eps);
+                }
+                if let Some(latent) = &spec.attention.latent {
+                    let (width, dims) = (self.widths.latent, spec.rope.dims as usize);
+                    let rotary = (row + 1) * width - dims..(row + 1) * width;
+                    // SAFETY: the unit owns the row of `latent`.
+                    let rotary = unsafe { tile.buffers.latent.slice_mut(rotary) };
+                    self.finish_latent_row(latent, table, position, values, rotary);
+                } else if let Some(table) = table {
+                    kernels.rope(table, position, &mut values[..q + kv], d);
+                }
+                if let Some(temperature) = &spec.attention.temperature {
+                    let factor = temperature.factor(position);
+                    values[..q].iter_mut().for_each(|value| *value *= factor);
+                }
+                let (keys, values) = values[q..].split_at(kv);
+                let page = &self.pages[segment.span][position / PAGE];
+                for head in 0..geometry.kv_heads {
+                    let slab = geometry.slab_range(geometry.slab_index(first + layer, head));
+                    let cells = head * d..(head + 1) * d;
+                    // SAFETY: a slot belongs to one row, and the unit owns the row.
+                    unsafe {
+                        kernels.store_kv(
+                            page.part(slab),
+                            position % PAGE,
+                            &keys[cells.clone()],
+                            &values[cells],
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads queries and pages, writes `act`, for all rows and heads of a tile.
+    pub(super) unsafe fn attention(
+        &self,
+        layer: usize,
+        tile: Tile<'_>,
+        scratch: &mut AttentionScratch,
+    ) {
+        // SAFETY: the unit owns the tile and its buffers; no unit writes keys and values of this
+        // layer.
+        unsafe {
+            for segment in tile.rows.segments {
+                for kv_head in 0..self.context.geometry.kv_heads {
+                    let heads = (kv_head, 0..self.context.group());
+                    self.attend(layer, tile, segment, heads, scratch);
+                }
+            }
+            self.quantise_attn(layer, tile);
+        }
+    }
+
+    /// Reads queries and pages, writes the columns of `heads` for the rows of a segment in `attn`.
+    pub(super) unsafe fn attend(
+        &self,
+        layer: usize,
+        tile: Tile<'_>,
+        segment: &Segment,
+        (kv_head, heads): (usize, Range<usize>),
+        scratch: &mut AttentionScratch,
+    ) {
+        let EngineContext {
+            spec,
+            kernels,
+            geometry,
+            first,
+            layers,
+            ..
+        } = *self.context;
+        let Widths { q, qkv, .. } = self.widths;
+        let d = geometry.head_dim;
+        let slab = geometry.slab_range(geometry.slab_index(first + layer, kv_head));
+        let end = (segment.position + segment.rows).div_ceil(PAGE);
+        // SAFETY: no unit of the phase writes keys and values of this layer.
+        let pages: Vec<&[u16]> = self.pages[segment.span][..end]
+            .iter()
+            .map(|page| unsafe { page.slice(slab.clone()) })
+            .collect();
+        let group = self.context.group();
+        let heads = kv_head * group + heads.start..kv_head * group + heads.end;
+        let columns = heads.start * d..heads.end * d;
+        let sinks = layers[layer].sinks.as_ref();
+        let attention = Attention {
+            head_dim: d,
+            heads: heads.len(),
+            scale: match spec.attention.scale {
+                Some(scale) => scale,
+                None => 1.0 / (d as f32).sqrt(),
+            },
+            softcap: spec.attention.softcap,
+            sinks: sinks.map(|sinks| &sinks[heads]),
+            position: segment.position,
+            window: layers[layer].window,
+            pages: &pages,
+        };
+        // SAFETY: no unit writes queries; the columns of these heads in `attn` are the unit's.
+        unsafe {
+            let queries = tile
+                .rows
+                .qkv
+                .slice(segment.row * qkv + columns.start..tile.rows.count * qkv);
+            let queries = kernels::Tile::new(queries, segment.rows, columns.len(), qkv);
+            let out = tile
+                .buffers
+                .attn
+                .part(segment.row * q..tile.rows.count * q)
+                .tile_mut(segment.rows, q, columns);
+            kernels.attention(&attention, queries, scratch, out);
+        }
+    }
+
+    /// Reads `attn`, writes `act`.
+    pub(super) unsafe fn quantise_attn(&self, layer: usize, tile: Tile<'_>) {
+        let mut width = self.widths.q;
+        let values = 0..tile.rows.count * width;
+        // SAFETY: the unit owns the tile's `attn` and `act`.
+        let (mut attn, act) = unsafe { (tile.buffers.attn.slice_mut(values), tile.buffers.act()) };
+        if let Some(latent) = &self.context.spec.attention.latent {
+            // Removes the padding of values to the width of keys.
+            let (d, values) = (self.context.geometry.head_dim, latent.values as usize);
+            for head in 0..attn.len() / d {
+                attn.copy_within(head * d..head * d + values, head * values);
+            }
+            let len = attn.len() / d * values;
+            attn = &mut attn[..len];
+            width = width / d * values;
+        }
+        let EngineContext {
+            kernels, layers, ..
+        } = *self.context;
+        let form = ActForm::of([&layers[layer].attn_output]);
+        kernels.prepare(attn, width, form, act);
+    }
+}

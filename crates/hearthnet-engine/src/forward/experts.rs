@@ -1,0 +1,172 @@
+//! Steps of a mixture of experts.
+
+use hearthnet_files::BoundaryDtype;
+
+use super::moe::{Chunk, choose};
+use super::stages::LayerRun;
+use super::tiles::{Tile, Widths, columns};
+use super::tiling::share;
+use crate::kernels::{Act, ActForm, Output, TileMut, grow};
+use crate::weights::{Expert, Ffn, Router};
+
+#[derive(Default)]
+pub(super) struct ExpertScratch {
+    gathered: Vec<f32>,
+    act: Act,
+    up: Vec<f32>,
+}
+
+/// With the safety contract of all steps (see `stages`).
+#[allow(unsafe_code)]
+impl LayerRun<'_> {
+    /// Reads `act`; writes the routes and the experts' input of each row of a tile.
+    pub(super) unsafe fn route(&self, router: &Router, tile: Tile<'_>) {
+        let (kernels, widths, pairs) = (self.context.kernels, &self.widths, self.pairs);
+        let normalise = self.context.spec.experts.is_some_and(|e| e.normalise);
+        let Tile { rows, buffers } = tile;
+        let (count, experts, used) = (rows.count, widths.experts, widths.used);
+        // SAFETY: no unit writes `act`; the unit owns the tile's rows and their routes.
+        unsafe {
+            let act = buffers.read_act();
+            let normed = rows.first * widths.x..(rows.first + count) * widths.x;
+            pairs.normed.slice_mut(normed).copy_from_slice(act.plain());
+            let out = buffers.scores.tile_mut(count, experts, 0..experts);
+            let Router { matrix, bias } = router;
+            kernels.matmul(matrix, 0..matrix.panels(), act, Output::Store, out);
+            let scores = buffers.scores.slice_mut(0..count * experts);
+            let routes = rows.first * used..(rows.first + count) * used;
+            let routes = pairs.routes.slice_mut(routes);
+            let rows = scores.chunks_exact_mut(experts);
+            for (scores, routes) in rows.zip(routes.chunks_exact_mut(used)) {
+                if let Some(bias) = bias {
+                    kernels.add_round(scores, bias, BoundaryDtype::F32);
+                }
+                choose(kernels, scores, normalise, routes);
+            }
+        }
+    }
+
+    /// Reads the routes of all rows of the pass; writes the plan.
+    pub(super) unsafe fn group(&self) {
+        let Widths { experts, used, .. } = self.widths;
+        let (pairs, rows) = (self.pairs, self.rows.len());
+        // SAFETY: all routes are written, and one unit plans; there is one plan.
+        let (plan, routes) = unsafe {
+            (
+                &mut pairs.plan.slice_mut(0..1)[0],
+                pairs.routes.slice(0..rows * used),
+            )
+        };
+        plan.fill(routes, experts);
+    }
+
+    /// Gate and up of a unit: reads `normed`, writes the unit's part of `h`.
+    pub(super) unsafe fn expert_gate_up(
+        &self,
+        experts: &[Expert],
+        unit: usize,
+        scratch: &mut ExpertScratch,
+    ) {
+        let (Widths { x, ffn, used, .. }, pairs) = (self.widths, self.pairs);
+        // SAFETY: no unit of the phase writes the plan; there is one.
+        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
+        let Some((Chunk { expert, places }, parts, part)) = pairs.unit(plan, unit) else {
+            return;
+        };
+        let Expert {
+            ffn: gates, bias, ..
+        } = &experts[*expert];
+        let panels = share(gates.panels(), parts, part);
+        if panels.is_empty() {
+            return;
+        }
+        let count = places.len();
+        grow(&mut scratch.gathered, count * x);
+        let gathered = &mut scratch.gathered[..count * x];
+        for (&pair, to) in plan.pairs[places.clone()]
+            .iter()
+            .zip(gathered.chunks_exact_mut(x))
+        {
+            let row = pair / used;
+            // SAFETY: no unit of the phase writes `normed`.
+            to.copy_from_slice(unsafe { pairs.normed.slice(row * x..(row + 1) * x) });
+        }
+        let act = &mut scratch.act;
+        self.context.kernels.prepare(gathered, x, gates.form(), act);
+        let columns = gates.columns(&panels);
+        let up = match gates {
+            Ffn::Fused(_) => TileMut::new(&mut [], 0, 0, 0),
+            Ffn::Split { .. } => {
+                grow(&mut scratch.up, count * columns.len());
+                TileMut::new(&mut scratch.up, count, columns.len(), columns.len())
+            }
+        };
+        let h = pairs.h.part(places.start * ffn..places.end * ffn);
+        // SAFETY: units have separate places or panels, and so separate parts of `h`.
+        let h = unsafe { h.tile_mut(count, ffn, columns) };
+        self.gate_up(gates, bias.as_ref(), panels, act, h, up);
+    }
+
+    /// Down of a unit: reads `h`, writes the unit's part of `out`.
+    pub(super) unsafe fn expert_down(
+        &self,
+        experts: &[Expert],
+        unit: usize,
+        scratch: &mut ExpertScratch,
+    ) {
+        let (Widths { x, ffn, .. }, pairs) = (self.widths, self.pairs);
+        // SAFETY: no unit of the phase writes the plan; there is one.
+        let plan = unsafe { &pairs.plan.slice(0..1)[0] };
+        let Some((Chunk { expert, places }, parts, part)) = pairs.unit(plan, unit) else {
+            return;
+        };
+        let Expert { down, bias, .. } = &experts[*expert];
+        let panels = share(down.panels(), parts, part);
+        if panels.is_empty() {
+            return;
+        }
+        let (kernels, act) = (self.context.kernels, &mut scratch.act);
+        // SAFETY: no unit of the phase writes `h`.
+        let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
+        kernels.prepare(h, ffn, ActForm::of([down]), act);
+        let out = pairs.out.part(places.start * x..places.end * x);
+        let columns = columns(down, &panels, 0);
+        // SAFETY: units have separate places or panels, and so separate parts of `out`.
+        let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
+        kernels.matmul(down, panels, act, Output::Store, out.reborrow());
+        if let Some(bias) = bias {
+            for row in 0..out.rows() {
+                let bias = &bias.down[columns.clone()];
+                kernels.add_round(out.row_mut(row), bias, BoundaryDtype::F32);
+            }
+        }
+    }
+
+    /// Adds up the weighted outputs of each row of a tile, in `branch`.
+    pub(super) unsafe fn combine(&self, tile: Tile<'_>) {
+        let (Widths { x, used, .. }, pairs) = (self.widths, self.pairs);
+        let Tile { rows, buffers } = tile;
+        // SAFETY: no unit writes the plan; the unit owns the tile's rows of `branch`.
+        let (plan, sums) = unsafe {
+            (
+                &pairs.plan.slice(0..1)[0],
+                buffers.branch.slice_mut(0..rows.count * x),
+            )
+        };
+        sums.fill(0.0);
+        for (row, sum) in sums.chunks_exact_mut(x).enumerate() {
+            let first = (rows.first + row) * used;
+            for pair in first..first + used {
+                let place = plan.places[pair];
+                // SAFETY: no unit of the phase writes routes or outputs.
+                let (route, out) = unsafe {
+                    (
+                        pairs.routes.slice(pair..pair + 1)[0],
+                        pairs.out.slice(place * x..(place + 1) * x),
+                    )
+                };
+                self.context.kernels.add_scaled(sum, out, route.weight);
+            }
+        }
+    }
+}

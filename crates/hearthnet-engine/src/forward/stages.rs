@@ -1,0 +1,343 @@
+//! Stages of a layer: its matrices, and the steps between them.
+//!
+//! All steps have the same safety contract: the caller's unit of work owns what a step writes, and
+//! no other unit of the phase writes what it reads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hearthnet_files::BoundaryDtype;
+
+use super::moe::Pairs;
+use super::tiles::{EngineContext, Tile, Widths, columns};
+use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
+use crate::weights::{FeedForward, Layer};
+
+/// Pass of some rows of the batch over the layers.
+pub(super) struct LayerRun<'a> {
+    pub(super) context: &'a EngineContext<'a>,
+    pub(super) widths: Widths,
+    pub(super) pages: &'a [Vec<SharedMut<'a, u16>>],
+    pub(super) pairs: Pairs<'a>,
+    pub(super) overflow: &'a FirstOverflow,
+    /// Rows of the pass, as indices into the batch.
+    pub(super) rows: Range<usize>,
+}
+
+/// Matrix of a layer, or several that read the same input.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Qkv,
+    /// Up-projections of the low-rank rows of latent attention.
+    Latent,
+    /// Output matrix of attention.
+    Output,
+    /// Dense feed-forward layer.
+    GateUp,
+    Down,
+}
+
+impl Stage {
+    /// Stages before attention.
+    pub(super) fn before_attention(layer: &Layer) -> &'static [Self] {
+        match layer.latent {
+            Some(_) => &[Self::Qkv, Self::Latent],
+            None => &[Self::Qkv],
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+impl LayerRun<'_> {
+    pub(super) fn panels(&self, index: usize, stage: Stage) -> usize {
+        let layer = &self.context.layers[index];
+        match (stage, &layer.feed_forward) {
+            (Stage::Qkv, _) => layer.qkv.panels(),
+            (Stage::Latent, _) => layer.latent.as_ref().map_or(0, |latent| latent.panels()),
+            (Stage::Output, _) => layer.attn_output.panels(),
+            (Stage::GateUp, FeedForward::Dense { ffn, .. }) => ffn.panels(),
+            (Stage::Down, FeedForward::Dense { down, .. }) => down.panels(),
+            (_, FeedForward::Experts { .. }) => 0,
+        }
+    }
+
+    /// Multiplies the input of a stage, which the stage before has finished, with some panels.
+    pub(super) unsafe fn multiply(
+        &self,
+        index: usize,
+        stage: Stage,
+        panels: Range<usize>,
+        tile: Tile<'_>,
+    ) {
+        let layer = &self.context.layers[index];
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            match (stage, &layer.feed_forward) {
+                (Stage::Qkv, _) => self.qkv(layer, panels, tile),
+                (Stage::Latent, _) => self.expand_latent(layer, panels, tile),
+                // The residual stream is rounded to the boundary dtype at the end of a block only.
+                (Stage::Output, _) => {
+                    self.add(&layer.attn_output, panels, BoundaryDtype::F32, tile);
+                }
+                (Stage::GateUp, FeedForward::Dense { ffn, .. }) => self.ffn(ffn, panels, tile),
+                (Stage::Down, FeedForward::Dense { down, .. }) => {
+                    self.add(down, panels, self.context.spec.boundary, tile);
+                }
+                (_, FeedForward::Experts { .. }) => {}
+            }
+        }
+    }
+
+    /// Takes a tile from the outputs of a stage to the input of the next one.
+    pub(super) unsafe fn finish(&self, index: usize, stage: Stage, tile: Tile<'_>) {
+        let layer = &self.context.layers[index];
+        // SAFETY: by the contract of all steps.
+        unsafe {
+            match (stage, &layer.feed_forward) {
+                (Stage::Qkv, _) if layer.latent.is_some() => self.norm_latent(layer, tile),
+                (Stage::Qkv | Stage::Latent, _) => self.store_kv(index, tile),
+                (Stage::Output, feed_forward) => {
+                    self.end_attention(layer, tile);
+                    self.ffn_norm(layer, tile);
+                    if let FeedForward::Experts { router, .. } = feed_forward {
+                        self.route(router, tile);
+                    }
+                }
+                (Stage::GateUp, FeedForward::Dense { down, .. }) => self.quantise_h(down, tile),
+                (Stage::Down, _) => self.end_block(index, tile),
+                (Stage::GateUp, FeedForward::Experts { .. }) => {}
+            }
+        }
+    }
+
+    /// Ends a stage, after all tiles are finished: plans the experts of all rows.
+    pub(super) unsafe fn conclude(&self, index: usize, stage: Stage) {
+        if let (Stage::Output, FeedForward::Experts { .. }) =
+            (stage, &self.context.layers[index].feed_forward)
+        {
+            // SAFETY: all rows have their routes, and one unit concludes a stage.
+            unsafe { self.group() };
+        }
+    }
+
+    /// Takes a tile through whole stages.
+    pub(super) unsafe fn through(&self, index: usize, stages: &[Stage], tile: Tile<'_>) {
+        for &stage in stages {
+            // SAFETY: by the contract of all steps.
+            unsafe {
+                self.multiply(index, stage, 0..self.panels(index, stage), tile);
+                self.finish(index, stage, tile);
+            }
+        }
+    }
+
+    /// Takes a tile from the input of a layer, if there is such a layer, to its keys and values.
+    pub(super) unsafe fn before_attention(&self, index: usize, tile: Tile<'_>) {
+        if let Some(layer) = self.context.layers.get(index) {
+            // SAFETY: by the contract of all steps.
+            unsafe { self.through(index, Stage::before_attention(layer), tile) };
+        }
+    }
+
+    /// Reads `x`, writes `act`.
+    pub(super) unsafe fn attn_norm(&self, index: usize, tile: Tile<'_>) {
+        let layer = &self.context.layers[index];
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
+        unsafe { self.norm(&layer.attn_norm, layer.qkv.form, tile) };
+    }
+
+    /// Reads `x`, writes `act`. In a layer with experts, `act` has the form for the router, and the
+    /// plain form for the experts.
+    unsafe fn ffn_norm(&self, layer: &Layer, tile: Tile<'_>) {
+        let form = match &layer.feed_forward {
+            FeedForward::Dense { ffn, .. } => ffn.form(),
+            FeedForward::Experts { router, .. } => ActForm {
+                plain: true,
+                ..ActForm::of([&router.matrix])
+            },
+        };
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
+        unsafe { self.norm(&layer.ffn_norm, form, tile) };
+    }
+
+    unsafe fn norm(&self, weight: &[f32], form: ActForm, tile: Tile<'_>) {
+        let values = 0..tile.rows.count * self.widths.x;
+        // SAFETY: the unit owns `act`, and no unit of the phase writes `x`.
+        let (x, act) = unsafe { (tile.rows.x.slice(values), tile.buffers.act()) };
+        let eps = self.context.spec.norm_eps;
+        self.context.kernels.norm_prepare(x, weight, eps, form, act);
+    }
+
+    /// Writes the columns of `panels` in `out`, which has rows of `width` values. Panels are
+    /// counted over all matrices of `parts`, each paired with its activations.
+    pub(super) unsafe fn side_by_side<'m>(
+        &self,
+        parts: impl Iterator<Item = (&'m Packed, &'m Act)>,
+        panels: Range<usize>,
+        rows: usize,
+        out: SharedMut<'_, f32>,
+        width: usize,
+    ) {
+        let (mut before, mut column) = (0, 0);
+        for (part, act) in parts {
+            let end = before + part.panels();
+            let own = panels.start.max(before)..panels.end.min(end);
+            if own.start < own.end {
+                let own = own.start - before..own.end - before;
+                let columns = columns(part, &own, column);
+                // SAFETY: the columns of `panels` are the unit's.
+                let out = unsafe { out.tile_mut(rows, width, columns) };
+                self.context
+                    .kernels
+                    .matmul(part, own, act, Output::Store, out);
+            }
+            before = end;
+            column += part.rows();
+        }
+    }
+
+    /// Reads `act`, adds its product with `matrix` to the columns of `panels` in `x`, rounded to
+    /// `dtype`. With [`Widths::branches`], writes the product to `branch` instead.
+    unsafe fn add(
+        &self,
+        matrix: &Packed,
+        panels: Range<usize>,
+        dtype: BoundaryDtype,
+        tile: Tile<'_>,
+    ) {
+        let (out, output) = match self.widths.branches {
+            true => (tile.buffers.branch, Output::Store),
+            false => (tile.rows.x, Output::Add(dtype)),
+        };
+        let columns = columns(matrix, &panels, 0);
+        // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
+        unsafe {
+            let (act, out) = (
+                tile.buffers.read_act(),
+                out.tile_mut(tile.rows.count, self.widths.x, columns),
+            );
+            self.context
+                .kernels
+                .matmul(matrix, panels, act, output, out);
+        }
+    }
+
+    /// Completes attention: adds `branch` to `x`, unless [`Self::add`] has done so.
+    unsafe fn end_attention(&self, layer: &Layer, tile: Tile<'_>) {
+        if self.widths.branches {
+            let bias = layer.attn_output_bias.as_deref();
+            let norm = layer.attn_post_norm.as_deref();
+            // SAFETY: the unit owns the tile's rows of `x` and `branch`.
+            unsafe { self.end_branch(bias, norm, BoundaryDtype::F32, tile) };
+        }
+    }
+
+    /// Completes a block: adds `branch` to `x`, unless [`Self::add`] has done so, checks `x`, and
+    /// normalises it for the next layer.
+    pub(super) unsafe fn end_block(&self, index: usize, tile: Tile<'_>) {
+        let layer = &self.context.layers[index];
+        // SAFETY: the unit owns the tile and its buffers.
+        unsafe {
+            if self.widths.branches || matches!(layer.feed_forward, FeedForward::Experts { .. }) {
+                let norm = layer.ffn_post_norm.as_deref();
+                self.end_branch(None, norm, self.context.spec.boundary, tile);
+            }
+            self.check(index, tile);
+            if index + 1 < self.context.layers.len() {
+                self.attn_norm(index + 1, tile);
+            }
+        }
+    }
+
+    unsafe fn end_branch(
+        &self,
+        bias: Option<&[f32]>,
+        norm: Option<&[f32]>,
+        dtype: BoundaryDtype,
+        tile: Tile<'_>,
+    ) {
+        let EngineContext { spec, kernels, .. } = *self.context;
+        let values = 0..tile.rows.count * self.widths.x;
+        // SAFETY: the unit owns the tile's rows of `x` and `branch`.
+        let (x, branch) = unsafe {
+            (
+                tile.rows.x.slice_mut(values.clone()),
+                tile.buffers.branch.slice_mut(values),
+            )
+        };
+        if let Some(bias) = bias {
+            for row in branch.chunks_exact_mut(bias.len()) {
+                kernels.add_round(row, bias, BoundaryDtype::F32);
+            }
+        }
+        if let Some(norm) = norm {
+            kernels.rms_norm_in_place(branch, norm, spec.norm_eps);
+        }
+        if let Some(scale) = spec.scales.residual {
+            branch.iter_mut().for_each(|value| *value *= scale);
+        }
+        kernels.add_round(x, branch, dtype);
+    }
+
+    /// Reads `x`, the output of a block, and records a row that is not finite.
+    unsafe fn check(&self, layer: usize, tile: Tile<'_>) {
+        let (width, kernels) = (self.widths.x, self.context.kernels);
+        // SAFETY: no unit of the phase writes the tile's rows of `x`.
+        let x = unsafe { tile.rows.x.slice(0..tile.rows.count * width) };
+        if kernels.all_finite(x) {
+            return;
+        }
+        let mut rows = x.chunks_exact(width);
+        let bad = rows.position(|row| !kernels.all_finite(row));
+        let row = self.rows.start + tile.rows.first + bad.unwrap_or(0);
+        self.overflow.note(layer, row);
+    }
+}
+
+/// Location of a block output that is not finite.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Overflow {
+    /// Index into [`EngineContext::layers`].
+    pub(crate) layer: usize,
+    pub(crate) row: usize,
+}
+
+/// Lowest layer, and lowest row in it, whose output is not finite.
+pub(super) struct FirstOverflow(AtomicU64);
+
+impl Default for FirstOverflow {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+impl FirstOverflow {
+    fn note(&self, layer: usize, row: usize) {
+        self.0
+            .fetch_min(((layer as u64) << 32) | row as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> Option<Overflow> {
+        let first = self.0.load(Ordering::Relaxed);
+        let (layer, row) = (
+            (first >> 32) as usize,
+            (first & u64::from(u32::MAX)) as usize,
+        );
+        (first != u64::MAX).then_some(Overflow { layer, row })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_overflow_is_the_one_of_the_lowest_layer_and_row() {
+        let first = FirstOverflow::default();
+        assert_eq!(first.get(), None);
+        for (layer, row) in [(3, 1), (2, 9), (2, 4), (7, 0)] {
+            first.note(layer, row);
+        }
+        assert_eq!(first.get(), Some(Overflow { layer: 2, row: 4 }));
+    }
+}

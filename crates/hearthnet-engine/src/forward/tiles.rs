@@ -1,0 +1,194 @@
+//! Tiles of rows, and the buffers for their intermediate values.
+
+use std::ops::Range;
+
+use hearthnet_files::spec::ModelSpec;
+
+use super::tiling::Segment;
+use crate::kernels::{Act, Kernels, LANES, Packed, SharedMut, grow};
+use crate::kv::Geometry;
+use crate::rope_tables::RopeTables;
+use crate::thread_pool::ThreadPool;
+use crate::weights::{FeedForward, Ffn, Layer};
+
+/// Everything that stays the same for all rows of a batch.
+pub(crate) struct EngineContext<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) kernels: Kernels,
+    pub(crate) thread_pool: &'a ThreadPool,
+    pub(crate) ropes: &'a RopeTables,
+    pub(crate) geometry: Geometry,
+    pub(crate) layers: &'a [Layer],
+    /// Index of `layers[0]` among the engine's layers.
+    pub(crate) first: usize,
+}
+
+impl EngineContext<'_> {
+    /// Query heads per KV head.
+    pub(super) fn group(&self) -> usize {
+        self.spec.heads as usize / self.geometry.kv_heads
+    }
+}
+
+/// Widths of the intermediate values, in values per row.
+#[derive(Clone, Copy)]
+pub(super) struct Widths {
+    pub(super) x: usize,
+    pub(super) q: usize,
+    pub(super) kv: usize,
+    pub(super) qkv: usize,
+    /// Width of all low-rank rows of latent attention, or 0.
+    pub(super) latent: usize,
+    pub(super) ffn: usize,
+    pub(super) experts: usize,
+    /// Experts per row, or 0.
+    pub(super) used: usize,
+    /// Whether a layer has separate gate and up matrices.
+    pub(super) split_ffn: bool,
+    /// Whether the outputs of attention and feed-forward layer are changed (bias, norm, scale)
+    /// before they are added to the residual stream.
+    pub(super) branches: bool,
+}
+
+impl Widths {
+    pub(super) fn of(context: &EngineContext<'_>) -> Self {
+        let spec = context.spec;
+        let (q, kv) = (spec.query_width() as usize, spec.kv_width() as usize);
+        let split = |layer: &Layer| match &layer.feed_forward {
+            FeedForward::Dense { ffn, .. } => matches!(ffn, Ffn::Split { .. }),
+            FeedForward::Experts { .. } => false,
+        };
+        Self {
+            x: spec.width as usize,
+            q,
+            kv,
+            qkv: q + 2 * kv,
+            latent: spec.attention.latent.map_or(0, |latent| {
+                (latent.queries + latent.keys + spec.rope.dims) as usize
+            }),
+            ffn: spec.ffn as usize,
+            experts: spec.experts.map_or(0, |experts| experts.count as usize),
+            used: spec.experts.map_or(0, |experts| experts.used as usize),
+            split_ffn: context.layers.iter().any(split),
+            branches: spec.post_norms
+                || spec.scales.residual.is_some()
+                || spec.attention.output_bias,
+        }
+    }
+}
+
+/// Rows of a tile. The passes over the layers decide which thread may access what.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// Index of the first row in the pass.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    pub(super) segments: &'a [Segment],
+    pub(super) x: SharedMut<'a, f32>,
+    pub(super) qkv: SharedMut<'a, f32>,
+}
+
+/// Rows of a tile, and buffers for their intermediate values.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'a> {
+    pub(super) rows: Rows<'a>,
+    pub(super) buffers: Buffers<'a>,
+}
+
+/// Buffers of a [`TileBuffers`], shared between threads.
+#[derive(Clone, Copy)]
+pub(super) struct Buffers<'a> {
+    pub(super) act: SharedMut<'a, Act>,
+    pub(super) latent: SharedMut<'a, f32>,
+    /// Normalised low-rank rows of keys and values. (Those of queries are in `act`.)
+    pub(super) latent_kv: SharedMut<'a, Act>,
+    pub(super) attn: SharedMut<'a, f32>,
+    pub(super) h: SharedMut<'a, f32>,
+    pub(super) up: SharedMut<'a, f32>,
+    /// Branch output that is changed before it is added to the residual stream.
+    pub(super) branch: SharedMut<'a, f32>,
+    pub(super) scores: SharedMut<'a, f32>,
+}
+
+/// Buffers for the intermediate values of one tile.
+#[derive(Default)]
+pub(super) struct TileBuffers {
+    act: Act,
+    latent: Vec<f32>,
+    latent_kv: Act,
+    attn: Vec<f32>,
+    h: Vec<f32>,
+    up: Vec<f32>,
+    branch: Vec<f32>,
+    scores: Vec<f32>,
+}
+
+impl TileBuffers {
+    pub(super) fn buffers(&mut self, widths: &Widths, rows: usize) -> Buffers<'_> {
+        let only = |wanted: bool, width: usize| if wanted { rows * width } else { 0 };
+        let dense = widths.experts == 0;
+        let branch = only(widths.branches || !dense, widths.x);
+        Buffers {
+            act: SharedMut::new(std::slice::from_mut(&mut self.act)),
+            latent: shared(&mut self.latent, rows * widths.latent),
+            latent_kv: SharedMut::new(std::slice::from_mut(&mut self.latent_kv)),
+            attn: shared(&mut self.attn, rows * widths.q),
+            h: shared(&mut self.h, only(dense, widths.ffn)),
+            up: shared(&mut self.up, only(widths.split_ffn, widths.ffn)),
+            branch: shared(&mut self.branch, branch),
+            scores: shared(&mut self.scores, rows * widths.experts),
+        }
+    }
+}
+
+/// Extends a buffer to at least `len` values, and shares it.
+pub(super) fn shared<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> SharedMut<'_, T> {
+    grow(buffer, len);
+    SharedMut::new(buffer)
+}
+
+#[allow(unsafe_code)]
+impl<'a> Buffers<'a> {
+    /// # Safety
+    /// No other unit of the phase uses the activations.
+    pub(super) unsafe fn act(&self) -> &'a mut Act {
+        // SAFETY: there is one element, and by the contract no other unit uses it.
+        unsafe { &mut self.act.slice_mut(0..1)[0] }
+    }
+
+    /// # Safety
+    /// No unit of the phase writes the activations.
+    pub(super) unsafe fn read_act(&self) -> &'a Act {
+        // SAFETY: there is one element, and by the contract no unit writes it.
+        unsafe { &self.act.slice(0..1)[0] }
+    }
+}
+
+/// Tiles of `size` rows of a pass, in order.
+pub(super) fn tiles_of<'a>(
+    widths: &Widths,
+    tiles: &'a [Vec<Segment>],
+    size: usize,
+    x: &'a mut [f32],
+    qkv: SharedMut<'a, f32>,
+) -> Vec<Rows<'a>> {
+    let tiles = tiles.iter().zip(x.chunks_mut(size * widths.x));
+    let tiles = tiles.enumerate();
+    tiles
+        .map(|(index, (segments, x))| {
+            let (first, count) = (index * size, x.len() / widths.x);
+            Rows {
+                first,
+                count,
+                segments,
+                x: SharedMut::new(x),
+                qkv: qkv.part(first * widths.qkv..(first + count) * widths.qkv),
+            }
+        })
+        .collect()
+}
+
+/// Columns of the outputs of `panels`, if the first output of the matrix is column `first`.
+pub(super) fn columns(matrix: &Packed, panels: &Range<usize>, first: usize) -> Range<usize> {
+    first + panels.start * LANES..first + matrix.rows().min(panels.end * LANES)
+}

@@ -1,0 +1,131 @@
+//! The kernels of each instruction set: generic functions, compiled with its target features.
+
+/// Table of the inner kernels `$dot` of all weight types.
+macro_rules! dots {
+    ($dot:ident: $($ty:literal)*) => {
+        const { &[$(PanelDots::of::<$dot<$ty>>()),*] }
+    };
+    ($dot:ident) => {
+        dots!($dot: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+}
+
+/// Defines functions with target features that call generic ones, which are inlined.
+macro_rules! functions {
+    (
+        #[$features:meta]
+        $($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $function:expr;)*
+    ) => {
+        $(
+            #[$features]
+            #[allow(unused_unsafe)] // Some of the functions are safe.
+            pub(in crate::kernels) unsafe fn $name($($argument: $type),*) $(-> $result)? {
+                // SAFETY: `Kernels` has found the instruction set, and checks every length. For
+                // `store_kv`, the caller guarantees the cells.
+                unsafe { $function($($argument),*) }
+            }
+        )*
+    };
+}
+
+/// Instantiates the kernels for one instruction set: the module `$name`.
+macro_rules! kernels {
+    (#[$features:meta] mod $name:ident, $lanes:ty, $tile:literal, $chunks:literal, $dot:ident) => {
+        pub(super) mod $name {
+            use crate::kernels::*;
+
+            functions! {
+                #[$features]
+                rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32)
+                    = rows::rms_norm_in_place::<$lanes>;
+                prepare(x: &[f32], norm: Option<(&[f32], f32)>, act: &mut Act)
+                    = rows::prepare::<$lanes>;
+                gate(activation: Activation, g: &mut [f32], u: &[f32]) = rows::gate::<$lanes>;
+                softcap(x: &mut [f32], cap: f32) = rows::softcap::<$lanes>;
+                add_scaled(sum: &mut [f32], x: &[f32], factor: f32) = rows::add_scaled;
+                exp(x: &mut [f32]) = rows::exp::<$lanes>;
+                add_round(x: &mut [f32], y: &[f32], dtype: BoundaryDtype) = rows::add_round;
+                rope(row: &rope::RopeRow<'_>, x: &mut [f32], head_dim: usize) = rows::rope;
+                store_kv(page: SharedMut<'_, u16>, slot: usize, key: &[f32], value: &[f32])
+                    = kv::store::<$lanes>;
+                all_finite(x: &[f32]) -> bool = rows::all_finite;
+                attention(
+                    a: &Attention<'_>,
+                    q: Tile<'_>,
+                    scratch: &mut AttentionScratch,
+                    out: &mut TileMut<'_>
+                ) = attention::attend::<Loops>;
+            }
+
+            #[$features]
+            pub(in crate::kernels) unsafe fn matmul(job: &mut Job<'_>) {
+                // SAFETY: `Kernels` has found the instruction set and checked the job.
+                unsafe { matmul::run::<$lanes>(job, dots!($dot)) };
+            }
+
+            struct Loops;
+
+            impl attention::Inner for Loops {
+                type V = $lanes;
+                const TILE: usize = $tile;
+                const CHUNKS: usize = $chunks;
+
+                #[$features]
+                #[inline(never)]
+                unsafe fn score<const N: usize, const B: usize>(
+                    page: *const u16,
+                    a: &Attention<'_>,
+                    vectors: *const f32,
+                    to: *mut f32,
+                    stride: usize,
+                ) {
+                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
+                    // requires.
+                    unsafe { attention::score::<$lanes, N, B>(page, a, vectors, to, stride) };
+                }
+
+                #[$features]
+                #[inline(never)]
+                unsafe fn mix<const N: usize, const C: usize>(
+                    a: &Attention<'_>,
+                    column: usize,
+                    positions: Range<usize>,
+                    weights: *const f32,
+                    stride: usize,
+                    sums: *mut f32,
+                ) {
+                    // SAFETY: the caller ensures the instruction set, and the room that `Inner`
+                    // requires.
+                    unsafe {
+                        attention::mix::<$lanes, N, C>(a, column, positions, weights, stride, sums);
+                    };
+                }
+            }
+        }
+    };
+}
+
+kernels!(
+    /// Needs no target feature.
+    mod portable, crate::kernels::portable::lanes::Array, 6, 1, Portable
+);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    #[target_feature(enable = "avx2,fma,f16c")]
+    mod avx2, x86::lanes::Avx2, 6, 1, Avx2
+);
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+    mod avx512, x86::lanes::Avx512, 12, 4, Avx512
+);
+
+/// As `avx2::matmul`, with the dot products of AVX-VNNI.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn matmul_vnni(job: &mut super::Job<'_>) {
+    use super::x86::{avx2::AvxVnni, lanes::Avx2};
+    use super::{PanelDots, matmul};
+    // SAFETY: `Kernels` has found AVX2 and checked the job, as for `avx2::matmul`.
+    unsafe { matmul::run::<Avx2>(job, dots!(AvxVnni)) };
+}

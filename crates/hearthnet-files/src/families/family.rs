@@ -1,0 +1,149 @@
+//! Description of a family, and the tensors of its models.
+
+use super::rules::{
+    EMBEDDING, Group, OUTPUT, OUTPUT_NORM, ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT,
+    Rule,
+};
+use crate::boundary::BoundaryDtype;
+use crate::spec::{Activation, BlockSpec, LayerTensor, ModelSpec, QkNorm, RopeKind, RopeScaling};
+
+#[derive(Debug)]
+pub struct Family {
+    /// Value of `general.architecture`, and prefix of the family's metadata keys.
+    pub architecture: &'static str,
+    /// Pairing of the values that RoPE rotates.
+    pub rope: RopeKind,
+    /// Format of the residual stream between blocks, unless the file has
+    /// [`BOUNDARY_KEY`](super::BOUNDARY_KEY).
+    pub boundary: BoundaryDtype,
+    /// Groups of tensors that a block can have. [`Group::present`] selects those of a block.
+    pub layer: &'static [Group],
+    /// Metadata keys read for this family only, without the architecture's prefix, with spaces
+    /// between.
+    pub reads: &'static str,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: Presence,
+    pub qk_norm: Option<QkNorm>,
+    /// Activation of the feed-forward gate.
+    pub activation: Activation,
+    /// Epsilon of the norms in latent attention; `None` for ordinary attention.
+    pub latent_norm_eps: Option<f32>,
+    /// Default of [`ScaleSpec::embedding`](crate::spec::ScaleSpec::embedding) for files without the
+    /// key.
+    pub embedding_scale: Option<f32>,
+    /// `depth_scale / sqrt(layers)` is
+    /// [`ScaleSpec::residual`](crate::spec::ScaleSpec::residual); files do not state it.
+    pub depth_scale: Option<f64>,
+    /// Base width: logits are divided by `width / logits_by_width`.
+    pub logits_by_width: Option<f32>,
+    /// Whether the embedding is multiplied by `sqrt(width)`.
+    pub scaled_embedding: bool,
+    /// Whether the weights of a row's experts add up to 1.
+    pub experts_normalised: bool,
+    /// Whether a file may have [`ROPE_FACTORS`].
+    pub rope_factors: bool,
+    /// Whether a file may have [`ROPE_FACTORS_SHORT`] and [`ROPE_FACTORS_LONG`].
+    pub long_rope: bool,
+    pub yarn: Yarn,
+    /// Layer counts of the models whose scores are scaled by `1 / sqrt(width / heads)` instead of
+    /// `1 / sqrt(head_dim)`. Files do not state it; llama.cpp uses the layer count, too.
+    pub scaled_by_width: &'static [u32],
+    /// [`RopeSpec::skip_every`](crate::spec::RopeSpec::skip_every)
+    pub rope_skip_every: Option<u32>,
+    /// Default of [`RopeSpec::local_theta`](crate::spec::RopeSpec::local_theta) for files without
+    /// the key.
+    pub rope_local_theta: Option<f64>,
+    /// [`WindowSpec::global_every`](crate::spec::WindowSpec::global_every)
+    pub global_every: Option<u32>,
+}
+
+/// Whether the models of a family have a feature.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    Never,
+    Always,
+    /// If the file has its tensors.
+    IfStored,
+}
+
+/// Whether models of a family may use YaRN, and with which
+/// [`YarnSpec::whole`](crate::spec::YarnSpec::whole), which files do not state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Yarn {
+    Never,
+    /// The ramp begins and ends at whole pairs, as in nearly all families.
+    Whole,
+    /// The ramp begins and ends at fractional pair indices.
+    Exact,
+}
+
+impl Family {
+    /// Base of all families: plain Llama without optional features.
+    pub(super) const BASE: Self = Self {
+        architecture: "llama",
+        rope: RopeKind::Interleaved,
+        boundary: BoundaryDtype::F16,
+        layer: &[],
+        reads: "",
+        qkv_bias: Presence::Never,
+        qk_norm: None,
+        activation: Activation::Silu,
+        latent_norm_eps: None,
+        embedding_scale: None,
+        depth_scale: None,
+        logits_by_width: None,
+        scaled_embedding: false,
+        experts_normalised: false,
+        rope_factors: false,
+        long_rope: false,
+        yarn: Yarn::Never,
+        scaled_by_width: &[],
+        rope_skip_every: None,
+        rope_local_theta: None,
+        global_every: None,
+    };
+
+    /// Returns true if blocks can have a tensor.
+    pub(super) fn lists(&self, tensor: LayerTensor) -> bool {
+        let mut rules = self.layer.iter().flat_map(|group| group.rules);
+        rules.any(|rule| rule.tensor == tensor)
+    }
+
+    /// Tensors of a block, in the order of use.
+    pub fn rules(&self, block: BlockSpec<'_>) -> impl Iterator<Item = &'static Rule> {
+        let groups = self.layer.iter();
+        groups
+            .filter(move |group| (group.present)(&block))
+            .flat_map(|group| group.rules)
+    }
+
+    /// Name and shape (row length first) of every tensor of a model of this family. Tensors outside
+    /// the blocks come first.
+    pub fn tensors(&self, spec: &ModelSpec) -> impl Iterator<Item = (String, Vec<u64>)> {
+        let (width, vocab) = (u64::from(spec.width), u64::from(spec.vocab));
+        let mut outer = vec![(EMBEDDING, vec![width, vocab]), (OUTPUT_NORM, vec![width])];
+        if !spec.tied_embedding {
+            outer.push((OUTPUT, vec![width, vocab]));
+        }
+        let pairs = u64::from(spec.rope.dims / 2);
+        outer.extend(shared_tensors(spec).iter().map(|name| (*name, vec![pairs])));
+        let outer = outer.into_iter();
+        let outer = outer.map(|(name, lengths)| (name.to_owned(), lengths));
+        outer.chain((0..spec.layers).flat_map(move |layer| {
+            let block = spec.block(layer);
+            self.rules(block).map(move |rule| {
+                let lengths = rule.dims.iter().map(|dim| dim.of(&block));
+                (rule.full_name(layer), lengths.collect::<Vec<_>>())
+            })
+        }))
+    }
+}
+
+/// Names of the tensors outside the blocks that every block uses.
+pub(crate) fn shared_tensors(spec: &ModelSpec) -> &'static [&'static str] {
+    match spec.rope.scaling {
+        Some(RopeScaling::Factors) => &[ROPE_FACTORS],
+        Some(RopeScaling::Long { .. }) => &[ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG],
+        Some(RopeScaling::Linear { .. } | RopeScaling::Yarn(_)) | None => &[],
+    }
+}

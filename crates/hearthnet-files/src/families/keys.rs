@@ -1,0 +1,169 @@
+//! Metadata keys of families, without the architecture's prefix.
+
+use super::family::{Family, Yarn};
+use crate::error::ModelError;
+use crate::gguf::{Gguf, MetadataError};
+use crate::schema::{Lookup, Requirement, Scalar, off, on, one, zero};
+
+/// Fields of [`ModelSpec`](crate::spec::ModelSpec), or parts of them, with the keys that are read
+/// for every family.
+const COMMON: &[(&str, &str)] = &[
+    ("layers", "block_count"),
+    ("width", "embedding_length"),
+    ("heads", "attention.head_count"),
+    ("kv_heads", "attention.head_count_kv"),
+    ("head_dim", "attention.key_length"),
+    ("ffn", "feed_forward_length"),
+    ("vocab", "vocab_size"),
+    ("context", "context_length"),
+    ("norm_eps", "attention.layer_norm_rms_epsilon"),
+    ("attention.latent.values", "attention.value_length"),
+    ("rope.dims", "rope.dimension_count"),
+    ("rope.theta", "rope.freq_base"),
+    ("rope.scaling", "rope.scaling.type"),
+    ("rope.scaling.factor", "rope.scaling.factor"),
+    ("rope.scaling.original", ORIGINAL_CONTEXT),
+];
+
+/// Fields with the keys that are read for families with YaRN.
+const YARN: &[(&str, &str)] = &[
+    (
+        "rope.scaling.yarn.amplitude",
+        "rope.scaling.yarn_attn_factor",
+    ),
+    ("rope.scaling.fast", "rope.scaling.yarn_beta_fast"),
+    ("rope.scaling.slow", "rope.scaling.yarn_beta_slow"),
+];
+
+/// Fields with the keys that only the families read that list them.
+const OTHERS: &[(&str, &str)] = &[
+    ("rope.local_theta", "rope.freq_base_swa"),
+    ("rope.scaling.amplitude", "rope.scaling.attn_factor"),
+    ("experts.count", "expert_count"),
+    ("experts.used", "expert_used_count"),
+    ("attention.window.positions", "attention.sliding_window"),
+    ("attention.latent.queries", "attention.q_lora_rank"),
+    ("attention.latent.keys", "attention.kv_lora_rank"),
+    ("attention.temperature.scale", "attention.temperature_scale"),
+    ("attention.temperature.positions", ORIGINAL_CONTEXT),
+    ("attention.softcap", "attn_logit_softcapping"),
+    ("scales.embedding", "embedding_scale"),
+    ("scales.residual", "residual_scale"),
+    ("scales.logits", "logit_scale"),
+    ("scales.logit_softcap", "final_logit_softcapping"),
+];
+
+pub(super) const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
+
+/// Keys of features that a family does not have. They are accepted if their value disables the
+/// feature.
+const NEUTRAL: &[Requirement] = &[
+    one("rope.scale_linear"),
+    one("rope.scaling.attn_factor"),
+    one("rope.scaling.yarn_ext_factor"),
+    zero("expert_count"),
+    zero("expert_used_count"),
+    zero("expert_shared_count"),
+    // llama.cpp's number for a softmax.
+    one("expert_gating_func"),
+    one("expert_weights_scale"),
+    zero("attention.sliding_window"),
+    zero("attention.clamp_kqv"),
+    zero("attention.max_alibi_bias"),
+    one("logit_scale"),
+    one("residual_scale"),
+    one("embedding_scale"),
+    zero("attn_logit_softcapping"),
+    zero("final_logit_softcapping"),
+    on("attention.causal"),
+    off("use_parallel_residual"),
+];
+
+/// Keys without influence on the arithmetic.
+const IGNORED: &[&str] = &[
+    "rope.scaling.finetuned",
+    // Written by early converters: row order of the converter's *source* file.
+    "tensor_data_layout",
+];
+
+/// Key from which a field is read.
+pub(super) fn key_of(field: &'static str) -> &'static str {
+    let mut all = [COMMON, YARN, OTHERS].into_iter().flatten();
+    all.find(|(of, _)| *of == field)
+        .map_or(field, |(_, key)| *key)
+}
+
+/// Reader of a file's keys. Keys that the family does not read count as missing.
+pub(super) struct Keys<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) family: &'a Family,
+}
+
+impl Lookup for Keys<'_> {
+    type Error = ModelError;
+
+    fn integer(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        match self.reads(key) {
+            true => Ok(self.gguf.u32(&self.full(key))?),
+            false => Ok(None),
+        }
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        match self.reads(key) {
+            true => Ok(self.gguf.f64(&self.full(key))?),
+            false => Ok(None),
+        }
+    }
+
+    fn missing(&self, key: &str) -> ModelError {
+        MetadataError::Missing(self.full(key)).into()
+    }
+}
+
+impl Keys<'_> {
+    pub(super) fn full(&self, key: &str) -> String {
+        format!("{}.{key}", self.family.architecture)
+    }
+
+    pub(super) fn bad(&self, key: &str, reason: &'static str) -> ModelError {
+        ModelError::Hyperparameter {
+            key: self.full(key),
+            reason,
+        }
+    }
+
+    /// A number beyond the range of f32 becomes infinite, which
+    /// [`ModelSpec::check`](crate::spec::ModelSpec::check) refuses.
+    pub(super) fn float32(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        Ok(self.number(key)?.map(|value| value as f32))
+    }
+
+    /// Returns true if a key is read for this family.
+    fn reads(&self, key: &str) -> bool {
+        let among = |keys: &[(&str, &str)]| keys.iter().any(|(_, known)| *known == key);
+        let yarn = self.family.yarn != Yarn::Never && among(YARN);
+        let mut own = self.family.reads.split_whitespace();
+        among(COMMON) || yarn || own.any(|known| known == key)
+    }
+
+    pub(super) fn refuse_unknown(&self) -> Result<(), ModelError> {
+        let architecture = self.family.architecture;
+        for (key, value) in self.gguf.metadata() {
+            let rest = key.strip_prefix(architecture);
+            let Some(rest) = rest.and_then(|rest| rest.strip_prefix('.')) else {
+                continue;
+            };
+            let neutral =
+                |rule: &Requirement| rule.key == rest && rule.accepts(Some(Scalar::from(value)));
+            let known = self.reads(rest) || IGNORED.contains(&rest);
+            if !known && !NEUTRAL.iter().any(neutral) {
+                return Err(ModelError::Unsupported {
+                    what: format!("metadata {key:?} = {value}"),
+                    architecture,
+                });
+            }
+        }
+        Ok(())
+    }
+}

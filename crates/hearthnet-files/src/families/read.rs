@@ -1,0 +1,255 @@
+//! Hyperparameters of a model file, read as its family prescribes.
+
+use super::BOUNDARY_KEY;
+use super::family::{Family, Presence, Yarn};
+use super::keys::{Keys, ORIGINAL_CONTEXT, key_of};
+use super::rules::{EMBEDDING, OUTPUT, ROPE_FACTORS, ROPE_FACTORS_LONG};
+use crate::error::ModelError;
+use crate::gguf::Gguf;
+use crate::schema::Lookup as _;
+use crate::spec::{
+    AttentionSpec, ExpertSpec, LatentSpec, LayerTensor, ModelSpec, RopeScaling, RopeSpec,
+    ScaleSpec, TemperatureSpec, WindowSpec, YarnSpec,
+};
+
+impl Family {
+    /// The hyperparameters of a file of this family.
+    ///
+    /// # Errors
+    /// When a key is missing, of the wrong type, out of range or inconsistent with another, or when
+    /// the file needs a feature that the engine does not implement.
+    pub fn spec(&self, gguf: &Gguf) -> Result<ModelSpec, ModelError> {
+        let keys = Keys { gguf, family: self };
+        keys.refuse_unknown()?;
+
+        let layers = keys.required_integer("block_count")?;
+        let width = keys.required_integer("embedding_length")?;
+        let heads = keys.required_integer("attention.head_count")?;
+        let head_dim = match keys.integer("attention.key_length")? {
+            Some(head_dim) => head_dim,
+            None if heads > 0 && width.is_multiple_of(heads) => width / heads,
+            None => return Err(keys.bad("attention.head_count", "must divide embedding_length")),
+        };
+        if self.latent_norm_eps.is_none()
+            && keys
+                .integer("attention.value_length")?
+                .is_some_and(|dim| dim != head_dim)
+        {
+            return Err(keys.bad("attention.value_length", "must equal attention.key_length"));
+        }
+        let experts = self.experts(&keys)?;
+        let expert_ffn = match experts {
+            Some(_) => keys.integer("expert_feed_forward_length")?,
+            None => None,
+        };
+        let spec = ModelSpec {
+            architecture: self.architecture.to_owned(),
+            layers,
+            width,
+            heads,
+            kv_heads: keys.integer("attention.head_count_kv")?.unwrap_or(heads),
+            head_dim,
+            ffn: match expert_ffn {
+                Some(ffn) => ffn,
+                None => keys.required_integer("feed_forward_length")?,
+            },
+            vocab: vocab(gguf, &keys)?,
+            context: keys.required_integer("context_length")?,
+            norm_eps: keys.required_number("attention.layer_norm_rms_epsilon")? as f32,
+            rope: self.rope(&keys, head_dim)?,
+            boundary: match gguf.str(BOUNDARY_KEY)? {
+                None => self.boundary,
+                Some(name) => name.parse().map_err(|_| ModelError::Hyperparameter {
+                    key: BOUNDARY_KEY.to_owned(),
+                    reason: "must be f16, bf16 or f32",
+                })?,
+            },
+            tied_embedding: gguf.tensor(OUTPUT).is_none(),
+            attention: self.attention(&keys, (layers, width, heads))?,
+            activation: self.activation,
+            experts,
+            post_norms: self.lists(LayerTensor::AttnPostNorm),
+            scales: self.scales(&keys, width, layers)?,
+        };
+        spec.check()
+            .map_err(|error| keys.bad(key_of(error.field), error.reason))?;
+        Ok(spec)
+    }
+
+    fn attention(
+        &self,
+        keys: &Keys<'_>,
+        (layers, width, heads): (u32, u32, u32),
+    ) -> Result<AttentionSpec, ModelError> {
+        let window = keys
+            .integer("attention.sliding_window")?
+            .filter(|positions| *positions > 0)
+            .map(|positions| WindowSpec {
+                positions,
+                global_every: self.global_every,
+            });
+        Ok(AttentionSpec {
+            qkv_bias: match self.qkv_bias {
+                Presence::Never => false,
+                Presence::Always => true,
+                // The check of the tensors requires all of them.
+                Presence::IfStored => keys.gguf.tensor("blk.0.attn_q.bias").is_some(),
+            },
+            qk_norm: self.qk_norm,
+            latent: self.latent(keys, width, heads)?,
+            output_bias: self.lists(LayerTensor::AttnOutputBias),
+            sinks: self.lists(LayerTensor::AttnSinks),
+            scale: match self.scaled_by_width.contains(&layers) && heads > 0 {
+                true => Some(1.0 / ((width / heads) as f32).sqrt()),
+                false => keys.float32("attention.scale")?,
+            },
+            softcap: keys.float32("attn_logit_softcapping")?,
+            window,
+            temperature: match keys.float32("attention.temperature_scale")? {
+                None | Some(0.0) => None,
+                Some(scale) => Some(TemperatureSpec {
+                    scale,
+                    positions: keys.required_integer(ORIGINAL_CONTEXT)?,
+                }),
+            },
+        })
+    }
+
+    fn latent(
+        &self,
+        keys: &Keys<'_>,
+        width: u32,
+        heads: u32,
+    ) -> Result<Option<LatentSpec>, ModelError> {
+        let Some(norm_eps) = self.latent_norm_eps else {
+            return Ok(None);
+        };
+        let values = keys.integer("attention.value_length")?;
+        Ok(Some(LatentSpec {
+            queries: keys.required_integer("attention.q_lora_rank")?,
+            keys: keys.required_integer("attention.kv_lora_rank")?,
+            values: values.unwrap_or(width.checked_div(heads).unwrap_or(0)),
+            norm_eps,
+        }))
+    }
+
+    fn scales(&self, keys: &Keys<'_>, width: u32, layers: u32) -> Result<ScaleSpec, ModelError> {
+        // A factor of 1 becomes `None`, so that equivalent files have equal specs.
+        let factor = |key| Ok::<_, ModelError>(keys.float32(key)?.filter(|f| *f != 1.0));
+        Ok(ScaleSpec {
+            embedding: match self.scaled_embedding {
+                true => Some((width as f32).sqrt()),
+                false => factor("embedding_scale")?.or(self.embedding_scale),
+            },
+            residual: match self.depth_scale {
+                Some(scale) => Some((scale / f64::from(layers).sqrt()) as f32),
+                None => factor("residual_scale")?,
+            },
+            logits: match self.logits_by_width {
+                Some(base) => Some(width as f32 / base).filter(|f| *f != 1.0),
+                None => factor("logit_scale")?,
+            },
+            logit_softcap: keys.float32("final_logit_softcapping")?,
+        })
+    }
+
+    fn experts(&self, keys: &Keys<'_>) -> Result<Option<ExpertSpec>, ModelError> {
+        let count = keys.integer("expert_count")?.unwrap_or(0);
+        let used = keys.integer("expert_used_count")?;
+        match (count, used) {
+            (0, None | Some(0)) => Ok(None),
+            (0, Some(_)) => Err(keys.bad("expert_used_count", "must be 0 without experts")),
+            (_, None) => Err(keys.missing("expert_used_count")),
+            (count, Some(used)) => Ok(Some(ExpertSpec {
+                count,
+                used,
+                normalise: self.experts_normalised,
+                bias: self.lists(LayerTensor::RouterBias),
+            })),
+        }
+    }
+
+    fn rope(&self, keys: &Keys<'_>, head_dim: u32) -> Result<RopeSpec, ModelError> {
+        let factor = keys.number("rope.scaling.factor")?;
+        let unsupported = |key: &str, value: &str| {
+            let value: String = value.chars().take(60).collect();
+            Err(ModelError::Unsupported {
+                what: format!("metadata {:?} = {value:?}", keys.full(key)),
+                architecture: self.architecture,
+            })
+        };
+        let stored = self.rope_factors && keys.gguf.tensor(ROPE_FACTORS).is_some();
+        let long = self.long_rope && keys.gguf.tensor(ROPE_FACTORS_LONG).is_some();
+        let scaling = match keys.gguf.str(&keys.full("rope.scaling.type"))? {
+            None | Some("none" | "longrope") if long => {
+                let context = keys.required_integer("context_length")?;
+                let key = ORIGINAL_CONTEXT;
+                let original = match self.latent_norm_eps {
+                    // The converter of these models omits the key; llama.cpp uses the context.
+                    Some(_) => keys.integer(key)?.unwrap_or(context),
+                    None => keys.required_integer(key)?,
+                };
+                Some(RopeScaling::Long {
+                    long: context > original,
+                    amplitude: keys.number("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                })
+            }
+            None | Some("none") => match factor {
+                None | Some(1.0) => stored.then_some(RopeScaling::Factors),
+                Some(factor) => {
+                    return unsupported("rope.scaling.factor", &factor.to_string());
+                }
+            },
+            Some("linear") if !stored => {
+                let factor = keys.required_number("rope.scaling.factor")?;
+                (factor != 1.0).then_some(RopeScaling::Linear { factor })
+            }
+            Some("yarn") if !stored && self.yarn != Yarn::Never => {
+                let yarn = self.yarn(keys)?;
+                let neutral = yarn.factor == 1.0 && yarn.amplitude == 1.0;
+                (!neutral).then_some(RopeScaling::Yarn(yarn))
+            }
+            Some(other) => return unsupported("rope.scaling.type", other),
+        };
+        let local_theta = keys.number("rope.freq_base_swa")?;
+        Ok(RopeSpec {
+            kind: self.rope,
+            dims: keys.integer("rope.dimension_count")?.unwrap_or(head_dim),
+            // llama.cpp's default.
+            theta: keys.number("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling,
+            local_theta: local_theta.or(self.rope_local_theta),
+            skip_every: self.rope_skip_every,
+        })
+    }
+
+    fn yarn(&self, keys: &Keys<'_>) -> Result<YarnSpec, ModelError> {
+        let factor = keys.required_number("rope.scaling.factor")?;
+        let undo = keys.number("rope.scaling.yarn_log_multiplier")?;
+        let usual = YarnSpec::usual_amplitude(factor, undo.unwrap_or(0.0));
+        Ok(YarnSpec {
+            factor,
+            original: keys.required_integer(ORIGINAL_CONTEXT)?,
+            // Defaults from the YaRN paper, which all implementations use.
+            fast: keys.number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+            slow: keys.number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+            whole: self.yarn == Yarn::Whole,
+            amplitude: keys
+                .number("rope.scaling.yarn_attn_factor")?
+                .unwrap_or(usual),
+        })
+    }
+}
+
+/// Vocabulary size: from the metadata, or else from the embedding tensor. (The check of the shapes
+/// verifies that the two agree.)
+fn vocab(gguf: &Gguf, keys: &Keys<'_>) -> Result<u32, ModelError> {
+    let from_tensor = match gguf.tensor(EMBEDDING).map(|info| info.dims.as_slice()) {
+        Some(&[_, rows]) => u32::try_from(rows).ok(),
+        _ => None,
+    };
+    let from_metadata = keys.integer("vocab_size")?;
+    from_metadata
+        .or(from_tensor)
+        .ok_or_else(|| keys.missing("vocab_size"))
+}

@@ -1,0 +1,305 @@
+//! Search for the tensors of a model in a directory.
+
+use std::collections::BTreeSet;
+
+use safetensors::Dtype;
+
+use super::class::Class;
+use super::config::Config;
+use super::error::ImportError;
+use super::planned::{Change, GROUP, Pick, Planned, Source};
+use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, ROUTER};
+use crate::gguf::TensorType;
+use crate::spec::ModelSpec;
+
+/// Finds the tensors of a directory.
+pub(super) struct Finder<'a> {
+    pub(super) shards: &'a Shards,
+    pub(super) class: &'static Class,
+    /// Name prefix of its tensors, and of the output matrix.
+    prefix: (&'static str, &'static str),
+    used: BTreeSet<String>,
+}
+
+impl<'a> Finder<'a> {
+    pub(super) fn new(shards: &'a Shards, class: &'static Class) -> Result<Self, ImportError> {
+        let embedding = |model: &str| format!("{model}embed_tokens.weight");
+        let mut prefixes = class.prefixes.iter();
+        let found = prefixes.find(|(model, _)| shards.get(&embedding(model)).is_some());
+        let Some(prefix) = found.copied() else {
+            let tensor = class.prefixes.first().map(|(model, _)| embedding(model));
+            return Err(missing(&tensor.unwrap_or_default()));
+        };
+        Ok(Self {
+            shards,
+            class,
+            prefix,
+            used: BTreeSet::new(),
+        })
+    }
+
+    /// Whether the directory has this tensor of the model file.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.name_of(name, 0)
+            .is_some_and(|name| self.shards.get(&name).is_some())
+    }
+
+    /// Whether the model has a separate output matrix.
+    pub(super) fn has_output(&self) -> bool {
+        !self.class.always_tied && self.has(OUTPUT)
+    }
+
+    /// Name of a tensor in the directory; `expert` selects among the tensors of experts.
+    fn name_of(&self, name: &str, expert: u32) -> Option<String> {
+        let (model, head) = self.prefix;
+        match name {
+            EMBEDDING => return Some(format!("{model}embed_tokens.weight")),
+            OUTPUT_NORM => return Some(format!("{model}norm.weight")),
+            OUTPUT => return Some(format!("{head}lm_head.weight")),
+            _ => {}
+        }
+        let (layer, rule) = name.strip_prefix("blk.")?.split_once('.')?;
+        let (stem, ending) = rule.rsplit_once('.')?;
+        let mut names = self.class.names.iter().copied().flatten();
+        let (ours, theirs) = names.find(|(ours, _)| [rule, stem].contains(ours))?;
+        let theirs = theirs.replace("{}", &expert.to_string());
+        let full = format!("{model}layers.{layer}.{theirs}");
+        Some(match *ours == rule {
+            true => full,
+            false => format!("{full}.{ending}"),
+        })
+    }
+
+    fn stored(&self, name: &str) -> Result<&'a Stored, ImportError> {
+        self.shards.get(name).ok_or_else(|| missing(name))
+    }
+
+    /// Tensor of this shape, row length first.
+    fn find(&mut self, name: &str, dims: &[u64]) -> Result<(Stored, TensorType), ImportError> {
+        let stored = self.stored(name)?;
+        let dtype = stored.dtype(name)?;
+        Ok((self.shaped(name, stored, dims)?, dtype))
+    }
+
+    /// Codes or scales of MXFP4, of this shape, row length first.
+    fn find_bytes(&mut self, name: &str, dims: &[u64]) -> Result<Stored, ImportError> {
+        let stored = self.stored(name)?;
+        match stored.dtype {
+            Dtype::U8 => self.shaped(name, stored, dims),
+            other => Err(wrong_type(name, other)),
+        }
+    }
+
+    fn shaped(
+        &mut self,
+        name: &str,
+        stored: &'a Stored,
+        dims: &[u64],
+    ) -> Result<Stored, ImportError> {
+        let expected: Vec<u64> = dims.iter().rev().copied().collect();
+        if stored.shape != expected {
+            return Err(ImportError::Shape {
+                tensor: name.to_owned(),
+                expected,
+                found: stored.shape.clone(),
+            });
+        }
+        self.used.insert(name.to_owned());
+        Ok(stored.clone())
+    }
+
+    /// Every tensor of the model, in the order of [`Family::tensors`]. Other tensors in the
+    /// directory are an error.
+    pub(super) fn plan(
+        mut self,
+        family: &'static Family,
+        spec: &ModelSpec,
+        computed: &[(&'static str, Vec<f32>)],
+    ) -> Result<Vec<Planned>, ImportError> {
+        let mut planned = Vec::new();
+        // A hostile layer count ends at the first missing layer.
+        for (name, lengths) in family.tensors(spec) {
+            let values = computed.iter().find(|(computed, _)| *computed == name);
+            let source = match values {
+                Some((_, values)) if lengths == [values.len() as u64] => {
+                    Source::Values(values.clone())
+                }
+                Some((tensor, values)) => {
+                    return Err(ImportError::Shape {
+                        tensor: (*tensor).to_owned(),
+                        expected: lengths,
+                        found: vec![values.len() as u64],
+                    });
+                }
+                None => self.rows(&name, &lengths, spec)?,
+            };
+            planned.push(Planned {
+                name,
+                dims: lengths,
+                base: match source {
+                    Source::SplitMxfp4 { .. } => TensorType::MXFP4,
+                    _ => TensorType::F32,
+                },
+                dtype: TensorType::F32,
+                source,
+            });
+        }
+        self.refuse_others()?;
+        let base = common_type(&planned);
+        for tensor in &mut planned {
+            if !is_kept_exact(tensor) && tensor.base != TensorType::MXFP4 {
+                tensor.base = base;
+            }
+            tensor.dtype = tensor.base;
+        }
+        Ok(planned)
+    }
+
+    fn rows(
+        &mut self,
+        name: &str,
+        lengths: &[u64],
+        spec: &ModelSpec,
+    ) -> Result<Source, ImportError> {
+        let unknown = || missing(name);
+        if self.class.stacked_experts && name.contains("_exps.") {
+            let theirs = self.name_of(name, 0).ok_or_else(unknown)?;
+            return self.stacked(&theirs, lengths, Pick::of_experts(name));
+        }
+        let (lengths, experts) = match *lengths {
+            // The matrices of all experts, which the directory has one by one.
+            [row, rows, experts] => (vec![row, rows], experts as u32),
+            _ => (lengths.to_vec(), 1),
+        };
+        let mut parts = Vec::new();
+        for expert in 0..experts {
+            let theirs = self.name_of(name, expert).ok_or_else(unknown)?;
+            parts.push(self.find(&theirs, &lengths)?);
+        }
+        let heads = match name.rsplit_once(".attn_") {
+            Some((_, "q.weight" | "q.bias")) => spec.heads,
+            Some((_, "k.weight" | "k.bias")) => spec.kv_heads,
+            _ => 0,
+        };
+        let change = if self.class.permuted && heads > 0 {
+            Change::Interleave { heads }
+        } else if self.class.norms_around_zero && name.ends_with("norm.weight") {
+            Change::AddOne
+        } else {
+            Change::Nothing
+        };
+        Ok(Source::Rows { parts, change })
+    }
+
+    /// Matrices or biases of all experts in one stacked tensor, gates and ups together. Matrices
+    /// are stored as columns, or in MXFP4 as rows.
+    fn stacked(&mut self, name: &str, lengths: &[u64], pick: Pick) -> Result<Source, ImportError> {
+        let all = |rows: u64| rows.saturating_mul(pick.of as u64);
+        let codes = format!("{name}_blocks");
+        let (parts, change) = match *lengths {
+            [row, rows, experts] if self.shards.get(&codes).is_some() => {
+                let groups = row / GROUP;
+                let dims = [GROUP / 2, groups, all(rows), experts];
+                let codes = self.find_bytes(&codes, &dims)?;
+                let scales = format!("{name}_scales");
+                let scales = self.find_bytes(&scales, &[groups, all(rows), experts])?;
+                return Ok(Source::SplitMxfp4 {
+                    codes,
+                    scales,
+                    pick,
+                });
+            }
+            [row, rows, experts] => {
+                let found = self.find(name, &[all(rows), row, experts])?;
+                (vec![found], Change::Columns(pick))
+            }
+            [values, experts] => {
+                let found = self.find(name, &[all(values), experts])?;
+                (vec![found], Change::Some(pick))
+            }
+            _ => return Err(missing(name)),
+        };
+        Ok(Source::Rows { parts, change })
+    }
+
+    fn refuse_others(&self) -> Result<(), ImportError> {
+        let output = self.name_of(OUTPUT, 0).filter(|_| self.class.always_tied);
+        let belongs = |name: &str| {
+            self.used.contains(name)
+                || output.as_deref() == Some(name)
+                // Constants in old checkpoints.
+                || name.ends_with(".rotary_emb.inv_freq")
+                || self.class.others.iter().any(|other| name.starts_with(other))
+        };
+        match self.shards.names_of_tensors().find(|name| !belongs(name)) {
+            None => Ok(()),
+            Some(name) => Err(ImportError::ForeignTensor {
+                tensor: name.to_owned(),
+                class: self.class.name,
+            }),
+        }
+    }
+
+    /// Checks that the output matrix exists unless it is tied, and that a tied one equals the
+    /// embedding.
+    pub(super) fn check_output(&self, config: &Config) -> Result<(), ImportError> {
+        let name = |ours: &str| self.name_of(ours, 0).ok_or_else(|| missing(ours));
+        let (tensor, embedding) = (name(OUTPUT)?, name(EMBEDDING)?);
+        let tied = self.class.always_tied || config.tied()?;
+        match (tied, self.has_output()) {
+            (false, false) => Err(missing(&tensor)),
+            (true, true) if !self.same(&embedding, &tensor)? => Err(ImportError::NotTied(tensor)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether two tensors are byte-identical.
+    fn same(&self, one: &str, other: &str) -> Result<bool, ImportError> {
+        let (Some(a), Some(b)) = (self.shards.get(one), self.shards.get(other)) else {
+            return Ok(false);
+        };
+        if (a.dtype, &a.shape) != (b.dtype, &b.shape) {
+            return Ok(false);
+        }
+        let len = a.bytes(a.dtype(one)?);
+        let (mut left, mut right) = (Vec::new(), Vec::new());
+        for from in (0..len).step_by(PART_BYTES) {
+            let part = (len - from).min(PART_BYTES as u64) as usize;
+            left.resize(part, 0);
+            right.resize(part, 0);
+            self.shards.read(a, from, &mut left)?;
+            self.shards.read(b, from, &mut right)?;
+            if left != right {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn missing(tensor: &str) -> ImportError {
+    ImportError::MissingTensor(tensor.to_owned())
+}
+
+/// Vectors, and expert routers, which are small and affect much.
+fn is_kept_exact(tensor: &Planned) -> bool {
+    let name = &tensor.name;
+    tensor.dims.len() == 1 || name.ends_with(ROUTER) || name.ends_with(".bias")
+}
+
+/// Common type of all matrices; F32, which holds all values of both others, if they differ.
+fn common_type(planned: &[Planned]) -> TensorType {
+    let matrices = planned.iter().filter(|tensor| !is_kept_exact(tensor));
+    let types: BTreeSet<TensorType> = matrices
+        .flat_map(|tensor| match &tensor.source {
+            Source::Values(_) | Source::SplitMxfp4 { .. } => &[][..],
+            Source::Rows { parts, .. } => parts,
+        })
+        .map(|(_, dtype)| *dtype)
+        .collect();
+    match (types.first(), types.len()) {
+        (Some(only), 1) => *only,
+        _ => TensorType::F32,
+    }
+}

@@ -1,0 +1,74 @@
+//! Names of the tensors of a block: in a model file, and in a directory. See
+//! [`Class::names`](super::class::Class::names).
+
+type Names = &'static [(&'static str, &'static str)];
+
+pub(super) const ATTENTION: Names = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_output", "self_attn.o_proj"),
+];
+pub(super) const FEED_FORWARD: Names = &[
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+pub(super) const FUSED: Names = &[("ffn_up", "mlp.gate_up_proj")];
+pub(super) const MIXTRAL: Names = &[
+    ("ffn_gate_inp", "block_sparse_moe.gate"),
+    ("ffn_gate_exps", "block_sparse_moe.experts.{}.w1"),
+    ("ffn_up_exps", "block_sparse_moe.experts.{}.w3"),
+    ("ffn_down_exps", "block_sparse_moe.experts.{}.w2"),
+];
+pub(super) const MLP_EXPERTS: Names = &[
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.{}.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.{}.up_proj"),
+    ("ffn_down_exps", "mlp.experts.{}.down_proj"),
+];
+pub(super) const GEMMA_NORMS: Names = &[
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+];
+pub(super) const GLM_NORMS: Names = &[
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+];
+pub(super) const GPT_OSS_NAMES: Names = &[
+    ("attn_sinks.weight", "self_attn.sinks"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("ffn_gate_inp", "mlp.router"),
+    ("ffn_gate_exps.weight", "mlp.experts.gate_up_proj"),
+    ("ffn_gate_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    ("ffn_up_exps.weight", "mlp.experts.gate_up_proj"),
+    ("ffn_up_exps.bias", "mlp.experts.gate_up_proj_bias"),
+    ("ffn_down_exps.weight", "mlp.experts.down_proj"),
+    ("ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+];
+pub(super) const LATENT: Names = &[
+    ("attn_q_a", "self_attn.q_a_proj"),
+    ("attn_q_a_norm", "self_attn.q_a_layernorm"),
+    ("attn_q_b", "self_attn.q_b_proj"),
+    ("attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa"),
+    ("attn_kv_a_norm", "self_attn.kv_a_layernorm"),
+    ("attn_kv_b", "self_attn.kv_b_proj"),
+];
+
+/// Tensor name prefixes in models with a vision tower.
+pub(super) const VISION_PREFIXES: Names = &[
+    ("language_model.model.", "language_model."),
+    ("model.language_model.", ""),
+];
+pub(super) const VISION_TENSORS: &[&str] = &[
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+];

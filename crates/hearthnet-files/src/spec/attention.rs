@@ -1,0 +1,91 @@
+//! Optional features of attention.
+
+use serde::{Deserialize, Serialize};
+
+use super::check::is_default;
+
+/// Optional features of attention. The default is Llama's attention.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AttentionSpec {
+    #[serde(skip_serializing_if = "is_default")]
+    pub qkv_bias: bool,
+    /// RMSNorm of queries and keys before RoPE.
+    #[serde(skip_serializing_if = "is_default")]
+    pub qk_norm: Option<QkNorm>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub latent: Option<LatentSpec>,
+    /// Whether the output projection has a bias.
+    #[serde(skip_serializing_if = "is_default")]
+    pub output_bias: bool,
+    /// Whether each query head has a sink: the score of an extra softmax entry without a value.
+    #[serde(skip_serializing_if = "is_default")]
+    pub sinks: bool,
+    /// Factor of the scores; `None` for `1 / sqrt(head_dim)`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub scale: Option<f32>,
+    /// `cap`: each score `s` becomes `cap * tanh(s / cap)`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub softcap: Option<f32>,
+    #[serde(skip_serializing_if = "is_default")]
+    pub window: Option<WindowSpec>,
+    /// Factor of the queries that grows with the position.
+    #[serde(skip_serializing_if = "is_default")]
+    pub temperature: Option<TemperatureSpec>,
+}
+
+/// Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434): queries, and keys with values,
+/// are up-projections of normalised low-rank rows. RoPE rotates only the last
+/// [`RopeSpec::dims`](super::RopeSpec::dims) values of a head. For keys, these are common to all
+/// heads and do not come from the low-rank row.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentSpec {
+    /// Width of the low-rank row of queries (`q_lora_rank`).
+    pub queries: u32,
+    /// Width of the low-rank row of keys and values (`kv_lora_rank`).
+    pub keys: u32,
+    /// Width of a value head (`v_head_dim`), at most
+    /// [`ModelSpec::head_dim`](super::ModelSpec::head_dim).
+    pub values: u32,
+    /// Added to the mean square in the norms of the low-rank rows.
+    pub norm_eps: f32,
+}
+
+/// Factor of the queries at position `p`: `1 + scale * ln(1 + floor(p / positions))`. It increases
+/// the differences between scores at large positions.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TemperatureSpec {
+    /// Growth of the factor per unit of the logarithm.
+    pub scale: f32,
+    /// First position with a factor above 1.
+    pub positions: u32,
+}
+
+impl TemperatureSpec {
+    pub fn factor(&self, position: usize) -> f32 {
+        let times = position / self.positions.max(1) as usize;
+        (1.0 + f64::from(self.scale) * libm::log(1.0 + times as f64)) as f32
+    }
+}
+
+/// Values over which the RMSNorm of queries and keys takes the mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum QkNorm {
+    /// Each head separately; all heads share the weights, `[head_dim]`.
+    Head,
+    /// All heads together, with a weight per value.
+    Row,
+}
+
+/// Sliding window: a row attends to itself and to the `positions - 1` rows before it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WindowSpec {
+    pub positions: u32,
+    /// Every n-th block (n, 2n, ... counted from 1) has no window; `None`: all blocks have it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub global_every: Option<u32>,
+}

@@ -1,0 +1,222 @@
+//! Hyperparameters of a model, as data that an engine interprets.
+//!
+//! | concept | where |
+//! |---|---|
+//! | a model | this file |
+//! | one block of a model, its tensors and their shapes | [`ModelSpec::block`], `block.rs` |
+//! | attention, position embedding | `attention.rs`, `rope.rs` |
+
+mod attention;
+mod block;
+mod check;
+mod rope;
+
+use serde::{Deserialize, Serialize};
+
+use crate::boundary::BoundaryDtype;
+pub use attention::{AttentionSpec, LatentSpec, QkNorm, TemperatureSpec, WindowSpec};
+pub use block::{BlockSpec, Dim, Feed, LayerTensor, Mixer};
+pub use check::{MAX_SIZE, SpecError};
+use check::{base, ensure, epsilon, is_default, positive, size};
+pub use rope::{RopeKind, RopeScaling, RopeSpec, Rotation, YarnSpec};
+
+/// Limit of experts per layer; the largest models have some hundreds.
+pub const MAX_EXPERTS: u32 = 4096;
+/// Limit of experts per row; current models use 2 to 16.
+pub const MAX_EXPERTS_USED: u32 = 64;
+
+/// Hyperparameters of a model: together with the tensors, they determine its results.
+///
+/// A [family](crate::families) fills it from a file's metadata. The engine interprets every field.
+/// A feature without a field is refused when the file is opened.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[non_exhaustive]
+pub struct ModelSpec {
+    /// Architecture name of the family, for example `llama`.
+    pub architecture: String,
+    /// Number of transformer blocks, at least 1.
+    pub layers: u32,
+    /// Width of the residual stream, in values.
+    pub width: u32,
+    /// Query heads; a multiple of `kv_heads`.
+    pub heads: u32,
+    pub kv_heads: u32,
+    /// Values per head, even.
+    pub head_dim: u32,
+    /// Width of the feed-forward layer, in values.
+    pub ffn: u32,
+    pub vocab: u32,
+    /// Context length in positions; longer sequences are refused.
+    pub context: u32,
+    /// Added to the mean square in RMSNorm.
+    pub norm_eps: f32,
+    pub rope: RopeSpec,
+    /// Format of the residual stream between blocks.
+    pub boundary: BoundaryDtype,
+    pub tied_embedding: bool,
+    /// Differences of attention from Llama's.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub attention: AttentionSpec,
+    /// Activation of the feed-forward gate.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub activation: Activation,
+    /// Mixture of experts, each `ffn` values wide; `None` for a dense feed-forward layer.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub experts: Option<ExpertSpec>,
+    /// Whether the outputs of attention and of the feed-forward layer are normalised before they
+    /// are added to the residual stream.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub post_norms: bool,
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub scales: ScaleSpec,
+}
+
+impl ModelSpec {
+    /// Checks ranges and consistency of the values. (The shapes of tensors are checked separately.)
+    ///
+    /// # Errors
+    /// [`SpecError`] for the first invalid field.
+    pub fn check(&self) -> Result<(), SpecError> {
+        let (attention, scales) = (&self.attention, &self.scales);
+        let (window, temperature) = (attention.window, attention.temperature);
+        for (field, value) in [
+            ("layers", Some(self.layers)),
+            ("width", Some(self.width)),
+            ("heads", Some(self.heads)),
+            ("kv_heads", Some(self.kv_heads)),
+            ("head_dim", Some(self.head_dim)),
+            ("ffn", Some(self.ffn)),
+            ("vocab", Some(self.vocab)),
+            ("context", Some(self.context)),
+            ("rope.dims", Some(self.rope.dims)),
+            ("rope.skip_every", self.rope.skip_every),
+            ("attention.window.positions", window.map(|w| w.positions)),
+            (
+                "attention.window.global_every",
+                window.and_then(|w| w.global_every),
+            ),
+            (
+                "attention.temperature.positions",
+                temperature.map(|t| t.positions),
+            ),
+        ] {
+            size(field, value.unwrap_or(1))?;
+        }
+        for (field, value) in [
+            ("attention.scale", attention.scale),
+            ("attention.softcap", attention.softcap),
+            ("attention.temperature.scale", temperature.map(|t| t.scale)),
+            ("scales.embedding", scales.embedding),
+            ("scales.residual", scales.residual),
+            ("scales.logits", scales.logits),
+            ("scales.logit_softcap", scales.logit_softcap),
+        ] {
+            positive(field, value)?;
+        }
+        let shared = self.heads.is_multiple_of(self.kv_heads);
+        ensure(shared, "kv_heads", "must divide the number of heads")?;
+        ensure(self.head_dim.is_multiple_of(2), "head_dim", "must be even")?;
+        let reason = "must be at most 16777216 divided by the width of a head";
+        ensure(self.query_width() <= MAX_SIZE, "heads", reason)?;
+        let valid = self.rope.dims <= self.head_dim && self.rope.dims.is_multiple_of(2);
+        ensure(
+            valid,
+            "rope.dims",
+            "must be even and at most the head's width",
+        )?;
+        base("rope.theta", self.rope.theta)?;
+        epsilon("norm_eps", self.norm_eps)?;
+        self.rope.check()?;
+        self.check_latent()?;
+        self.experts.map_or(Ok(()), ExpertSpec::check)
+    }
+
+    /// Latent attention requires a key head per query head, and heads with a part without RoPE.
+    fn check_latent(&self) -> Result<(), SpecError> {
+        let Some(latent) = &self.attention.latent else {
+            return Ok(());
+        };
+        let values = "attention.latent.values";
+        size("attention.latent.queries", latent.queries)?;
+        size("attention.latent.keys", latent.keys)?;
+        size(values, latent.values)?;
+        let each = self.kv_heads == self.heads;
+        ensure(each, "kv_heads", "must be the number of heads")?;
+        let reason = "must not be above the head's width";
+        ensure(latent.values <= self.head_dim, values, reason)?;
+        let part = self.rope.dims < self.head_dim;
+        ensure(part, "rope.dims", "must be below the head's width")?;
+        epsilon("attention.latent.norm_eps", latent.norm_eps)
+    }
+
+    /// Width of all query heads together, in values.
+    pub fn query_width(&self) -> u32 {
+        self.heads.saturating_mul(self.head_dim)
+    }
+
+    /// Width of all key (or value) heads together, in values. (In latent attention values are
+    /// padded to the width of keys.)
+    pub fn kv_width(&self) -> u32 {
+        self.kv_heads.saturating_mul(self.head_dim)
+    }
+
+    /// Bytes of keys and values of one position in one layer, stored as f16.
+    pub fn kv_bytes_per_position_and_layer(&self) -> u64 {
+        2 * 2 * u64::from(self.kv_width())
+    }
+}
+
+/// Activation of a feed-forward gate `g`; `u` is the output of the up projection.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    /// `g / (1 + exp(-g))`
+    #[default]
+    Silu,
+    Gelu,
+    /// Clamped SwiGLU: `(u + 1) * g / (1 + exp(-1.702 g))` with `g <= 7` and `-7 <= u <= 7`.
+    Clamped,
+}
+
+/// Mixture of experts: a row goes through the `used` experts that the router scores highest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertSpec {
+    pub count: u32,
+    /// Experts per row.
+    pub used: u32,
+    /// Whether the weights of a row's experts add up to 1. If not, they are those of the softmax
+    /// over all experts.
+    pub normalise: bool,
+    /// Whether the router and the matrices of the experts have biases.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub bias: bool,
+}
+
+impl ExpertSpec {
+    fn check(self) -> Result<(), SpecError> {
+        let known = (1..=MAX_EXPERTS).contains(&self.count);
+        ensure(known, "experts.count", "must be between 1 and 4096")?;
+        let used = (1..=MAX_EXPERTS_USED.min(self.count)).contains(&self.used);
+        let reason = "must be between 1 and 64, and at most the number of experts";
+        ensure(used, "experts.used", reason)
+    }
+}
+
+/// Constant factors; `None` is 1.
+#[derive(Clone, Copy, PartialEq, Default, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ScaleSpec {
+    #[serde(skip_serializing_if = "is_default")]
+    pub embedding: Option<f32>,
+    /// Factor of the outputs that attention and feed-forward layer add to the residual stream.
+    #[serde(skip_serializing_if = "is_default")]
+    pub residual: Option<f32>,
+    /// Divisor of the logits.
+    #[serde(skip_serializing_if = "is_default")]
+    pub logits: Option<f32>,
+    /// `cap`: after the division, each logit `l` becomes `cap * tanh(l / cap)`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub logit_softcap: Option<f32>,
+}

@@ -1,0 +1,32 @@
+//! State of a file on disk, to notice changes without reading it.
+
+use std::fs;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
+
+use hearthnet_platform::files::{changed_ns, inode};
+use serde::{Deserialize, Serialize};
+
+/// Distinguishes states of a file without reading it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Stamp {
+    pub(crate) bytes: u64,
+    /// Since 1970-01-01 UTC.
+    modified_ns: u64,
+    /// Change time of the inode in nanoseconds, if the system has one. Unlike the modification
+    /// time, programs cannot set it.
+    changed_ns: Option<i128>,
+    inode: Option<u64>,
+}
+
+/// Current state of a file; `None` if it is missing.
+pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
+    let info = fs::metadata(path).ok()?;
+    let modified = info.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+    Some(Stamp {
+        bytes: info.len(),
+        modified_ns: u64::try_from(modified.as_nanos()).ok()?,
+        changed_ns: Some(changed_ns(&info)),
+        inode: Some(inode(&info)),
+    })
+}

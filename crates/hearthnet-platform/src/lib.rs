@@ -1,0 +1,27 @@
+//! What depends on the operating system. Imports no crate of this repository; the others name no
+//! system interface (the repository's `tests/architecture.rs` checks it).
+//!
+//! | concept | module | folder |
+//! |---|---|---|
+//! | files that survive a power cut; access to new files | [`whole_file`] | `unix/` |
+//! | opening of regular files only | [`regular_file`] | `unix/` |
+//! | owners, permissions and numbers of files | [`files`] | `unix/` |
+//! | sockets between programs of one user | `local_socket` (feature `net`) | `unix/` |
+//! | signals that end a program | `signals` (feature `net`) | `unix/` |
+//! | terminal: size, echo, waiting input, process groups | [`terminal`] | `unix/` |
+//! | clocks, name of the machine, priority of a thread | [`machine`] | `unix/` |
+//! | memory, processor, graphics cards | [`hardware`] | `linux/` |
+//! | state and memory of a process | [`process`] | `linux/` |
+//! | user at the other end of a TCP connection | [`peer`] | `linux/` |
+//! | limit of the CPU wake-up latency | [`cpu_latency`] | `linux/` |
+//! | cores that threads run on | [`cores`], [`affinity`] | `linux/` |
+//! | access of this process to files and system calls | `sandbox` (feature of that name) | `linux/` |
+//!
+//! A folder holds what a family of systems has in common. Modules that read the tables of the Linux
+//! kernel compile everywhere: where there is no such table, they answer that nothing is known.
+
+mod linux;
+mod unix;
+
+pub use linux::*;
+pub use unix::*;

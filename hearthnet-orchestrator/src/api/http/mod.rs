@@ -1,0 +1,425 @@
+//! OpenAI's API over [`Service`]. `specs/http-api.md` is the normative text.
+//!
+//! | concept | where |
+//! |---|---|
+//! | request parsing, field by field | `request.rs` (pure) |
+//! | responses, whole and in chunks | `reply.rs` (pure) |
+//! | request bodies and their memory | `body.rs` |
+//! | limits on concurrent requests, in total and per caller | `permits.rs` |
+//! | paths, streams, errors | here |
+//! | listener, keys, metrics | `hearthnet-http` |
+//!
+//! A client that disconnects cancels its request: dropping a response drops its [`Answer`].
+
+mod body;
+mod permits;
+mod reply;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::IntoResponse as _;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Extension, Router};
+use futures_util::stream;
+use hearthnet_bus::now_ms;
+use hearthnet_http::{
+    Admitted, ApiError, Client, HttpError, HttpServer, HttpSettings, Metrics, hold_until_sent,
+    json_response, metrics_route,
+};
+use hearthnet_transport::Code;
+use serde_json::{Value, json};
+
+use self::body::{Bodies, Collected, NotRead};
+use self::permits::PermitPool;
+use self::reply::{Header, Reply, Shape};
+use self::request::ApiRequest;
+use crate::chat::Frame;
+use crate::error::ChatError;
+use crate::service::fair_queue::{OWNER, Principal};
+use crate::service::{Answer, Caller, ServedModel, Service};
+
+/// Interval of keep-alive comments in a silent stream.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Estimated restart time of a stopping service: running chats end (20 s at most), and a model is
+/// loaded.
+const BACK_AFTER: Duration = Duration::from_secs(30);
+
+/// Retry delay when the limit on concurrent requests is reached.
+const CROWDED: Duration = Duration::from_secs(2);
+
+/// State shared by the handlers.
+struct Api {
+    service: Service,
+    bodies: Bodies,
+    client_deadline: Duration,
+    /// True if clients must present a key.
+    has_key: bool,
+    /// Start of the service, Unix seconds.
+    since: u64,
+}
+
+/// Starts the HTTP interface of a service and the metrics of this process. Must be called within a
+/// Tokio runtime. Before closing it, call [`Service::drain`], so that running answers end.
+///
+/// # Errors
+/// Any [`HttpError`].
+pub async fn serve(
+    service: Service,
+    metrics: Option<Metrics>,
+    settings: &HttpSettings,
+) -> Result<HttpServer, HttpError> {
+    let shared = Arc::new(Api {
+        service,
+        bodies: Bodies::new(settings.max_body_bytes),
+        client_deadline: settings.client_deadline,
+        has_key: settings.api_key.is_some(),
+        since: now_ms() / 1000,
+    });
+    let (permits, has_key) = (PermitPool::new(settings.max_connections, 1), shared.has_key);
+    let api = Router::new()
+        .route("/v1/chat/completions", answers(Shape::Chat))
+        .route("/v1/completions", answers(Shape::Text))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{id}", get(model))
+        .route_layer(middleware::from_fn(
+            move |Extension(client): Extension<Client>, request: Request, next: Next| {
+                let permit = permits.take(who(&client, has_key));
+                async move {
+                    match permit {
+                        Ok(permit) => hold_until_sent(next.run(request).await, permit),
+                        Err(why) => failed(&ChatError::Busy(why), Some(CROWDED)).response(),
+                    }
+                }
+            },
+        ))
+        .with_state(Arc::clone(&shared));
+    let api = match metrics {
+        Some(metrics) => api.route("/metrics", metrics_route(metrics)),
+        None => api,
+    };
+    HttpServer::open(api, get(health).with_state(shared), settings).await
+}
+
+async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
+    let models = api.service.models().iter();
+    let data: Vec<Value> = models.map(|model| api.describe(model)).collect();
+    json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
+}
+
+async fn model(
+    State(api): State<Arc<Api>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Response<Body> {
+    // An id that is not UTF-8 matches no model.
+    let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
+    match api.service.model(&id) {
+        Some(model) => json_response(StatusCode::OK, &api.describe(model)),
+        None => no_model(&id).response(),
+    }
+}
+
+async fn health(
+    State(api): State<Arc<Api>>,
+    Extension(admitted): Extension<Admitted>,
+) -> Response<Body> {
+    let load = api.service.load();
+    let (status, word) = match load.draining {
+        false => (StatusCode::OK, "ok"),
+        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
+    };
+    let body = match admitted.is() {
+        true => json!({
+            "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
+        }),
+        false => json!({"status": word}),
+    };
+    json_response(status, &body)
+}
+
+/// Handler of one of the two completion endpoints.
+fn answers(shape: Shape) -> MethodRouter<Arc<Api>> {
+    post(
+        async move |State(api): State<Arc<Api>>,
+                    Extension(client): Extension<Client>,
+                    request: Request| {
+            let answer = api.answer(shape, client, request).await;
+            answer.unwrap_or_else(|error| error.response())
+        },
+    )
+}
+
+/// Verified identity of a client: a user of this machine, or an address (an IPv6 network). A local
+/// client with the key is the owner. No part of it is chosen by the client.
+fn who(client: &Client, has_key: bool) -> String {
+    match client.user {
+        Some(user) if user.is_owner => OWNER.to_owned(),
+        Some(user) => format!("user {}", user.id),
+        None if has_key && client.ip.is_loopback() => OWNER.to_owned(),
+        None => format!("address {}", client.subscriber),
+    }
+}
+
+/// Caller for the service: the verified identity, and the user that the client names.
+fn caller(client: &Client, has_key: bool, user: &str) -> Caller {
+    let identity = who(client, has_key);
+    // A client chooses its address within its IPv6 network.
+    let user_there = match client.user.is_some() || identity == OWNER {
+        true => user.to_owned(),
+        false => format!("{}\0{user}", client.ip),
+    };
+    // The number of cached tokens reveals earlier prompts. Without a key, any user of this machine
+    // may connect over TCP, so the prefix cache is bound to the connection.
+    let held_by = match has_key || client.user.is_some() {
+        true => format!("{identity}\0{user_there}"),
+        false => format!("connection {}\0{user}", client.number),
+    };
+    Caller {
+        principal: Principal {
+            identity,
+            user: user_there,
+        },
+        held_by,
+    }
+}
+
+/// 404 for an unknown model; quotes at most 100 characters of its id.
+fn no_model(id: &str) -> ApiError {
+    let id: String = id.chars().take(100).collect();
+    let text = format!("there is no model {id:?} here; GET /v1/models lists those that are");
+    ApiError::new(StatusCode::NOT_FOUND, "model_not_found", text).about("model")
+}
+
+/// API error of a failed chat. `after` is the retry delay, used if a retry can help.
+fn failed(error: &ChatError, after: Option<Duration>) -> ApiError {
+    let status = StatusCode::from_u16(error.http_status());
+    let code = match error {
+        // OpenAI's code: clients react to it by shortening the conversation.
+        ChatError::TooLong { .. } => Code::new("context_length_exceeded"),
+        _ => error.code(),
+    };
+    let text = format!("{error}; {}", error.hint());
+    ApiError::new(
+        status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+        code,
+        text,
+    )
+    .retry_after(match error {
+        ChatError::Busy(_) | ChatError::HostsFull(_) => after,
+        ChatError::ShuttingDown => Some(BACK_AFTER),
+        _ => None,
+    })
+}
+
+impl Api {
+    fn describe(&self, model: &ServedModel) -> Value {
+        json!({
+            "id": model.id, "object": "model", "created": self.since, "owned_by": "hearthnet",
+            "weights_sha256": model.weights.to_string(), "context_length": model.text.context,
+        })
+    }
+
+    async fn answer(
+        &self,
+        shape: Shape,
+        client: Client,
+        request: Request,
+    ) -> Result<Response<Body>, ApiError> {
+        let body = self.body(request, &who(&client, self.has_key)).await?;
+        let random = random()?;
+        // JSON readers represent integers exactly up to 53 bits.
+        let seed = (random as u64) >> 11;
+        let asked = match shape {
+            Shape::Chat => request::chat(&body, seed)?,
+            Shape::Text => request::completion(&body, seed)?,
+        };
+        // The text of a chat that waits counts as that of a body that arrives.
+        let room = body.into_room();
+        let ApiRequest {
+            model,
+            mut chat,
+            chosen,
+            stream,
+            include_usage,
+            user,
+        } = asked;
+        let Some(served) = self.service.model(&model).cloned() else {
+            return Err(no_model(&model));
+        };
+        chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
+        let wants_logprobs = chat.sampling.logprobs.is_some();
+        let caller = caller(&client, self.has_key, &user.unwrap_or_default());
+        let ended = |error: &ChatError| failed(error, Some(self.service.retry_after()));
+        let asked = self.service.ask(caller, &model, chat);
+        let mut answer = asked.map_err(|error| ended(&error))?;
+        // The first frame follows the request check and the search for hosts: earlier failures get
+        // a proper HTTP status.
+        let mut frame = next(&mut answer).await.map_err(|error| ended(&error))?;
+        drop(room);
+        let header = Header {
+            shape,
+            id: random,
+            created: now_ms() / 1000,
+            model,
+            weights: served.weights,
+        };
+        let tokenizer = served.text.tokenizer.clone();
+        let mut reply = Reply::new(header, tokenizer, include_usage, wants_logprobs);
+        if stream {
+            return Ok(Events::response(answer, &frame, reply));
+        }
+        let mut alone = false;
+        let whole = loop {
+            alone |= answers_alone(&frame);
+            if let Some(whole) = reply.whole(&frame) {
+                break whole;
+            }
+            frame = next(&mut answer).await.map_err(|error| ended(&error))?;
+        };
+        let mut response = json_response(StatusCode::OK, &whole);
+        if alone {
+            let here = HeaderValue::from_static("this-machine");
+            response.headers_mut().insert(ANSWERED_BY, here);
+        }
+        Ok(response)
+    }
+
+    /// Reads the body of a request by `who`, within the limits of type, size and time.
+    async fn body(&self, request: Request, who: &str) -> Result<Collected, ApiError> {
+        // An HTML form, which needs no CORS preflight, cannot send this type.
+        let kind = request.headers().get(header::CONTENT_TYPE);
+        let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
+        if !kind.is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "send the request as JSON, with the header `Content-Type: application/json`",
+            ));
+        }
+        let limit = self.bodies.limit();
+        let large = || {
+            let text = format!("the request is larger than the limit of {limit} bytes");
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", text)
+        };
+        let declared = request.headers().get(header::CONTENT_LENGTH);
+        let declared = declared.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|bytes| bytes > limit as u64) {
+            return Err(large());
+        }
+        let body = self.bodies.read(request.into_body(), who);
+        match tokio::time::timeout(self.client_deadline, body).await {
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(NotRead::TooLarge)) => Err(large()),
+            Ok(Err(NotRead::Full)) => {
+                let why = "the memory for incoming requests is full";
+                Err(failed(&ChatError::Busy(why.to_owned()), Some(CROWDED)))
+            }
+            Ok(Err(NotRead::Broken)) => Err(ApiError::new(
+                StatusCode::BAD_REQUEST,
+                "invalid_json",
+                "the body ended before it was whole",
+            )),
+            Err(_) => Err(ApiError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "request_timeout",
+                "the request did not arrive in time",
+            )),
+        }
+    }
+}
+
+/// SSE comment for an answer that this machine continues or makes without hosts. Clients ignore
+/// comments.
+const ALONE: &str = "no host is available: this machine answers alone";
+
+/// Header with the same meaning, for a response in one piece.
+const ANSWERED_BY: HeaderName = HeaderName::from_static("x-hearthnet-answered-by");
+
+/// Next frame of an answer that has not ended.
+async fn next(answer: &mut Answer) -> Result<Frame, ChatError> {
+    answer.next().await.unwrap_or(Err(ChatError::Cancelled))
+}
+
+/// Returns true if the frame reports that this machine takes over from the hosts.
+fn answers_alone(frame: &Frame) -> bool {
+    matches!(frame, Frame::ShardFailover { host: None, .. })
+}
+
+/// Answer as server-sent events.
+struct Events {
+    answer: Answer,
+    reply: Reply,
+    /// Events to send before the next frame is awaited.
+    ready: VecDeque<Event>,
+    over: bool,
+}
+
+impl Events {
+    fn response(answer: Answer, first: &Frame, reply: Reply) -> Response<Body> {
+        let mut events = Self {
+            ready: VecDeque::new(),
+            answer,
+            reply,
+            over: false,
+        };
+        events.on_frame(first);
+        let stream = stream::unfold(events, async |mut events| {
+            Some((Ok::<_, Infallible>(events.next().await?), events))
+        });
+        let alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
+        Sse::new(stream).keep_alive(alive).into_response()
+    }
+
+    /// Next event; `None` at the end. Cancel-safe.
+    async fn next(&mut self) -> Option<Event> {
+        while self.ready.is_empty() && !self.over {
+            match next(&mut self.answer).await {
+                Ok(frame) => self.on_frame(&frame),
+                // An unfinished stream ends with an error event and without `[DONE]`.
+                Err(error) => {
+                    self.over = true;
+                    self.ready.push_back(event(&failed(&error, None).body()));
+                }
+            }
+        }
+        self.ready.pop_front()
+    }
+
+    /// Queues the events of a frame. Other host events have no place in this API.
+    fn on_frame(&mut self, frame: &Frame) {
+        if answers_alone(frame) {
+            self.ready.push_back(Event::default().comment(ALONE));
+        }
+        self.ready
+            .extend(self.reply.chunks(frame).iter().map(event));
+        if let Frame::Done(_) = frame {
+            self.over = true;
+            self.ready.push_back(Event::default().data("[DONE]"));
+        }
+    }
+}
+
+/// `Value::to_string` has no line breaks, so a value is one SSE line.
+fn event(value: &Value) -> Event {
+    Event::default().data(value.to_string())
+}
+
+fn random() -> Result<u128, ApiError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| failed(&ChatError::Engine(format!("no randomness: {e}")), None))?;
+    Ok(u128::from_le_bytes(bytes))
+}

@@ -1,0 +1,683 @@
+//! Parsing of OpenAI API requests, field by field. Pure.
+//!
+//! An unsupported field that would change the answer is refused by name, and so is an unknown one:
+//! a typo must not be ignored. Fields that do not change the answer are ignored. `null` is the same
+//! as a missing field.
+
+use axum::http::StatusCode;
+use hearthnet_files::sampling::{MAX_LOGPROBS, SamplerConfig, SamplingChoice};
+use hearthnet_http::ApiError;
+use hearthnet_tokens::{ChatMessage, Role};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Number, Value, json};
+
+use crate::chat::{ChatRequest, Prompt};
+use crate::exact::Exact;
+
+/// Maximum number of stop texts, as in OpenAI's API.
+const MAX_STOPS: usize = 4;
+
+/// Default `max_tokens` of `/v1/completions`, as in OpenAI's API.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// Longest part of `user` that is used for fair queueing, in characters.
+const MAX_USER: usize = 64;
+
+/// Fields that do not change the answer.
+const IGNORED: &[&str] = &[
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "prediction",
+];
+
+/// Fields of a message that do not change the answer.
+const IGNORED_IN_MESSAGES: &[&str] = &["name", "refusal", "annotations", "id", "status"];
+
+/// Unsupported fields, accepted only with an empty value.
+const REFUSED: &[&str] = &[
+    "tools",
+    "functions",
+    "function_call",
+    "logit_bias",
+    "audio",
+    "reasoning_effort",
+    "verbosity",
+    "web_search_options",
+    "suffix",
+];
+
+/// Parsed request.
+#[derive(Debug, Clone)]
+pub(super) struct ApiRequest {
+    pub(super) model: String,
+    /// Request to the service, with the sampling parameters that do not depend on the model.
+    pub(super) chat: ChatRequest,
+    /// Other sampling parameters that the caller set.
+    pub(super) chosen: SamplingChoice,
+    /// True if the answer is to be streamed.
+    pub(super) stream: bool,
+    /// True if a stream ends with token counts.
+    pub(super) include_usage: bool,
+    /// User named by the client, for fair queueing only.
+    pub(super) user: Option<String>,
+}
+
+/// Parses a request of `/v1/chat/completions`. `seed` is used if the request has none.
+pub(super) fn chat(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let model = fields.model()?;
+    let messages: Option<Vec<Value>> = fields.read(
+        "messages",
+        "a list that is not empty",
+        |all: &Vec<Value>| !all.is_empty(),
+    )?;
+    let messages = messages
+        .ok_or_else(|| field("messages", "`messages` is missing: the conversation so far"))?
+        .into_iter()
+        .enumerate()
+        .map(|(index, value)| message(&format!("messages[{index}]"), value))
+        .collect::<Result<_, _>>()?;
+    let max_completion = fields.tokens("max_completion_tokens")?;
+    let max_tokens = fields.tokens("max_tokens")?;
+    let wanted = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0, MAX_LOGPROBS.into())?;
+    if top.is_some() && !wanted {
+        return Err(field(
+            "top_logprobs",
+            "`top_logprobs` needs `logprobs` to be true",
+        ));
+    }
+    let logprobs = wanted.then(|| top.unwrap_or(0) as u8);
+    fields.exactly(
+        "response_format",
+        |value| value["type"] == "text",
+        "`response_format` other than {\"type\": \"text\"} is not supported",
+    )?;
+    fields.exactly(
+        "modalities",
+        |value| *value == json!(["text"]),
+        "this server speaks text only",
+    )?;
+    fields.exactly(
+        "tool_choice",
+        |value| value == "none" || value == "auto",
+        "tools are not supported",
+    )?;
+    let prompt = Prompt::Messages(messages);
+    // Without a limit, the answer may fill the model's context.
+    let most = max_completion.or(max_tokens);
+    fields.finish(model, prompt, most, logprobs, seed)
+}
+
+/// Parses a request of `/v1/completions`. `seed` is used if the request has none.
+pub(super) fn completion(body: &[u8], seed: u64) -> Result<ApiRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
+    let model = fields.model()?;
+    let prompt = fields
+        .read(
+            "prompt",
+            "one text, or one list of token ids; ask for each prompt by itself",
+            |prompt: &GivenPrompt| prompt.is_one(),
+        )?
+        .ok_or_else(|| field("prompt", "`prompt` is missing: the text to continue"))?;
+    let most = Some(fields.tokens("max_tokens")?.unwrap_or(COMPLETION_TOKENS));
+    // OpenAI's limit is 5; this limit is the sampler's.
+    let logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS.into())?;
+    let echo = "`echo` is not supported: put the prompt in front of the answer yourself";
+    fields.exactly("echo", |value| value == false, echo)?;
+    let best_of = "`best_of` other than 1 is not supported";
+    fields.exactly("best_of", |value| value == 1, best_of)?;
+    fields.finish(model, prompt.into(), most, logprobs.map(|n| n as u8), seed)
+}
+
+/// 400: invalid value of a field.
+fn field(at: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).about(at)
+}
+
+/// 400: unsupported field that would change the answer.
+fn unsupported(at: &str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).about(at)
+}
+
+/// Prompt of a completion: a text, tokens, or a list of one of either.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum GivenPrompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts([String; 1]),
+    Lists([Vec<u32>; 1]),
+}
+
+impl GivenPrompt {
+    fn is_one(&self) -> bool {
+        let (Self::Tokens(ids) | Self::Lists([ids])) = self else {
+            return true;
+        };
+        !ids.is_empty()
+    }
+}
+
+impl From<GivenPrompt> for Prompt {
+    fn from(given: GivenPrompt) -> Self {
+        match given {
+            GivenPrompt::Text(text) | GivenPrompt::Texts([text]) => Self::Text(text),
+            GivenPrompt::Tokens(ids) | GivenPrompt::Lists([ids]) => Self::Tokens(ids),
+        }
+    }
+}
+
+/// A text, or a list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore<T> {
+    One(String),
+    More(Vec<T>),
+}
+
+/// Remaining fields of an object.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let wrong = |why| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", why);
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(_) => Err(wrong("the body must be a JSON object".to_owned())),
+            Err(why) => Err(wrong(format!("the body is not JSON: {why}"))),
+        }
+    }
+
+    /// Removes a field; `None` if it is missing or null.
+    fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Removes and parses a field. `must` describes the valid values; `fits` checks them.
+    fn read<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        must: &str,
+        fits: impl FnOnce(&T) -> bool,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        let read = serde_json::from_value(value).ok().filter(fits);
+        read.map(Some)
+            .ok_or_else(|| field(name, format!("`{name}` must be {must}")))
+    }
+
+    fn model(&mut self) -> Result<String, ApiError> {
+        let missing = || {
+            field(
+                "model",
+                "`model` must name a model; GET /v1/models lists them",
+            )
+        };
+        let model = self.take("model").ok_or_else(missing)?;
+        serde_json::from_value(model).map_err(|_| missing())
+    }
+
+    fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        self.read(name, "true or false", |_| true)
+    }
+
+    fn integer(&mut self, name: &str, min: u64, max: u64) -> Result<Option<u64>, ApiError> {
+        let must = format!("a whole number from {min} to {max}");
+        self.read(name, &must, |n| (min..=max).contains(n))
+    }
+
+    fn tokens(&mut self, name: &str) -> Result<Option<u32>, ApiError> {
+        // A number above the context has the same effect as the context.
+        let most = self.integer(name, 1, u64::MAX)?;
+        Ok(most.map(|n| u32::try_from(n).unwrap_or(u32::MAX)))
+    }
+
+    fn number(&mut self, name: &str, min: f64, max: f64) -> Result<Option<f32>, ApiError> {
+        let must = format!("a number from {min} to {max}");
+        let number = self.read(name, &must, |x: &f64| (min..=max).contains(x))?;
+        Ok(number.map(|x| x as f32))
+    }
+
+    /// Number of most likely tokens to sample from. 0 means all, and so does vLLM's -1.
+    fn top_k(&mut self) -> Result<Option<u32>, ApiError> {
+        let most = u32::MAX;
+        let must = format!("a whole number from 1 to {most}, or 0 or -1 for all tokens");
+        let top_k = self.read("top_k", &must, |k: &i64| (-1..=most.into()).contains(k))?;
+        Ok(top_k.map(|k| u32::try_from(k).unwrap_or(0)))
+    }
+
+    /// Checks a field that has only one supported value.
+    fn exactly(
+        &mut self,
+        name: &str,
+        is: impl FnOnce(&Value) -> bool,
+        message: &str,
+    ) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(value) if !is(&value) => Err(unsupported(name, message)),
+            _ => Ok(()),
+        }
+    }
+
+    fn stop(&mut self) -> Result<Vec<String>, ApiError> {
+        let must = format!("a text, or a list of at most {MAX_STOPS}, none empty");
+        let fits = |stops: &OneOrMore<String>| match stops {
+            OneOrMore::One(stop) => !stop.is_empty(),
+            OneOrMore::More(all) => all.len() <= MAX_STOPS && !all.iter().any(String::is_empty),
+        };
+        Ok(match self.read("stop", &must, fits)? {
+            None => Vec::new(),
+            Some(OneOrMore::One(stop)) => vec![stop],
+            Some(OneOrMore::More(stops)) => stops,
+        })
+    }
+
+    /// Parses the common fields and refuses unknown ones.
+    fn finish(
+        mut self,
+        model: String,
+        prompt: Prompt,
+        max_tokens: Option<u32>,
+        logprobs: Option<u8>,
+        seed: u64,
+    ) -> Result<ApiRequest, ApiError> {
+        let n = "`n` other than 1 is not supported: ask again for another answer";
+        self.exactly("n", |value| value == 1, n)?;
+        let stream = self.bool("stream")?.unwrap_or(false);
+        let include_usage = self.stream_options(stream)?;
+        let must = format!("a whole number from {} to {}", i64::MIN, u64::MAX);
+        let own_seed = self.read("seed", &must, |seed: &Number| !seed.is_f64())?;
+        // OpenAI's seeds are signed; only the bits matter.
+        let own_seed = own_seed.and_then(|n| n.as_u64().or(n.as_i64().map(i64::cast_unsigned)));
+        let user = self.read("user", "a text", |_: &String| true)?;
+        let chosen = SamplingChoice {
+            temperature: self.number("temperature", 0.0, 2.0)?,
+            top_p: self.number("top_p", 0.0, 1.0)?,
+            presence_penalty: self.number("presence_penalty", -2.0, 2.0)?,
+            frequency_penalty: self.number("frequency_penalty", -2.0, 2.0)?,
+            // Names as in vLLM and llama.cpp.
+            top_k: self.top_k()?,
+            min_p: self.number("min_p", 0.0, 1.0)?,
+            repetition_penalty: self.number("repetition_penalty", 0.0625, 16.0)?,
+        };
+        let sampling = SamplerConfig {
+            seed: Some(own_seed.unwrap_or(seed)),
+            logprobs,
+            ..SamplerConfig::default()
+        };
+        let stop = self.stop()?;
+        let names = format!("one of {}", Exact::NAMES.join(", "));
+        let exact = self.read("exact", &names, |_: &Exact| true)?;
+        for name in REFUSED {
+            let empty =
+                |value: &Value| [json!([]), json!({}), json!(""), json!("none")].contains(value);
+            self.exactly(name, empty, &format!("`{name}` is not supported here"))?;
+        }
+        self.nothing_left(IGNORED, "", "is not a field of this request")?;
+        Ok(ApiRequest {
+            model,
+            chat: ChatRequest {
+                prompt,
+                sampling,
+                max_tokens,
+                stop,
+                exact,
+            },
+            chosen,
+            stream,
+            include_usage,
+            user: user.map(|user| user.chars().take(MAX_USER).collect()),
+        })
+    }
+
+    /// Refuses remaining fields that are not in `ignored`; `at` is the prefix of their names.
+    fn nothing_left(self, ignored: &[&str], at: &str, why: &str) -> Result<(), ApiError> {
+        let mut left = self.0.into_iter();
+        let matters =
+            |(name, value): &(String, Value)| !value.is_null() && !ignored.contains(&name.as_str());
+        match left.find(matters) {
+            Some((name, _)) => {
+                let at: String = at.chars().chain(name.chars().take(100)).collect();
+                Err(unsupported(&at, format!("`{at}` {why}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn stream_options(&mut self, stream: bool) -> Result<bool, ApiError> {
+        let name = "stream_options";
+        let Some(options) = self.read(name, "an object", |_: &Map<String, Value>| true)? else {
+            return Ok(false);
+        };
+        if !stream {
+            return Err(field(name, "`stream_options` needs `stream` to be true"));
+        }
+        let mut options = Self(options);
+        let usage = options.bool("include_usage")?.unwrap_or(false);
+        // Padding against traffic analysis, which does not change the answer.
+        options.bool("include_obfuscation")?;
+        match options.0.is_empty() {
+            true => Ok(usage),
+            false => Err(field(name, "`stream_options` knows `include_usage` only")),
+        }
+    }
+}
+
+fn message(at: &str, value: Value) -> Result<ChatMessage, ApiError> {
+    let Value::Object(fields) = value else {
+        return Err(field(at, format!("`{at}` must be an object")));
+    };
+    let mut fields = Fields(fields);
+    let role = match fields.take("role").as_ref().and_then(Value::as_str) {
+        // OpenAI's newer models call the system role `developer`.
+        Some("system" | "developer") => Role::System,
+        Some("user") => Role::User,
+        Some("assistant") => Role::Assistant,
+        Some("tool" | "function") => {
+            let at = format!("{at}.role");
+            return Err(unsupported(&at, "tools are not supported here"));
+        }
+        _ => {
+            let at = format!("{at}.role");
+            let message = format!("`{at}` must be system, developer, user or assistant");
+            return Err(field(&at, message));
+        }
+    };
+    let content = content(&format!("{at}.content"), fields.take("content"))?;
+    // An empty list, for example of tool calls, has no effect.
+    fields.0.retain(|_, value| *value != json!([]));
+    fields.nothing_left(
+        IGNORED_IN_MESSAGES,
+        &format!("{at}."),
+        "is not supported here",
+    )?;
+    Ok(ChatMessage::new(role, content))
+}
+
+/// Text of a message, given as one text or in parts.
+fn content(at: &str, value: Option<Value>) -> Result<String, ApiError> {
+    let parts = match serde_json::from_value(value.unwrap_or_default()) {
+        Ok(OneOrMore::One(text)) => return Ok(text),
+        Ok(OneOrMore::<Value>::More(parts)) => parts,
+        Err(_) => {
+            let message = format!("`{at}` must be a text, or a list of text parts");
+            return Err(field(at, message));
+        }
+    };
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text"), Some(part)) => text.push_str(part),
+            (Some("text") | None, _) => {
+                let at = format!("{at}[{index}]");
+                let message = format!("`{at}` must be {{\"type\": \"text\", \"text\": ...}}");
+                return Err(field(&at, message));
+            }
+            (Some(_), _) => {
+                let at = format!("{at}[{index}].type");
+                return Err(unsupported(&at, "this server reads text only"));
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn base() -> Value {
+        json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    }
+
+    fn with(extra: Value) -> Result<ApiRequest, ApiError> {
+        let mut body = base();
+        let (Value::Object(body_map), Value::Object(extra)) = (&mut body, extra) else {
+            unreachable!()
+        };
+        body_map.extend(extra);
+        chat(body.to_string().as_bytes(), 99)
+    }
+
+    /// List of one message.
+    fn one(role: &str, content: Value) -> Value {
+        json!([{"role": role, "content": content}])
+    }
+
+    /// Code and param of a refusal.
+    fn refusal(result: Result<ApiRequest, ApiError>) -> (String, String) {
+        let body = result.expect_err("a refusal").body();
+        let text = |name: &str| body["error"][name].as_str().unwrap_or_default().to_owned();
+        assert_eq!(body["error"]["type"], "invalid_request_error");
+        (text("code"), text("param"))
+    }
+
+    #[test]
+    fn defaults_are_openais_and_the_models() {
+        let request = with(json!({"top_k": null})).unwrap();
+        assert!(request.chosen.is_empty());
+        let s = &request.chat.sampling;
+        assert_eq!((s.seed, s.logprobs), (Some(99), None));
+        assert!(!request.stream && !request.include_usage);
+        assert_eq!(request.chat.max_tokens, None);
+        let text = completion(br#"{"model": "m", "prompt": "p"}"#, 1).unwrap();
+        assert_eq!(text.chat.max_tokens, Some(16));
+    }
+
+    #[test]
+    fn every_supported_field_is_read() {
+        let request = with(json!({
+            "temperature": 0.5, "top_p": 0.9, "seed": -1, "max_tokens": 7,
+            "max_completion_tokens": 9, "stop": ["a", "b"], "presence_penalty": -1,
+            "frequency_penalty": 1.5, "logprobs": true, "top_logprobs": 3, "stream": true,
+            "stream_options": {"include_usage": true}, "n": 1, "user": "someone",
+            "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1,
+        }))
+        .unwrap();
+        let s = request.chosen.over(request.chat.sampling);
+        assert_eq!((s.temperature, s.top_p, s.top_k), (0.5, 0.9, 4));
+        assert_eq!((s.presence_penalty, s.frequency_penalty), (-1.0, 1.5));
+        assert_eq!((s.seed, s.logprobs), (Some(u64::MAX), Some(3)));
+        assert_eq!((s.penalty_window, s.penalise_prompt), (1 << 20, false));
+        assert_eq!((s.min_p, s.repetition_penalty), (0.1, 1.1));
+        assert_eq!(request.chat.max_tokens, Some(9));
+        assert_eq!(request.chat.stop, ["a", "b"]);
+        assert!(request.stream && request.include_usage);
+        assert_eq!(request.user.as_deref(), Some("someone"));
+    }
+
+    #[test]
+    fn text_comes_whole_or_in_parts_from_every_role() {
+        let messages = json!([
+            {"role": "system", "content": "s"},
+            {"role": "developer", "content": "d"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "c", "tool_calls": null, "refusal": null, "name": "x",
+             "audio": null, "annotations": []},
+        ]);
+        let request = with(json!({"messages": messages})).unwrap();
+        let Prompt::Messages(messages) = request.chat.prompt else {
+            panic!("messages")
+        };
+        let read = messages
+            .iter()
+            .map(|m| (m.role.into_str(), m.content.as_str()));
+        let read: Vec<String> = read.map(|(role, text)| format!("{role}: {text}")).collect();
+        assert_eq!(read, ["system: s", "system: d", "user: ab", "assistant: c"]);
+    }
+
+    #[test]
+    fn fields_without_effect_and_empty_fields_are_ignored() {
+        with(json!({
+            "metadata": {"a": "b"}, "store": true, "service_tier": "auto", "tools": [],
+            "logit_bias": {}, "response_format": {"type": "text"}, "tool_choice": "none",
+            "modalities": ["text"], "reasoning_effort": null, "whatever": null,
+        }))
+        .unwrap();
+    }
+
+    #[test]
+    fn unsupported_fields_are_refused_by_name() {
+        for (field, value, param) in [
+            ("tools", json!([{"type": "function"}]), ""),
+            ("tool_choice", json!("required"), ""),
+            ("response_format", json!({"type": "json_object"}), ""),
+            ("logit_bias", json!({"5": 1}), ""),
+            ("n", json!(2), ""),
+            ("modalities", json!(["text", "audio"]), ""),
+            ("reasoning_effort", json!("high"), ""),
+            ("temprature", json!(0.1), ""),
+            ("messages", one("tool", json!("x")), "[0].role"),
+            (
+                "messages",
+                one("user", json!([{"type": "image_url"}])),
+                "[0].content[0].type",
+            ),
+            (
+                "messages",
+                json!([{"role": "assistant", "content": "", "tool_calls": [1]}]),
+                "[0].tool_calls",
+            ),
+        ] {
+            let refused = refusal(with(json!({field: value})));
+            let expected = ("unsupported_parameter".into(), format!("{field}{param}"));
+            assert_eq!(refused, expected);
+        }
+        let echo = br#"{"model": "m", "prompt": "p", "echo": true}"#;
+        assert_eq!(refusal(completion(echo, 1)).1, "echo");
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_field() {
+        for (field, value, param) in [
+            ("temperature", json!(2.1), ""),
+            ("temperature", json!("warm"), ""),
+            ("top_p", json!(-0.1), ""),
+            ("max_tokens", json!(0), ""),
+            ("max_completion_tokens", json!(1.5), ""),
+            ("stop", json!(["a", "b", "c", "d", "e"]), ""),
+            ("stop", json!(""), ""),
+            ("stop", json!([1]), ""),
+            ("seed", json!(1.5), ""),
+            ("top_logprobs", json!(1), ""),
+            ("stream", json!("yes"), ""),
+            ("stream_options", json!({"include_usage": true}), ""),
+            ("messages", json!([]), ""),
+            ("messages", json!("hi"), ""),
+            ("messages", json!(["hi"]), "[0]"),
+            ("messages", json!([{"role": "user"}]), "[0].content"),
+            ("messages", one("king", json!("")), "[0].role"),
+            ("model", json!(5), ""),
+            ("user", json!(5), ""),
+        ] {
+            let refused = refusal(with(json!({field: value})));
+            assert_eq!(refused, ("invalid_value".into(), format!("{field}{param}")));
+        }
+        for (extra, param) in [
+            (
+                json!({"logprobs": true, "top_logprobs": 21}),
+                "top_logprobs",
+            ),
+            (
+                json!({"stream": true, "stream_options": {"other": 1}}),
+                "stream_options",
+            ),
+        ] {
+            assert_eq!(refusal(with(extra)), ("invalid_value".into(), param.into()));
+        }
+    }
+
+    #[test]
+    fn top_k_is_a_number_of_tokens_and_0_and_minus_1_are_all() {
+        for (given, is) in [
+            (json!(40), 40),
+            (json!(0), 0),
+            (json!(-1), 0),
+            (json!(u32::MAX), u32::MAX),
+        ] {
+            let request = with(json!({"top_k": given})).unwrap();
+            assert_eq!(request.chosen.top_k, Some(is));
+        }
+        for wrong in [json!(-2), json!(1_u64 << 32), json!(1.5), json!("-1")] {
+            let said = with(json!({"top_k": wrong}))
+                .unwrap_err()
+                .body()
+                .to_string();
+            let range = "from 1 to 4294967295, or 0 or -1 for all";
+            assert!(said.contains(range), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_seed_has_64_bits_and_a_refusal_names_the_range() {
+        for seed in [json!(u64::MAX), json!(i64::MIN), json!(0)] {
+            assert!(with(json!({"seed": seed})).is_ok());
+        }
+        let wrong = "18446744073709551616 -9223372036854775809 1.5 \"7\"";
+        for wrong in wrong.split(' ') {
+            let body = format!(r#"{{"model": "m", "prompt": "p", "seed": {wrong}}}"#);
+            let refused = completion(body.as_bytes(), 1).unwrap_err();
+            let said = refused.body().to_string();
+            let range = "from -9223372036854775808 to 18446744073709551615";
+            assert!(said.contains(range), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_completions_prompt_is_one_text_or_one_list_of_tokens() {
+        let read = |prompt: Value| {
+            let body = json!({"model": "m", "prompt": prompt}).to_string();
+            completion(body.as_bytes(), 1).map(|r| match r.chat.prompt {
+                Prompt::Text(text) => text,
+                Prompt::Tokens(ids) => format!("{ids:?}"),
+                Prompt::Messages(_) => unreachable!(),
+            })
+        };
+        assert_eq!(read(json!("p")).unwrap(), "p");
+        assert_eq!(read(json!(["p"])).unwrap(), "p");
+        assert_eq!(read(json!([1, 2])).unwrap(), "[1, 2]");
+        assert_eq!(read(json!([7])).unwrap(), "[7]");
+        assert_eq!(read(json!([[1, 2]])).unwrap(), "[1, 2]");
+        let wrong = json!([["a", "b"], [], [[]], [-1], [1e12], 5]);
+        for wrong in wrong.as_array().unwrap() {
+            assert!(read(wrong.clone()).is_err());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(body in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = chat(&body, 1);
+            let _ = completion(&body, 1);
+        }
+
+        #[test]
+        fn no_value_of_any_field_makes_it_panic(
+            name in prop::sample::select(&[
+                "messages", "model", "stop", "seed", "n", "logprobs", "top_logprobs", "stream",
+                "stream_options", "temperature", "max_tokens", "user", "tools", "response_format",
+            ][..]),
+            value in prop::sample::select(vec![
+                json!(null), json!(true), json!(-1), json!(1e300), json!(u64::MAX), json!(""),
+                json!([]), json!({}), json!([[]]), json!([{}]), json!({"type": {}}), json!("\u{0}"),
+            ]),
+        ) {
+            let mut body = base();
+            body[name] = value;
+            let _ = chat(body.to_string().as_bytes(), 1);
+            let _ = completion(body.to_string().as_bytes(), 1);
+        }
+    }
+}

@@ -1,0 +1,875 @@
+//! HTTP interface over a tiny real model, tested through a socket.
+
+mod exact;
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use hearthnet_http::{ApiKey, Part};
+
+use super::*;
+use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
+
+/// HTTP server of a fixture.
+struct House {
+    server: HttpServer,
+    fixture: Fixture,
+}
+
+fn house(fixture: Fixture, settings: HttpSettings) -> House {
+    let settings = HttpSettings {
+        listen: "127.0.0.1:0".into(),
+        ..settings
+    };
+    let metrics = Metrics::install(Part::Caller).unwrap();
+    let start = serve(fixture.service.clone(), Some(metrics), &settings);
+    let server = fixture.runtime.block_on(start).unwrap();
+    House { server, fixture }
+}
+
+fn open() -> House {
+    house(fixture(settings(2, 4, 4)), HttpSettings::default())
+}
+
+struct Reply {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// Code and param of an error object.
+    fn error(&self) -> (u16, String, String) {
+        let error = &self.json()["error"];
+        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()));
+        assert!(error["type"].is_string());
+        let text = |name: &str| error[name].as_str().unwrap_or_default().to_owned();
+        (self.status, text("code"), text("param"))
+    }
+
+    /// Data of the events, including `[DONE]`.
+    fn events(&self) -> Vec<&str> {
+        assert_eq!(self.headers["content-type"], "text/event-stream");
+        let events = self.body.split("\n\n").filter(|event| !event.is_empty());
+        let data = events.map(|event| event.strip_prefix("data: ").expect("a data event"));
+        data.collect()
+    }
+
+    /// Chunks of a complete stream.
+    fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop(), Some("[DONE]"));
+        let chunks = events.into_iter().map(serde_json::from_str);
+        chunks.collect::<Result<_, _>>().unwrap()
+    }
+}
+
+impl House {
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.server.local_addr()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Sends bytes and reads until the server closes.
+    fn raw(&self, request: &str) -> Reply {
+        let mut stream = self.connect();
+        // A server that refuses early may close before it has read the whole request.
+        let _ = stream.write_all(request.as_bytes());
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        parse(&String::from_utf8(bytes).unwrap())
+    }
+
+    fn get(&self, path: &str, headers: &str) -> Reply {
+        self.raw(&format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+        ))
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Reply {
+        self.raw(&post(path, &body.to_string(), "Connection: close\r\n"))
+    }
+
+    fn chat(&self, extra: Value) -> Reply {
+        self.post("/v1/chat/completions", &ask(extra))
+    }
+
+    /// Sends a chat request and does not read its response.
+    fn begin(&self, extra: Value) -> TcpStream {
+        let mut stream = self.connect();
+        let body = ask(extra).to_string();
+        let request = post("/v1/chat/completions", &body, "Connection: close\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    /// As [`Self::begin`]; its chat then runs behind the shut gate.
+    fn begin_at_the_gate(&self) -> TcpStream {
+        self.fixture.gate.set(true);
+        let stream = self.begin(json!({}));
+        self.fixture.until("it runs", |load, _| load.running == 1);
+        stream
+    }
+}
+
+/// Reads a response to the end of its connection.
+fn rest(mut stream: TcpStream) -> Reply {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    parse(&text)
+}
+
+fn post(path: &str, body: &str, headers: &str) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n{headers}\r\n{body}",
+        body.len()
+    )
+}
+
+/// Chat request with a deterministic answer.
+fn ask(extra: Value) -> Value {
+    let mut body = json!({
+        "model": "tiny", "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 12, "temperature": 0,
+    });
+    let (Value::Object(fields), Value::Object(extra)) = (&mut body, extra) else {
+        unreachable!()
+    };
+    fields.extend(extra);
+    body
+}
+
+fn parse(text: &str) -> Reply {
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .unwrap_or_else(|| panic!("no head: {text:?}"));
+    let mut lines = head.lines();
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap();
+    let status = status.parse().unwrap();
+    let headers: BTreeMap<String, String> = lines
+        .map(|line| line.split_once(": ").unwrap())
+        .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
+        .collect();
+    let mut body = body.to_owned();
+    if headers
+        .get("transfer-encoding")
+        .is_some_and(|kind| kind == "chunked")
+    {
+        let (mut rest, mut whole) = (body.as_str(), String::new());
+        while let Some((size, data)) = rest.split_once("\r\n") {
+            let size = usize::from_str_radix(size, 16).unwrap();
+            whole.push_str(&data[..size]);
+            rest = &data[size + 2..];
+            if size == 0 {
+                break;
+            }
+        }
+        body = whole;
+    }
+    Reply {
+        status,
+        headers,
+        body,
+    }
+}
+
+#[test]
+fn a_plain_answer_has_openais_shape() {
+    let house = open();
+    let reply = house.chat(json!({}));
+    let value = reply.json();
+    assert_eq!(
+        (reply.status, &value["object"]),
+        (200, &json!("chat.completion"))
+    );
+    assert!(value["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert!(value["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(value["model"], "tiny");
+    let weights = house.fixture.service.models()[0].weights.to_string();
+    assert_eq!(
+        value["system_fingerprint"],
+        format!("fp_{}", &weights[..16])
+    );
+    let choice = &value["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(
+        (&choice["finish_reason"], &choice["logprobs"]),
+        (&json!("length"), &Value::Null)
+    );
+    let usage = &value["usage"];
+    assert_eq!(usage["completion_tokens"], 12);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    let sum = usage["prompt_tokens"].as_u64().unwrap() + 12;
+    assert_eq!(usage["total_tokens"], sum);
+}
+
+#[test]
+fn idle_connections_do_not_block_new_ones() {
+    let settings_of_door = HttpSettings {
+        max_connections: 4,
+        // No connection becomes idle within this test.
+        client_deadline: Duration::from_secs(3600),
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+    let half_a_head = |mut stream: TcpStream| {
+        let _ = stream.write_all(b"GET /heal");
+        stream
+    };
+    let idle: Vec<TcpStream> = (0..64).map(|_| half_a_head(house.connect())).collect();
+    assert_eq!(house.get("/healthz", "").status, 200);
+    assert_eq!(house.get("/metrics", "").status, 200);
+    assert_eq!(house.chat(json!({})).status, 200);
+    drop(idle);
+}
+
+#[test]
+fn requests_beyond_the_limit_are_refused_but_health_checks_are_not() {
+    let settings_of_door = HttpSettings {
+        max_connections: 1,
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+    let first = house.begin_at_the_gate();
+    let refused = house.chat(json!({}));
+    assert_eq!(refused.error().1, "busy");
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    assert_eq!(house.get("/healthz", "").status, 200);
+    house.fixture.gate.set(false);
+    assert_eq!(rest(first).status, 200);
+    assert_eq!(house.chat(json!({})).status, 200);
+}
+
+#[test]
+fn a_newcomer_hears_that_a_draining_service_stops_and_when_to_ask_again() {
+    let house = open();
+    let first = house.begin_at_the_gate();
+    let service = house.fixture.service.clone();
+    let draining = house
+        .fixture
+        .runtime
+        .spawn(async move { service.drain(PATIENCE).await });
+    house.fixture.until("it drains", |load, _| load.draining);
+    let refused = house.chat(json!({}));
+    assert_eq!(
+        (refused.status, refused.error().1.as_str()),
+        (503, "shutting_down")
+    );
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    house.fixture.gate.set(false);
+    house.fixture.runtime.block_on(draining).unwrap();
+    assert_eq!(rest(first).status, 200);
+}
+
+#[test]
+fn a_stream_says_the_same_as_a_plain_answer() {
+    let house = open();
+    let plain = house.chat(json!({})).json();
+    let extra = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let chunks = house.chat(extra).chunks();
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(plain["choices"][0]["message"]["content"], text);
+    let [.., end, counts] = &chunks[..] else {
+        panic!("at least two chunks")
+    };
+    assert_eq!(end["choices"][0]["finish_reason"], "length");
+    assert_eq!(counts["choices"], json!([]));
+    assert_eq!(counts["usage"]["completion_tokens"], 12);
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk["object"] == "chat.completion.chunk")
+    );
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+    assert!(chunks[1]["usage"].is_null() && chunks[1].get("usage").is_some());
+    // Without `include_usage` there are no counts.
+    let chunks = house.chat(json!({"stream": true})).chunks();
+    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+}
+
+#[test]
+fn the_same_seed_says_the_same_and_another_does_not() {
+    let house = open();
+    let say = |seed: i64| {
+        let extra = json!({"temperature": 1.5, "seed": seed, "max_tokens": 24});
+        house.chat(extra).json()["choices"][0]["message"]["content"].clone()
+    };
+    assert_eq!(say(-7), say(-7));
+    assert_ne!(say(-7), say(8));
+}
+
+/// Bytes spelt by entries of log-probabilities.
+fn spelt(content: &[Value]) -> String {
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|entry| entry["bytes"].as_array().unwrap())
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn the_tokens_of_logprobs_spell_the_answer_whole_or_streamed() {
+    let house = open();
+    let extra = json!({"logprobs": true, "top_logprobs": 3});
+    let value = house.chat(extra).json();
+    let choice = &value["choices"][0];
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(choice["message"]["content"], spelt(content));
+    for entry in content {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        // Greedy sampling takes the most likely token.
+        assert_eq!(
+            (&top[0]["bytes"], &top[0]["logprob"]),
+            (&entry["bytes"], &entry["logprob"])
+        );
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let chunks = house
+        .chat(json!({"logprobs": true, "top_logprobs": 3, "stream": true}))
+        .chunks();
+    let streamed: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(&streamed, content);
+}
+
+#[test]
+fn a_stop_text_and_its_tokens_are_no_part_of_the_answer() {
+    let house = open();
+    let all = house.chat(json!({"logprobs": true})).json();
+    let text = all["choices"][0]["message"]["content"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    // A character in the middle that has not occurred before.
+    let (at, stop) = text
+        .char_indices()
+        .filter(|(at, c)| *at > 2 && text.find(*c) == Some(*at))
+        .nth(1)
+        .expect("a new character");
+    for stop in [
+        json!(stop.to_string()),
+        json!(["never said", stop.to_string()]),
+    ] {
+        let value = house.chat(json!({"stop": stop, "logprobs": true})).json();
+        let choice = &value["choices"][0];
+        assert_eq!(choice["message"]["content"], text[..at]);
+        assert_eq!(choice["finish_reason"], "stop");
+        let content = choice["logprobs"]["content"].as_array().unwrap();
+        assert!(
+            content.len()
+                < all["choices"][0]["logprobs"]["content"]
+                    .as_array()
+                    .unwrap()
+                    .len()
+        );
+    }
+}
+
+#[test]
+fn completions_continue_text_or_tokens_with_the_older_logprobs() {
+    let house = open();
+    let model = &house.fixture.service.models()[0];
+    let special = hearthnet_tokens::Special::Plain;
+    let ids = model.text.tokenizer.encode("hello hello", special).unwrap();
+    let ask = |prompt: Value| {
+        let body = json!({
+            "model": "tiny", "prompt": prompt, "temperature": 0, "logprobs": 2, "max_tokens": 9,
+        });
+        house.post("/v1/completions", &body).json()
+    };
+    let value = ask(json!("hello hello"));
+    assert_eq!(value["object"], "text_completion");
+    let choice = &value["choices"][0];
+    let logprobs = &choice["logprobs"];
+    let count = logprobs["tokens"].as_array().unwrap().len();
+    for list in ["token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[list].as_array().unwrap().len(), count, "{list}");
+    }
+    assert_eq!(count, 9);
+    assert_eq!(logprobs["text_offset"][0], 0);
+    assert!(logprobs["top_logprobs"][0].as_object().unwrap().len() <= 2);
+    assert_eq!(ask(json!(ids))["choices"][0]["text"], choice["text"]);
+    let body = json!({
+        "model": "tiny", "prompt": "hello hello", "temperature": 0, "max_tokens": 9, "stream": true,
+    });
+    let chunks = house.post("/v1/completions", &body).chunks();
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(choice["text"], text);
+}
+
+#[test]
+fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
+    let house = open();
+    let model = &house.fixture.service.models()[0];
+    let tokenizer = &model.text.tokenizer;
+    let text = "日本語 😀 é x";
+    // The tokens of this model are single bytes.
+    let ids = tokenizer
+        .encode(text, hearthnet_tokens::Special::Plain)
+        .unwrap();
+    assert!(ids.len() >= text.len());
+    let header = Header {
+        shape: Shape::Text,
+        id: 1,
+        created: 1,
+        model: model.id.clone(),
+        weights: model.weights,
+    };
+    let mut reply = reply::Reply::new(header, tokenizer.clone(), false, true);
+    let mut speller = hearthnet_tokens::Detokenizer::continuing(tokenizer);
+    let (mut said, mut offsets) = (String::new(), Vec::new());
+    for id in ids {
+        let before = said.chars().count();
+        let delta = Frame::TokenDelta {
+            text: speller.push(id),
+            token_id: id,
+            logprob: Some(-1.0),
+            top_logprobs: Vec::new(),
+        };
+        let chunks = reply.chunks(&delta);
+        let Frame::TokenDelta { text, .. } = delta else {
+            unreachable!()
+        };
+        said.push_str(&text);
+        let of_chunks = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array())
+            .flatten();
+        // All tokens of a character have its offset.
+        offsets.extend(of_chunks.map(|offset| (offset.clone(), json!(before))));
+    }
+    assert_eq!(said.trim_start(), text);
+    assert!(offsets.len() >= text.len());
+    for (offset, expected) in offsets {
+        assert_eq!(offset, expected);
+    }
+}
+
+#[test]
+fn the_next_turn_says_how_much_was_cached() {
+    let house = open();
+    let first = house.chat(json!({})).json();
+    let answer = first["choices"][0]["message"]["content"].clone();
+    let messages = json!([
+        {"role": "user", "content": "hello"}, {"role": "assistant", "content": answer},
+        {"role": "user", "content": "more"},
+    ]);
+    let second = house.chat(json!({"messages": messages})).json();
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(
+        cached >= first["usage"]["prompt_tokens"].as_u64().unwrap(),
+        "{cached}"
+    );
+    // The cache must not reveal another user's prompt.
+    let other = house
+        .chat(json!({"messages": messages, "user": "other"}))
+        .json();
+    assert_eq!(other["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let content = |value: &Value| value["choices"][0]["message"]["content"].clone();
+    assert_eq!(content(&other), content(&second));
+}
+
+#[test]
+fn models_are_listed_and_found() {
+    let house = open();
+    let list = house.get("/v1/models", "").json();
+    assert_eq!(
+        (&list["object"], &list["data"][0]["id"]),
+        (&json!("list"), &json!("tiny"))
+    );
+    assert_eq!(house.get("/v1/models/tiny", "").json()["object"], "model");
+    let missing = house.get("/v1/models/none", "").error();
+    assert_eq!(missing, (404, "model_not_found".into(), "model".into()));
+}
+
+#[test]
+fn every_refusal_has_its_status_code_and_param() {
+    let house = open();
+    for (extra, status, code, param) in [
+        (json!({"model": "none"}), 404, "model_not_found", "model"),
+        (
+            json!({"temperature": 3}),
+            400,
+            "invalid_value",
+            "temperature",
+        ),
+        (json!({"tools": [1]}), 400, "unsupported_parameter", "tools"),
+        (json!({"n": 2}), 400, "unsupported_parameter", "n"),
+        (json!({"top_k": -2}), 400, "invalid_value", "top_k"),
+    ] {
+        assert_eq!(
+            house.chat(extra).error(),
+            (status, code.into(), param.into())
+        );
+    }
+    let long = json!({"messages": [{"role": "user", "content": "long ".repeat(300)}]});
+    assert_eq!(house.chat(long).error().1, "context_length_exceeded");
+    let not_json = house.raw(&post("/v1/chat/completions", "{", "Connection: close\r\n"));
+    assert_eq!(
+        not_json.error(),
+        (400, "invalid_json".into(), String::new())
+    );
+    assert_eq!(house.get("/v2", "").error().0, 404);
+    let no_text = house.get("/v1/models/%ff", "").error();
+    assert_eq!(no_text, (404, "model_not_found".into(), "model".into()));
+    assert_eq!(house.get("/v1/chat/completions", "").error().0, 405);
+    let form = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\
+                Connection: close\r\n\r\n";
+    assert_eq!(house.raw(form).error().0, 415);
+}
+
+#[test]
+fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
+    let house = open();
+    let ask = |method: &str, path: &str| {
+        // CORS preflight of a page from another origin.
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+             Origin: https://evil.example\r\nAccess-Control-Request-Method: POST\r\n\
+             Access-Control-Request-Headers: content-type\r\n\r\n"
+        );
+        let reply = house.raw(&request);
+        let cors = reply
+            .headers
+            .keys()
+            .find(|name| name.starts_with("access-control"));
+        assert_eq!(cors, None, "{method} {path}");
+        reply
+    };
+    for (method, path, allow) in [
+        ("OPTIONS", "/v1/chat/completions", "POST"),
+        ("GET", "/v1/completions", "POST"),
+        ("DELETE", "/v1/models", "GET,HEAD"),
+        ("POST", "/healthz", "GET,HEAD"),
+    ] {
+        let reply = ask(method, path);
+        let refused = (405, "method_not_allowed".into(), String::new());
+        assert_eq!(reply.error(), refused, "{method} {path}");
+        assert_eq!(reply.headers["allow"], allow);
+    }
+    for path in ["/v1/models", "/healthz", "/metrics"] {
+        let reply = ask("HEAD", path);
+        assert_eq!((reply.status, reply.body.as_str()), (200, ""), "{path}");
+    }
+}
+
+#[test]
+fn a_body_beyond_the_limit_is_refused_declared_or_not() {
+    let settings = HttpSettings {
+        max_body_bytes: 1000,
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings_of_one()), settings);
+    let long = json!({"metadata": "x".repeat(2000)});
+    assert_eq!(house.chat(long).error().1, "request_too_large");
+    let chunk = format!("{:x}\r\n{}\r\n", 600, "x".repeat(600));
+    let chunked = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n{chunk}{chunk}0\r\n\r\n"
+    );
+    assert_eq!(house.raw(&chunked).error().0, 413);
+}
+
+fn settings_of_one() -> crate::service::ServiceSettings {
+    settings(1, 1, 1)
+}
+
+#[test]
+fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
+    let settings = HttpSettings {
+        max_body_bytes: 5000,
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings_of_one()), settings);
+    let json = "Content-Type: application/json\r\n";
+    let refusals = [
+        ("POST /v1/models", "evil.example", json, 403),
+        ("POST /v1/embeddings", "localhost", json, 404),
+        ("PUT /v1/completions", "localhost", json, 405),
+        ("POST /v1/completions", "localhost", json, 413),
+        ("POST /v1/completions", "localhost", "", 415),
+        ("POST /healthz", "localhost", json, 405),
+    ];
+    for (line, host, kind, status) in refusals {
+        for (bytes, goes_on) in [(10_000, true), (200_000, false), (4 << 20, false)] {
+            let body = "x".repeat(bytes);
+            let mut stream = house.connect();
+            let head = format!("{line} HTTP/1.1\r\nHost: {host}\r\n{kind}");
+            let request = format!("{head}Content-Length: {bytes}\r\n\r\n{body}");
+            // The whole body is sent: a client that reads the response only afterwards still gets
+            // it.
+            stream.write_all(request.as_bytes()).unwrap();
+            let refused = one_reply(&mut stream);
+            assert_eq!(refused.status, status, "{line}");
+            let closes = refused
+                .headers
+                .get("connection")
+                .is_some_and(|c| c == "close");
+            assert_eq!(closes, !goes_on, "{line}, {bytes} bytes");
+            if goes_on {
+                let next = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n";
+                stream.write_all(next).unwrap();
+                assert_eq!(one_reply(&mut stream).status, 200);
+            } else {
+                assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the end, and no reset");
+            }
+        }
+    }
+    // A body held back by `Expect` is not requested.
+    let held_back = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9000\r\n\
+                     Expect: 100-continue\r\n\r\n";
+    let refused = house.raw(held_back);
+    assert_eq!(
+        (refused.status, refused.headers["connection"].as_str()),
+        (415, "close")
+    );
+}
+
+/// Reads one response, by its `Content-Length`.
+fn one_reply(stream: &mut TcpStream) -> Reply {
+    let mut bytes = Vec::new();
+    loop {
+        let mut more = [0; 4096];
+        let count = stream.read(&mut more).unwrap();
+        bytes.extend(&more[..count]);
+        let text = std::str::from_utf8(&bytes).unwrap();
+        assert!(count > 0, "it ended: {text}");
+        if let Some((_, body)) = text.split_once("\r\n\r\n") {
+            let reply = parse(text);
+            if body.len() == reply.headers["content-length"].parse::<usize>().unwrap() {
+                return reply;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_body_that_breaks_off_is_not_said_to_be_too_large() {
+    let house = open();
+    let broken = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
+                  Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n\
+                  no length\r\n";
+    assert_eq!(
+        house.raw(broken).error(),
+        (400, "invalid_json".into(), String::new())
+    );
+}
+
+#[test]
+fn a_request_that_does_not_arrive_ends_with_its_connection() {
+    let settings = HttpSettings {
+        client_deadline: Duration::from_millis(50),
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings_of_one()), settings);
+    let half_a_body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
+                       Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{";
+    assert_eq!(house.raw(half_a_body).error().0, 408);
+    // An incomplete head gets no response: the connection closes.
+    let mut stream = house.connect();
+    stream.write_all(b"GET / HTTP/1.1\r\nHo").unwrap();
+    let mut rest = Vec::new();
+    let _ = stream.read_to_end(&mut rest);
+}
+
+#[test]
+fn with_an_api_key_other_requests_are_refused() {
+    let settings = HttpSettings {
+        api_key: ApiKey::new(" sixteen-bytes-or-more\n"),
+        ..HttpSettings::default()
+    };
+    let house = house(fixture(settings_of_one()), settings);
+    for wrong in [
+        "",
+        "Authorization: Bearer nope\r\n",
+        "Authorization: Basic sixteen-bytes-or-more\r\n",
+    ] {
+        let reply = house.get("/v1/models", wrong);
+        assert_eq!(reply.error().1, "invalid_api_key");
+        assert_eq!(reply.headers["www-authenticate"], "Bearer");
+    }
+    let right = "Authorization: Bearer sixteen-bytes-or-more\r\n";
+    assert_eq!(house.get("/v1/models", right).status, 200);
+    assert_eq!(house.get("/metrics", "").status, 401);
+    // The status is public; the load needs the key.
+    let health = house.get("/healthz", "");
+    assert_eq!(
+        (health.status, health.json()),
+        (200, json!({"status": "ok"}))
+    );
+    assert_eq!(house.get("/healthz", right).json()["running"], 0);
+    assert!(ApiKey::new("too short").is_none());
+    assert!(ApiKey::new("long enough, but with spaces").is_none());
+}
+
+#[test]
+fn without_a_key_other_machines_and_other_names_are_not_served() {
+    let fixture = fixture(settings_of_one());
+    let everywhere = HttpSettings {
+        listen: "0.0.0.0:0".into(),
+        ..HttpSettings::default()
+    };
+    let start = serve(fixture.service.clone(), None, &everywhere);
+    let refused = fixture.runtime.block_on(start).err();
+    assert!(matches!(refused, Some(HttpError::KeyNeeded(_))));
+    let house = house(fixture, HttpSettings::default());
+    for (host, status) in [
+        ("evil.example", 403),
+        ("localhost.evil.example:80", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("LOCALHOST:7602", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:7602", 200),
+    ] {
+        let request =
+            format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        assert_eq!(house.raw(&request).status, status, "{host}");
+    }
+    // An absolute request target overrides the `Host` header.
+    let elsewhere = "GET http://evil.example/v1/models HTTP/1.1\r\nHost: localhost\r\n\
+                     Connection: close\r\n\r\n";
+    assert_eq!(house.raw(elsewhere).status, 403);
+}
+
+#[test]
+fn a_disconnected_client_frees_its_request() {
+    let house = open();
+    house.fixture.gate.set(true);
+    let mut streaming = house.begin(json!({"stream": true}));
+    // The head of the response has arrived: the chat runs.
+    streaming.read_exact(&mut [0; 12]).unwrap();
+    let plain = house.begin(json!({}));
+    let waiting = house.begin(json!({}));
+    house.fixture.until("two run, one waits", |load, _| {
+        (load.running, load.waiting) == (2, 1)
+    });
+    drop(waiting);
+    house
+        .fixture
+        .until("it has left the queue", |load, _| load.waiting == 0);
+    drop(streaming);
+    drop(plain);
+    house.fixture.until_empty();
+    assert_eq!(house.get("/healthz", "").json()["running"], 0);
+}
+
+#[test]
+fn beyond_the_queue_requests_are_told_when_to_come_again() {
+    let house = house(fixture(settings(1, 1, 1)), HttpSettings::default());
+    house.fixture.gate.set(true);
+    let mut clients = Vec::new();
+    for running_and_waiting in [(1, 0), (1, 1)] {
+        clients.push(house.begin(json!({})));
+        house.fixture.until("taken", |load, _| {
+            (load.running, load.waiting) == running_and_waiting
+        });
+    }
+    let refused = house.chat(json!({}));
+    assert_eq!(refused.error(), (429, "busy".into(), String::new()));
+    assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
+    house.fixture.gate.set(false);
+    let answers = clients.into_iter().map(rest);
+    let answers: Vec<Value> = answers
+        .map(|answer| answer.json()["choices"].take())
+        .collect();
+    assert_eq!(answers[0], answers[1]);
+}
+
+#[test]
+fn by_default_the_queue_has_room_for_every_request_that_is_served() {
+    let queue = crate::service::ServiceSettings::default().turns;
+    assert!(queue.waiting >= HttpSettings::default().max_connections);
+}
+
+#[test]
+fn hosts_that_are_missing_or_lost_are_told_of_before_and_amid_a_stream() {
+    let house = open();
+    house.fixture.census.lock().room = 0;
+    let stream = json!({"stream": true});
+    assert_eq!(
+        house.chat(stream.clone()).error(),
+        (503, "shard_unavailable".into(), String::new())
+    );
+    let mut census = house.fixture.census.lock();
+    census.room = usize::MAX;
+    census.fail_after = Some(3);
+    drop(census);
+    let reply = house.chat(stream);
+    assert_eq!(reply.status, 200);
+    let last = reply.events().pop().unwrap();
+    let last: Value = serde_json::from_str(last).expect("an error, not [DONE]");
+    assert_eq!(last["error"]["code"], "shard_unavailable");
+    house.fixture.census.lock().fail_after = Some(3);
+    assert_eq!(house.chat(json!({})).error().0, 503);
+}
+
+#[test]
+fn metrics_are_exported_for_prometheus() {
+    let house = open();
+    house.chat(json!({}));
+    let reply = house.get("/metrics", "");
+    assert!(reply.headers["content-type"].starts_with("text/plain; version=0.0.4"));
+    for name in [
+        "distributed_inference_pipeline_construct_ms_bucket",
+        "distributed_inference_first_token_ms_bucket",
+        "distributed_inference_tokens_per_second_bucket",
+        "distributed_inference_failovers_total 0",
+        "distributed_inference_fallback_to_local_total 0",
+        "distributed_inference_shard_corruption_detected_total 0",
+        "hearthnet_pipelines_running",
+        "hearthnet_pipelines_waiting",
+        "hearthnet_answers_total{code=\"ok\"}",
+        "hearthnet_queue_wait_ms_bucket",
+    ] {
+        assert!(reply.body.contains(name), "{name}: {}", reply.body);
+    }
+}
+
+#[test]
+fn closing_the_server_lets_running_answers_end() {
+    let house = open();
+    let stream = house.begin_at_the_gate();
+    let House { server, fixture } = house;
+    let addr = server.local_addr();
+    let closing = fixture.runtime.spawn(server.shutdown(PATIENCE));
+    fixture.gate.set(false);
+    assert_eq!(rest(stream).status, 200);
+    fixture.runtime.block_on(closing).unwrap();
+    assert!(TcpStream::connect(addr).is_err());
+}
+
+#[test]
+fn an_ipv6_network_is_one_caller_whose_machines_are_kept_apart() {
+    let at = |text: &str| Client::new(text.parse().unwrap(), None, 1);
+    let bounds = |client: &Client| who(client, true);
+    let (one, other) = (at("2001:db8::1"), at("2001:db8::2"));
+    assert_eq!(bounds(&one), bounds(&other));
+    assert_ne!(bounds(&one), bounds(&at("2001:db8:0:1::1")));
+    assert_ne!(bounds(&at("192.168.1.1")), bounds(&at("192.168.1.2")));
+    let [one, other] = [one, other].map(|client| caller(&client, true, "ann"));
+    assert_eq!(one.principal.identity, other.principal.identity);
+    assert_ne!(one.principal, other.principal);
+    assert_ne!(one.held_by, other.held_by);
+}

@@ -1,0 +1,527 @@
+//! State machine of one sequence on its way through the spans. Pure.
+//!
+//! Rows enter at the first span, cut into *chunks*. Every chunk visits every
+//! span in order; different chunks are in different spans at the same time, and
+//! a span may hold several at once so that its host always has the next piece
+//! waiting when it finishes one.
+//!
+//! ```text
+//!  submit ─► waiting(0) ─► in flight(0) ─► waiting(1) ─► in flight(1) ─► … ─► Output
+//!                 ▲   ≤ depth per span │ on_result
+//!                 └────────────────────┘ the next chunk moves up
+//! ```
+//!
+//! # History and replacement
+//!
+//! A *boundary* is the input of a span: boundary 0 holds the rows that were
+//! submitted, boundary `s` the rows that span `s - 1` returned. Each keeps its rows until
+//! the sequence ends. When a span's host fails, [`Pipeline::replace`] puts one or
+//! several new spans in its place, which read the boundary from its first row
+//! again. Rows that the span behind them already has are not sent twice: whether a
+//! chunk is a replay follows from positions alone.
+//!
+//! Example: two spans, 10 positions through both, the row of position 10 is in
+//! flight in span 1 when its host dies. The new span 1 gets the rows 0 to 9 of
+//! boundary 1 (nothing is asked back, they have been through), then row 10
+//! again, under a new epoch. Span 0 notices nothing.
+//!
+//! Kept rows have a limit in bytes. Beyond it, all boundaries but the first are dropped, and a
+//! replacement replays through the spans before it as well: slower, but correct.
+//!
+//! Call order: [`Pipeline::submit`], then drain [`Pipeline::poll`]; after every answer call
+//! [`Pipeline::on_result`], after every failure [`Pipeline::replace`], and drain `poll` again.
+//! Steps are keyed by (span, epoch, position): an answer from an older epoch is dropped and
+//! counted; any other unrequested answer is a fault of that host.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
+use hearthnet_transport::Want;
+
+/// Consecutive rows of one sequence.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Position of the first row.
+    pub position: u32,
+    /// Number of rows, at least 1.
+    pub rows: u32,
+    /// The rows in the boundary's data type, `rows * row_bytes` bytes.
+    pub data: Bytes,
+}
+
+impl Chunk {
+    fn end(&self) -> u32 {
+        self.position + self.rows
+    }
+
+    /// Cuts before `position`, which lies inside; returns the second part.
+    fn split_off(&mut self, position: u32, row_bytes: usize) -> Self {
+        let stays = position - self.position;
+        let rest = Self {
+            position,
+            rows: self.rows - stays,
+            data: self.data.split_off(stays as usize * row_bytes),
+        };
+        self.rows = stays;
+        rest
+    }
+}
+
+// Activations are sensitive: shapes only.
+impl std::fmt::Debug for Chunk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Chunk")
+            .field("position", &self.position)
+            .field("rows", &self.rows)
+            .field("bytes", &self.data.len())
+            .finish()
+    }
+}
+
+/// Next action of the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Send a step to the host of `span`.
+    Send {
+        /// Index of the span.
+        span: usize,
+        /// Epoch of the span's stream.
+        epoch: u32,
+        /// The rows.
+        chunk: Chunk,
+        /// Rows that the host should return.
+        want: Want,
+    },
+    /// Rows have left the last span: the last submitted row once all are through, or, if the
+    /// last span returns [`Want::All`], the next rows in order.
+    Output {
+        /// The row or rows, in the boundary's data type.
+        row: Bytes,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It answered the oldest step in flight.
+    Accepted,
+    /// It belongs to an older epoch and was dropped.
+    Stale,
+}
+
+/// Answer that was not requested.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct PipelineFault(String);
+
+/// Limits of one sequence.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Limits {
+    /// Maximum unanswered steps per span, at least 1.
+    pub depth: usize,
+    /// Maximum rows per chunk, at least 1.
+    pub chunk_rows: usize,
+    /// Maximum bytes of kept rows over all boundaries; the first boundary is always kept.
+    pub history_bytes: usize,
+}
+
+/// Row granularity of engines: a chunk of a few rows less takes as long.
+const GRAIN: usize = 8;
+
+/// Rows per chunk, 1 to `most`, when `rows` are cut into the fewest chunks. Chunks are about equal,
+/// because every host behind the first waits for one whole chunk.
+pub(crate) fn even_cut(rows: usize, most: usize) -> usize {
+    let chunks = rows.div_ceil(most).max(1);
+    let even = rows.div_ceil(chunks).max(1);
+    even.next_multiple_of(GRAIN).min(most)
+}
+
+/// Input rows of a span, from position 0 on.
+#[derive(Debug)]
+struct Boundary {
+    /// Positions that have arrived.
+    have: u32,
+    /// Rows of these positions, without gaps; `None` once dropped.
+    kept: Option<VecDeque<Bytes>>,
+}
+
+impl Boundary {
+    fn new(keep: bool) -> Self {
+        Self {
+            have: 0,
+            kept: keep.then(VecDeque::new),
+        }
+    }
+
+    fn push(&mut self, chunk: &Chunk) {
+        self.have = chunk.end();
+        if let Some(kept) = &mut self.kept {
+            kept.push_back(chunk.data.clone());
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.kept.iter().flatten().map(Bytes::len).sum()
+    }
+
+    /// Drops the positions from `position` on.
+    fn truncate(&mut self, position: u32, row_bytes: usize) {
+        self.have = self.have.min(position);
+        let Some(kept) = &mut self.kept else { return };
+        let mut room = self.have as usize * row_bytes;
+        let mut whole = 0;
+        for piece in kept.iter_mut() {
+            if room == 0 {
+                break;
+            }
+            if piece.len() > room {
+                *piece = piece.slice(..room);
+            }
+            room -= piece.len();
+            whole += 1;
+        }
+        kept.truncate(whole);
+    }
+
+    /// The kept rows as chunks of at most `chunk_rows` rows.
+    fn replay(&self, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
+        let chunk_rows = even_cut(self.have as usize, chunk_rows);
+        let mut chunks = Vec::new();
+        let mut position = 0;
+        let mut pieces = self.kept.iter().flatten().cloned();
+        let mut piece = Bytes::new();
+        while position < self.have {
+            let rows = (self.have - position).min(u32::try_from(chunk_rows).unwrap_or(u32::MAX));
+            let wanted = rows as usize * row_bytes;
+            let mut data = BytesMut::with_capacity(wanted);
+            while data.len() < wanted {
+                if piece.is_empty() {
+                    match pieces.next() {
+                        Some(next) => piece = next,
+                        None => {
+                            debug_assert!(false, "`have` counts rows that were pushed");
+                            return chunks;
+                        }
+                    }
+                }
+                let take = piece.split_to(piece.len().min(wanted - data.len()));
+                data.extend_from_slice(&take);
+            }
+            chunks.push(Chunk {
+                position,
+                rows,
+                data: data.freeze(),
+            });
+            position += rows;
+        }
+        chunks
+    }
+}
+
+#[derive(Debug)]
+struct Span {
+    epoch: u32,
+    input: Boundary,
+    waiting: VecDeque<Chunk>,
+    /// Chunks with the requested rows: what is requested can change while a step is in flight.
+    in_flight: VecDeque<(Chunk, Want)>,
+}
+
+impl Span {
+    fn new(epoch: u32, input: Boundary) -> Self {
+        Self {
+            epoch,
+            input,
+            waiting: VecDeque::new(),
+            in_flight: VecDeque::new(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    spans: Vec<Span>,
+    row_bytes: usize,
+    limits: Limits,
+    epoch: u32,
+    /// Positions that have left the last span.
+    left: u32,
+    /// Number of positions submitted and announced.
+    target: u32,
+    /// Rows that have left the last span and have not been polled.
+    output: VecDeque<Bytes>,
+    /// Rows that the last span returns: the last one, or all.
+    back: Want,
+}
+
+impl Pipeline {
+    /// Creates a pipeline through `spans` spans (at least 1), with `row_bytes` bytes per row. The
+    /// last span returns `back`: [`Want::Last`], or [`Want::All`] for a caller that computes the
+    /// layers behind it.
+    pub(crate) fn new(spans: usize, row_bytes: usize, back: Want, limits: Limits) -> Self {
+        let limits = Limits {
+            depth: limits.depth.max(1),
+            chunk_rows: limits.chunk_rows.max(1),
+            ..limits
+        };
+        Self {
+            spans: std::iter::repeat_with(|| Span::new(1, Boundary::new(true)))
+                .take(spans)
+                .collect(),
+            row_bytes,
+            limits,
+            epoch: 1,
+            left: 0,
+            target: 0,
+            output: VecDeque::new(),
+            back,
+        }
+    }
+
+    /// Submits the rows from `position` on; later positions are dropped first.
+    ///
+    /// The last row is the next [`Action::Output`]. The caller must ensure that the previous output
+    /// has arrived and that `position` lies within the sequence. Going back (`position` less than
+    /// [`Pipeline::submitted_length`]) requires [`Pipeline::is_idle`], since a replay in flight
+    /// reaches beyond it.
+    ///
+    /// `more` rows follow in further calls; the output is that of all of them.
+    pub(crate) fn submit(&mut self, position: u32, rows: Bytes, more: u32) {
+        let goes_on = position == self.submitted_length() && position < self.target;
+        for span in &mut self.spans {
+            span.input.truncate(position, self.row_bytes);
+        }
+        self.left = self.left.min(position);
+        if !goes_on {
+            self.output.clear();
+        }
+        let Some(first) = self.spans.first_mut() else {
+            return;
+        };
+        let mut at = position;
+        let mut rest = rows;
+        let chunk_rows = even_cut(rest.len() / self.row_bytes, self.limits.chunk_rows);
+        while rest.len() >= self.row_bytes {
+            let rows = (rest.len() / self.row_bytes).min(chunk_rows);
+            let data = rest.split_to(rows * self.row_bytes);
+            let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+            let chunk = Chunk {
+                position: at,
+                rows,
+                data,
+            };
+            at += rows;
+            first.input.push(&chunk);
+            first.waiting.push_back(chunk);
+        }
+        self.target = at.saturating_add(more);
+    }
+
+    /// Positions that have been through every span.
+    pub(crate) fn length(&self) -> u32 {
+        self.left
+    }
+
+    /// Positions that have been submitted.
+    pub(crate) fn submitted_length(&self) -> u32 {
+        self.spans.first().map_or(0, |span| span.input.have)
+    }
+
+    /// Returns true if all submitted and announced rows have left the last span.
+    pub(crate) fn is_through(&self) -> bool {
+        self.left >= self.target
+    }
+
+    /// Returns true if no chunk waits or is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        let mut spans = self.spans.iter();
+        spans.all(|s| s.waiting.is_empty() && s.in_flight.is_empty())
+    }
+
+    pub(crate) fn history_bytes(&self) -> usize {
+        self.spans.iter().map(|s| s.input.bytes()).sum()
+    }
+
+    /// Epoch with which a span's stream is opened.
+    pub(crate) fn epoch(&self, span: usize) -> u32 {
+        self.spans.get(span).map_or(0, |s| s.epoch)
+    }
+
+    /// Submitted rows from position 0 on, so that another backend can take over.
+    pub(crate) fn submitted(&self) -> impl Iterator<Item = &Bytes> {
+        self.spans
+            .first()
+            .into_iter()
+            .flat_map(|span| span.input.kept.iter().flatten())
+    }
+
+    /// Next action, or `None` until the next answer.
+    pub(crate) fn poll(&mut self) -> Option<Action> {
+        if let Some(row) = self.output.pop_front() {
+            return Some(Action::Output { row });
+        }
+        // From the back: the chunk that is furthest along frees its slot first.
+        for index in (0..self.spans.len()).rev() {
+            let span = self.spans.get_mut(index)?;
+            if span.in_flight.len() >= self.limits.depth {
+                continue;
+            }
+            let Some(mut chunk) = span.waiting.pop_front() else {
+                continue;
+            };
+            let epoch = span.epoch;
+            let passed_on = self.passed_on(index);
+            let span = self.spans.get_mut(index)?;
+            // A chunk that contains both replayed and new rows is cut in two.
+            if chunk.position < passed_on && passed_on < chunk.end() {
+                span.waiting
+                    .push_front(chunk.split_off(passed_on, self.row_bytes));
+            }
+            let want = self.wanted(index, &chunk);
+            let span = self.spans.get_mut(index)?;
+            span.in_flight.push_back((chunk.clone(), want));
+            return Some(Action::Send {
+                span: index,
+                epoch,
+                chunk,
+                want,
+            });
+        }
+        None
+    }
+
+    /// Processes a host's answer to the oldest step in flight on its span.
+    ///
+    /// # Errors
+    /// [`PipelineFault`] if the answer was not requested. The pipeline is then unchanged.
+    pub(crate) fn on_result(
+        &mut self,
+        span: usize,
+        epoch: u32,
+        position: u32,
+        rows: u32,
+        data: Bytes,
+    ) -> Result<Outcome, PipelineFault> {
+        let unexpected = || {
+            PipelineFault(format!(
+                "it answered for position {position}, which was not requested"
+            ))
+        };
+        let Some(state) = self.spans.get(span) else {
+            return Err(unexpected());
+        };
+        if epoch < state.epoch {
+            return Ok(Outcome::Stale);
+        }
+        let (asked, want) = match state.in_flight.front() {
+            Some((chunk, want)) if epoch == state.epoch && chunk.position == position => {
+                (chunk, *want)
+            }
+            _ => return Err(unexpected()),
+        };
+        let wanted = match want {
+            Want::None => 0,
+            Want::Last => 1,
+            Want::All => asked.rows,
+        };
+        if rows != wanted || data.len() != self.row_bytes * wanted as usize {
+            let bytes = data.len();
+            return Err(PipelineFault(format!(
+                "it returned {rows} rows in {bytes} bytes where {wanted} rows were asked for"
+            )));
+        }
+        let Some((asked, _)) = self
+            .spans
+            .get_mut(span)
+            .and_then(|state| state.in_flight.pop_front())
+        else {
+            return Err(unexpected());
+        };
+        let end = asked.end();
+        match self.spans.get_mut(span + 1) {
+            Some(next) if want == Want::All => {
+                let chunk = Chunk { data, ..asked };
+                next.input.push(&chunk);
+                next.waiting.push_back(chunk);
+                self.bound_history();
+            }
+            Some(_) => {}
+            None => {
+                self.left = self.left.max(end);
+                if want != Want::None {
+                    self.output.push_back(data);
+                }
+            }
+        }
+        Ok(Outcome::Accepted)
+    }
+
+    /// Replaces a span whose host has failed by `count` new ones (at least 1).
+    ///
+    /// Returns the indices of the spans whose streams must be opened first: the new ones, and
+    /// earlier ones that must run again because their output was dropped.
+    pub(crate) fn replace(&mut self, span: usize, count: usize) -> Range<usize> {
+        if span >= self.spans.len() {
+            return 0..0;
+        }
+        let count = count.max(1);
+        let from = (0..=span)
+            .rev()
+            .find(|&i| self.spans.get(i).is_some_and(|s| s.input.kept.is_some()))
+            .unwrap_or(0);
+        self.epoch += 1;
+        let keep = from == span;
+        let fresh = |_| Span::new(self.epoch, Boundary::new(keep));
+        self.spans
+            .splice(span + 1..span + 1, (1..count).map(fresh))
+            .for_each(drop);
+        let reopened = from..span + count;
+        for index in reopened.clone() {
+            let Some(state) = self.spans.get_mut(index) else {
+                break;
+            };
+            state.epoch = self.epoch;
+            state.in_flight.clear();
+            state.waiting.clear();
+            if index > from {
+                state.input.truncate(0, self.row_bytes);
+            } else {
+                let rows = self.limits.chunk_rows;
+                let replay = state.input.replay(rows, self.row_bytes);
+                state.waiting.extend(replay);
+            }
+        }
+        reopened
+    }
+
+    /// Number of positions that a span has returned to the next span or the caller.
+    fn passed_on(&self, span: usize) -> u32 {
+        self.spans.get(span + 1).map_or(self.left, |s| s.input.have)
+    }
+
+    /// Rows that a span should return for a chunk: only those that are new.
+    fn wanted(&self, span: usize, chunk: &Chunk) -> Want {
+        let is_last = span + 1 == self.spans.len();
+        if chunk.end() <= self.passed_on(span) {
+            Want::None
+        } else if !is_last || self.back == Want::All {
+            Want::All
+        } else if chunk.end() == self.target {
+            Want::Last
+        } else {
+            Want::None
+        }
+    }
+
+    /// Drops all boundaries but the first if they take too much memory.
+    fn bound_history(&mut self) {
+        if self.history_bytes() > self.limits.history_bytes {
+            for span in self.spans.iter_mut().skip(1) {
+                span.input.kept = None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

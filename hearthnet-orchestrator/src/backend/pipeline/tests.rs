@@ -1,0 +1,361 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::tests::layer;
+
+const LIMITS: Limits = Limits {
+    depth: 2,
+    chunk_rows: 2,
+    history_bytes: usize::MAX,
+};
+
+fn rows(values: &[u32]) -> Bytes {
+    values.iter().flat_map(|v| v.to_be_bytes()).collect()
+}
+
+fn sends(p: &mut Pipeline) -> Vec<(usize, u32, Want)> {
+    let mut out = Vec::new();
+    while let Some(action) = p.poll() {
+        match action {
+            Action::Send {
+                span, chunk, want, ..
+            } => out.push((span, chunk.position, want)),
+            Action::Output { .. } => out.push((99, p.length(), Want::Last)),
+        }
+    }
+    out
+}
+
+#[test]
+fn chunks_overlap_across_spans() {
+    let mut p = Pipeline::new(2, 4, Want::Last, Limits { depth: 1, ..LIMITS });
+    p.submit(0, rows(&[1, 2, 3, 4, 5, 6]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[0, 0])).unwrap();
+    // While the second span has the first chunk, the first span gets the second chunk.
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (0, 2, Want::All)]);
+    let in_flight = p.spans.iter().map(|span| span.in_flight.len());
+    assert_eq!(in_flight.sum::<usize>(), 2);
+}
+
+#[test]
+fn only_the_last_chunk_returns_a_row_from_the_last_span() {
+    let mut p = Pipeline::new(1, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2, 3, 4]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::Last)]);
+    p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
+    assert_eq!((p.poll(), p.length()), (None, 2));
+    p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
+    assert_eq!((p.poll(), p.length()), (None, 4));
+}
+
+#[test]
+fn rows_that_come_in_parts_are_on_their_way_before_the_last_ones_are_there() {
+    let mut p = Pipeline::new(1, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2]), 1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None)]);
+    p.on_result(0, 1, 0, 0, Bytes::new()).unwrap();
+    assert!(!p.is_through());
+    p.submit(2, rows(&[3]), 0);
+    assert_eq!(sends(&mut p), [(0, 2, Want::Last)]);
+    p.on_result(0, 1, 2, 1, rows(&[7])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[7]) }));
+    assert!(p.is_through());
+}
+
+#[test]
+fn a_caller_that_goes_on_with_them_gets_all_rows() {
+    let mut p = Pipeline::new(1, 4, Want::All, LIMITS);
+    p.submit(0, rows(&[1, 2, 3]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[7, 8])).unwrap();
+    let first = Action::Output { row: rows(&[7, 8]) };
+    assert_eq!((p.poll(), p.is_through()), (Some(first), false));
+    // Its host fails: rows that have left the pipeline are not requested again.
+    p.replace(0, 1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::All)]);
+    p.on_result(0, 2, 0, 0, Bytes::new()).unwrap();
+    p.on_result(0, 2, 2, 1, rows(&[9])).unwrap();
+    let second = Action::Output { row: rows(&[9]) };
+    assert_eq!((p.poll(), p.is_through()), (Some(second), true));
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_is_a_fault() {
+    let mut p = Pipeline::new(1, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1]), 0);
+    assert!(p.on_result(0, 1, 0, 1, rows(&[0])).is_err(), "not sent yet");
+    p.poll();
+    for (span, epoch, position, why) in [
+        (0, 1, 5, "other position"),
+        (0, 2, 0, "future epoch"),
+        (3, 1, 0, "no such span"),
+    ] {
+        assert!(
+            p.on_result(span, epoch, position, 1, rows(&[0])).is_err(),
+            "{why}"
+        );
+    }
+    for (rows, bytes) in [(1, 3), (2, 8), (0, 0), (1, 8)] {
+        let answered = p.on_result(0, 1, 0, rows, Bytes::from(vec![0; bytes]));
+        let fault = answered.unwrap_err().to_string();
+        let says = format!("it returned {rows} rows in {bytes} bytes where 1 rows were asked for");
+        assert_eq!(fault, says);
+    }
+    p.on_result(0, 1, 0, 1, rows(&[0])).unwrap();
+    assert!(
+        p.on_result(0, 1, 0, 1, rows(&[0])).is_err(),
+        "answered twice"
+    );
+}
+
+#[test]
+fn a_new_span_gets_the_history_and_returns_only_new_rows() {
+    let mut p = Pipeline::new(2, 4, Want::Last, LIMITS);
+    p.submit(0, rows(&[1, 2, 3]), 0);
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    assert_eq!(sends(&mut p), [(1, 0, Want::None), (1, 2, Want::Last)]);
+
+    // The first host fails without a step in flight: its replacement replays and returns nothing.
+    assert_eq!(p.replace(0, 1), 0..1);
+    assert_eq!(sends(&mut p), [(0, 0, Want::None), (0, 2, Want::None)]);
+    // The second fails with both chunks in flight; two hosts replace it.
+    assert_eq!(p.replace(1, 2), 1..3);
+    assert_eq!((p.epoch(0), p.epoch(1), p.epoch(2)), (2, 3, 3));
+    assert_eq!(sends(&mut p), [(1, 0, Want::All), (1, 2, Want::All)]);
+
+    assert_eq!(p.on_result(1, 1, 0, 0, Bytes::new()), Ok(Outcome::Stale));
+    p.on_result(1, 3, 0, 2, rows(&[21, 22])).unwrap();
+    p.on_result(1, 3, 2, 1, rows(&[23])).unwrap();
+    assert_eq!(sends(&mut p), [(2, 0, Want::None), (2, 2, Want::Last)]);
+    p.on_result(2, 3, 0, 0, Bytes::new()).unwrap();
+    p.on_result(2, 3, 2, 1, rows(&[33])).unwrap();
+    assert_eq!(p.poll(), Some(Action::Output { row: rows(&[33]) }));
+}
+
+#[test]
+fn dropped_history_is_recomputed_by_the_earlier_spans() {
+    let limits = Limits {
+        history_bytes: 20,
+        ..LIMITS
+    };
+    let mut p = Pipeline::new(2, 4, Want::Last, limits);
+    p.submit(0, rows(&[1, 2, 3]), 0);
+    sends(&mut p);
+    p.on_result(0, 1, 0, 2, rows(&[11, 12])).unwrap();
+    assert_eq!(p.history_bytes(), 20);
+    p.on_result(0, 1, 2, 1, rows(&[13])).unwrap();
+    assert_eq!(p.history_bytes(), 12, "the first boundary stays");
+    sends(&mut p);
+    assert_eq!(
+        p.replace(1, 1),
+        0..2,
+        "the first span runs again for the second"
+    );
+    assert_eq!(sends(&mut p), [(0, 0, Want::All), (0, 2, Want::All)]);
+}
+
+/// Stream of a host: layers with their state, and unanswered steps.
+struct Stream {
+    lo: u32,
+    states: Vec<Vec<u32>>,
+    epoch: u32,
+    steps: VecDeque<(Chunk, Want)>,
+}
+
+impl Stream {
+    fn new(layers: Range<u32>, epoch: u32) -> Self {
+        Self {
+            lo: layers.start,
+            states: layers.map(|_| Vec::new()).collect(),
+            epoch,
+            steps: VecDeque::new(),
+        }
+    }
+
+    fn layers(&self) -> Range<u32> {
+        self.lo..self.lo + self.states.len() as u32
+    }
+
+    fn run(&mut self, position: u32, data: &[u8]) -> Vec<u32> {
+        let values = data
+            .chunks_exact(4)
+            .map(|b| u32::from_be_bytes(b.try_into().unwrap()));
+        (position..)
+            .zip(values)
+            .map(|(position, mut row)| {
+                for (number, state) in (self.lo..).zip(&mut self.states) {
+                    row = layer(number, state, position, row);
+                }
+                row
+            })
+            .collect()
+    }
+
+    fn answer(&mut self) -> (u32, u32, Bytes) {
+        let (chunk, want) = self.steps.pop_front().unwrap();
+        let out = self.run(chunk.position, &chunk.data);
+        let back = match want {
+            Want::None => &[],
+            Want::Last => &out[out.len() - 1..],
+            Want::All => &out[..],
+        };
+        (chunk.position, back.len() as u32, rows(back))
+    }
+}
+
+const LAYERS: u32 = 6;
+
+/// Runs a script of (go back by, submit) turns through hosts that fail as `chaos` says. Rows are
+/// submitted `part` at a time; `back` selects the rows returned per turn.
+fn converse(
+    cuts: &[u32],
+    turns: &[(u32, Vec<u32>)],
+    limits: Limits,
+    (part, back): (usize, Want),
+    chaos: &mut dyn FnMut(u32) -> u32,
+) -> Vec<u32> {
+    let mut streams: Vec<Stream> = Vec::new();
+    let mut lo = 0;
+    for &cut in cuts.iter().chain([&LAYERS]) {
+        if cut > lo {
+            streams.push(Stream::new(lo..cut, 1));
+            lo = cut;
+        }
+    }
+    let mut p = Pipeline::new(streams.len(), 4, back, limits);
+    let (mut length, mut outputs) = (0u32, Vec::new());
+    for (back, values) in turns {
+        let mut position = length - back.min(&length);
+        let mut rest = values.as_slice();
+        let mut done = false;
+        while !done {
+            if !rest.is_empty() && (position == length || p.is_idle()) {
+                let (now, later) = rest.split_at(part.min(rest.len()));
+                p.submit(position, rows(now), later.len() as u32);
+                position += now.len() as u32;
+                (length, rest) = (position, later);
+            }
+            let submitted = rest.is_empty();
+            while let Some(action) = p.poll() {
+                match action {
+                    Action::Send {
+                        span,
+                        epoch,
+                        chunk,
+                        want,
+                    } => {
+                        assert_eq!(
+                            epoch, streams[span].epoch,
+                            "sent to a stream that is not open"
+                        );
+                        streams[span].steps.push_back((chunk, want));
+                        assert!(streams[span].steps.len() <= limits.depth);
+                    }
+                    Action::Output { row } => {
+                        let values = row.chunks_exact(4);
+                        outputs.extend(values.map(|v| u32::from_be_bytes(v.try_into().unwrap())));
+                        done = p.is_through();
+                        assert!(done <= submitted, "through before all was there");
+                    }
+                }
+            }
+            if chaos(5) == 1 {
+                let dead = chaos(streams.len() as u32) as usize;
+                let layers = streams[dead].layers();
+                let count = 1 + chaos(2.min(layers.len() as u32)) as usize;
+                let reopened = p.replace(dead, count);
+                let epoch = p.epoch(dead);
+                let fresh: Vec<Stream> = if count == 2 {
+                    let cut = layers.start + 1 + chaos(layers.len() as u32 - 1);
+                    vec![
+                        Stream::new(layers.start..cut, epoch),
+                        Stream::new(cut..layers.end, epoch),
+                    ]
+                } else {
+                    vec![Stream::new(layers, epoch)]
+                };
+                streams.splice(dead..=dead, fresh);
+                for index in reopened {
+                    streams[index] = Stream::new(streams[index].layers(), p.epoch(index));
+                }
+                continue;
+            }
+            let busy: Vec<usize> = (0..streams.len())
+                .filter(|&i| !streams[i].steps.is_empty())
+                .collect();
+            if busy.is_empty() {
+                assert!(
+                    done || !submitted,
+                    "nothing is under way, and nothing came out"
+                );
+                continue;
+            }
+            let span = busy[chaos(busy.len() as u32) as usize];
+            let epoch = streams[span].epoch;
+            let (position, rows, data) = streams[span].answer();
+            p.on_result(span, epoch, position, rows, data).unwrap();
+        }
+    }
+    outputs
+}
+
+#[test]
+fn a_prompt_is_cut_into_about_equal_chunks() {
+    assert_eq!(
+        [32, 33, 45, 64, 65, 512].map(|n| even_cut(n, 32)),
+        [32, 24, 24, 32, 24, 32]
+    );
+    assert_eq!([1, 9, 100].map(|n| even_cut(n, 40)), [8, 16, 40]);
+    assert_eq!([0, 1, 5].map(|n| even_cut(n, 3)), [3, 3, 3]);
+}
+
+proptest! {
+    #[test]
+    fn there_are_as_few_chunks_as_there_can_be(rows in 1usize..2000, most in 1usize..200) {
+        let cut = even_cut(rows, most);
+        prop_assert!((1..=most).contains(&cut));
+        prop_assert_eq!(rows.div_ceil(cut), rows.div_ceil(most));
+        // No chunk could be shorter by a whole grain.
+        let shorter = cut.saturating_sub(GRAIN);
+        prop_assert!(shorter == 0 || rows.div_ceil(shorter) > rows.div_ceil(most));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    /// The same rows come out for any failures and any split of the model.
+    #[test]
+    fn host_failures_never_change_the_output(
+        cuts in proptest::collection::vec(1..LAYERS, 0..3),
+        turns in proptest::collection::vec((0u32..6, proptest::collection::vec(any::<u32>(), 1..9)), 1..6),
+        depth in 1usize..4,
+        chunk_rows in 1usize..5,
+        history_bytes in prop_oneof![Just(usize::MAX), 0usize..120],
+        part in 1usize..9,
+        back in prop_oneof![Just(Want::Last), Just(Want::All)],
+        script in proptest::collection::vec(any::<u32>(), 0..300),
+    ) {
+        let mut cuts = cuts;
+        cuts.sort_unstable();
+        let undisturbed = {
+            let mut all = Stream::new(0..LAYERS, 1);
+            let mut length = 0u32;
+            turns.iter().flat_map(|(by, values)| {
+                let position = length - by.min(&length);
+                length = position + values.len() as u32;
+                let mut out = all.run(position, &rows(values));
+                out.split_off(if back == Want::All { 0 } else { out.len() - 1 })
+            }).collect::<Vec<_>>()
+        };
+        let mut script = script.into_iter();
+        let limits = Limits { depth, chunk_rows, history_bytes };
+        // After the end of the script, no host fails.
+        let mut chaos = |n: u32| script.next().map_or(0, |x| x % n.max(1));
+        prop_assert_eq!(converse(&cuts, &turns, limits, (part, back), &mut chaos), undisturbed);
+    }
+}

@@ -1,0 +1,177 @@
+use std::sync::Barrier;
+
+use futures_util::future::join_all;
+use hearthnet_transport::Code;
+
+use super::*;
+use crate::backend::tests::run_rows;
+use crate::chat::Frame;
+use crate::steps::chat_loop::block_on;
+use crate::tests::{engine, options, tiny_file};
+
+const LAYERS: u32 = 6;
+
+fn tiny() -> ModelFile {
+    tiny_file(LAYERS)
+}
+
+fn ends(file: &ModelFile, first: u32, last: u32) -> PrivateLayers {
+    PrivateLayers::load(file, "tiny", (first, last), 3, &options()).unwrap()
+}
+
+/// Embeddings of `count` tokens.
+fn rows(file: &ModelFile, seed: u32, count: u32) -> Vec<f32> {
+    let head = Head::load(file, &options()).unwrap();
+    let ids: Vec<u32> = (0..count).map(|n| (seed * 31 + n * 7) % 250 + 3).collect();
+    let mut rows = Vec::new();
+    head.embed(&ids, &mut rows).unwrap();
+    rows
+}
+
+fn run(backend: &mut dyn Backend, position: u32, rows: &[f32]) -> Result<Vec<u32>, ChatError> {
+    let (cancel, notify): (_, &mut dyn FnMut(Frame)) = (&Cancel::default(), &mut |_| {});
+    let run = &mut Run { cancel, notify };
+    let out = run_rows(backend, position, rows, run)?;
+    Ok(out.iter().map(|value| value.to_bits()).collect())
+}
+
+/// A prompt, three tokens, and a next turn that goes back into the prompt.
+fn conversation(backend: &mut dyn Backend, file: &ModelFile, seed: u32) -> Vec<Vec<u32>> {
+    backend.begin_call(0);
+    let mut outputs = vec![run(backend, 0, &rows(file, seed, 29)).unwrap()];
+    for token in 0..3 {
+        outputs.push(run(backend, 29 + token, &rows(file, seed + token + 1, 1)).unwrap());
+    }
+    backend.end_call();
+    backend.begin_call(0);
+    outputs.push(run(backend, 17, &rows(file, seed + 9, 11)).unwrap());
+    outputs.push(run(backend, 28, &rows(file, seed + 10, 1)).unwrap());
+    backend.end_call();
+    outputs
+}
+
+#[test]
+fn the_number_of_private_layers_does_not_change_the_output() {
+    let file = tiny();
+    let whole = engine(&file, 0..LAYERS);
+    let expected = conversation(&mut whole.open().unwrap(), &file, 1);
+    for first in [0, 1, 2, 5] {
+        for last in [0, 1, 3] {
+            if first + last >= LAYERS {
+                continue;
+            }
+            let private = ends(&file, first, last);
+            assert_eq!(private.hosted(), first..LAYERS - last);
+            let between = engine(&file, private.hosted()).open().unwrap();
+            let mut backend = private.around(Box::new(between)).unwrap();
+            let got = conversation(backend.as_mut(), &file, 1);
+            assert_eq!(got, expected, "{first} first, {last} last");
+            let route: Vec<(u32, u32)> = backend.route().iter().map(|hop| hop.layers).collect();
+            assert_eq!(route.len(), backend.times().len());
+            assert_eq!(route.first().unwrap().0, 0);
+            assert_eq!(route.last().unwrap().1, LAYERS - 1);
+            assert!(route.windows(2).all(|two| two[0].1 + 1 == two[1].0));
+        }
+    }
+}
+
+#[test]
+fn chats_that_share_private_layers_get_unchanged_results() {
+    const CHATS: u32 = 6;
+    let file = tiny();
+    let whole = engine(&file, 0..LAYERS);
+    let private = ends(&file, 2, 1);
+    let between = engine(&file, private.hosted());
+    let together = Barrier::new(CHATS as usize);
+    std::thread::scope(|scope| {
+        for chat in 0..CHATS {
+            let (file, whole, private, between) = (&file, &whole, &private, &between);
+            let together = &together;
+            scope.spawn(move || {
+                let alone: &mut LocalBackend = &mut whole.open().unwrap();
+                let expected = conversation(alone, file, chat);
+                for _ in 0..4 {
+                    let inner = between.open().unwrap();
+                    let mut backend = private.around(Box::new(inner)).unwrap();
+                    together.wait();
+                    assert_eq!(conversation(backend.as_mut(), file, chat), expected);
+                }
+            });
+        }
+    });
+    for end in private.first.iter().chain(&private.last) {
+        assert!(end.0.batcher.is_idle());
+        let left = end
+            .0
+            .with(|engine| (engine.sequences(), engine.kv_bytes_in_use()));
+        assert_eq!(left, Ok((0, 0)));
+    }
+}
+
+#[test]
+fn a_row_that_cannot_be_computed_fails_its_own_chat_only() {
+    let file = tiny();
+    let private = ends(&file, 2, 0);
+    let first = private.first.as_ref().unwrap();
+    let good = rows(&file, 1, 1);
+    let mut bad = good.clone();
+    bad[3] = f32::NAN;
+    let mut chats = [(); 3].map(|()| first.open().unwrap());
+    chats.iter_mut().for_each(|chat| chat.begin_call(0));
+    let cancel = Cancel::default();
+    let jobs = chats.iter_mut().zip([&good, &bad, &good]);
+    let jobs = jobs.map(|(chat, rows)| chat.rows(0, rows.clone(), true, &cancel));
+    let done = block_on(join_all(jobs));
+    assert!(done[0].is_ok());
+    assert_eq!(done[0], done[2]);
+    assert!(matches!(done[1], Err(ChatError::Engine(_))));
+}
+
+#[test]
+fn a_conversation_too_many_is_refused_as_busy_and_room_comes_back() {
+    let file = tiny();
+    let options = EngineOptions {
+        max_sequences: 1,
+        ..options()
+    };
+    let private = PrivateLayers::load(&file, "tiny", (1, 1), 3, &options).unwrap();
+    let between = engine(&file, private.hosted());
+    let open = || private.around(Box::new(between.open().unwrap()));
+    let first = open().unwrap();
+    assert_eq!(open().err().map(|e| e.code()), Some(Code::BUSY));
+    drop(first);
+    assert!(open().is_ok());
+}
+
+#[test]
+fn a_cancelled_chat_computes_no_further_chunk() {
+    let file = tiny();
+    let private = ends(&file, 2, 0);
+    let between = engine(&file, private.hosted()).open().unwrap();
+    let mut backend = private.around(Box::new(between)).unwrap();
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let mut run = Run {
+        cancel: &cancel,
+        notify: &mut |_| {},
+    };
+    let rows = rows(&file, 1, 20);
+    let output = run_rows(backend.as_mut(), 0, &rows, &mut run);
+    assert_eq!(output, Err(ChatError::Cancelled));
+    let first = private.first.as_ref().unwrap();
+    let kv_bytes = first.0.with(|engine| engine.kv_bytes_in_use());
+    assert_eq!(kv_bytes, Ok(0), "nothing was computed");
+}
+
+#[test]
+fn something_must_be_left_for_hosts() {
+    let file = tiny();
+    for (first, last) in [(LAYERS, 0), (4, 2), (0, LAYERS), (u32::MAX, 1)] {
+        let loaded = PrivateLayers::load(&file, "tiny", (first, last), 3, &options());
+        assert!(
+            matches!(loaded, Err(LoadError::Layers { .. })),
+            "{first}, {last}"
+        );
+    }
+    assert_eq!(PrivateLayers::none(LAYERS).hosted(), 0..LAYERS);
+}

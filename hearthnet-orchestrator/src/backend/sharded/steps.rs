@@ -1,0 +1,247 @@
+//! Streams of a sequence opened, steps sent, results received, times measured.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::Descriptor;
+use hearthnet_bus::flight::Event;
+use hearthnet_transport::{CloseCode, Message, Step, StepResult, Want};
+
+use super::ShardedBackend;
+use super::failure::{Cause, HopFailure};
+use super::hop_timeout::{HopTimeout, Silence};
+use super::stream::{Hop, Sent};
+use crate::backend::events::{report_event, shard_latency};
+use crate::backend::pipeline::{Chunk, Outcome};
+use crate::error::ChatError;
+use crate::hosts::RoutedSpan;
+use crate::hosts::checks::{BoundaryCheck, CheckError};
+use crate::times::{HopClock, median};
+
+/// Positions by which a stream grows beyond its request: a few KV pages. A larger step would be
+/// refused by hosts that can hold no more than requested.
+const GROWTH: u32 = 64;
+
+impl ShardedBackend {
+    pub(super) fn hop(&mut self, index: usize, span: RoutedSpan) -> Hop {
+        let id = self.next_hop;
+        self.next_hop += 1;
+        let epoch = self.pipeline.epoch(index);
+        let stream = span.link.register(id, epoch, self.inbox.clone());
+        let bands = self.model.bands.as_ref();
+        let band = bands.and_then(|b| b.get(span.hi as usize)).copied();
+        let shard_id = Descriptor::shard_id(&self.model.model_id, span.lo, span.hi);
+        let rows = (self.model.width, self.model.boundary, band);
+        let layers = (self.model.weights, span.lo, span.hi);
+        let host = span.link.descriptor.host;
+        Hop {
+            id,
+            check: BoundaryCheck::new(rows, self.health.seen(), host, layers),
+            span,
+            latency: shard_latency(shard_id.clone()),
+            shard_id,
+            stream,
+            epoch,
+            opened: false,
+            asked: self.positions,
+            sent: VecDeque::new(),
+            unsent: VecDeque::new(),
+            progress: Instant::now(),
+            hop_timeout: HopTimeout::default(),
+            silence: Silence::default(),
+            retry_search_at: None,
+            notified: false,
+            migrate_at: None,
+            waits_for_capacity: self.running,
+            clock: HopClock::default(),
+        }
+    }
+
+    /// Opens the streams of some spans; an error of one does not stop the others.
+    pub(super) fn open_streams(&mut self, spans: Range<usize>) {
+        let hops = self.hops.iter_mut().take(spans.end).skip(spans.start);
+        for hop in hops {
+            report_event(Event::StreamAsked {
+                pipeline: self.name,
+                host: hop.node(),
+                shard: hop.shard_id.as_str().into(),
+                trace: hop.trace(),
+            });
+            let asked = hop.ask(self.model.weights);
+            self.hop_failures.extend(asked.err());
+        }
+    }
+
+    /// Sends a step. Messages of a stream are ordered, so it need not wait for STREAM_OPENED.
+    pub(super) fn step(
+        &mut self,
+        span: usize,
+        epoch: u32,
+        chunk: Chunk,
+        want: Want,
+    ) -> Result<(), HopFailure> {
+        let Some(hop) = self.hops.get_mut(span) else {
+            return Ok(());
+        };
+        let end = chunk.position.saturating_add(chunk.rows);
+        if hop.asked < end {
+            let more = end.saturating_add(GROWTH).min(self.model.context.max(end));
+            self.positions = self.positions.max(more);
+            hop.grow(self.model.weights, more)?;
+        }
+        let at = Instant::now();
+        if hop.sent.is_empty() && hop.opened {
+            hop.progressed(at);
+        }
+        hop.sent.push_back(Sent {
+            at,
+            rows: chunk.rows,
+            data: chunk.data.clone(),
+        });
+        hop.send(Message::Step(Step {
+            stream: hop.stream,
+            epoch,
+            position: chunk.position,
+            rows: chunk.rows,
+            width: self.model.width as u32,
+            dtype: self.dtype,
+            want,
+            data: chunk.data,
+        }))
+    }
+
+    /// Processes a result that arrived at `at`.
+    pub(super) fn on_result(
+        &mut self,
+        index: usize,
+        result: StepResult,
+        at: Instant,
+    ) -> Result<(), HopFailure> {
+        let StepResult {
+            epoch,
+            position,
+            rows,
+            width,
+            dtype,
+            compute_us,
+            queue_us,
+            data,
+            ..
+        } = result;
+        let width_is_right = width as usize == self.model.width;
+        let Some(hop) = self.hops.get_mut(index) else {
+            return Ok(());
+        };
+        let sent = hop.sent.front().cloned().filter(|_| epoch == hop.epoch);
+        if let Some(sent) = sent {
+            // A host that returns only the last row of a chunk returns its position.
+            let first = position.saturating_add(sent.rows.saturating_sub(rows));
+            let checked = if rows == 0 && data.is_empty() {
+                Ok(())
+            } else if !width_is_right || dtype != self.dtype {
+                Err(CheckError::Shape {
+                    bytes: data.len(),
+                    rows,
+                    width: width as usize,
+                })
+            } else {
+                hop.check.check(first, rows, &sent.data, &data)
+            };
+            if let Err(error) = checked {
+                metrics::counter!("distributed_inference_shard_corruption_detected_total")
+                    .increment(1);
+                return Err(hop.hop_failure(error.code(), Cause::Corrupt, |host| {
+                    ChatError::PipelineStalled(format!(
+                        "{host} returned implausible rows: {}: {error}",
+                        error.code()
+                    ))
+                }));
+            }
+        }
+        match self.pipeline.on_result(index, epoch, position, rows, data) {
+            Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
+            Ok(Outcome::Stale) => {
+                report_event(Event::StaleAnswer {
+                    pipeline: self.name,
+                    host: hop.node(),
+                });
+                Ok(())
+            }
+            Err(fault) => {
+                // The result may belong to another chat on this session, which would wait for it in
+                // vain.
+                hop.span.link.closer().close(CloseCode::ProtocolState);
+                let code = CloseCode::ProtocolState.into();
+                Err(hop.hop_failure(code, Cause::Failed, |host| {
+                    ChatError::ShardUnavailable(format!("{host}: {fault}"))
+                }))
+            }
+        }
+    }
+
+    /// Records the time of an answered step and judges the host by it.
+    fn note_time(
+        &mut self,
+        index: usize,
+        compute_us: u32,
+        queue_us: u32,
+        at: Instant,
+    ) -> Result<(), HopFailure> {
+        let oldest = self.hops.get_mut(index);
+        let Some(sent) = oldest.and_then(|hop| hop.sent.pop_front()) else {
+            return Ok(());
+        };
+        let reference = self.reference(index, sent.rows);
+        let Some(hop) = self.hops.get_mut(index) else {
+            return Ok(());
+        };
+        let (now, before) = (Instant::now(), hop.progress);
+        hop.progressed(now);
+        // If the result arrived before this chat waited, use the arrival time: the delay was on
+        // this side.
+        let seen = if at < self.watching_since { at } else { now };
+        if sent.rows > 1 {
+            // The host computed the previous chunk until then.
+            let began = sent.at.max(before);
+            let took = seen.saturating_duration_since(began);
+            let slow = hop.hop_timeout.record_piece(took, sent.rows, reference);
+            return match slow && hop.may_move(now) {
+                true => Err(hop.late()),
+                false => Ok(()),
+            };
+        }
+        let round_trip = seen.saturating_duration_since(sent.at);
+        hop.clock.record(round_trip, compute_us, queue_us);
+        hop.latency.record(round_trip.as_secs_f64() * 1e3);
+        let layers = hop.span.hi - hop.span.lo + 1;
+        let (host, shard) = (hop.node(), &hop.span.link.descriptor.shard_id);
+        let weights = self.model.weights;
+        self.health
+            .look(|all, now| all.answered(&host, (shard, weights), layers, round_trip, now));
+        if hop.hop_timeout.record(round_trip, reference) && hop.may_move(now) {
+            return Err(hop.late());
+        }
+        Ok(())
+    }
+
+    /// Expected time of a step of `rows` on a hop, from the time per layer of others: the other
+    /// hops of this sequence; else recently measured hosts with the same weights; else this
+    /// machine's own layers. `None` without any measurement.
+    pub(super) fn reference(&self, index: usize, rows: u32) -> Option<Duration> {
+        let layers = |hop: &Hop| hop.span.hi.saturating_sub(hop.span.lo) + 1;
+        let hop = self.hops.get(index)?;
+        let (own, host) = (layers(hop), hop.node());
+        let others = self.hops.iter().enumerate().filter(|(i, _)| *i != index);
+        let others_scaled =
+            others.filter_map(|(_, hop)| Some(hop.hop_timeout.typical(rows)? * own / layers(hop)));
+        let per_layer = || {
+            let weights = self.model.weights;
+            let measured = self
+                .health
+                .look(|all, now| all.reference_per_layer(&host, weights, now));
+            measured.or(self.per_layer)
+        };
+        median(others_scaled).or_else(|| Some(per_layer()? * own * rows))
+    }
+}

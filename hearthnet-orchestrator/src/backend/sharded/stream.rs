@@ -1,0 +1,334 @@
+//! A span's stream on its host: messages to the host, its failures, waiting for it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use hearthnet_bus::NodeId;
+use hearthnet_bus::flight::StreamTrace;
+use hearthnet_files::WeightsId;
+use hearthnet_transport::{Code, Message, SendError, StreamOpen, Truncate};
+
+use super::failure::{Cause, HopFailure};
+use super::hop_timeout::{CHECK_INTERVAL, HopTimeout, OFFLINE_AFTER, PROBE_AFTER, Silence};
+use crate::error::ChatError;
+use crate::hosts::RoutedSpan;
+use crate::hosts::checks::BoundaryCheck;
+use crate::hosts::link::{EndCause, Ended};
+use crate::steps::chat_loop;
+use crate::times::HopClock;
+
+/// Codes of a host without room for another stream, or for another one of this caller.
+const NO_ROOM: [Code; 5] = [
+    Code::STREAM_LIMIT,
+    Code::STREAM_QUOTA,
+    Code::STREAM_CHURN,
+    Code::KV_FULL,
+    Code::KV_QUOTA,
+];
+
+/// A step that a host has not answered yet.
+#[derive(Debug, Clone)]
+pub(super) struct Sent {
+    pub(super) at: Instant,
+    pub(super) rows: u32,
+    /// The rows sent; an answer equal to them is rejected (`CheckError::Unchanged`).
+    pub(super) data: Bytes,
+}
+
+/// Stream of a span on its host.
+pub(super) struct Hop {
+    /// Distinguishes this stream's messages from those of earlier streams.
+    pub(super) id: u64,
+    pub(super) span: RoutedSpan,
+    /// Shard id of the layers, with this side's model id, so that a host cannot choose the label.
+    pub(super) shard_id: String,
+    pub(super) stream: u32,
+    pub(super) epoch: u32,
+    pub(super) opened: bool,
+    /// Positions requested for the stream.
+    pub(super) asked: u32,
+    pub(super) check: BoundaryCheck,
+    pub(super) sent: VecDeque<Sent>,
+    /// Messages for which the send queue had no room, in order; sent while the chat waits.
+    pub(super) unsent: VecDeque<Message>,
+    /// When the host last answered, or got its first step after a pause.
+    pub(super) progress: Instant,
+    pub(super) hop_timeout: HopTimeout,
+    /// Duration of its silence while a step is pending.
+    pub(super) silence: Silence,
+    /// Time of the next search, after no replacement was found for a late or silent host.
+    pub(super) retry_search_at: Option<Instant>,
+    /// True once the caller was notified of the wait.
+    pub(super) notified: bool,
+    /// The host is leaving: time of the next search for a replacement.
+    pub(super) migrate_at: Option<Instant>,
+    /// True for a running sequence: if the host has no room, it is asked again later.
+    pub(super) waits_for_capacity: bool,
+    pub(super) clock: HopClock,
+    /// Histogram of its round trips.
+    pub(super) latency: metrics::Histogram,
+}
+
+impl Hop {
+    pub(super) fn node(&self) -> NodeId {
+        self.span.link.descriptor.host
+    }
+
+    pub(super) fn trace(&self) -> StreamTrace {
+        StreamTrace {
+            session: self.span.link.session,
+            stream: self.stream,
+            epoch: self.epoch,
+        }
+    }
+
+    pub(super) fn arithmetic(&self) -> &String {
+        &self.span.link.descriptor.arithmetic
+    }
+
+    fn name(&self) -> String {
+        let addr = &self.span.link.addr;
+        let (lo, hi) = (self.span.lo, self.span.hi);
+        format!(
+            "{} ({}, layers {lo}-{hi})",
+            addr.endpoint,
+            addr.node.short()
+        )
+    }
+
+    /// Closes the stream, so that the host frees its memory at once.
+    pub(super) fn release(&self) {
+        self.span.link.release(self.stream);
+    }
+
+    pub(super) fn hop_failure(
+        &self,
+        code: Code,
+        cause: Cause,
+        error: impl FnOnce(String) -> ChatError,
+    ) -> HopFailure {
+        HopFailure {
+            hop: self.id,
+            code,
+            error: error(self.name()),
+            cause,
+        }
+    }
+
+    pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
+        let Ended { why, cause } = ended;
+        let (code, cause, what) = match cause.clone() {
+            EndCause::Unauthorized(code) => {
+                return self.hop_failure(code, Cause::Unauthorized, |host| {
+                    ChatError::ShardUnavailable(format!(
+                        "{host} is not authorised to compute for this node any more"
+                    ))
+                });
+            }
+            EndCause::Lost => (Code::CONNECTION_LOST, Cause::Lost, "lost"),
+            EndCause::Refused(code) => (code, Cause::Failed, "lost"),
+            EndCause::Broken(code) => (code, Cause::Failed, "left"),
+        };
+        self.hop_failure(code, cause, |host| {
+            ChatError::ShardUnavailable(format!("{what} {host}: {why}"))
+        })
+    }
+
+    /// Failure after a send error.
+    pub(super) fn unsendable(&self, error: &SendError) -> HopFailure {
+        self.lost(&match error {
+            SendError::Closed(closed) => Ended::of(closed),
+            other => Ended {
+                why: other.to_string(),
+                cause: EndCause::Lost,
+            },
+        })
+    }
+
+    /// Queues a message for the next boundary, or for when the send queue has room.
+    pub(super) fn send(&mut self, message: Message) -> Result<(), HopFailure> {
+        let back = match self.unsent.is_empty() {
+            true => chat_loop::send(&self.span.link.sender, message),
+            false => Ok(Some(message)),
+        };
+        self.unsent
+            .extend(back.map_err(|error| self.unsendable(&error))?);
+        Ok(())
+    }
+
+    /// Requests the stream, or more positions for an open one.
+    pub(super) fn ask(&mut self, weights: WeightsId) -> Result<(), HopFailure> {
+        self.send(Message::StreamOpen(StreamOpen {
+            stream: self.stream,
+            epoch: self.epoch,
+            weights: weights.0,
+            lo: self.span.lo,
+            hi: self.span.hi,
+            max_positions: self.asked,
+        }))
+    }
+
+    /// Requests room for this many positions. It does not wait: if the host refuses, the stream
+    /// ends.
+    pub(super) fn grow(&mut self, weights: WeightsId, positions: u32) -> Result<(), HopFailure> {
+        if self.asked >= positions {
+            return Ok(());
+        }
+        self.asked = positions;
+        self.ask(weights)
+    }
+
+    pub(super) fn late(&self) -> HopFailure {
+        self.hop_failure(Code::DEGRADED, Cause::Late, |host| {
+            ChatError::PipelineStalled(format!("{host} is much slower than it should be"))
+        })
+    }
+
+    pub(super) fn gone(&self, cause: Cause) -> HopFailure {
+        self.hop_failure(Code::SILENT, cause, |host| {
+            ChatError::PipelineStalled(format!("{host} has fallen silent"))
+        })
+    }
+
+    pub(super) fn leaving(&self, open: bool) -> HopFailure {
+        self.hop_failure(Code::LEAVING, Cause::Leaving { open }, |host| {
+            ChatError::ShardUnavailable(format!("{host} is about to stop"))
+        })
+    }
+
+    /// Tells the host that the stream is idle at `length` positions, so that it is preempted first.
+    pub(super) fn rest(&self, length: u32) {
+        let truncate = Message::Truncate(Truncate {
+            stream: self.stream,
+            epoch: self.epoch,
+            position: length,
+        });
+        // If the queue is full, the host infers it from the silence.
+        let _ = self.span.link.sender.try_send(truncate);
+    }
+
+    /// Classifies a host's refusal, or the end of a stream by its host.
+    pub(super) fn refused(&self, code: Code, message: &str) -> HopFailure {
+        let cause = if code == Code::SHUTTING_DOWN {
+            return self.leaving(false);
+        } else if code == Code::PREEMPTED || code == Code::STEP_QUOTA {
+            Cause::Preempted
+        } else if self.opened || !NO_ROOM.contains(&code) {
+            Cause::Failed
+        } else if self.waits_for_capacity {
+            Cause::Preempted
+        } else {
+            Cause::NoCapacity
+        };
+        let text = format!("{} refused with {code}: {message}", self.name());
+        let error = if code == Code::WEIGHTS_MISMATCH {
+            ChatError::WeightsMismatch(text)
+        } else if code == Code::BOUNDARY_OVERFLOW {
+            ChatError::BoundaryOverflow(text)
+        } else if code == Code::CONTEXT_FULL {
+            ChatError::BadRequest(text)
+        } else if cause == Cause::NoCapacity {
+            ChatError::HostsFull(text)
+        } else {
+            ChatError::ShardUnavailable(text)
+        };
+        self.hop_failure(code, cause, |_| error)
+    }
+
+    /// Returns the time until which this host is waited for; `None` if no step is pending.
+    /// `reference` is the time that other hosts need for the oldest pending step.
+    ///
+    /// # Errors
+    /// The failure, if the host has timed out.
+    pub(super) fn waits_until(
+        &mut self,
+        now: Instant,
+        limits: WaitLimits,
+        reference: Option<Duration>,
+    ) -> Result<Option<Instant>, HopFailure> {
+        let health_timeout = limits.health_timeout;
+        let oldest = self.sent.front().filter(|_| self.opened);
+        let oldest = oldest.map(|sent| (sent.at, sent.rows));
+        if oldest.is_none() && self.opened {
+            return Ok(None);
+        }
+        let waited = now.saturating_duration_since(self.progress);
+        if waited >= health_timeout {
+            let seconds = health_timeout.as_secs_f32();
+            let code = Code::PIPELINE_STALLED;
+            return Err(self.hop_failure(code, Cause::Failed, |host| {
+                ChatError::PipelineStalled(format!(
+                    "no progress for {seconds} s: waiting for {host}"
+                ))
+            }));
+        }
+        let mut until = self.progress + health_timeout;
+        let may_move = self.may_move(now);
+        if let Some((at, rows)) = oldest
+            && may_move
+            && let Some(after) = self.hop_timeout.overdue_after(rows, reference)
+        {
+            let overdue = at.max(self.progress) + after;
+            if overdue <= now {
+                self.hop_timeout.overdue(waited, rows);
+                return Err(self.late());
+            }
+            until = until.min(overdue);
+        }
+        if waited < PROBE_AFTER {
+            return Ok(Some(until.min(self.progress + PROBE_AFTER)));
+        }
+        let sender = &self.span.link.sender;
+        let silent = self.silence.look(now, sender.silent_for());
+        if silent >= PROBE_AFTER {
+            sender.probe();
+        }
+        if limits.silence.is_some_and(|most| silent >= most) {
+            return Err(self.gone(Cause::Failed));
+        }
+        if silent >= OFFLINE_AFTER && may_move {
+            return Err(self.gone(Cause::Silent));
+        }
+        Ok(Some(until.min(now + CHECK_INTERVAL)))
+    }
+
+    /// Returns true if a search for a replacement is due, should this host be late.
+    pub(super) fn may_move(&self, now: Instant) -> bool {
+        self.retry_search_at.is_none_or(|at| at <= now)
+    }
+
+    /// Records progress on a pending step.
+    pub(super) fn progressed(&mut self, now: Instant) {
+        self.progress = now;
+        self.silence = Silence::default();
+        self.notified = false;
+    }
+
+    /// Returns the status code for the caller after a long wait for this host, once per wait.
+    pub(super) fn waited_for(&mut self, now: Instant) -> Option<Code> {
+        let rows = self.sent.front().map_or(0, |sent| sent.rows);
+        let usual = self.hop_timeout.typical(rows).unwrap_or_default();
+        let waited = now.saturating_duration_since(self.progress);
+        if self.notified || waited < NOTIFY_AFTER.max(2 * usual) {
+            return None;
+        }
+        self.notified = true;
+        Some(match self.span.link.sender.silent_for() < PROBE_AFTER {
+            true => Code::BUSY,
+            false => Code::SILENT,
+        })
+    }
+}
+
+/// Timeouts of a host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WaitLimits {
+    /// Limit without progress.
+    pub(super) health_timeout: Duration,
+    /// Limit of complete silence; `None`: only the health timeout applies.
+    pub(super) silence: Option<Duration>,
+}
+
+/// Wait after which the caller is notified.
+const NOTIFY_AFTER: Duration = Duration::from_millis(1500);

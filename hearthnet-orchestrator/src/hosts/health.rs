@@ -1,0 +1,684 @@
+//! Failures and speed of hosts, as seen by this node over all its calls.
+//!
+//! A host may advertise anything (idle, fast, all layers). This tracker remembers how the host
+//! behaved, for all chats of a process. [`ShardHealthTracker`] is pure: callers pass the time.
+//! [`SharedHealth`] adds the clock and is shared by the chats.
+//!
+//! - **Failures** are counted by kind and decay: the weight of each halves every [`HALF_LIFE_MS`].
+//!   A host with a recent failure is *failing* and is used only if no good host has the layers.
+//!   Every [`STEPS_PER_RECOVERY`] answered steps without a failure halve the weight.
+//! - **Implausible rows** put a host into *quarantine*: it is used only if no other host has its
+//!   layers. The first quarantine lasts ten minutes and each further one twice as long; this count
+//!   has a half-life of a day.
+//! - **Speed** is the round trip of decode steps divided by the number of layers, over the last
+//!   [`WINDOW`] steps. Measurements older than [`STALE_MS`] are dropped, so that a slow host gets
+//!   another chance.
+//!
+//! Example: a host returns NaN. It is quarantined for 10 minutes; `hearthnet status` shows the time
+//! left. Then it is used again. If it returns NaN again, it is quarantined for 20 minutes.
+//!
+//! Causes that are no fault of the host are not counted: it is full, it leaves, it lost its
+//! authorisation, or an input drives the model's activations out of the boundary dtype
+//! (`boundary_overflow`).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::RandomState;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::NodeId;
+use hearthnet_files::WeightsId;
+use hearthnet_transport::Code;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::hosts::checks::SeenRows;
+use crate::times::{median, percentile, whole_ms};
+
+/// Maximum number of hosts; the one updated least recently is evicted. A community has tens.
+const MAX_HOSTS: usize = 512;
+/// Maximum number of measured shards per host. A host serves one and rarely changes it.
+const MAX_SHARDS: usize = 4;
+/// Decode steps that the speed is computed from.
+pub const WINDOW: usize = 64;
+/// Steps needed before the speed is known.
+const LEARNING: usize = 8;
+/// Age after which measurements are dropped.
+pub const STALE_MS: u64 = 10 * 60_000;
+/// Half-life of a failure's weight.
+pub const HALF_LIFE_MS: u64 = 5 * 60_000;
+/// Answered steps in a row after which the weight of all failures but corruption is halved.
+pub const STEPS_PER_RECOVERY: u32 = 256;
+/// Total weight from which a host is failing: one failure in the last half-life.
+const FAILING: f64 = 0.5;
+/// First and longest quarantine.
+const QUARANTINE_MS: (u64, u64) = (10 * 60_000, 24 * 3_600_000);
+/// Half-life of the count that the length of the next quarantine is computed from.
+const CORRUPTION_HALF_LIFE_MS: u64 = 24 * 3_600_000;
+/// Failures of less weight are not reported.
+const MIN_WEIGHT: f64 = 0.01;
+/// Number of recent streams that a host's share is computed from: days of one user's chats, an hour
+/// of a service's.
+const STREAMS: usize = 64;
+
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    strum::IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The host returned implausible rows.
+    Corruption,
+    /// It made no progress within the timeout.
+    Stalled,
+    /// It was much slower than other hosts, or than before.
+    Slow,
+    /// The session with it ended unexpectedly.
+    Lost,
+    /// It could not be reached, or granted no session.
+    Unreachable,
+    /// It refused or closed a stream without a good reason.
+    Refused,
+}
+
+impl FailureKind {
+    /// Failure kind for the code of a failed hop; `None` if the host is not to blame.
+    pub fn of_code(code: &Code) -> Option<Self> {
+        let said = [
+            (Code::PIPELINE_STALLED, Self::Stalled),
+            (Code::SILENT, Self::Stalled),
+            (Code::DEGRADED, Self::Slow),
+            (Code::CONNECTION_LOST, Self::Lost),
+        ];
+        let found = said.into_iter().find(|(said, _)| said == code);
+        found
+            .map(|(_, kind)| kind)
+            .or_else(|| (!BLAMELESS.contains(code)).then_some(Self::Refused))
+    }
+}
+
+/// Codes that do not count as a failure of the host.
+const BLAMELESS: [Code; 16] = [
+    // Regular behaviour of a full, preempting or leaving host.
+    Code::STREAM_LIMIT,
+    Code::STREAM_QUOTA,
+    Code::STREAM_CHURN,
+    Code::KV_FULL,
+    Code::KV_QUOTA,
+    Code::KV_TOO_SMALL,
+    Code::PREEMPTED,
+    Code::STEP_QUOTA,
+    Code::QUEUE_FULL,
+    Code::SHUTTING_DOWN,
+    Code::LEAVING,
+    Code::IDLE_TIMEOUT,
+    // The event log decides about authorisation.
+    Code::REVOKED,
+    Code::UNAUTHORIZED,
+    // The text is too long for the host, or an activation leaves the range of its dtype.
+    Code::CONTEXT_FULL,
+    Code::BOUNDARY_OVERFLOW,
+];
+
+/// Rating of a host, best first.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+#[non_exhaustive]
+pub enum Standing {
+    Good,
+    /// It failed recently: good hosts are preferred.
+    Failing,
+    /// It returned implausible rows: it is used only if no other host has its layers.
+    Quarantined,
+}
+
+/// State of one host, as seen by this node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ShardHealth {
+    pub host: NodeId,
+    /// True if it answered since it last failed.
+    pub online: bool,
+    /// Time since its last answer, in milliseconds; `None` if it never answered.
+    pub last_seen_ms: Option<u64>,
+    pub standing: Standing,
+    /// Remaining quarantine in milliseconds; 0 if there is none.
+    pub quarantine_ms: u64,
+    /// Weight of its failures by kind; a failure of this moment weighs 1.
+    pub failures: BTreeMap<FailureKind, f64>,
+    /// Shards with recent measurements.
+    pub shards: Vec<ShardSpeed>,
+}
+
+/// Measured speed of a shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ShardSpeed {
+    /// The shard, `<model_id>:<lo>-<hi>`, as the host advertises it.
+    pub shard_id: String,
+    /// Median round trip of a decode step through one layer, in milliseconds.
+    pub p50_ms: f64,
+    /// 95th percentile, in milliseconds.
+    pub p95_ms: f64,
+}
+
+/// Count that decays exponentially.
+#[derive(Debug, Clone, Copy, Default)]
+struct DecayingCount {
+    weight: f64,
+    at_ms: u64,
+}
+
+impl DecayingCount {
+    fn weight(self, now_ms: u64, half_life_ms: u64) -> f64 {
+        let halves = now_ms.saturating_sub(self.at_ms) as f64 / half_life_ms as f64;
+        self.weight * (-halves).exp2()
+    }
+
+    fn add(&mut self, now_ms: u64, half_life_ms: u64) {
+        *self = Self {
+            weight: self.weight(now_ms, half_life_ms) + 1.0,
+            at_ms: now_ms,
+        };
+    }
+}
+
+/// Recent decode steps of one shard: time per layer.
+#[derive(Debug, Clone)]
+struct StepTimes {
+    weights: WeightsId,
+    recent: VecDeque<Duration>,
+    at_ms: u64,
+}
+
+impl StepTimes {
+    fn is_known(&self, now_ms: u64) -> bool {
+        self.recent.len() >= LEARNING && now_ms.saturating_sub(self.at_ms) < STALE_MS
+    }
+
+    /// Percentile of the times per layer, in milliseconds.
+    fn quantile(&self, percent: usize) -> f64 {
+        percentile(self.recent.iter().copied(), percent).as_secs_f64() * 1e3
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+struct Host {
+    /// Time of its last answer.
+    seen_ms: Option<u64>,
+    /// Time of its last update, used for eviction.
+    touched_ms: u64,
+    online: bool,
+    failures: BTreeMap<FailureKind, DecayingCount>,
+    /// Steps answered since the last recovery or failure.
+    answered: u32,
+    quarantined_until_ms: u64,
+    shards: BTreeMap<String, StepTimes>,
+}
+
+impl Host {
+    fn failures(&self, now_ms: u64) -> impl Iterator<Item = (FailureKind, f64)> + '_ {
+        let weight = move |(kind, decaying): (&FailureKind, &DecayingCount)| {
+            (*kind, decaying.weight(now_ms, half_life(*kind)))
+        };
+        self.failures.iter().map(weight)
+    }
+
+    fn standing(&self, now_ms: u64) -> Standing {
+        if now_ms < self.quarantined_until_ms {
+            return Standing::Quarantined;
+        }
+        let others = self.failures(now_ms);
+        let weight: f64 = others
+            .filter(|(kind, _)| *kind != FailureKind::Corruption)
+            .map(|(_, weight)| weight)
+            .sum();
+        match weight >= FAILING {
+            true => Standing::Failing,
+            false => Standing::Good,
+        }
+    }
+}
+
+fn half_life(kind: FailureKind) -> u64 {
+    match kind {
+        FailureKind::Corruption => CORRUPTION_HALF_LIFE_MS,
+        _ => HALF_LIFE_MS,
+    }
+}
+
+/// Records of all hosts. Times are milliseconds of any monotonic clock.
+#[derive(Debug, Clone, Default)]
+pub struct ShardHealthTracker {
+    hosts: BTreeMap<NodeId, Host>,
+    /// Hosts of the most recent streams.
+    streams: VecDeque<NodeId>,
+}
+
+impl ShardHealthTracker {
+    fn host(&mut self, host: &NodeId, now_ms: u64) -> &mut Host {
+        if !self.hosts.contains_key(host) && self.hosts.len() >= MAX_HOSTS {
+            let longest = self.hosts.iter().min_by_key(|(_, one)| one.touched_ms);
+            if let Some(node) = longest.map(|(node, _)| *node) {
+                self.hosts.remove(&node);
+            }
+        }
+        let one = self.hosts.entry(*host).or_default();
+        one.touched_ms = now_ms;
+        one
+    }
+
+    /// Records an answered decode step of one row through `layers` layers of a shard.
+    pub fn answered(
+        &mut self,
+        host: &NodeId,
+        (shard_id, weights): (&str, WeightsId),
+        layers: u32,
+        took: Duration,
+        now_ms: u64,
+    ) {
+        let one = self.host(host, now_ms);
+        one.seen_ms = Some(now_ms);
+        one.online = true;
+        one.answered += 1;
+        if one.answered >= STEPS_PER_RECOVERY {
+            one.answered = 0;
+            for (kind, decaying) in &mut one.failures {
+                if *kind != FailureKind::Corruption {
+                    decaying.weight /= 2.0;
+                }
+            }
+        }
+        if !one.shards.contains_key(shard_id) && one.shards.len() >= MAX_SHARDS {
+            let oldest = one.shards.iter().min_by_key(|(_, steps)| steps.at_ms);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                one.shards.remove(&name);
+            }
+        }
+        let fresh = || StepTimes {
+            weights,
+            recent: VecDeque::new(),
+            at_ms: now_ms,
+        };
+        let steps = one.shards.entry(shard_id.to_owned()).or_insert_with(fresh);
+        // The name of a shard is chosen by the host, so check the weights.
+        if now_ms.saturating_sub(steps.at_ms) >= STALE_MS || steps.weights != weights {
+            *steps = fresh();
+        }
+        steps.at_ms = now_ms;
+        if steps.recent.len() == WINDOW {
+            steps.recent.pop_front();
+        }
+        steps.recent.push_back(took / layers.max(1));
+    }
+
+    /// Records that a session with the host was opened.
+    pub fn reached(&mut self, host: &NodeId, now_ms: u64) {
+        let one = self.host(host, now_ms);
+        one.seen_ms = Some(now_ms);
+        one.online = true;
+        // Its past unreachability does not matter any more.
+        one.failures.remove(&FailureKind::Unreachable);
+    }
+
+    /// Records that the host has opened a stream.
+    pub fn opened(&mut self, host: &NodeId, now_ms: u64) {
+        self.reached(host, now_ms);
+        if self.streams.len() == STREAMS {
+            self.streams.pop_front();
+        }
+        self.streams.push_back(*host);
+    }
+
+    /// Number of the last 64 streams that the host got.
+    pub fn streams(&self, host: &NodeId) -> u32 {
+        let own = self.streams.iter().filter(|one| *one == host);
+        u32::try_from(own.count()).unwrap_or(u32::MAX)
+    }
+
+    /// Records a failure.
+    pub fn failed(&mut self, host: &NodeId, kind: FailureKind, now_ms: u64) {
+        let one = self.host(host, now_ms);
+        one.online = !matches!(
+            kind,
+            FailureKind::Lost | FailureKind::Unreachable | FailureKind::Stalled
+        );
+        one.answered = 0;
+        let decaying = one.failures.entry(kind).or_default();
+        decaying.add(now_ms, half_life(kind));
+        if kind == FailureKind::Corruption {
+            // 1, 2, 4, ... times the first quarantine, by the decayed count.
+            let times = (decaying.weight - 1.0).max(0.0).exp2();
+            let (first, longest) = QUARANTINE_MS;
+            let for_ms = ((first as f64 * times) as u64).min(longest);
+            one.quarantined_until_ms = one.quarantined_until_ms.max(now_ms + for_ms);
+        }
+    }
+
+    pub fn standing(&self, host: &NodeId, now_ms: u64) -> Standing {
+        let one = self.hosts.get(host);
+        one.map_or(Standing::Good, |one| one.standing(now_ms))
+    }
+
+    /// Median time of a decode step through one layer of a shard, in milliseconds. If the shard was
+    /// not measured, that of the host's latest measured shard.
+    pub fn ms_per_layer(&self, host: &NodeId, shard_id: &str, now_ms: u64) -> Option<f64> {
+        let one = self.hosts.get(host)?;
+        let known = |steps: &&StepTimes| steps.is_known(now_ms);
+        let own = one.shards.get(shard_id).filter(known);
+        let any = || {
+            let all = one.shards.values().filter(known);
+            all.max_by_key(|steps| steps.at_ms)
+        };
+        Some(own.or_else(any)?.quantile(50))
+    }
+
+    /// Median time per row and layer of the other hosts with these weights.
+    pub(crate) fn reference_per_layer(
+        &self,
+        host: &NodeId,
+        weights: WeightsId,
+        now_ms: u64,
+    ) -> Option<Duration> {
+        let others = self.hosts.iter().filter(|(node, _)| *node != host);
+        median(others.filter_map(|(_, one)| {
+            let all = one.shards.values();
+            let known = all.filter(|steps| steps.weights == weights && steps.is_known(now_ms));
+            let latest = known.max_by_key(|steps| steps.at_ms)?;
+            Some(percentile(latest.recent.iter().copied(), 50))
+        }))
+    }
+
+    /// Reports all hosts, ordered by node id.
+    pub fn all(&self, now_ms: u64) -> Vec<ShardHealth> {
+        let hosts = self.hosts.iter();
+        hosts
+            .map(|(name, one)| ShardHealth {
+                host: *name,
+                online: one.online,
+                last_seen_ms: one.seen_ms.map(|at| now_ms.saturating_sub(at)),
+                standing: one.standing(now_ms),
+                quarantine_ms: one.quarantined_until_ms.saturating_sub(now_ms),
+                failures: one
+                    .failures(now_ms)
+                    .filter(|(_, weight)| *weight >= MIN_WEIGHT)
+                    .collect(),
+                shards: one
+                    .shards
+                    .iter()
+                    .filter(|(_, steps)| steps.is_known(now_ms))
+                    .map(|(shard_id, steps)| ShardSpeed {
+                        shard_id: shard_id.clone(),
+                        p50_ms: steps.quantile(50),
+                        p95_ms: steps.quantile(95),
+                    })
+                    .collect(),
+            })
+            .collect()
+    }
+}
+
+/// Tracker that all chats of a process share. Clones share its state.
+#[derive(Debug, Clone)]
+pub struct SharedHealth(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    begin: Instant,
+    tracker: Mutex<ShardHealthTracker>,
+    /// Rows that hosts returned recently.
+    seen: Arc<Mutex<SeenRows>>,
+    key: RandomState,
+}
+
+impl Default for SharedHealth {
+    fn default() -> Self {
+        Self(Arc::new(Shared {
+            begin: Instant::now(),
+            tracker: Mutex::default(),
+            seen: Arc::default(),
+            key: RandomState::new(),
+        }))
+    }
+}
+
+impl SharedHealth {
+    /// Runs `look` with the tracker and the current time. The lock is not held across waits.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut ShardHealthTracker, u64) -> T) -> T {
+        look(&mut self.0.tracker.lock(), whole_ms(self.0.begin.elapsed()))
+    }
+
+    /// Key of this process for tie-breaks
+    /// ([`RouteRequest::tie_breaker`](crate::hosts::router::RouteRequest::tie_breaker)).
+    pub(crate) fn tie_breaker(&self) -> &RandomState {
+        &self.0.key
+    }
+
+    /// Rows that hosts returned recently, over all calls.
+    pub(crate) fn seen(&self) -> Arc<Mutex<SeenRows>> {
+        Arc::clone(&self.0.seen)
+    }
+
+    /// [`ShardHealthTracker::failed`] at the current time; also increments the metric.
+    pub fn failed(&self, host: &NodeId, kind: FailureKind) {
+        self.look(|all, now| all.failed(host, kind, now));
+        metrics::counter!(
+            "distributed_inference_host_failures_total",
+            "kind" => kind.into_str()
+        )
+        .increment(1);
+        self.count();
+    }
+
+    /// [`ShardHealthTracker::all`] at the current time.
+    pub fn all(&self) -> Vec<ShardHealth> {
+        self.look(|all, now| all.all(now))
+    }
+
+    /// Updates the metric of hosts per standing.
+    pub(crate) fn count(&self) {
+        let all = self.all();
+        for standing in [Standing::Good, Standing::Failing, Standing::Quarantined] {
+            let hosts = all.iter().filter(|one| one.standing == standing).count();
+            metrics::gauge!("distributed_inference_hosts", "standing" => standing.into_str())
+                .set(hosts as f64);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tests::node;
+
+    const MINUTE: u64 = 60_000;
+    const WEIGHTS: WeightsId = WeightsId([7; 32]);
+
+    fn steps(all: &mut ShardHealthTracker, host: &str, count: usize, ms: u64, now_ms: u64) {
+        for _ in 0..count {
+            let took = Duration::from_millis(ms);
+            all.answered(&node(host), ("m:0-9", WEIGHTS), 10, took, now_ms);
+        }
+    }
+
+    /// Standing of the host `a`.
+    fn standing(all: &ShardHealthTracker, now_ms: u64) -> Standing {
+        all.standing(&node("a"), now_ms)
+    }
+
+    #[test]
+    fn speed_is_measured_per_layer_and_known_after_a_few_steps_until_it_is_stale() {
+        let mut all = ShardHealthTracker::default();
+        steps(&mut all, "a", LEARNING - 1, 20, 0);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), None);
+        steps(&mut all, "a", 1, 20, 0);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", 0), Some(2.0));
+        // The other shard is unmeasured: the host's speed is used.
+        assert_eq!(all.ms_per_layer(&node("a"), "m:10-19", 0), Some(2.0));
+        assert_eq!(all.ms_per_layer(&node("b"), "m:0-9", 0), None);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
+        // A single step is not enough after the measurements expired.
+        steps(&mut all, "a", 1, 10, STALE_MS);
+        assert_eq!(all.ms_per_layer(&node("a"), "m:0-9", STALE_MS), None);
+    }
+
+    #[test]
+    fn the_reference_comes_from_other_hosts_with_the_same_weights() {
+        let mut all = ShardHealthTracker::default();
+        for (host, ms) in [("a", 20), ("b", 30), ("c", 400)] {
+            steps(&mut all, host, LEARNING, ms, 0);
+        }
+        let reference = |host: &str, weights| all.reference_per_layer(&node(host), weights, 0);
+        let median = Some(Duration::from_millis(3));
+        assert_eq!(reference("c", WEIGHTS), median);
+        assert_eq!(reference("nobody", WEIGHTS), median);
+        assert_eq!(reference("c", WeightsId([8; 32])), None);
+        assert_eq!(all.reference_per_layer(&node("c"), WEIGHTS, STALE_MS), None);
+    }
+
+    #[test]
+    fn labels_are_the_names_that_the_specifications_list() {
+        use FailureKind::{Corruption, Lost, Refused, Slow, Stalled, Unreachable};
+        let kinds = [Corruption, Stalled, Slow, Lost, Unreachable, Refused];
+        let spec = include_str!("../../../specs/distributed-inference.md");
+        for kind in kinds {
+            assert!(spec.contains(&format!("\n| `{}` | ", kind.into_str())));
+        }
+        let standings = [Standing::Good, Standing::Failing, Standing::Quarantined];
+        let labels = standings.map(|standing| format!("`{}`", standing.into_str()));
+        let listed = format!("{{standing}}` ({})", labels.join(", "));
+        assert!(include_str!("../../../specs/http-api.md").contains(&listed));
+    }
+
+    #[test]
+    fn one_hiccup_in_twenty_is_in_the_95th_percentile_and_not_in_the_median() {
+        let mut all = ShardHealthTracker::default();
+        for step in 0..40 {
+            let ms = if step % 10 == 9 { 500 } else { 10 };
+            steps(&mut all, "a", 1, ms, 0);
+        }
+        let health = all.all(0);
+        let speed = &health[0].shards[0];
+        assert_eq!((speed.p50_ms, speed.p95_ms), (1.0, 50.0));
+        assert_eq!(health[0].standing, Standing::Good);
+    }
+
+    #[test]
+    fn a_failure_puts_a_host_behind_for_one_half_life_and_good_work_shortens_that() {
+        for kind in [FailureKind::Lost, FailureKind::Slow, FailureKind::Refused] {
+            let mut all = ShardHealthTracker::default();
+            all.failed(&node("a"), kind, 0);
+            assert_eq!(standing(&all, HALF_LIFE_MS - 1), Standing::Failing);
+            assert_eq!(standing(&all, HALF_LIFE_MS + 1), Standing::Good);
+            assert_eq!(all.standing(&node("b"), 0), Standing::Good);
+            // Two failures in a row take twice as long to decay.
+            all.failed(&node("a"), kind, 0);
+            assert_eq!(standing(&all, 2 * HALF_LIFE_MS - 1), Standing::Failing);
+            steps(&mut all, "a", 2 * STEPS_PER_RECOVERY as usize + 2, 1, 1);
+            assert_eq!(standing(&all, 1000), Standing::Good);
+        }
+    }
+
+    #[test]
+    fn reaching_a_host_clears_its_unreachability() {
+        let mut all = ShardHealthTracker::default();
+        all.failed(&node("a"), FailureKind::Unreachable, 0);
+        all.failed(&node("a"), FailureKind::Unreachable, 0);
+        let away = &all.all(0)[0];
+        assert_eq!((away.online, away.standing), (false, Standing::Failing));
+        assert_eq!(away.last_seen_ms, None);
+        all.reached(&node("a"), 5);
+        let back = &all.all(10)[0];
+        assert_eq!((back.online, back.standing), (true, Standing::Good));
+        assert_eq!(back.last_seen_ms, Some(5));
+    }
+
+    #[test]
+    fn implausible_rows_cause_a_quarantine_that_doubles_and_ends() {
+        let mut all = ShardHealthTracker::default();
+        let (first, longest) = QUARANTINE_MS;
+        all.failed(&node("a"), FailureKind::Corruption, 0);
+        assert_eq!(standing(&all, first - 1), Standing::Quarantined);
+        assert_eq!(all.all(MINUTE)[0].quarantine_ms, first - MINUTE);
+        assert_eq!(standing(&all, first), Standing::Good);
+        // Good work does not shorten the memory of corruption.
+        steps(&mut all, "a", 10 * STEPS_PER_RECOVERY as usize, 1, first);
+        all.failed(&node("a"), FailureKind::Corruption, first);
+        let second = all.all(first)[0].quarantine_ms;
+        assert!(
+            (2 * first - MINUTE..=2 * first).contains(&second),
+            "{second}"
+        );
+        for _ in 0..100 {
+            all.failed(&node("a"), FailureKind::Corruption, first);
+        }
+        assert_eq!(all.all(first)[0].quarantine_ms, longest);
+        // After a month, the count has decayed to nothing.
+        let month = 30 * 24 * 60 * MINUTE;
+        let mut all = ShardHealthTracker::default();
+        all.failed(&node("a"), FailureKind::Corruption, 0);
+        all.failed(&node("a"), FailureKind::Corruption, month);
+        assert_eq!(all.all(month)[0].quarantine_ms, first);
+    }
+
+    #[test]
+    fn blameless_codes_are_not_counted() {
+        let blameless = "boundary_overflow stream_limit kv_full leaving revoked";
+        for code in blameless.split(' ') {
+            assert_eq!(FailureKind::of_code(&code.into()), None, "{code}");
+        }
+        for (code, kind) in [
+            ("connection_lost", FailureKind::Lost),
+            ("pipeline_stalled", FailureKind::Stalled),
+            ("degraded", FailureKind::Slow),
+            ("internal", FailureKind::Refused),
+            ("anything that a host makes up", FailureKind::Refused),
+        ] {
+            assert_eq!(FailureKind::of_code(&Code::new(code)), Some(kind), "{code}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_memory_for_hosts_and_shards_is_bounded(
+            events in proptest::collection::vec((0u32..2000, 0u8..20, 0u8..8, 0u64..1000), 0..3000)
+        ) {
+            let mut all = ShardHealthTracker::default();
+            let mut now_ms = 0;
+            for (host, shard, what, later) in events {
+                now_ms += later * MINUTE;
+                let host = node(&format!("h{host}"));
+                match what {
+                    0 => all.failed(&host, FailureKind::Corruption, now_ms),
+                    1 => all.failed(&host, FailureKind::Lost, now_ms),
+                    2 => all.reached(&host, now_ms),
+                    _ => all.answered(&host, (&format!("s{shard}"), WEIGHTS), 0, Duration::MAX, now_ms),
+                }
+            }
+            let told = all.all(now_ms);
+            prop_assert!(told.len() <= MAX_HOSTS);
+            for one in &told {
+                prop_assert!(one.quarantine_ms <= QUARANTINE_MS.1);
+                prop_assert!(one.shards.len() <= MAX_SHARDS);
+                prop_assert!(one.failures.values().all(|weight| weight.is_finite()));
+            }
+            prop_assert!(all.hosts.values().all(|one| one.shards.len() <= MAX_SHARDS));
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Fixtures that the tests of several modules use: node ids, descriptors, tiny models.
+
+use std::ops::Range;
+
+use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, Head};
+use hearthnet_files::ModelFile;
+use hearthnet_files::gguf::Gguf;
+use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
+use hearthnet_testkit::TinyLlama;
+use hearthnet_tokens::{ChatTemplate, Tokenizer};
+
+use crate::backend::Backend;
+use crate::backend::local::SharedEngine;
+use crate::chat::{ChatRequest, Prompt, TextModel};
+use crate::error::ChatError;
+use crate::exact::Exact;
+use crate::service::ServedModel;
+
+/// Node id of a test host with a short name.
+pub(crate) fn node(name: &str) -> NodeId {
+    let mut bytes = [0; 32];
+    for (byte, letter) in bytes.iter_mut().zip(name.bytes()) {
+        *byte = letter;
+    }
+    NodeId::from_checked(bytes)
+}
+
+/// Output of one layer of a scripted host: depends on this row and every row before it.
+pub(crate) fn layer(layer: u32, state: &mut Vec<u32>, position: u32, value: u32) -> u32 {
+    state.truncate(position as usize);
+    assert_eq!(state.len(), position as usize, "a hole in the KV");
+    let before = state.last().copied().unwrap_or(layer);
+    let mixed = (before ^ value.rotate_left(3))
+        .wrapping_mul(0x9e37_79b1)
+        .wrapping_add(layer);
+    state.push(mixed);
+    // Small integers are exact in any float.
+    mixed % 60_000 + 1
+}
+
+/// Descriptor of an idle exact host of the layers `lo` to `hi`.
+pub(crate) fn descriptor(model: &str, host: NodeId, lo: u32, hi: u32, total: u32) -> Descriptor {
+    Descriptor {
+        shard_id: Descriptor::shard_id(model, lo, hi),
+        model_id: model.into(),
+        weights_sha256: "ab".repeat(32),
+        layer_range: (lo, hi),
+        total_layers: total,
+        vram_required_mb: 1,
+        weights_mb: 0,
+        kv_mb: 0,
+        max_concurrent_streams: 8,
+        host,
+        endpoint: "127.0.0.1:1".into(),
+        advertised_at: 0,
+        boundary_dtype: "fp16".into(),
+        arithmetic: ARITHMETIC.into(),
+        ms_per_token: 0.0,
+        queue_depth: 0,
+        software: "test".into(),
+    }
+}
+
+pub(crate) fn tiny_file(layers: u32) -> ModelFile {
+    let model = TinyLlama {
+        layers,
+        ..TinyLlama::default()
+    };
+    ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap()
+}
+
+/// Options of engines and heads: one thread.
+pub(crate) fn options() -> EngineOptions {
+    EngineOptions {
+        threads: 1,
+        ..EngineOptions::default()
+    }
+}
+
+fn shared(engine: Engine) -> SharedEngine {
+    SharedEngine::new(engine, "tiny", 1 << 30)
+}
+
+/// Engine over some layers of a model.
+pub(crate) fn engine(file: &ModelFile, layers: Range<u32>) -> SharedEngine {
+    shared(Engine::load(file, layers, &options(), &mut |_, _| {}).unwrap())
+}
+
+/// Tiny model: its file, an engine with both layers, and everything else.
+pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
+    let file = tiny_file(2);
+    let engine = Engine::load(&file, 0..2, &options(), &mut |_, _| {}).unwrap();
+    let text = TextModel {
+        tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
+        template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),
+        head: Head::beside(&file, &engine).unwrap().into(),
+        context: file.spec().context,
+        sampling: SamplingChoice::GREEDY,
+    };
+    (file, shared(engine), text)
+}
+
+/// Request with the default sampling and nothing else.
+pub(crate) fn request(prompt: Prompt, max_tokens: u32) -> ChatRequest {
+    ChatRequest {
+        prompt,
+        sampling: SamplerConfig::default(),
+        max_tokens: Some(max_tokens),
+        stop: Vec::new(),
+        exact: None,
+    }
+}
+
+/// Tiny model as a service has it; `open` makes the backends.
+pub(crate) fn served<F>(open: F) -> ServedModel
+where
+    F: Fn(&SharedEngine, Exact) -> Result<Box<dyn Backend>, ChatError> + Send + Sync + 'static,
+{
+    let (file, engine, text) = tiny();
+    ServedModel {
+        id: "tiny".into(),
+        weights: file.manifest(&mut |_, _| {}).weights_id(),
+        text,
+        open: Box::new(move |exact, _| open(&engine, exact)),
+        exact: Exact::default(),
+    }
+}

@@ -1,0 +1,329 @@
+//! Fakes for tests of scheduling and protocol: an engine of plain arithmetic, a clock that is set
+//! by hand, and an sink that records.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use hearthnet_files::BoundaryDtype;
+use hearthnet_transport::Message;
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Clock;
+use crate::engine::{
+    EngineSource, Footprint, LayerEngine, LoadFault, LoadPhase, Served, Span, StartProgress,
+};
+use crate::fault::StreamFault;
+use crate::sched::Command;
+use crate::stream_handle::ResponseSink;
+
+pub(crate) const WIDTH: u32 = 4;
+pub(crate) const WEIGHTS: [u8; 32] = [7; 32];
+/// Positions per page, and bytes of KV per position.
+pub(crate) const PAGE: u32 = 16;
+pub(crate) const KV_BYTES: u64 = 10;
+pub(crate) const WEIGHT_BYTES: u64 = 1234;
+/// A row that begins with this value makes the engine panic, as a defect would.
+pub(crate) const PANICS: f32 = 2000.0;
+/// A row that begins with this value makes the engine lose its device.
+pub(crate) const LOSES: f32 = 3000.0;
+/// A row that begins with this value overflows the boundary dtype.
+pub(crate) const OVERFLOWS: f32 = 1000.0;
+
+/// Layers 2 to 5 of a model of 8, whose rows have 4 values in fp16.
+pub(crate) fn served() -> Served {
+    Served {
+        model_id: "fake".into(),
+        weights: WEIGHTS,
+        lo: 2,
+        hi: 5,
+        total_layers: 8,
+        width: WIDTH,
+        boundary: BoundaryDtype::F16,
+        context: 4096,
+        arithmetic: "fake-1".into(),
+    }
+}
+
+/// Lets tests observe and block the engine.
+#[derive(Debug, Default)]
+pub(crate) struct Probe {
+    /// Rows of each span of each batch.
+    pub(crate) batches: Mutex<Vec<Vec<u32>>>,
+    /// Sequences open now.
+    pub(crate) sequences: AtomicU32,
+    pub(crate) kv_bytes: AtomicU64,
+    /// Engines in memory now.
+    pub(crate) loaded: AtomicU32,
+    /// Error of the next load.
+    pub(crate) load_error: Mutex<Option<String>>,
+    /// If set, the engine advances this clock by one millisecond per row.
+    pub(crate) clock: Mutex<Option<Arc<HandClock>>>,
+    gate: Mutex<Gate>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    shut: bool,
+    inside: bool,
+}
+
+impl Probe {
+    /// Makes the next batch block at its beginning until [`Probe::open_gate`].
+    pub(crate) fn shut_gate(&self) {
+        self.gate.lock().shut = true;
+    }
+
+    pub(crate) fn open_gate(&self) {
+        self.gate.lock().shut = false;
+        self.moved.notify_all();
+    }
+
+    /// Blocks until a batch stands at the shut gate.
+    pub(crate) fn wait_inside(&self) {
+        let mut gate = self.gate.lock();
+        while !gate.inside {
+            self.moved.wait(&mut gate);
+        }
+    }
+
+    fn pass(&self) {
+        let mut gate = self.gate.lock();
+        gate.inside = true;
+        self.moved.notify_all();
+        while gate.shut {
+            self.moved.wait(&mut gate);
+        }
+        gate.inside = false;
+    }
+}
+
+/// Adds three things to each value: the first value of the row before it in its sequence, the
+/// position modulo 8, and twice the number of layers that the range lacks. So wrong history, a
+/// wrong position or wrong layers show. Small integers stay exact in fp16.
+pub(crate) struct FakeEngine {
+    probe: Arc<Probe>,
+    sequences: HashMap<u32, Vec<f32>>,
+    next: u32,
+    lost: bool,
+}
+
+impl FakeEngine {
+    fn count(&self) {
+        let pages: u64 = self
+            .sequences
+            .values()
+            .map(|s| (s.len() as u64).div_ceil(u64::from(PAGE)))
+            .sum();
+        self.probe
+            .kv_bytes
+            .store(pages * u64::from(PAGE) * KV_BYTES, Ordering::SeqCst);
+        self.probe
+            .sequences
+            .store(self.sequences.len() as u32, Ordering::SeqCst);
+    }
+}
+
+impl Drop for FakeEngine {
+    fn drop(&mut self) {
+        self.sequences.clear();
+        self.count();
+        self.probe.loaded.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl LayerEngine for FakeEngine {
+    type Seq = u32;
+
+    fn open(&mut self) -> Result<u32, StreamFault> {
+        self.next += 1;
+        self.sequences.insert(self.next, Vec::new());
+        self.count();
+        Ok(self.next)
+    }
+
+    fn close(&mut self, seq: u32) {
+        self.sequences.remove(&seq);
+        self.count();
+    }
+
+    fn len(&self, seq: u32) -> u32 {
+        self.sequences.get(&seq).map_or(0, |s| s.len() as u32)
+    }
+
+    fn truncate(&mut self, seq: u32, length: u32) -> Result<u32, StreamFault> {
+        if length > self.len(seq) {
+            return Err(StreamFault::PositionGap {
+                position: length,
+                length: self.len(seq),
+            });
+        }
+        self.sequences
+            .entry(seq)
+            .or_default()
+            .truncate(length as usize);
+        self.count();
+        Ok(length)
+    }
+
+    fn forward(
+        &mut self,
+        (lo, hi): (u32, u32),
+        spans: &[Span<u32>],
+        x: &mut [f32],
+    ) -> Result<(), StreamFault> {
+        assert!(
+            (2..=5).contains(&lo) && (lo..=5).contains(&hi),
+            "the stream table checks layers"
+        );
+        let lacking = (2 * (4 - (hi + 1 - lo))) as f32;
+        self.probe.pass();
+        self.probe
+            .batches
+            .lock()
+            .push(spans.iter().map(|span| span.rows).collect());
+        if let Some(clock) = self.probe.clock.lock().as_ref() {
+            clock.advance(Duration::from_millis(u64::from(
+                spans.iter().map(|s| s.rows).sum::<u32>(),
+            )));
+        }
+        let mut rows = x.chunks_exact_mut(WIDTH as usize);
+        for span in spans {
+            assert_eq!(
+                span.position,
+                self.len(span.seq),
+                "the scheduler checks positions"
+            );
+            let history = self.sequences.get_mut(&span.seq).expect("an open sequence");
+            for row in rows.by_ref().take(span.rows as usize) {
+                let first = row[0];
+                assert_ne!(first, PANICS, "a defect of the engine");
+                if first == LOSES {
+                    self.lost = true;
+                    let reason = "the driver was reset".into();
+                    return Err(StreamFault::Internal { reason });
+                }
+                // Some rows have gone in already: the caller has to undo a failed batch.
+                if first == OVERFLOWS {
+                    return Err(StreamFault::BoundaryOverflow { layer: 3 });
+                }
+                let before = history.last().copied().unwrap_or(0.0);
+                let add = before + (history.len() % 8) as f32 + lacking;
+                row.iter_mut().for_each(|value| *value += add);
+                history.push(first);
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    fn weight_bytes(&self) -> u64 {
+        WEIGHT_BYTES
+    }
+
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            per_sequence: 0,
+            per_position: KV_BYTES,
+            page: PAGE,
+        }
+    }
+
+    fn kv_bytes_in_use(&self) -> u64 {
+        self.probe.kv_bytes.load(Ordering::SeqCst)
+    }
+
+    fn is_lost(&mut self) -> bool {
+        self.lost
+    }
+}
+
+/// Expected output for rows at `position`, after a row that began with `before`.
+pub(crate) fn expected(before: f32, position: u32, rows: &[[f32; 4]]) -> Vec<[f32; 4]> {
+    let firsts = std::iter::once(before).chain(rows.iter().map(|row| row[0]));
+    rows.iter()
+        .zip(firsts)
+        .zip(position..)
+        .map(|((row, before), at)| row.map(|value| value + before + (at % 8) as f32))
+        .collect()
+}
+
+pub(crate) struct FakeSource(pub(crate) Arc<Probe>);
+
+impl EngineSource for FakeSource {
+    type Engine = FakeEngine;
+
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<FakeEngine, LoadFault> {
+        let (done, total) = (WEIGHT_BYTES, WEIGHT_BYTES);
+        let mut progress = |phase| progress(StartProgress { phase, done, total });
+        progress(LoadPhase::Verifying);
+        if let Some(error) = self.0.load_error.lock().take() {
+            return Err(error.into());
+        }
+        progress(LoadPhase::Loading);
+        self.0.loaded.fetch_add(1, Ordering::SeqCst);
+        Ok(FakeEngine {
+            probe: Arc::clone(&self.0),
+            sequences: HashMap::new(),
+            next: 0,
+            lost: false,
+        })
+    }
+}
+
+/// Clock that a test moves by hand.
+#[derive(Debug, Default)]
+pub(crate) struct HandClock {
+    micros: AtomicU64,
+    /// Woken when the clock moves, as by a timer.
+    inbox: Mutex<Option<mpsc::Sender<Command>>>,
+}
+
+impl HandClock {
+    pub(crate) fn drives(&self, inbox: &mpsc::Sender<Command>) {
+        *self.inbox.lock() = Some(inbox.clone());
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        self.micros
+            .fetch_add(by.as_micros() as u64, Ordering::SeqCst);
+        if let Some(inbox) = self.inbox.lock().as_ref() {
+            // Does nothing: there is no such stream.
+            let _ = inbox.send(Command::Close { handle: 0 });
+        }
+    }
+}
+
+impl Clock for HandClock {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.micros.load(Ordering::SeqCst))
+    }
+
+    fn unix_secs(&self) -> u64 {
+        1_750_000_000 + self.now().as_secs()
+    }
+}
+
+/// ResponseSink that records the messages.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    sent: Mutex<Vec<Message>>,
+}
+
+impl Recorder {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sent.lock().is_empty()
+    }
+
+    pub(crate) fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut *self.sent.lock())
+    }
+}
+
+impl ResponseSink for Recorder {
+    fn send_all(&self, messages: Vec<Message>) {
+        self.sent.lock().extend(messages);
+    }
+}

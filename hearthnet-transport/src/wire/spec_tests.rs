@@ -1,0 +1,232 @@
+//! Checks the worked examples of `specs/x08-tensor-transport.md` against the codec.
+
+use bytes::Bytes;
+
+use super::cbor::Body as _;
+use super::chunk::ChunkHead;
+use super::control::{self, Ack, Bye, FlowCtl, Hello, Limits, Nack, TensorEnd};
+use super::pipeline::{self, Place, rows_frame};
+use super::{Flags, FrameBuf, FrameType, Header};
+use crate::code::CloseCode;
+use crate::config::Config;
+use crate::message::{
+    Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
+};
+use crate::tensor::{DType, Dims};
+
+const SPEC: &str = include_str!("../../../specs/x08-tensor-transport.md");
+
+/// Examples of the specification: name and bytes.
+fn examples() -> Vec<(&'static str, Vec<u8>)> {
+    SPEC.split("```hex ")
+        .skip(1)
+        .map(|block| {
+            let (name, rest) = block.split_once('\n').unwrap();
+            let (hex, _) = rest.split_once("```").unwrap();
+            let bytes = hex
+                .split_whitespace()
+                .map(|byte| u8::from_str_radix(byte, 16).unwrap());
+            (name, bytes.collect())
+        })
+        .collect()
+}
+
+/// A step whose rows are elsewhere.
+fn step(position: u32, rows: u32, width: u32, want: Want) -> Step {
+    Step {
+        stream: 7,
+        epoch: 0,
+        position,
+        rows,
+        width,
+        dtype: DType::F16,
+        want,
+        data: Bytes::new(),
+    }
+}
+
+fn message(message: Message) -> FrameBuf {
+    pipeline::frame(&message).unwrap()
+}
+
+fn f16(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|&value| half::f16::from_f32(value).to_le_bytes())
+        .collect()
+}
+
+/// Sequence number and codec output for an example.
+fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
+    let limits = Limits::of(&Config::default());
+    let hello = Hello {
+        purpose: "pipeline".into(),
+        token: vec![0xaa; 4],
+        agent: "example/1".into(),
+    };
+    let weights: Vec<u8> = (0..32).collect();
+    let frame = match name {
+        "hello-caller" => (1, control::client_hello(&hello, limits)),
+        "hello-host" => (1, control::server_hello("example/1", limits)),
+        "ping" => (2, control::ping(FrameType::Ping, 1)),
+        "pong" => (2, control::ping(FrameType::Pong, 1)),
+        "stream-open" => {
+            let open = StreamOpen {
+                stream: 7,
+                epoch: 0,
+                weights: weights.try_into().unwrap(),
+                lo: 0,
+                hi: 14,
+                max_positions: 512,
+            };
+            (3, message(Message::StreamOpen(open)))
+        }
+        "stream-opened" => (
+            3,
+            message(Message::StreamOpened(StreamOpened {
+                stream: 7,
+                epoch: 0,
+            })),
+        ),
+        "step-inline" => {
+            let data = f16(&[1.0, -2.0, 0.5, 65504.0]);
+            let step = Step {
+                data: data.into(),
+                ..step(0, 1, 4, Want::All)
+            };
+            (4, message(Message::Step(step)))
+        }
+        "step-result-inline" => {
+            let data = f16(&[0.25, 3.0, -1.0, 0.0]);
+            let result = StepResult {
+                compute_us: 1234,
+                queue_us: 56,
+                data: data.into(),
+                ..step(0, 1, 4, Want::All).echo()
+            };
+            (4, message(Message::StepResult(result)))
+        }
+        "step-tensor" => {
+            let step = Message::Step(step(1, 64, 576, Want::Last));
+            (5, rows_frame(&step, Place::Tensor(1)).unwrap())
+        }
+        "tensor-data" => {
+            let dims = Dims::new(&[1, 2]).unwrap();
+            let data: Vec<u8> = [1.0f32, -1.5]
+                .iter()
+                .flat_map(|v| v.to_le_bytes())
+                .collect();
+            (
+                6,
+                ChunkHead {
+                    tensor: 9,
+                    dtype: DType::F32,
+                    dims,
+                }
+                .frame(&data, Flags::FINAL),
+            )
+        }
+        "ack" => (
+            5,
+            Ack {
+                tensor: 9,
+                chunks: 1,
+                end: true,
+            }
+            .frame(),
+        ),
+        "nack" => (
+            6,
+            Nack {
+                tensor: 1,
+                code: "stream_closed".into(),
+            }
+            .frame(),
+        ),
+        "tensor-end" => (7, TensorEnd { tensor: 1 }.frame()),
+        "flowctl" => (7, FlowCtl { grant: 16 }.frame()),
+        "stream-error" => {
+            let error = StreamError {
+                stream: 7,
+                epoch: 0,
+                position: Some(9),
+                code: "position_gap".into(),
+                message: "the stream has 1 position".into(),
+            };
+            (8, message(Message::StreamError(error)))
+        }
+        "truncate" => (
+            8,
+            message(Message::Truncate(Truncate {
+                stream: 7,
+                epoch: 0,
+                position: 1,
+            })),
+        ),
+        "stream-close" => (
+            9,
+            message(Message::StreamClose(StreamClose {
+                stream: 7,
+                epoch: 0,
+            })),
+        ),
+        "leaving" => (9, message(Message::Leaving { within_ms: 10_000 })),
+        "bye" => (
+            10,
+            Bye {
+                code: CloseCode::Normal,
+                detail: String::new(),
+            }
+            .frame(),
+        ),
+        _ => return None,
+    };
+    Some(frame)
+}
+
+#[test]
+fn the_specification_and_the_codec_agree_to_the_byte() {
+    let examples = examples();
+    assert_eq!(examples.len(), 19);
+    for (name, bytes) in examples {
+        let (sequence, frame) = encoded(name).unwrap_or_else(|| panic!("`{name}` is not known"));
+        assert_eq!(
+            Bytes::from(frame.into_bytes(sequence)),
+            Bytes::from(bytes.clone()),
+            "{name}"
+        );
+        assert!(Header::decode(&bytes).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn the_specification_lists_every_frame_type_and_close_code() {
+    for &kind in FrameType::ALL {
+        let row = format!("| {:#04x} | ", kind as u8);
+        assert_eq!(SPEC.matches(&row).count(), 1, "{kind:?}");
+    }
+    for code in CloseCode::ALL {
+        let row = format!("| {} | `{}` | ", code.number(), code.as_str());
+        assert_eq!(SPEC.matches(&row).count(), 1, "{code}");
+    }
+}
+
+#[test]
+fn the_defaults_are_those_of_the_specification() {
+    let limits = Limits::of(&Config::default());
+    for (key, value) in [
+        ("chunk_bytes", u64::from(limits.chunk_bytes)),
+        ("inline_max", u64::from(limits.inline_max)),
+        ("lifetime_ms", limits.lifetime_ms),
+        ("window_chunks", u64::from(limits.window_chunks)),
+        ("recv_buffer_bytes", u64::from(limits.recv_buffer_bytes)),
+        ("max_steps", u64::from(limits.max_steps)),
+    ] {
+        let row = SPEC
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{key}` | uint")))
+            .unwrap();
+        let default = row.split('|').nth(3).unwrap().trim().replace(',', "");
+        assert_eq!(default, value.to_string(), "{key}");
+    }
+}

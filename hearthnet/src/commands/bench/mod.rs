@@ -1,0 +1,89 @@
+//! `hearthnet bench`: measure the engine or the transport.
+
+mod transport;
+
+use hearthnet_engine::bench::{self, BenchTest, EngineBench, bench_engine};
+use hearthnet_engine::kernels::Isa;
+
+use crate::cli::args::{BenchCommand, EngineArgs, EngineKind};
+use crate::cli::{Failure, Kind, bytes, note, print_result, table};
+use crate::config::Context;
+use crate::hosting::host_engine::{self, exact_has_no};
+use crate::models::{pick, resolve};
+
+pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Engine(args) => engine(args, cx),
+        BenchCommand::Mesh(args) => super::bench_mesh::run(&args, cx),
+        BenchCommand::Transport {
+            echo_for: Some(caller),
+            ..
+        } => transport::echo(caller, &cx.config),
+        BenchCommand::Transport { rounds, json, .. } => transport::run(rounds, json, &cx.config),
+    }
+}
+
+fn engine(args: EngineArgs, cx: &Context) -> Result<(), Failure> {
+    let path = resolve(&cx.global, &pick(cx, args.model.as_ref(), None)?)?.path;
+    let options = bench::BenchOptions {
+        threads: args.threads,
+        prefill: args.prefill,
+        decode: args.decode,
+        depths: args.depth,
+        batches: args.batch,
+        repetitions: args.repetitions,
+        isa: args.isa.unwrap_or_else(Isa::detect),
+    };
+    let mut progress = |what: &str| note(what);
+    let report = match args.engine {
+        EngineKind::Exact => {
+            exact_has_no(&args.torch)?;
+            bench_engine(&path, &options, &mut progress)
+                .map_err(|e| Failure::new(Kind::BadRequest, e.to_string()).hint("see --help"))?
+        }
+        EngineKind::Torch => host_engine::bench(&path, &args.torch, &options, &mut progress)?,
+    };
+    print_result(args.json, &report, || engine_table(&report))
+}
+
+fn engine_table(report: &EngineBench) -> String {
+    let rows = report.results.iter().map(|r| {
+        let test = match r.test {
+            BenchTest::Prefill => "prefill",
+            BenchTest::Decode => "decode",
+        };
+        [
+            format!("{test} {}", r.tokens),
+            r.threads.to_string(),
+            r.batch.to_string(),
+            r.depth.to_string(),
+            format!("{:.1}", r.tokens_per_second),
+            match r.test {
+                BenchTest::Prefill => String::new(),
+                // The chats of a batch read the weights once together, except for experts.
+                BenchTest::Decode => {
+                    rate(report.token_bytes as f64 * r.tokens_per_second / f64::from(r.batch))
+                }
+            },
+        ]
+    });
+    let bandwidth: Vec<String> = report.memory_bandwidth.iter().map(|b| rate(*b)).collect();
+    format!(
+        "{}\n{} ({}, {} in memory, loaded in {:.1} s)\nengine: {}; {}, {} cores, kernels: {}; reads memory at {} GB/s\n",
+        table("test|threads|at once|depth|tokens/s|GB/s of weights", rows),
+        report.file.display(),
+        report.weight_types.join(" "),
+        bytes(report.weight_bytes),
+        report.load_seconds,
+        report.engine,
+        report.cpu,
+        report.cores,
+        report.isa,
+        bandwidth.join(" and "),
+    )
+}
+
+/// Bytes per second in GB/s.
+fn rate(bytes_per_second: f64) -> String {
+    format!("{:.1}", bytes_per_second / 1e9)
+}

@@ -1,0 +1,168 @@
+//! Rules of single settings: each reads a value, or refuses it with a text that continues a
+//! sentence beginning with the setting's key.
+
+use hearthnet_bus::discovery::StaticPeer;
+use hearthnet_bus::invite::is_name;
+use hearthnet_hub::ModelRef;
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer};
+
+use crate::cli::args::{
+    EngineKind, Layers, parse_device, parse_dtype, parse_layers, parse_listen, parse_node_listen,
+};
+
+/// Limit of peers that a node connects to.
+const MAX_STATIC_PEERS: usize = 64;
+
+/// Whole number from `LEAST` to `MOST`.
+pub(super) fn within<'de, D, T, const LEAST: u64, const MOST: u64>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<u64>,
+{
+    let value = u64::deserialize(from)?;
+    let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
+        true => format!("2^{}", n.ilog2()),
+        false => n.to_string(),
+    };
+    match T::try_from(value) {
+        Ok(number) if (LEAST..=MOST).contains(&value) => Ok(number),
+        Err(_) if MOST == u64::MAX => Err(D::Error::custom(format!("is too large: {value}"))),
+        _ => Err(D::Error::custom(match (LEAST, MOST) {
+            (0, most) => format!("must be at most {}", text(most)),
+            (least, u64::MAX) => format!("must be at least {}", text(least)),
+            (least, most) => format!("must lie between {} and {}", text(least), text(most)),
+        })),
+    }
+}
+
+/// Whole number that fits its type.
+pub(super) fn whole<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: TryFrom<u64>,
+{
+    within::<_, _, 0, { u64::MAX }>(from)
+}
+
+/// Number of seconds, up to a day.
+pub(super) fn up_to_a_day<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    within::<_, _, 1, 86_400>(from)
+}
+
+pub(super) fn health_timeout<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let seconds = f64::deserialize(from)?;
+    match seconds > 0.0 && seconds <= 86_400.0 {
+        true => Ok(seconds),
+        false => Err(D::Error::custom(
+            "must be more than 0 and at most 86400 seconds",
+        )),
+    }
+}
+
+/// Text that `parse` accepts.
+fn text<'de, D: Deserializer<'de>, T>(
+    from: D,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(from)?;
+    parse(&text).map_err(D::Error::custom)
+}
+
+/// Text for which `holds` is true; else the error is `why`.
+fn text_that<'de, D: Deserializer<'de>>(
+    from: D,
+    why: &str,
+    holds: impl FnOnce(&str) -> bool,
+) -> Result<String, D::Error> {
+    text(from, |text| match holds(text) {
+        true => Ok(text.to_owned()),
+        false => Err(why.to_owned()),
+    })
+}
+
+pub(super) fn backend<'de, D: Deserializer<'de>>(from: D) -> Result<EngineKind, D::Error> {
+    text(from, |name| {
+        match name {
+        "small_model_layered" => Ok(EngineKind::Exact),
+        "torch" => Ok(EngineKind::Torch),
+        _ => Err("must be \"small_model_layered\", HearthNet's own engine, or \"torch\"; \"petals_like\" is not implemented".to_owned()),
+    }
+    })
+}
+
+pub(super) fn device<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(from, |name| {
+        parse_device(name).map_err(|why| format!("is not a device: {why}"))
+    })
+}
+
+pub(super) fn dtype<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text(from, |name| {
+        parse_dtype(name).map_err(|why| format!("is not a format: {why}"))
+    })
+}
+
+pub(super) fn layers<'de, D: Deserializer<'de>>(from: D) -> Result<Layers, D::Error> {
+    text(from, |range| {
+        parse_layers(range).map_err(|why| format!("is not a range: {why}"))
+    })
+}
+
+pub(super) fn activation_dtype<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let why = "must be \"fp16\" (as the model's file says), or \"fp32\" for debugging";
+    text_that(from, why, |name| ["fp16", "fp32"].contains(&name))
+}
+
+pub(super) fn routing_policy<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text_that(from, "must be \"greedy\"", |name| name == "greedy")
+}
+
+/// Name of a model, or nothing.
+pub(super) fn model<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ModelRef>, D::Error> {
+    text(from, |name| match name {
+        "" => Ok(None),
+        name => name
+            .parse::<ModelRef>()
+            .map(Some)
+            .map_err(|why| format!("names no model: {why}")),
+    })
+}
+
+/// Name of a node, or nothing.
+pub(super) fn node_name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let why = "must be at most 64 bytes, without invisible characters";
+    text_that(from, why, |name| name.is_empty() || is_name(name))
+}
+
+pub(super) fn node_listen<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let why = "must be \"auto\" or ADDRESS:PORT, for example \"0.0.0.0:7600\"";
+    text_that(from, why, |text| parse_node_listen(text).is_ok())
+}
+
+const LISTEN: &str = "must be ADDRESS:PORT, for example \"127.0.0.1:7602\"";
+
+pub(super) fn listen<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text_that(from, LISTEN, |text| parse_listen(text).is_ok())
+}
+
+/// Address to listen on, or nothing.
+pub(super) fn listen_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    text_that(from, LISTEN, |text| {
+        text.is_empty() || parse_listen(text).is_ok()
+    })
+}
+
+pub(super) fn static_peers<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Vec<StaticPeer>, D::Error> {
+    let peers = Vec::<String>::deserialize(from)?;
+    if peers.len() > MAX_STATIC_PEERS {
+        return Err(D::Error::custom("must name at most 64 peers"));
+    }
+    let form = "must list HOST:PORT or HOST:PORT#NODEID, for example \"192.168.1.20:7600\"";
+    let parsed = peers.iter().map(|peer| peer.parse::<StaticPeer>());
+    parsed
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|why| D::Error::custom(format!("{form}; {why}")))
+}
