@@ -224,8 +224,7 @@ fn a_data_directory_writable_by_others_is_refused_with_a_hint() {
     let refused = home.run(&["id", "--json"]);
     assert_fails(&refused, 13, "host_refused");
     assert_complains(&refused, "chmod go-w");
-    let serve = ["serve", "--local", "--json", "--lifeline", "--model"];
-    let serve = home.run(&[&serve[..], &[model()]].concat());
+    let serve = home.run(&["serve", "--local", "--json", "--model", model()]);
     assert_complains(&serve, "chmod go-w");
     std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o700)).expect("chmod");
     home.node_id();
@@ -404,7 +403,7 @@ fn sampling_out_of_range_and_too_long_prompts_are_bad_requests() {
 fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let home = Home::new();
     let (a, b) = (Home::new(), Home::new());
-    let first = Host::start(&a, model(), "0-14", &home.node_id(), &[]);
+    let mut first = Host::start(&a, model(), "0-14", &home.node_id(), &[]);
     let second = Host::start(&b, model(), "15-29", &home.node_id(), &[]);
     let over = shards([&first.address, &second.address]);
     let mut chat = home.spawn(&[&ENABLE[..], &LONG, &["--no-fallback"], &over].concat());
@@ -428,10 +427,12 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     assert_eq!(chat.wait().expect("an end").code(), Some(4), "{error}");
     let endpoint = second.address.split('#').next().expect("an endpoint");
     assert_contains(&error, &[endpoint, "hint: "]);
-    // The other host goes on serving.
+    // The other host goes on serving, and ends cleanly when it is asked to.
     let alone = home.ask("hi", &[&first], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&alone, 4, "shard_unavailable");
     assert!(text(&alone.stderr).contains("layer 15"));
+    first.signal(Signal::TERM);
+    assert_eq!(first.process.child.wait().expect("an end").code(), Some(0));
 }
 
 #[test]

@@ -205,6 +205,22 @@ fn plain(text: &str) -> String {
     out
 }
 
+/// Writes the conversation with `/save`, and waits for the prompt. Returns its messages, of which
+/// there must be `count`: role and text.
+fn save(home: &Home, terminal: &mut Terminal, count: usize) -> Vec<(String, String)> {
+    let file = home.path().join("talk.json");
+    terminal.enter(&format!("/save {}", file.display()));
+    terminal.wait_for(&format!("{count} messages written"));
+    terminal.wait_for("> ");
+    saved(home, "talk.json")
+}
+
+/// Messages of the user.
+fn asked(messages: &[(String, String)]) -> Vec<&str> {
+    let asked = messages.iter().step_by(2);
+    asked.map(|message| message.1.as_str()).collect()
+}
+
 fn saved(home: &Home, name: &str) -> Vec<(String, String)> {
     let file = std::fs::read(home.path().join(name)).expect("the saved conversation");
     let value: Value = serde_json::from_slice(&file).expect("JSON");
@@ -246,9 +262,7 @@ fn ctrl_c_stops_only_the_answer_and_keeps_its_text() {
     terminal.wait_for("> ");
     terminal.press("\u{3}");
     terminal.wait_for("Ctrl-D leaves");
-    let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
-    terminal.wait_for("2 messages written");
+    let messages = save(&home, &mut terminal, 2);
     terminal.enter("/set max_tokens 5");
     terminal.enter("And what is the sea?");
     terminal.wait_for("[stopped at the limit of 5 tokens");
@@ -257,7 +271,6 @@ fn ctrl_c_stops_only_the_answer_and_keeps_its_text() {
     terminal.wait_for("> ");
     let (status, all) = terminal.leave();
     assert_eq!(status, Some(0), "{all}");
-    let messages = saved(&home, "talk.json");
     assert_eq!(messages[1].0, "assistant");
     assert!(
         messages[1].1.split_whitespace().count() >= 2,
@@ -280,28 +293,13 @@ fn several_lines_that_are_pasted_or_quoted_are_one_message() {
     terminal.wait_for_answer();
     terminal.enter("\u{1b}[A again");
     terminal.wait_for_answer();
-    let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
-    terminal.wait_for("8 messages written");
-    terminal.wait_for("> ");
+    let messages = save(&home, &mut terminal, 8);
     assert_eq!(terminal.leave().0, Some(0));
-    let messages = saved(&home, "talk.json");
-    let asked: Vec<&str> = messages.iter().step_by(2).map(|m| m.1.as_str()).collect();
     let quoted = "  indented\n\nlast";
     assert_eq!(
-        asked,
+        asked(&messages),
         ["line one\nline two", quoted, "again and", "again and again"]
     );
-}
-
-/// Messages of the user in a conversation that `/save` writes.
-fn asked(home: &Home, terminal: &mut Terminal) -> Vec<String> {
-    let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
-    terminal.wait_for("messages written");
-    terminal.wait_for("> ");
-    let messages = saved(home, "talk.json").into_iter().step_by(2);
-    messages.map(|message| message.1).collect()
 }
 
 #[test]
@@ -322,7 +320,7 @@ fn lines_of_a_burst_are_one_message_and_drawn_once() {
     terminal.wait_for("seed 7\n");
     terminal.wait_for("> ");
     let expected = ["line one\n\n\tline two\nline three", "one\ntwo", "Hello."];
-    assert_eq!(asked(&home, &mut terminal), expected);
+    assert_eq!(asked(&save(&home, &mut terminal, 6)), expected);
     for line in [
         "word ".repeat(9600),
         "a line of eighty columns\r".repeat(1900),
@@ -414,10 +412,7 @@ fn a_message_that_is_too_long_is_left_out_and_the_chat_goes_on() {
     terminal.wait_for("this model reads at most");
     terminal.enter("Name another one.");
     terminal.wait_for_answer();
-    let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
-    terminal.wait_for("4 messages written");
-    terminal.wait_for("> ");
+    save(&home, &mut terminal, 4);
     assert_eq!(terminal.leave().0, Some(0));
 }
 

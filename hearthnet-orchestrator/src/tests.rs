@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_engine::{ARITHMETIC, Engine, EngineOptions, Head};
+use hearthnet_engine::{ARITHMETIC, Engine, Head};
 use hearthnet_files::ModelFile;
-use hearthnet_files::gguf::Gguf;
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
-use hearthnet_testkit::TinyLlama;
+use hearthnet_testkit::{TinyLlama, one_thread};
 use hearthnet_tokens::{ChatTemplate, Tokenizer};
 
 use crate::backend::Backend;
@@ -67,15 +66,7 @@ pub(crate) fn tiny_file(layers: u32) -> ModelFile {
         layers,
         ..TinyLlama::default()
     };
-    ModelFile::from_gguf(Gguf::from_bytes(model.bytes()).unwrap()).unwrap()
-}
-
-/// Options of engines and heads: one thread.
-pub(crate) fn options() -> EngineOptions {
-    EngineOptions {
-        threads: 1,
-        ..EngineOptions::default()
-    }
+    model.file()
 }
 
 fn shared(engine: Engine) -> SharedEngine {
@@ -84,13 +75,13 @@ fn shared(engine: Engine) -> SharedEngine {
 
 /// Engine over some layers of a model.
 pub(crate) fn engine(file: &ModelFile, layers: Range<u32>) -> SharedEngine {
-    shared(Engine::load(file, layers, &options(), &mut |_, _| {}).unwrap())
+    shared(Engine::load(file, layers, &one_thread(), &mut |_, _| {}).unwrap())
 }
 
 /// Tiny model: its file, an engine with both layers, and everything else.
 pub(crate) fn tiny() -> (ModelFile, SharedEngine, TextModel) {
     let file = tiny_file(2);
-    let engine = Engine::load(&file, 0..2, &options(), &mut |_, _| {}).unwrap();
+    let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).unwrap();
     let text = TextModel {
         tokenizer: Tokenizer::from_gguf(file.gguf()).unwrap(),
         template: Some(ChatTemplate::from_gguf(file.gguf()).unwrap()),

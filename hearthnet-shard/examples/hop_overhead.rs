@@ -14,10 +14,10 @@
     clippy::indexing_slicing
 )]
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey};
+use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_shard::{
     BENCH, EngineSource, Footprint, LayerEngine, LoadFault, PIPELINE, RunningHost, ServeConfig,
@@ -92,10 +92,7 @@ impl EngineSource for Source {
 async fn session(host: &RunningHost, key: &NodeKey, purpose: &str) -> Connection {
     let mut id = [0; 16];
     getrandom::fill(&mut id).unwrap();
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs();
+    let now = now_ms() / 1000;
     let grant = Grant {
         issuer: key.id(),
         subject: key.id(),

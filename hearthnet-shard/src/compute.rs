@@ -82,9 +82,7 @@ impl Compute {
             })?;
         Ok((compute, reports))
     }
-}
 
-impl Compute {
     /// Ends the thread after its current batch.
     pub(crate) fn stop(&self) {
         // A failed send means that it has ended.

@@ -94,8 +94,9 @@ impl StartError {
     }
 }
 
-/// Why the host refused or ended a stream. Each has its own stable code, which the caller receives
-/// in a [`StreamError`] together with the sentence: the variant's name, or the one in `serialize`.
+/// Why the host refused or ended a stream. The caller receives the code and the sentence in a
+/// [`StreamError`]. The code is the variant's name in snake case, or the one in `serialize`. It is
+/// part of the protocol: a variant that is renamed keeps its code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[non_exhaustive]

@@ -116,7 +116,7 @@ async fn pipeline(
         sender: connection.sender(),
         max_unread,
     });
-    let stream_table = StreamTable::new(Arc::clone(host_state), caller, sink.clone());
+    let stream_table = StreamTable::new(Arc::clone(host_state), caller, sink);
     connection.attend(Pipeline { stream_table });
     tokio::select! {
         biased;

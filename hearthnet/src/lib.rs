@@ -9,7 +9,6 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `os` | what depends on the operating system |
 //! | `cli` | arguments, input, output, errors and signals |
 //! | `config` | settings and their sources |
 //! | `home` | data directory: key, log of the community, files beside it |
@@ -38,8 +37,7 @@ use clap::ArgMatches;
 use zeroizing_alloc::ZeroAlloc;
 
 use crate::cli::args::{Args, Command, ConfigCommand, Global};
-use crate::cli::failure::{Failure, Kind};
-use crate::cli::output::{Sanitized, note, report};
+use crate::cli::{Failure, Kind, Sanitized, note, report};
 use crate::config::{Context, CpuLatency, Loaded};
 use crate::daemon::isolation;
 use crate::home::key_status;

@@ -237,6 +237,24 @@ fn without_a_spare_the_answer_continues_locally() {
 }
 
 #[test]
+fn if_the_spare_dies_too_the_answer_continues_locally() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let fleet = Fleet::new(&caller, 2);
+    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+        if token == 8 {
+            fleet.strike(&route[0], Fault::Kill);
+        }
+        if token == 16 {
+            fleet.strike(&route[route.len() - 1], Fault::Kill);
+        }
+    });
+    answer.says(&undisturbed, "the spare dies as well");
+    assert!(answer.heard.local);
+    assert_eq!(answer.heard.degraded.len(), 2);
+}
+
+#[test]
 fn a_killed_host_costs_no_token_for_any_number_of_private_layers() {
     let mut undisturbed = None;
     for private in [(0, 0), (1, 1), (5, 0), (0, 3), (26, 3)] {

@@ -194,6 +194,22 @@ fn of_two_equally_slow_hosts_the_second_is_tried_once_and_kept() {
 }
 
 #[test]
+fn a_slow_host_of_all_layers_is_replaced_by_idle_spares() {
+    let caller = caller();
+    let undisturbed = caller.alone(&usual());
+    let (first, second) = (caller.host(RANGES[0], &[]), caller.host(RANGES[1], &[]));
+    // The slow host is chosen: it is idle and covers more layers than the spares.
+    let (_slow, slow) = liar_with(&caller, Lie::Slow(Duration::from_secs(1)), 0, 0..30);
+    let all = [first.address.clone(), second.address.clone(), slow];
+    let answer = ask(&caller, &all, false, |_, _| {});
+    answer.says(&undisturbed, "a slow host");
+    stood_still("a slow host of all layers", &answer.heard);
+    assert_eq!(answer.heard.degraded, ["degraded"]);
+    let route = answer.result.expect("an answer").route;
+    assert_eq!(route.iter().filter(|hop| hop.host.is_some()).count(), 2);
+}
+
+#[test]
 fn a_host_slow_from_its_first_token_is_replaced_by_an_idle_spare() {
     let caller = caller();
     let undisturbed = caller.alone(&usual());

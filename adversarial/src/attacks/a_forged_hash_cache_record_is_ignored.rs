@@ -2,6 +2,7 @@
 //! attacker that can write there, or that hands over a folder, could pass off any weights as
 //! genuine: with a record that holds the genuine manifest and the timestamps of the false file.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
@@ -67,16 +68,13 @@ fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
     };
     let info = std::fs::metadata(path)?;
     let modified = info.modified()?.duration_since(UNIX_EPOCH)?.as_nanos() as u64;
-    let mut now = vec![
+    let changed = info.ctime() as u64 * 1_000_000_000 + info.ctime_nsec() as u64;
+    let now = [
         ("bytes", info.len().into()),
         ("modified_ns", modified.into()),
+        ("changed_ns", changed.into()),
+        ("inode", info.ino().into()),
     ];
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::MetadataExt as _;
-        let changed = info.ctime() as u64 * 1_000_000_000 + info.ctime_nsec() as u64;
-        now.extend([("changed_ns", changed.into()), ("inode", info.ino().into())]);
-    }
     let forge = |value: &mut Value| -> Option<()> {
         let at = field(value, "stamp")?;
         let stamp = &mut value.as_map_mut()?.get_mut(at)?.1;

@@ -1,6 +1,6 @@
 //! An address is only a hint: another node may come to listen there. Before it sends any data, a
 //! caller must verify that the peer is the intended host, by a known key and not by a certificate,
-//! which is public. Here the party under attack is a caller, in a process of its own.
+//! which is public. Here the party under attack is a caller.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,7 +4,7 @@
 //!
 //! Users are told apart by the system's socket table. To test this, a thread of this process
 //! switches to another uid, which needs root. Without root, only the owner's side is tested here,
-//! and the rest by the tests of `crates/hearthnet-http/src/peer.rs`.
+//! and the rest by the tests of `crates/hearthnet-platform/src/linux/peer.rs`.
 
 use std::net::SocketAddr;
 

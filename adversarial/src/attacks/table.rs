@@ -365,7 +365,8 @@ pub(super) fn streams_opened_and_cancelled_too_fast_close_the_session(bench: &Be
 pub(super) fn a_chunk_below_the_agreed_size_closes_the_session(bench: &Bench) -> Tries {
     let mut tries = breaking(bench, violations::small_chunks())?;
     let byte = Frame::new(kind::TENSOR_DATA, chunk(1, dtype::I8, &[2 * CHUNK], &[0]));
-    let (what, flood) = ("ten thousand bytes", Sent::flood(repeat_n(byte, 10_000)));
+    let flood = Sent::flood(repeat_n(byte, 10_000));
+    let what = "ten thousand chunks of a byte";
     let must = Must::End(CloseCode::ChunkTooSmall);
     tries.push(tried(what, pipeline(bench)?, flood, must));
     Ok(tries)

@@ -128,7 +128,7 @@ impl<B: Backend> EngineOn<B> {
     /// Opens an empty sequence.
     ///
     /// # Errors
-    /// [`EngineError::TooManySequences`].
+    /// [`EngineError::TooManySequences`]; errors of the device.
     pub fn open(&mut self) -> Result<SeqId, EngineError> {
         self.table.open()
     }

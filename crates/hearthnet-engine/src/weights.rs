@@ -225,7 +225,8 @@ impl<'a> Loader<'a> {
 
     fn layer(&mut self, layer: u32) -> Result<Layer, LoadError> {
         use LayerTensor as T;
-        let (file, spec) = (self.file, self.file.spec());
+        let file = self.file;
+        let block = file.spec().block(layer);
         let get = |tensor| file.layer_tensor(layer, tensor);
         let before = self.bytes;
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
@@ -265,8 +266,8 @@ impl<'a> Loader<'a> {
             qkv,
             latent,
             qk_norm,
-            rotation: spec.rotation(layer),
-            window: spec.window(layer).map(|positions| positions as usize),
+            rotation: block.rotation,
+            window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,
             attn_output: self.matrix(&get(T::AttnOutput)?)?,
             attn_output_bias: self.optional(layer, T::AttnOutputBias)?,

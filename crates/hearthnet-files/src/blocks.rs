@@ -7,8 +7,6 @@
 //!
 //! Sources: the structures of ggml's `ggml-common.h` and its `dequantize_row_*`.
 
-use half::f16;
-
 use crate::floats::{bf16_to_f32, f16_to_f32};
 use crate::gguf::TensorType;
 
@@ -470,7 +468,7 @@ pub fn decode(ty: WeightType, bytes: &[u8], out: &mut Vec<f32>) {
             let values = bytes.as_chunks().0.iter();
             return out.extend(values.map(|bits| f32::from_le_bytes(*bits)));
         }
-        WeightType::F16 => return out.extend(halves.map(|bits| f16::from_bits(bits).to_f32())),
+        WeightType::F16 => return out.extend(halves.map(f16_to_f32)),
         WeightType::BF16 => return out.extend(halves.map(bf16_to_f32)),
         _ => {}
     }

@@ -152,15 +152,19 @@ pub(crate) fn stored_as(
     use TensorType as T;
     let narrow = matches!(dtype, T::Q6_K | T::Q4_1 | T::Q4_K | T::Q4_0);
     let fits = dims.first().is_some_and(|n| dtype.row_bytes(*n).is_some());
-    // The router is small, and its errors send tokens to other experts. Biases may be stacked.
-    let kept = dims.len() == 1 || name.ends_with(".bias") || name.ends_with(ROUTER);
     match (name, dtype) {
-        _ if kept => old,
+        _ if is_kept_exact(name, dims) => old,
         (EMBEDDING | OUTPUT, _) if narrow => T::Q8_0,
         (_, T::Q6_K) if !fits => T::Q8_0,
         (_, T::Q4_K) if !fits => T::Q4_1,
         _ => dtype,
     }
+}
+
+/// Whether a conversion keeps a tensor's type: vectors, biases (also stacked ones), and the expert
+/// router, which is small and whose errors send tokens to other experts.
+pub(crate) fn is_kept_exact(name: &str, dims: &[u64]) -> bool {
+    dims.len() == 1 || name.ends_with(".bias") || name.ends_with(ROUTER)
 }
 
 /// Values of `general.file_type` (`enum llama_ftype` of llama.cpp), with their names in file names.

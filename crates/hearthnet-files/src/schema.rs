@@ -46,7 +46,7 @@ impl<'a> From<&'a Json> for Scalar<'a> {
 pub(crate) struct Requirement {
     pub(crate) key: &'static str,
     pub(crate) values: &'static [Scalar<'static>],
-    /// Whether the key may also be missing.
+    /// The key may be missing.
     pub(crate) optional: bool,
 }
 

@@ -7,7 +7,9 @@ use std::time::UNIX_EPOCH;
 use hearthnet_platform::files::{changed_ns, inode};
 use serde::{Deserialize, Serialize};
 
-/// Distinguishes states of a file without reading it.
+/// Distinguishes states of a file without reading it. Its `Debug` form, with the `Option`s, is part
+/// of the paths of imported models ([`place`](crate::hugging_face::place)): another one imports
+/// every directory again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub(crate) bytes: u64,

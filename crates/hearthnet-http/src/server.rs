@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::routing::MethodRouter;
 use axum::{Extension, Router};
+use hearthnet_platform::peer::user_of;
 use hearthnet_transport::{accept, subscriber};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -20,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 use crate::auth::{ApiKey, Client, guarded};
 use crate::connections::{Connections, track_requests};
 use crate::unread::{Lingering, Unread, read_or_close};
-use hearthnet_platform::peer::user_of;
 
 /// Upper bound of a request's head, and of bytes read ahead, in bytes: more than clients send.
 const HEAD_BYTES: usize = 64 << 10;

@@ -501,7 +501,7 @@ mod tests {
             bytes = 10 => bytes = 0
             bytes = 10 => bytes = 10\nterms = "http://a/b"
             bytes = 10 => bytes = 10\nterms = "https://a/\u001b"
-            bytes = 10 => bytes = 10\nshape = { family = "", parameters = 1, layers = 0, context = 1 }
+            bytes = 10 => bytes = 10\nshape = {family="llama", parameters=1, layers=0, context=1}
             [models.m] => [models."../m"]
             [models.m] => [models.M]
             [models.m] => [models.""]

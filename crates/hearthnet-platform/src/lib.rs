@@ -1,4 +1,4 @@
-//! What depends on the operating system. Imports no crate of this repository; the others name no
+//! Interfaces of the operating system. Imports no crate of this repository; the others name no
 //! system interface (the repository's `tests/architecture.rs` checks it).
 //!
 //! | concept | module | folder |

@@ -103,7 +103,8 @@ impl<'a> Loader<'a> {
 
     pub(crate) fn layer(&mut self, layer: u32) -> Result<Layer, TorchLoadError> {
         use LayerTensor as T;
-        let (file, spec) = (self.file, self.file.spec());
+        let file = self.file;
+        let block = file.spec().block(layer);
         let get = |tensor| file.layer_tensor(layer, tensor);
         let attn_norm = self.vector(&get(T::AttnNorm)?)?;
         let parts = if file.has(layer, T::AttnQkv) {
@@ -143,8 +144,8 @@ impl<'a> Loader<'a> {
             qkv,
             latent,
             qk_norm,
-            rotation: spec.rotation(layer),
-            window: spec.window(layer),
+            rotation: block.rotation,
+            window: block.window,
             sinks: self.optional(layer, T::AttnSinks)?,
             attn_output: self.linear(&[get(T::AttnOutput)?], &bias)?,
             attn_post_norm: self.optional(layer, T::AttnPostNorm)?,

@@ -4,7 +4,7 @@
 //! | concept | type | file |
 //! |---|---|---|
 //! | the node | [`Node`] | this file |
-//! | its settings; what its handle and its tasks share | [`NodeSettings`] | `shared.rs` |
+//! | its settings; state that its handle and its tasks share | [`NodeSettings`] | `shared.rs` |
 //! | access control, at the connection and after each change of the log | [`TensorAcceptor`], [`Connections`] | `access.rs` |
 //! | choice and back-off of dials | | `dialer.rs` |
 //! | accepting, linking, watching rights, advertising | | `tasks.rs` |

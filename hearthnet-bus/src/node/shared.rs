@@ -1,4 +1,4 @@
-//! What the handle of a node and its tasks share: settings, parts, links.
+//! State that the handle of a node and the node's tasks share: settings, parts, links.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;

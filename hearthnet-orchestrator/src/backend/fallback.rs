@@ -210,11 +210,11 @@ impl Backend for WithFallback {
         Some(self.pipeline)
     }
 
-    /// False once it has run here, so that the next request tries the hosts again.
+    /// False once a row was computed here, so that the next request tries the hosts again.
     fn is_alive(&self) -> bool {
         match &self.runs {
             Runs::Hosts(hosts, _) => hosts.is_alive(),
-            Runs::Here(_) => !self.answering,
+            Runs::Here(_) => self.alone.is_some(),
             Runs::Nowhere => false,
         }
     }

@@ -335,9 +335,8 @@ impl CommunityHosts {
                 return Err((None, ChatError::ShardUnavailable(why.into())));
             }
             let until = until.into_iter().chain(give_up).min();
-            let answered = search
-                .cancel
-                .run_until_cancelled(any_of(awaited.0.values(), until));
+            let pending = awaited.0.values().filter(|one| one.now().is_none());
+            let answered = search.cancel.run_until_cancelled(any_of(pending, until));
             if self.runtime.block_on(answered).is_none() {
                 return Err((None, ChatError::Cancelled));
             }

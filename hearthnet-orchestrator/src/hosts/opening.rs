@@ -70,18 +70,18 @@ impl Opening {
     }
 }
 
-/// Waits until one of the pending attempts has ended, at most until `until`. Returns at once if none
-/// is pending.
+/// Waits until one of the attempts has ended, at most until `until`. Returns at once if there are
+/// none.
 pub(super) async fn any_of<'a>(
     openings: impl IntoIterator<Item = &'a Opening>,
     until: Option<Instant>,
 ) {
-    let pending = openings.into_iter().filter(|one| one.now().is_none());
-    let pending: Vec<_> = pending.map(|one| one.outcome.clone()).collect();
-    if pending.is_empty() {
+    let outcomes = openings.into_iter().map(|one| one.outcome.clone());
+    let outcomes: Vec<_> = outcomes.collect();
+    if outcomes.is_empty() {
         return;
     }
-    let any = select_all(pending);
+    let any = select_all(outcomes);
     match until {
         Some(until) => drop(timeout_at(until.into(), any).await),
         None => drop(any.await),

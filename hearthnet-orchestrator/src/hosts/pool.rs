@@ -14,7 +14,6 @@ use super::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, Patience, RoutedSpan, SEARCH_INTERVAL,
     SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
 };
-use crate::Cancel;
 use crate::error::ChatError;
 use crate::hosts::health::{FailureKind, SharedHealth};
 use crate::hosts::link::{HostAddr, HostLink};
@@ -90,33 +89,35 @@ impl HostPool {
         self.reach_enough(|_| false, None).await
     }
 
+    /// Errors of the hosts without a session, one per host. An attempt is waited for until it has
+    /// taken [`GRACE`].
+    pub async fn failures(&self) -> Vec<ChatError> {
+        self.reach_enough(|_| true, None).await.failures
+    }
+
     /// Like [`Self::reach`], but returns once `enough` is true and the other hosts have had
-    /// [`GRACE`], or once each has had `limit`. Both count from the start of a host's attempt:
-    /// repeated calls wait for `limit` once, and then for [`GRACE`], in which a host that is back can
-    /// answer. Attempts continue in the background for the next call.
-    pub async fn reach_enough(
+    /// [`GRACE`], or after `limit`. Attempts continue in the background for the next call.
+    async fn reach_enough(
         &self,
         enough: impl Fn(&[Arc<HostLink>]) -> bool,
         limit: Option<Duration>,
     ) -> Reached {
         let openings: Vec<Opening> = self.hosts.iter().map(|host| self.opening(host)).collect();
-        let began = Instant::now();
+        let give_up = limit.map(|limit| Instant::now() + limit);
         loop {
-            // Before the results are read: an attempt that ends in between is among them.
+            // Before the results are read: an attempt that ends in between also ends the wait.
             let pending = openings.iter().filter(|one| one.now().is_none());
-            let newest = pending.map(Opening::since).max();
+            let pending: Vec<&Opening> = pending.collect();
             let reached = self.reached_by(&openings);
-            let Some(newest) = newest else {
-                return reached;
-            };
             let until = match enough(&reached.links) {
-                true => Some(newest + GRACE),
-                false => limit.map(|limit| (newest + limit).max(began + GRACE)),
+                // Attempts that have already taken longer are not waited for.
+                true => pending.iter().map(|one| one.since() + GRACE).max(),
+                false => give_up,
             };
-            if until.is_some_and(|at| at <= Instant::now()) {
+            if pending.is_empty() || until.is_some_and(|at| at <= Instant::now()) {
                 return reached;
             }
-            any_of(&openings, until).await;
+            any_of(pending, until).await;
         }
     }
 
@@ -201,42 +202,13 @@ pub struct PooledHosts {
     pub choice: Choice,
 }
 
-impl PooledHosts {
-    /// Connects until the hosts have all layers and the others have had their grace period. Returns
-    /// one error per host that is missing then.
-    pub async fn reach(&self, patience: Patience) -> Vec<ChatError> {
-        let (cancel, exclude) = (Cancel::default(), BTreeSet::new());
-        let hosted = &self.choice.model.hosted;
-        let search = Search {
-            layers: hosted.start..=hosted.end.saturating_sub(1),
-            exclude: &exclude,
-            before: None,
-            patience,
-            cancel: &cancel,
-        };
-        let enough = |links: &[Arc<HostLink>]| self.choice.among(links, &search).is_ok();
-        let limit = connecting(patience);
-        self.pool.reach_enough(enough, limit).await.failures
-    }
-}
-
-/// Time limit for connecting; `None`: no limit.
-fn connecting(patience: Patience) -> Option<Duration> {
-    match patience {
-        Patience::None => Some(GRACE),
-        Patience::Short => Some(SIGN_OF_LIFE_TIMEOUT),
-        Patience::Long => None,
-    }
-}
-
 impl HostSource for PooledHosts {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
-        // Attempts continue in the background for the next search.
-        let limit = connecting(search.patience);
-        let patience = match search.patience {
-            Patience::None => Duration::ZERO,
-            Patience::Short => SHORT_DISCOVERY_TIMEOUT,
-            Patience::Long => DISCOVERY_TIMEOUT,
+        // Limits of the wait for connections, and for a host that may be restarting.
+        let (limit, patience) = match search.patience {
+            Patience::None => (Some(GRACE), Duration::ZERO),
+            Patience::Short => (Some(SIGN_OF_LIFE_TIMEOUT), SHORT_DISCOVERY_TIMEOUT),
+            Patience::Long => (None, DISCOVERY_TIMEOUT),
         };
         // A host of a running answer may be restarting.
         let until = search.before.map(|_| Instant::now() + patience);

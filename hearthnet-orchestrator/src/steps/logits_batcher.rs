@@ -134,17 +134,18 @@ mod tests {
 
     use futures_util::future::join_all;
     use hearthnet_files::ModelFile;
+    use hearthnet_testkit::one_thread;
 
     use super::*;
     use crate::steps::chat_loop::block_on;
-    use crate::tests::{options, tiny_file};
+    use crate::tests::tiny_file;
 
     fn tiny() -> ModelFile {
         tiny_file(2)
     }
 
     fn head(file: &ModelFile) -> Head {
-        Head::load(file, &options()).unwrap()
+        Head::load(file, &one_thread()).unwrap()
     }
 
     fn bits(logits: &[f32]) -> Vec<u32> {

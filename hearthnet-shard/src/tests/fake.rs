@@ -1,5 +1,5 @@
 //! Fakes for tests of scheduling and protocol: an engine of plain arithmetic, a clock that is set
-//! by hand, and an sink that records.
+//! by hand, and a sink that records.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

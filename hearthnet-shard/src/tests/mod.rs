@@ -1,10 +1,8 @@
-//! Hosts on an engine of plain arithmetic: over sockets, in a community, and on one thread in virtual
-//! time.
-
-use std::time::{SystemTime, UNIX_EPOCH};
+//! Hosts on an engine of plain arithmetic: over sockets, in a community, and on one thread in
+//! virtual time.
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey};
+use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StreamOpen, Want};
 
@@ -68,10 +66,7 @@ fn caller_key() -> NodeKey {
 fn token(issuer: &NodeKey, subject: &NodeKey, change: impl FnOnce(&mut Grant)) -> Vec<u8> {
     let mut id = [0; 16];
     getrandom::fill(&mut id).unwrap();
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_secs();
+    let now = now_ms() / 1000;
     let mut grant = Grant {
         issuer: issuer.id(),
         subject: subject.id(),

@@ -2,10 +2,10 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::panic, clippy::expect_used)]
 
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey};
+use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
 use hearthnet_engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
@@ -98,10 +98,7 @@ impl Host {
     pub(crate) async fn connect(&self, purpose: &str) -> Caller {
         let mut id = [0; 16];
         getrandom::fill(&mut id).unwrap();
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap()
-            .as_secs();
+        let now = now_ms() / 1000;
         let grant = Grant {
             issuer: self.caller.id(),
             subject: self.caller.id(),

@@ -108,7 +108,7 @@ pub async fn connect(
     hello.check().map_err(ConnectError::Hello)?;
     counted(async {
         let tcp = connector.dial().await?;
-        connector.session(Box::new(tcp), expect, hello).await
+        connector.session(Box::new(tcp), hello).await
     })
     .await
 }
@@ -127,7 +127,7 @@ pub async fn connect_over(
 ) -> Result<Connection, ConnectError> {
     let connector = Connector::new(host, identity, Some(expect), &config)?;
     hello.check().map_err(ConnectError::Hello)?;
-    counted(connector.session(io, expect, hello)).await
+    counted(connector.session(io, hello)).await
 }
 
 /// Opens a socket on a path other than the tensor path, at `addr` (`host:port`). With `expect`, the
@@ -206,21 +206,21 @@ impl<'a> Connector<'a> {
         Ok(tcp)
     }
 
-    /// Opens a session with the host that holds the key `expect`.
-    async fn session(
-        &self,
-        io: BoxIo,
-        expect: NodeId,
-        hello: Hello,
-    ) -> Result<Connection, ConnectError> {
+    /// Opens a session with the host.
+    async fn session(&self, io: BoxIo, hello: Hello) -> Result<Connection, ConnectError> {
         // The full limit from the start: the host's first tensor may follow its HELLO at once. (The
         // session itself limits the HELLO to 4 KiB.)
         let config = self.config;
         let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
-        let Opened { socket, begin, .. } = self.upgrade(io, PATH, largest, false).await?;
+        let opened = self.upgrade(io, PATH, largest, false).await?;
+        let Opened {
+            socket,
+            peer,
+            begin,
+        } = opened;
         let session = Session::caller(config, &hello, Time::from(begin.elapsed()));
         let (side, ended) = (Side::Caller, Box::new(|_: &SessionClosed| {}));
-        let pending = Pending::start(session, socket, expect, begin, config, side, ended);
+        let pending = Pending::start(session, socket, peer, begin, config, side, ended);
         // A caller's session opens with the host's HELLO, so there is no HELLO to admit.
         let opened = pending
             .opened(hello, |_| Err(CloseCode::ProtocolState))

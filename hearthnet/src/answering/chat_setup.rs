@@ -9,7 +9,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{HostSource, Patience, PooledHosts};
+use hearthnet_orchestrator::hosts::{HostPool, HostSource, PooledHosts};
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::service::{Opener, ServedModel, ServiceSettings};
@@ -91,28 +91,28 @@ fn served(
     })
 }
 
-/// Starts a conversation in this process, without a service's queue. Connects to `named` hosts
-/// first. A host that cannot be reached is left out if other hosts have its layers, or if this
-/// machine can answer (`Patience::Short`). Returns warnings about such hosts.
+/// Starts a conversation in this process, without a service's queue. Returns warnings about `named`
+/// hosts that cannot be reached. Such a host is left out if other hosts have its layers, or if this
+/// machine can answer.
 pub(crate) fn converse(
     runtime: &Handle,
     served: &ServedModel,
-    named: Option<&(PooledHosts, Patience)>,
+    named: Option<&HostPool>,
     exact: Option<Exact>,
     cancel: &Cancel,
 ) -> Result<(Conversation, Vec<String>), Failure> {
-    let left_out = named.map_or_else(Vec::new, |(hosts, patience)| {
-        runtime.block_on(hosts.reach(*patience))
-    });
-    match (served.open)(exact.unwrap_or(served.exact), cancel) {
+    let opened = (served.open)(exact.unwrap_or(served.exact), cancel);
+    // Only afterwards, so that a silent host is waited for once.
+    let left_out = || named.map_or_else(Vec::new, |pool| runtime.block_on(pool.failures()));
+    match opened {
         Ok(backend) => {
             let warning = |why| format!("warning: continuing without one host: {why}");
-            let warnings = left_out.into_iter().map(warning).collect();
+            let warnings = left_out().into_iter().map(warning).collect();
             Ok((Conversation::new(backend), warnings))
         }
         // The connection error explains the missing layers better.
         Err(error @ ChatError::ShardUnavailable(_)) => {
-            Err(left_out.into_iter().next().unwrap_or(error).into())
+            Err(left_out().into_iter().next().unwrap_or(error).into())
         }
         Err(error) => Err(error.into()),
     }

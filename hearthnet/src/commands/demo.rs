@@ -1,13 +1,13 @@
 //! `hearthnet demo`: an answer over host processes on this machine, and the same answer without
 //! them.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
-use hearthnet_orchestrator::hosts::Patience;
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
@@ -82,10 +82,10 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     // No fallback, so that the comparison below is between hosts and this machine.
     let handle = runtime.handle();
     let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config);
-    let served = pooled_model(&model, config, false, handle, named.clone())?;
-    let named = (named, Patience::Long);
+    let pool = Arc::clone(&named.pool);
+    let served = pooled_model(&model, config, false, handle, named)?;
     let started = Instant::now();
-    let (mut conversation, warnings) = converse(handle, &served, Some(&named), None, &cancel)?;
+    let (mut conversation, warnings) = converse(handle, &served, Some(&pool), None, &cancel)?;
     warnings.iter().for_each(note);
     let done = stream_answer(
         &mut conversation,

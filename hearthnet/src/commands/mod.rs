@@ -1,8 +1,7 @@
-//! One file per command.
+//! One file or folder per command.
 
 pub(crate) mod backup;
 pub(crate) mod bench;
-pub(crate) mod bench_mesh;
 pub(crate) mod chat;
 pub(crate) mod community;
 pub(crate) mod config;

@@ -82,12 +82,12 @@ fn text_that<'de, D: Deserializer<'de>>(
 }
 
 pub(super) fn backend<'de, D: Deserializer<'de>>(from: D) -> Result<EngineKind, D::Error> {
-    text(from, |name| {
-        match name {
+    let why = "must be \"small_model_layered\", HearthNet's own engine, or \"torch\"; \
+               \"petals_like\" is not implemented";
+    text(from, |name| match name {
         "small_model_layered" => Ok(EngineKind::Exact),
         "torch" => Ok(EngineKind::Torch),
-        _ => Err("must be \"small_model_layered\", HearthNet's own engine, or \"torch\"; \"petals_like\" is not implemented".to_owned()),
-    }
+        _ => Err(why.to_owned()),
     })
 }
 

@@ -149,9 +149,10 @@ fn check_setting(
     {
         return Err(ConfigError::new(key, &why));
     }
-    let alone: Result<Config, _> = over_defaults([&nested(name, value.clone())]).try_into();
-    alone
-        .map(drop)
+    let mut alone = defaults.clone();
+    merge(&mut alone, nested(name, value.clone()));
+    let read: Result<Config, _> = alone.try_into();
+    read.map(drop)
         .map_err(|error| ConfigError::new(key, error.message()))
 }
 

@@ -468,7 +468,7 @@ unsafe fn mix_some<V: Lanes>(
 /// Adds the values of one position times a weight.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
     let values = values.chunks(LANES);

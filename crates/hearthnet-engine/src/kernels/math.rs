@@ -29,7 +29,7 @@ const EXP_TOP: f32 = 88.0;
 /// e^x; +0 below -87, e^88 above 88, NaN for NaN.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
     // SAFETY: the caller ensures the ISA.
@@ -55,7 +55,7 @@ pub(super) unsafe fn exp<V: Lanes>(x: V) -> V {
 /// g / (1 + exp(-g)).
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
     // SAFETY: the caller ensures the ISA. `-0.0 - g` negates
@@ -66,7 +66,7 @@ pub(super) unsafe fn silu<V: Lanes>(g: V) -> V {
 /// (u + 1) * g / (1 + exp(-1.702 g)), with g clamped to at most 7 and u to -7..=7.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn clamped<V: Lanes>(g: V, u: V) -> V {
     // SAFETY: the caller ensures the ISA. The order of the
@@ -83,7 +83,7 @@ pub(super) unsafe fn clamped<V: Lanes>(g: V, u: V) -> V {
 /// tanh(x) = 1 - 2 / (exp(2 x) + 1); absolute error at most 1e-7.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn tanh<V: Lanes>(x: V) -> V {
     // SAFETY: the caller ensures the ISA.
@@ -96,7 +96,7 @@ unsafe fn tanh<V: Lanes>(x: V) -> V {
 /// cap * tanh(x / cap).
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn softcap<V: Lanes>(x: V, cap: V) -> V {
     // SAFETY: the caller ensures the ISA.
@@ -107,7 +107,7 @@ pub(super) unsafe fn softcap<V: Lanes>(x: V, cap: V) -> V {
 /// u = sqrt(2 / pi) * (g + 0.044715 g³).
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn gelu<V: Lanes>(g: V) -> V {
     // SAFETY: the caller ensures the ISA.

@@ -105,7 +105,7 @@ pub(super) unsafe fn prepare<V: Lanes>(x: &[f32], norm: Option<(&[f32], f32)>, a
 /// Quantises a row in blocks of 32.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut [BlockMeta]) {
     assert!(x.len() == meta.len() * BLOCK && quants.len() == x.len());
@@ -152,7 +152,7 @@ unsafe fn quantise<V: Lanes>(x: &[f32], quants: &mut [i8], meta: &mut [BlockMeta
 /// `g = activation(g) * u`; [`Activation::Clamped`] has a formula of its own.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[f32]) {
     // SAFETY: the caller ensures the ISA.
@@ -168,7 +168,7 @@ pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[
 /// `g = silu(g) * u`.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     let (n, h) = (g.len().min(u.len()), g.as_mut_ptr());
@@ -193,7 +193,7 @@ unsafe fn swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
 /// `g = gelu(g) * u`.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
@@ -210,7 +210,7 @@ unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
 /// `g = clamped(g, u)`: see [`super::math::clamped`].
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
@@ -227,7 +227,7 @@ unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
 /// `x = cap * tanh(x / cap)`.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn softcap<V: Lanes>(x: &mut [f32], cap: f32) {
     for chunk in x.chunks_mut(LANES) {
@@ -250,7 +250,7 @@ pub(super) fn add_scaled(sum: &mut [f32], x: &[f32], factor: f32) {
 /// e^x in place.
 ///
 /// # Safety
-/// As [`Lanes`].
+/// See [`Lanes`].
 #[inline(always)]
 pub(super) unsafe fn exp<V: Lanes>(x: &mut [f32]) {
     for chunk in x.chunks_mut(LANES) {

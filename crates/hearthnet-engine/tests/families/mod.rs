@@ -419,7 +419,7 @@ fn a_manifest_covers_every_tensor_and_field_and_proves_each_part() {
     }
 }
 
-/// One of a family's keys with its prefix, and the error of a file with another value of it.
+/// Full name of a family's key, and the error for a file in which the key has this value.
 fn refused(name: &str, key: &str, value: Value<'_>) -> (String, String) {
     let key = format!("{}.{key}", open(name).spec().architecture);
     match rewrite(name, &[(key.as_str(), value)], |_, _| TensorType::F32) {

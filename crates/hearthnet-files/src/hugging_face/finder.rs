@@ -9,7 +9,7 @@ use super::config::Config;
 use super::error::ImportError;
 use super::planned::{Change, GROUP, Pick, Planned, Source};
 use super::shards::{PART_BYTES, Shards, Stored, wrong_type};
-use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM, ROUTER};
+use crate::families::{EMBEDDING, Family, OUTPUT, OUTPUT_NORM};
 use crate::gguf::TensorType;
 use crate::spec::ModelSpec;
 
@@ -148,7 +148,7 @@ impl<'a> Finder<'a> {
         self.refuse_others()?;
         let base = common_type(&planned);
         for tensor in &mut planned {
-            if !is_kept_exact(tensor) && tensor.base != TensorType::MXFP4 {
+            if !tensor.is_kept_exact() && tensor.base != TensorType::MXFP4 {
                 tensor.base = base;
             }
             tensor.dtype = tensor.base;
@@ -282,15 +282,9 @@ fn missing(tensor: &str) -> ImportError {
     ImportError::MissingTensor(tensor.to_owned())
 }
 
-/// Vectors, and expert routers, which are small and affect much.
-fn is_kept_exact(tensor: &Planned) -> bool {
-    let name = &tensor.name;
-    tensor.dims.len() == 1 || name.ends_with(ROUTER) || name.ends_with(".bias")
-}
-
 /// Common type of all matrices; F32, which holds all values of both others, if they differ.
 fn common_type(planned: &[Planned]) -> TensorType {
-    let matrices = planned.iter().filter(|tensor| !is_kept_exact(tensor));
+    let matrices = planned.iter().filter(|tensor| !tensor.is_kept_exact());
     let types: BTreeSet<TensorType> = matrices
         .flat_map(|tensor| match &tensor.source {
             Source::Values(_) | Source::SplitMxfp4 { .. } => &[][..],

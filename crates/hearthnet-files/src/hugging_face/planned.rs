@@ -7,7 +7,7 @@ use half::f16;
 
 use super::error::ImportError;
 use super::shards::{PART_BYTES, Shards, Stored};
-use crate::convert::stored_as;
+use crate::convert::{is_kept_exact, stored_as};
 use crate::gguf::TensorType;
 use crate::gguf::writer::{WriteError, Writer};
 use crate::quantize;
@@ -86,6 +86,11 @@ pub(super) enum Change {
 }
 
 impl Planned {
+    /// See [`is_kept_exact`].
+    pub(super) fn is_kept_exact(&self) -> bool {
+        is_kept_exact(&self.name, &self.dims)
+    }
+
     /// Sets the type that `convert` to `dtype` would choose.
     pub(super) fn quantize(&mut self, dtype: TensorType) {
         self.dtype = stored_as(&self.name, &self.dims, self.base, dtype);

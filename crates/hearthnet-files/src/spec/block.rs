@@ -1,8 +1,9 @@
-//! One block of a model: its parts, and its tensors with their shapes.
+//! View of a block: its parts, and its tensors with their shapes.
 
 use super::{ExpertSpec, LatentSpec, ModelSpec, QkNorm, Rotation};
 
-/// One block of a model. Blocks of a model may differ, so code for blocks uses this view.
+/// View of one block. Code for blocks reads it instead of [`ModelSpec`], because the blocks of a
+/// model may differ.
 ///
 /// A value that becomes different per block moves from [`ModelSpec`] to a field here. Another kind
 /// of block is a variant of [`Mixer`] or [`Feed`] with a group of tensors in `families/rules.rs`.

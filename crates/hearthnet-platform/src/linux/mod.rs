@@ -19,7 +19,7 @@ fn value<'a>(table: &'a str, name: &str) -> Option<&'a str> {
         .map(str::trim)
 }
 
-/// As [`value`], in bytes.
+/// Bytes of `name` in such a table, which gives them in kB.
 fn bytes(table: &str, name: &str) -> Option<u64> {
     let kib: u64 = value(table, name)?
         .strip_suffix("kB")?

@@ -10,14 +10,14 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Access that a new file or folder gives. The umask of the process may take more of it away.
+/// Access that a new file or folder gives. The umask of the process may restrict it further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Only its owner: 0600, folders 0700.
     Owner,
     /// Everyone may read it, its owner may write it: 0644, folders 0755.
     Readable,
-    /// What the umask leaves: 0666, folders 0777.
+    /// Everyone may read and write it, as far as the umask allows: 0666, folders 0777.
     Umask,
 }
 

@@ -1,7 +1,7 @@
 //! The terminal, and groups of processes that it sends signals to.
 
 use std::io::{self, IsTerminal as _};
-/// What outputs and inputs are to the system.
+/// An output or input with a file descriptor.
 pub use std::os::fd::AsFd as Handle;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
@@ -77,7 +77,7 @@ pub fn is_in_foreground() -> bool {
     tcgetpgrp(io::stdin()).ok() == Some(getpgrp())
 }
 
-/// Whether an input delivers nothing for so long, not even its end.
+/// Whether an input delivers nothing within `time`, not even its end.
 pub fn is_silent(input: impl Handle, time: Duration) -> bool {
     wait(input, time).is_ok_and(|events| events.is_empty())
 }
@@ -90,7 +90,7 @@ pub fn has_input_within(time: Duration) -> bool {
         .is_ok_and(|events| !events.is_empty() && !events.contains(PollFlags::HUP))
 }
 
-/// Waits until an input delivers something: what it is, and nothing after `time`.
+/// Waits until an input delivers something. Returns the events, or none after `time`.
 fn wait(input: impl Handle, time: Duration) -> rustix::io::Result<PollFlags> {
     let mut asked = [PollFd::new(&input, PollFlags::IN)];
     let time = Timespec {

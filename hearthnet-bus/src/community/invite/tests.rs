@@ -34,10 +34,14 @@ const KNOWN: &str = "hearth1qx9g3c7awsylr90a2tdj6096t4ev5ecfhuwegysm7d6gsqd5pah4
 fn a_code_survives_line_breaks_spaces_and_capitals() {
     let known = invite(&["10.0.0.1:1"]);
     let code = known.to_string();
-    let (first, second) = code.split_at(30);
+    let lines: Vec<&str> = code
+        .as_bytes()
+        .chunks(30)
+        .map(|line| std::str::from_utf8(line).unwrap())
+        .collect();
     for text in [
         format!("  {code}\n"),
-        format!("{first}\r\n  {second}"),
+        lines.join("\r\n  "),
         code.to_ascii_uppercase(),
     ] {
         assert_eq!(text.parse::<Invite>().as_ref(), Ok(&known), "{text:?}");

@@ -27,8 +27,8 @@
 //!
 //! The mark follows the commit, so a crash never makes it claim a change that was not stored.
 //!
-//! A file is repaired only by a process that has it alone. Every handle holds a shared lock on
-//! `log.lock` for this.
+//! A file is compared with the mark, and repaired, only by a process that has it alone. Every
+//! handle holds a shared lock on `log.lock` for this.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -128,7 +128,8 @@ impl Mark {
 #[derive(Debug)]
 pub(super) struct RecoveryLock {
     lock: File,
-    /// The log when this handle opened it. Later marks name the same file.
+    /// The mark when this handle opened the log. Later marks name the same file, and no fewer
+    /// changes.
     log: Mark,
 }
 
@@ -161,14 +162,16 @@ impl RecoveryLock {
     /// Lets the marks of this handle name the file at `path`, which has so many changes.
     pub(super) fn name_log(&mut self, path: &Path, changes: u64) {
         self.log = Mark::of(path, changes);
-        self.mark(changes);
-        self.sync();
+        if Mark::read(&self.lock) != Some(self.log) {
+            self.mark(changes);
+            self.sync();
+        }
     }
 
     /// Stores that the log has so many changes. To be called after their commit.
     pub(super) fn mark(&self, changes: u64) {
         let mark = Mark {
-            changes,
+            changes: changes.max(self.log.changes),
             ..self.log
         };
         let mark = mark.encode();
@@ -227,8 +230,10 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     let mut guard = RecoveryLock::shared(dir)?;
     if !guard.alone() {
         guard.share(dir)?;
+        // The mark keeps what it says of the file. Two processes that open a copy at the same
+        // moment both come here, and the next opening still finds the copy.
+        guard.log = Mark::read(&guard.lock).unwrap_or_default();
         let (conn, view) = load(path, None)?;
-        guard.log = Mark::of(path, view.changes);
         return Ok(Opened {
             conn,
             view,

@@ -107,8 +107,6 @@ impl EventLog {
         }
         create_folders(dir, Access::Owner).map_err(LogError::io("create", dir))?;
         let mut guard = RecoveryLock::shared(dir)?;
-        // The mark of a former log must not be compared with this one.
-        guard.mark(0);
         recover::name(dir, community)?;
         let mut conn = db::open(&path, true)?;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -116,10 +114,11 @@ impl EventLog {
         if db::check_format(&tx, &path)? {
             return Err(LogError::Exists { path });
         }
+        // Before the log exists: the mark of a former log must not be compared with this one.
+        guard.name_log(&path, 0);
         db::create(&tx, community)?;
         tx.commit()?;
         let view = View::load(&conn, now_ms())?;
-        guard.name_log(&path, view.changes);
         Self::start(
             path,
             Quotas::default(),

@@ -32,7 +32,7 @@ const SNAPSHOTS: usize = 16;
 const SNAPSHOT_EVERY: u64 = 512;
 
 /// Long-term rate of events that are folded again because others arrived late. At 6 us each, this
-/// is some 5% of a core.
+/// is some 5% of a core. A large event counts once per KiB ([`db::scan`]): its hashes take longest.
 const REWORK_PER_SECOND: u64 = 8_000;
 /// Burst of the same: half a second of a core, more than the healing of a partition costs.
 const REWORK_BURST: u64 = 100_000;
@@ -140,7 +140,8 @@ impl View {
             seq: 0,
         };
         view.go_back(conn, end)?;
-        if !view.catch_up(conn)? {
+        let (plain, _) = view.catch_up(conn)?;
+        if !plain {
             view.fold_all(conn)?;
         }
         view.publish();
@@ -192,7 +193,7 @@ impl View {
         let before = self.activation_ms;
         self.activation_ms = before.max(now_ms);
         let mut changed = self.clock > before && db::has_between(conn, before, self.activation_ms)?;
-        if changed && !self.catch_up(conn)? {
+        if changed && !self.catch_up(conn)?.0 {
             self.fold_again(conn, Redo::All)?;
         }
         changed |= self.settle(conn, now_ms, false)?;
@@ -251,9 +252,8 @@ impl View {
         let from = match std::mem::replace(&mut self.redo, Redo::No).place() {
             Some(at) if self.fold.is_plain() => {
                 self.go_back(conn, at)?;
-                let kept = self.fold.count;
-                let plain = self.catch_up(conn)?;
-                cost = self.fold.count - kept;
+                let plain;
+                (plain, cost) = self.catch_up(conn)?;
                 // Then the next late event does not have to start as far back.
                 if plain && self.fold.count >= db::last_snapshot(conn)? + SNAPSHOT_EVERY {
                     db::add_snapshot(conn, &self.fold, SNAPSHOTS)?;
@@ -264,9 +264,7 @@ impl View {
         };
         if from.is_none() {
             db::drop_snapshots(conn, None)?;
-            self.fold_all(conn)?;
-            // At most three passes.
-            cost += 3 * self.fold.count;
+            cost = cost.saturating_add(self.fold_all(conn)?);
         }
         self.rework.spend(cost);
         self.reworked = self.reworked.saturating_add(cost);
@@ -313,9 +311,9 @@ impl View {
         }
     }
 
-    /// Applies the stored events after the fold's last event. Returns false if that is impossible
-    /// without rework.
-    fn catch_up(&mut self, conn: &Connection) -> Result<bool, LogError> {
+    /// Applies the stored events after the fold's last event. Returns whether that is possible
+    /// without rework, and its cost.
+    fn catch_up(&mut self, conn: &Connection) -> Result<(bool, u64), LogError> {
         let Self {
             authors,
             fold,
@@ -323,33 +321,25 @@ impl View {
             ..
         } = self;
         let mut plain = true;
-        db::scan(
+        let cost = db::scan(
             conn,
             fold.at(),
             |at| counts(authors, *activation_ms, at),
-            |event| {
-                plain &= fold.apply(event) != Applied::Retroactive;
-                Ok(())
-            },
+            |event| plain &= fold.apply(event) != Applied::Retroactive,
         )?;
-        Ok(plain)
+        Ok((plain, cost))
     }
 
-    /// Computes the state from all events.
-    fn fold_all(&mut self, conn: &Connection) -> Result<(), LogError> {
+    /// Computes the state from all events. Returns the cost.
+    fn fold_all(&mut self, conn: &Connection) -> Result<u64, LogError> {
         let (authors, activation_ms) = (&self.authors, self.activation_ms);
+        let mut cost = 0_u64;
         self.fold = Fold::of_all(self.community, |visit| {
-            db::scan(
-                conn,
-                None,
-                |at| counts(authors, activation_ms, at),
-                |event| {
-                    visit(event);
-                    Ok(())
-                },
-            )
+            let wanted = |at: &Position| counts(authors, activation_ms, at);
+            cost = cost.saturating_add(db::scan(conn, None, wanted, |event| visit(event))?);
+            Ok::<_, LogError>(())
         })?;
-        Ok(())
+        Ok(cost)
     }
 
     /// Hash of the last event in the order that has taken effect here and whose author is known.

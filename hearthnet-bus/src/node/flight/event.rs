@@ -294,7 +294,7 @@ impl Event {
             | Self::ShardStopped { .. }
             | Self::WeightsLoaded { .. }
             | Self::WeightsEvicted {} => true,
-            // None for events of the host's own calls, and for every kind added later.
+            // Events of the host's own calls, and kinds that are added later, have no `caller`.
             _ => self.caller() == Some(caller),
         }
     }

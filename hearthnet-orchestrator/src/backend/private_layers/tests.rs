@@ -1,13 +1,14 @@
 use std::sync::Barrier;
 
 use futures_util::future::join_all;
+use hearthnet_testkit::one_thread;
 use hearthnet_transport::Code;
 
 use super::*;
 use crate::backend::tests::run_rows;
 use crate::chat::Frame;
 use crate::steps::chat_loop::block_on;
-use crate::tests::{engine, options, tiny_file};
+use crate::tests::{engine, tiny_file};
 
 const LAYERS: u32 = 6;
 
@@ -16,12 +17,12 @@ fn tiny() -> ModelFile {
 }
 
 fn ends(file: &ModelFile, first: u32, last: u32) -> PrivateLayers {
-    PrivateLayers::load(file, "tiny", (first, last), 3, &options()).unwrap()
+    PrivateLayers::load(file, "tiny", (first, last), 3, &one_thread()).unwrap()
 }
 
 /// Embeddings of `count` tokens.
 fn rows(file: &ModelFile, seed: u32, count: u32) -> Vec<f32> {
-    let head = Head::load(file, &options()).unwrap();
+    let head = Head::load(file, &one_thread()).unwrap();
     let ids: Vec<u32> = (0..count).map(|n| (seed * 31 + n * 7) % 250 + 3).collect();
     let mut rows = Vec::new();
     head.embed(&ids, &mut rows).unwrap();
@@ -132,7 +133,7 @@ fn a_conversation_too_many_is_refused_as_busy_and_room_comes_back() {
     let file = tiny();
     let options = EngineOptions {
         max_sequences: 1,
-        ..options()
+        ..one_thread()
     };
     let private = PrivateLayers::load(&file, "tiny", (1, 1), 3, &options).unwrap();
     let between = engine(&file, private.hosted());
@@ -167,7 +168,7 @@ fn a_cancelled_chat_computes_no_further_chunk() {
 fn something_must_be_left_for_hosts() {
     let file = tiny();
     for (first, last) in [(LAYERS, 0), (4, 2), (0, LAYERS), (u32::MAX, 1)] {
-        let loaded = PrivateLayers::load(&file, "tiny", (first, last), 3, &options());
+        let loaded = PrivateLayers::load(&file, "tiny", (first, last), 3, &one_thread());
         assert!(
             matches!(loaded, Err(LoadError::Layers { .. })),
             "{first}, {last}"

@@ -2,18 +2,6 @@
 
 use super::*;
 
-fn codes(answers: &[Message]) -> Vec<(u32, &str)> {
-    answers
-        .iter()
-        .map(|answer| match answer {
-            Message::StreamError(e) => (e.epoch, e.code.as_str()),
-            Message::StreamOpened(o) => (o.epoch, "opened"),
-            Message::StepResult(r) => (r.epoch, "result"),
-            other => panic!("{other:?}"),
-        })
-        .collect()
-}
-
 #[test]
 fn a_host_that_leaves_refuses_new_streams_and_serves_those_that_are_open() {
     let (mut host, mut caller) = with_streams(1);

@@ -258,6 +258,19 @@ fn truncate(stream: u32, position: u32) -> Message {
     })
 }
 
+/// Epochs of answers, with their codes.
+fn codes(answers: &[Message]) -> Vec<(u32, &str)> {
+    answers
+        .iter()
+        .map(|answer| match answer {
+            Message::StreamError(e) => (e.epoch, e.code.as_str()),
+            Message::StreamOpened(o) => (o.epoch, "opened"),
+            Message::StepResult(r) => (r.epoch, "result"),
+            other => panic!("{other:?}"),
+        })
+        .collect()
+}
+
 fn result(answers: &[Message]) -> &StepResult {
     match answers {
         [Message::StepResult(result)] => result,

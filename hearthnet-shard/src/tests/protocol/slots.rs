@@ -116,12 +116,14 @@ fn four_slots() -> Arc<Slots> {
 fn a_peer_cannot_take_more_places_than_its_share() {
     let slots = four_slots();
     let begin = |peer, stream| begin(&slots, peer, stream);
-    let _a = begin(1, 1).unwrap();
+    let a = begin(1, 1).unwrap();
     let b = begin(1, 2).unwrap();
     assert_eq!(begin(1, 3).unwrap_err().code(), "stream_quota");
-    let _c = begin(2, 1).unwrap();
+    let c = begin(2, 1).unwrap();
     drop(b);
     assert!(begin(1, 3).is_ok());
+    // None was preempted, because none rests.
+    assert!(!a.has_ended() && !c.has_ended());
 }
 
 #[test]

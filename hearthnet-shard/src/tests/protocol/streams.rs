@@ -77,17 +77,11 @@ fn a_later_epoch_ends_the_earlier_one_and_its_steps() {
     }));
     host.run();
     let answers = caller.sink.take();
-    let codes: Vec<_> = answers
-        .iter()
-        .map(|answer| match answer {
-            Message::StreamError(e) => (e.epoch, e.code.as_str()),
-            Message::StreamOpened(o) => (o.epoch, "opened"),
-            Message::StepResult(r) => (r.epoch, "result"),
-            other => panic!("{other:?}"),
-        })
-        .collect();
     let stale = (1, "stale_epoch");
-    assert_eq!(codes, [stale, stale, (5, "opened"), (5, "result")]);
+    assert_eq!(
+        codes(&answers),
+        [stale, stale, (5, "opened"), (5, "result")]
+    );
     assert_eq!(host.errors("stale_epoch"), 2);
     assert_eq!(host.stats().dropped_steps, 2);
     // Only rows of the new epoch were computed, from an empty sequence.
@@ -127,6 +121,28 @@ fn a_cancelled_stream_is_gone_before_the_next_batch() {
     assert_eq!(host.probe.batches.lock().len(), 1);
     assert_eq!(caller.sink.take(), [], "a cancelled step has no answer");
     assert_eq!(host.stats().dropped_steps, 2);
+    host.assert_empty();
+}
+
+#[test]
+fn a_closed_connection_ends_its_own_streams_only() {
+    let mut host = Host::new();
+    let (mut a, mut b) = (host.caller(1), host.caller(2));
+    a.open(&mut host, 1);
+    a.open(&mut host, 2);
+    b.open(&mut host, 1);
+    a.tell(step(1, 0, &rows(30)));
+    a.tell(step(2, 0, &rows(1)));
+    host.take_in();
+    drop(a);
+    host.run();
+    assert_eq!(host.stats().streams, 1);
+    assert_eq!(host.stats().dropped_steps, 2);
+    assert_eq!(host.probe.sequences.load(Ordering::SeqCst), 1);
+    let answers = b.ask(&mut host, step(1, 0, &rows(1)));
+    assert_eq!(result(&answers).rows, 1);
+    drop(b);
+    host.run();
     host.assert_empty();
 }
 

@@ -1,5 +1,6 @@
-//! `hearthnet bench`: measure the engine or the transport.
+//! `hearthnet bench`: measure the engine, the transport, or hosts on this machine.
 
+mod mesh;
 mod transport;
 
 use hearthnet_engine::bench::{self, BenchTest, EngineBench, bench_engine};
@@ -14,7 +15,7 @@ use crate::models::{pick, resolve};
 pub(crate) fn run(command: BenchCommand, cx: &Context) -> Result<(), Failure> {
     match command {
         BenchCommand::Engine(args) => engine(args, cx),
-        BenchCommand::Mesh(args) => super::bench_mesh::run(&args, cx),
+        BenchCommand::Mesh(args) => mesh::run(&args, cx),
         BenchCommand::Transport {
             echo_for: Some(caller),
             ..

@@ -30,7 +30,7 @@ use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::chat::{Conversation, Prompt};
 use hearthnet_orchestrator::exact::Exact;
-use hearthnet_orchestrator::hosts::{Patience, PooledHosts};
+use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_orchestrator::{Cancel, ChatError};
 use hearthnet_tokens::ChatMessage;
@@ -114,7 +114,7 @@ struct Chat<'a> {
 struct LocalBackend {
     model: ServedModel,
     /// Hosts named on the command line.
-    named: Option<(PooledHosts, Patience)>,
+    named: Option<Arc<HostPool>>,
     /// Community whose hosts answer.
     home: Option<Home>,
     transient: TransientNode,
@@ -344,12 +344,9 @@ impl Chat<'_> {
                 None => {
                     let key = Arc::new(cx.global.node_key()?);
                     let hosts = pooled_hosts(handle, &args.shard, &key, &model, config);
-                    let served = pooled_model(&model, config, fallback, handle, hosts.clone())?;
-                    let patience = match fallback {
-                        true => Patience::Short,
-                        false => Patience::Long,
-                    };
-                    (served, Some((hosts, patience)))
+                    let pool = Arc::clone(&hosts.pool);
+                    let served = pooled_model(&model, config, fallback, handle, hosts)?;
+                    (served, Some(pool))
                 }
             }
         };
@@ -381,7 +378,7 @@ impl Chat<'_> {
             true => Some(Exact::Require),
             false => self.args.exact,
         };
-        let named = own.named.as_ref();
+        let named = own.named.as_deref();
         let begun = converse(runtime, &own.model, named, exact, &self.cancel);
         drop(connecting);
         let (conversation, warnings) = begun?;

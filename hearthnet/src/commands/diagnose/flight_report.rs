@@ -13,7 +13,7 @@ use hearthnet_bus::log::Community;
 use hearthnet_text::sanitize;
 use serde_json::{Value, json};
 
-use crate::cli::table;
+use crate::cli::{bytes, table, when};
 use crate::home::now_ms;
 
 /// Node that was asked, and its answer or error.
@@ -171,7 +171,7 @@ fn milliseconds(us: u64) -> String {
 
 /// Formats a time as `2026-11-21 06:40:04.123`, or as a number beyond the year 9999.
 fn moment(unix_us: u64) -> String {
-    let whole = crate::cli::output::when(unix_us / 1000);
+    let whole = when(unix_us / 1000);
     match whole.strip_suffix(" UTC") {
         Some(seconds) => format!("{seconds}.{:03}", unix_us / 1000 % 1000),
         None => whole,
@@ -185,7 +185,7 @@ fn words(event: &Event, names: Names<'_>) -> String {
         ("host" | "peer", Value::String(id)) => {
             id.parse().map_or_else(|_| id.clone(), |id| names.of(&id))
         }
-        ("bytes", size) => crate::cli::output::bytes(size.as_u64().unwrap_or_default()),
+        ("bytes", size) => bytes(size.as_u64().unwrap_or_default()),
         ("by_us", by_us) => match by_us.as_bool() {
             Some(true) => "this side".to_owned(),
             _ => "the caller".to_owned(),

@@ -245,7 +245,8 @@ fn broken_files_are_refused_with_the_reason() {
     for (error, says) in rows! {
         refusal(|f| f.scores.clear()) => "has no `tokenizer.ggml.scores`";
         refusal(|f| f.scores.truncate(7)) => "has 7 token scores for";
-        refusal(|f| f.scores[9] = f32::NAN) => "score of token 9 of the model file is not a number";
+        refusal(|f| f.scores[9] = f32::NAN)
+            => "the score of token 9 of the model file is not a number";
         refusal(|f| f.add("hello", 1, 0.0)) => "have the same text";
         refusal(|f| f.add("<0x0a", 6, 0.0)) => "should be a byte, and is not written as one";
     } {

@@ -146,26 +146,30 @@ pub(crate) fn walk(
     })
 }
 
-/// Decodes and visits the `wanted` durable events after a position, in their order.
+/// Decodes and visits the `wanted` durable events after a position, in their order. Returns the cost
+/// of this: one per event and started KiB beyond the first.
 pub(crate) fn scan(
     conn: &Connection,
     after: Option<Position>,
     wanted: impl Fn(&Position) -> bool,
-    mut visit: impl FnMut(&Event) -> Result<(), LogError>,
-) -> Result<(), LogError> {
+    mut visit: impl FnMut(&Event),
+) -> Result<u64, LogError> {
     let sql = "SELECT lamport, author, seq, raw, hash, sum FROM durable
          WHERE lamport >= ?1 ORDER BY lamport, author, seq, hash";
     let from_lamport = after.map_or(0, |at| int(at.lamport));
+    let mut cost = 0_u64;
     each(conn, sql, [from_lamport], |row| {
         give_way();
         let position = position_of(row)?;
         if after.is_none_or(|at| position > at) && wanted(&position) {
             let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
             check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
-            visit(&stored_event(raw)?)?;
+            visit(&stored_event(raw)?);
+            cost = cost.saturating_add(raw.len().div_ceil(1024).max(1) as u64);
         }
         Ok(true)
-    })
+    })?;
+    Ok(cost)
 }
 
 fn position_of(row: &Row<'_>) -> rusqlite::Result<Position> {

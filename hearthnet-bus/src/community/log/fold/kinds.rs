@@ -1,4 +1,4 @@
-//! Effect of each kind of event.
+//! Whether an event may have its effect, and the effect of each kind.
 
 use std::collections::BTreeSet;
 

@@ -539,6 +539,18 @@ fn a_revocation_closes_the_invite_of_the_revoked_member() {
 }
 
 #[test]
+fn a_post_dated_event_does_not_block_other_authors() {
+    let home = Home::new();
+    home.takes(&[founder().make_ahead(MAX_AHEAD_MS, policy(true))]);
+    // The root's next event sorts after it, at a time that others accept within a millisecond.
+    home.append(ROOT, policy(false));
+    let other = Home::joining();
+    sync(&home.log, &other.log, NOW + 1);
+    assert_eq!(other.log.state(), home.log.state());
+    assert!(!other.log.state().policy.research);
+}
+
+#[test]
 fn a_post_dated_event_does_not_post_date_events_of_others() {
     let home = Home::new();
     home.takes(&[founder().make_ahead(MAX_AHEAD_MS, policy(true))]);

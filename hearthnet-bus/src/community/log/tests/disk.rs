@@ -420,6 +420,20 @@ fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
 }
 
 #[test]
+fn a_copy_that_two_processes_open_at_once_is_in_doubt_at_the_next_opening() {
+    let Home { log, dir } = busy();
+    drop(log);
+    let copy = copied(&dir);
+    // Neither process has the log alone, so neither compares it with the mark.
+    let other = std::fs::File::open(copy.path().join(LOCK)).unwrap();
+    other.lock_shared().unwrap();
+    let home = opened(copy);
+    home.append(1, new_event());
+    drop(other);
+    assert!(home.reopened().log.is_in_doubt());
+}
+
+#[test]
 fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
     let home = busy();
     let dir = folder();

@@ -23,7 +23,7 @@ use reedline::{
 };
 
 use super::input::{Input, PASTED};
-use crate::cli::output::{TerminalStyle, note};
+use crate::cli::{TerminalStyle, note};
 use crate::commands::chat::command::{NAMES, goes_on, may_go_on};
 
 /// Most lines in the history.

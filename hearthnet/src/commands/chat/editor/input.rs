@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cli::failure::{Failure, Kind};
+use crate::cli::{Failure, failure};
 
 pub(in super::super) enum Input {
     Line(String),
@@ -24,9 +24,5 @@ pub(super) const PASTED: Duration = Duration::from_millis(30);
 pub(super) const NO_TEXT: &str = "this is not UTF-8 text";
 
 pub(in super::super) fn unreadable(error: impl std::fmt::Display) -> Failure {
-    Failure::new(
-        Kind::BadRequest,
-        format!("cannot read the message: {error}"),
-    )
-    .hint("messages must be UTF-8 text")
+    failure!(BadRequest, "cannot read the message: {error}").hint("messages must be UTF-8 text")
 }

@@ -13,10 +13,9 @@ use hearthnet_platform::terminal::has_input_within;
 pub(super) use self::input::{Input, unreadable};
 use self::input::{NO_TEXT, PASTED};
 use super::command::{goes_on, may_go_on};
-use crate::cli::failure::Failure;
-use crate::cli::output::TerminalStyle;
 #[cfg(feature = "line-editor")]
-use crate::cli::output::note;
+use crate::cli::note;
+use crate::cli::{Failure, TerminalStyle};
 
 pub(super) enum Lines {
     /// Line editor, on a terminal with cursor control.

@@ -56,7 +56,7 @@ const SUBJECTS: [&str; 8] = [
 /// Time limit for the chats to end after the measurement.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 
-pub(crate) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
+pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     if !(1..=64).contains(&args.chats) || args.repetitions == 0 || args.prefill == 0 {
         return Err(Failure::new(
             Kind::Config,

@@ -1,0 +1,256 @@
+//! Content of answers: text, log-probabilities, usage; whole or streamed.
+
+use super::*;
+
+#[test]
+fn a_plain_answer_has_openais_shape() {
+    let house = open();
+    let reply = house.chat(json!({}));
+    let value = reply.json();
+    assert_eq!(
+        (reply.status, &value["object"]),
+        (200, &json!("chat.completion"))
+    );
+    assert!(value["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert!(value["created"].as_u64().unwrap() > 1_700_000_000);
+    assert_eq!(value["model"], "tiny");
+    let weights = house.fixture.service.models()[0].weights.to_string();
+    assert_eq!(
+        value["system_fingerprint"],
+        format!("fp_{}", &weights[..16])
+    );
+    let choice = &value["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(
+        (&choice["finish_reason"], &choice["logprobs"]),
+        (&json!("length"), &Value::Null)
+    );
+    let usage = &value["usage"];
+    assert_eq!(usage["completion_tokens"], 12);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 0);
+    let sum = usage["prompt_tokens"].as_u64().unwrap() + 12;
+    assert_eq!(usage["total_tokens"], sum);
+}
+
+#[test]
+fn a_stream_says_the_same_as_a_plain_answer() {
+    let house = open();
+    let plain = house.chat(json!({})).json();
+    let extra = json!({"stream": true, "stream_options": {"include_usage": true}});
+    let chunks = house.chat(extra).chunks();
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
+        .collect();
+    assert_eq!(plain["choices"][0]["message"]["content"], text);
+    let [.., end, counts] = &chunks[..] else {
+        panic!("at least two chunks")
+    };
+    assert_eq!(end["choices"][0]["finish_reason"], "length");
+    assert_eq!(counts["choices"], json!([]));
+    assert_eq!(counts["usage"]["completion_tokens"], 12);
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk["object"] == "chat.completion.chunk")
+    );
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+    assert!(chunks[1]["usage"].is_null() && chunks[1].get("usage").is_some());
+    // Without `include_usage` there are no counts.
+    let chunks = house.chat(json!({"stream": true})).chunks();
+    assert!(chunks.iter().all(|chunk| chunk.get("usage").is_none()));
+}
+
+#[test]
+fn the_same_seed_says_the_same_and_another_does_not() {
+    let house = open();
+    let say = |seed: i64| {
+        let extra = json!({"temperature": 1.5, "seed": seed, "max_tokens": 24});
+        house.chat(extra).json()["choices"][0]["message"]["content"].clone()
+    };
+    assert_eq!(say(-7), say(-7));
+    assert_ne!(say(-7), say(8));
+}
+
+/// Bytes spelt by entries of log-probabilities.
+fn spelt(content: &[Value]) -> String {
+    let bytes: Vec<u8> = content
+        .iter()
+        .flat_map(|entry| entry["bytes"].as_array().unwrap())
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn the_tokens_of_logprobs_spell_the_answer_whole_or_streamed() {
+    let house = open();
+    let extra = json!({"logprobs": true, "top_logprobs": 3});
+    let value = house.chat(extra).json();
+    let choice = &value["choices"][0];
+    let content = choice["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(choice["message"]["content"], spelt(content));
+    for entry in content {
+        let top = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!(top.len(), 3);
+        // Greedy sampling takes the most likely token.
+        assert_eq!(
+            (&top[0]["bytes"], &top[0]["logprob"]),
+            (&entry["bytes"], &entry["logprob"])
+        );
+        assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
+    }
+    let chunks = house
+        .chat(json!({"logprobs": true, "top_logprobs": 3, "stream": true}))
+        .chunks();
+    let streamed: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(&streamed, content);
+}
+
+#[test]
+fn a_stop_text_and_its_tokens_are_no_part_of_the_answer() {
+    let house = open();
+    let all = house.chat(json!({"logprobs": true})).json();
+    let text = all["choices"][0]["message"]["content"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    // A character in the middle that has not occurred before.
+    let (at, stop) = text
+        .char_indices()
+        .filter(|(at, c)| *at > 2 && text.find(*c) == Some(*at))
+        .nth(1)
+        .expect("a new character");
+    for stop in [
+        json!(stop.to_string()),
+        json!(["never said", stop.to_string()]),
+    ] {
+        let value = house.chat(json!({"stop": stop, "logprobs": true})).json();
+        let choice = &value["choices"][0];
+        assert_eq!(choice["message"]["content"], text[..at]);
+        assert_eq!(choice["finish_reason"], "stop");
+        let content = choice["logprobs"]["content"].as_array().unwrap();
+        assert!(
+            content.len()
+                < all["choices"][0]["logprobs"]["content"]
+                    .as_array()
+                    .unwrap()
+                    .len()
+        );
+    }
+}
+
+#[test]
+fn completions_continue_text_or_tokens_with_the_older_logprobs() {
+    let house = open();
+    let model = &house.fixture.service.models()[0];
+    let special = hearthnet_tokens::Special::Plain;
+    let ids = model.text.tokenizer.encode("hello hello", special).unwrap();
+    let ask = |prompt: Value| {
+        let body = json!({
+            "model": "tiny", "prompt": prompt, "temperature": 0, "logprobs": 2, "max_tokens": 9,
+        });
+        house.post("/v1/completions", &body).json()
+    };
+    let value = ask(json!("hello hello"));
+    assert_eq!(value["object"], "text_completion");
+    let choice = &value["choices"][0];
+    let logprobs = &choice["logprobs"];
+    let count = logprobs["tokens"].as_array().unwrap().len();
+    for list in ["token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(logprobs[list].as_array().unwrap().len(), count, "{list}");
+    }
+    assert_eq!(count, 9);
+    assert_eq!(logprobs["text_offset"][0], 0);
+    assert!(logprobs["top_logprobs"][0].as_object().unwrap().len() <= 2);
+    assert_eq!(ask(json!(ids))["choices"][0]["text"], choice["text"]);
+    let body = json!({
+        "model": "tiny", "prompt": "hello hello", "temperature": 0, "max_tokens": 9, "stream": true,
+    });
+    let chunks = house.post("/v1/completions", &body).chunks();
+    let text: String = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(choice["text"], text);
+}
+
+#[test]
+fn a_text_offset_counts_characters_of_the_text_and_not_of_names_of_bytes() {
+    let house = open();
+    let model = &house.fixture.service.models()[0];
+    let tokenizer = &model.text.tokenizer;
+    let text = "日本語 😀 é x";
+    // The tokens of this model are single bytes.
+    let ids = tokenizer
+        .encode(text, hearthnet_tokens::Special::Plain)
+        .unwrap();
+    assert!(ids.len() >= text.len());
+    let header = Header {
+        shape: Shape::Text,
+        id: 1,
+        created: 1,
+        model: model.id.clone(),
+        weights: model.weights,
+    };
+    let mut reply = reply::Reply::new(header, tokenizer.clone(), false, true);
+    let mut speller = hearthnet_tokens::Detokenizer::continuing(tokenizer);
+    let (mut said, mut offsets) = (String::new(), Vec::new());
+    for id in ids {
+        let before = said.chars().count();
+        let delta = Frame::TokenDelta {
+            text: speller.push(id),
+            token_id: id,
+            logprob: Some(-1.0),
+            top_logprobs: Vec::new(),
+        };
+        let chunks = reply.chunks(&delta);
+        let Frame::TokenDelta { text, .. } = delta else {
+            unreachable!()
+        };
+        said.push_str(&text);
+        let of_chunks = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array())
+            .flatten();
+        // All tokens of a character have its offset.
+        offsets.extend(of_chunks.map(|offset| (offset.clone(), json!(before))));
+    }
+    assert_eq!(said.trim_start(), text);
+    assert!(offsets.len() >= text.len());
+    for (offset, expected) in offsets {
+        assert_eq!(offset, expected);
+    }
+}
+
+#[test]
+fn the_next_turn_says_how_much_was_cached() {
+    let house = open();
+    let first = house.chat(json!({})).json();
+    let answer = first["choices"][0]["message"]["content"].clone();
+    let messages = json!([
+        {"role": "user", "content": "hello"}, {"role": "assistant", "content": answer},
+        {"role": "user", "content": "more"},
+    ]);
+    let second = house.chat(json!({"messages": messages})).json();
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap();
+    assert!(
+        cached >= first["usage"]["prompt_tokens"].as_u64().unwrap(),
+        "{cached}"
+    );
+    // The cache must not reveal another user's prompt.
+    let other = house
+        .chat(json!({"messages": messages, "user": "other"}))
+        .json();
+    assert_eq!(other["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let content = |value: &Value| value["choices"][0]["message"]["content"].clone();
+    assert_eq!(content(&other), content(&second));
+}
