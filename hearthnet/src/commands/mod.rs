@@ -1,4 +1,4 @@
-//! One file or folder per command.
+//! Commands of the program, each in a file or folder of its name.
 
 pub(crate) mod backup;
 pub(crate) mod bench;

@@ -336,7 +336,7 @@ impl View {
         let mut cost = 0_u64;
         self.fold = Fold::of_all(self.community, |visit| {
             let wanted = |at: &Position| counts(authors, activation_ms, at);
-            cost = cost.saturating_add(db::scan(conn, None, wanted, |event| visit(event))?);
+            cost = cost.saturating_add(db::scan(conn, None, wanted, visit)?);
             Ok::<_, LogError>(())
         })?;
         Ok(cost)

@@ -119,6 +119,16 @@ impl Host {
         Caller { stream_table, sink }
     }
 
+    /// New host with two callers: the first has streams 1 and 2 open, the second has its stream 1.
+    fn with_three_streams() -> (Self, Caller, Caller) {
+        let mut host = Self::new();
+        let (mut a, mut b) = (host.caller(1), host.caller(2));
+        a.open(&mut host, 1);
+        a.open(&mut host, 2);
+        b.open(&mut host, 1);
+        (host, a, b)
+    }
+
     /// Takes the commands in, as the compute thread does before a batch.
     fn take_in(&mut self) {
         for command in self.commands.try_iter() {

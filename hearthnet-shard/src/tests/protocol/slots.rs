@@ -122,7 +122,7 @@ fn a_peer_cannot_take_more_places_than_its_share() {
     let c = begin(2, 1).unwrap();
     drop(b);
     assert!(begin(1, 3).is_ok());
-    // None was preempted, because none rests.
+    // Only a resting stream can be preempted, and neither of these rests.
     assert!(!a.has_ended() && !c.has_ended());
 }
 

@@ -158,11 +158,7 @@ fn a_step_for_an_unknown_stream_is_answered() {
 
 #[test]
 fn decode_steps_of_all_streams_share_a_batch() {
-    let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    a.open(&mut host, 1);
-    a.open(&mut host, 2);
-    b.open(&mut host, 1);
+    let (mut host, mut a, mut b) = Host::with_three_streams();
     a.tell(step(1, 0, &rows(1)));
     a.tell(step(2, 0, &rows(1)));
     b.tell(step(1, 0, &rows(1)));
@@ -240,11 +236,7 @@ fn decode_goes_between_the_pieces_of_a_long_prefill() {
 
 #[test]
 fn two_streams_of_one_caller_get_no_more_prefill_than_one_of_another() {
-    let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    a.open(&mut host, 1);
-    a.open(&mut host, 2);
-    b.open(&mut host, 1);
+    let (mut host, mut a, mut b) = Host::with_three_streams();
     for stream in 1..=2 {
         a.tell(step(stream, 0, &rows(240)));
     }

@@ -41,11 +41,7 @@ fn a_stream_ends_at_the_positions_that_it_was_opened_for() {
 
 #[test]
 fn one_stream_too_many_is_refused_at_once_and_takes_nothing() {
-    let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    a.open(&mut host, 1);
-    a.open(&mut host, 2);
-    b.open(&mut host, 1);
+    let (mut host, mut a, mut b) = Host::with_three_streams();
     // The compute thread is not needed: `run` is not called before the answers are there.
     for caller in [&mut a, &mut b] {
         caller.tell(open(7, 1));
@@ -126,11 +122,7 @@ fn a_cancelled_stream_is_gone_before_the_next_batch() {
 
 #[test]
 fn a_closed_connection_ends_its_own_streams_only() {
-    let mut host = Host::new();
-    let (mut a, mut b) = (host.caller(1), host.caller(2));
-    a.open(&mut host, 1);
-    a.open(&mut host, 2);
-    b.open(&mut host, 1);
+    let (mut host, mut a, mut b) = Host::with_three_streams();
     a.tell(step(1, 0, &rows(30)));
     a.tell(step(2, 0, &rows(1)));
     host.take_in();

@@ -146,8 +146,8 @@ pub(crate) fn walk(
     })
 }
 
-/// Decodes and visits the `wanted` durable events after a position, in their order. Returns the cost
-/// of this: one per event and started KiB beyond the first.
+/// Decodes and visits the `wanted` durable events after a position, in their order. Returns the
+/// cost: the sum of their sizes, each rounded up to whole KiB.
 pub(crate) fn scan(
     conn: &Connection,
     after: Option<Position>,
@@ -165,7 +165,7 @@ pub(crate) fn scan(
             let raw = row.get_ref(3)?.as_blob().map_err(rusqlite::Error::from)?;
             check_hash(raw, EventHash(row.get(4)?), row.get(5)?)?;
             visit(&stored_event(raw)?);
-            cost = cost.saturating_add(raw.len().div_ceil(1024).max(1) as u64);
+            cost = cost.saturating_add(raw.len().div_ceil(1024) as u64);
         }
         Ok(true)
     })?;
