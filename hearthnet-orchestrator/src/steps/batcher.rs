@@ -2,8 +2,9 @@
 //!
 //! Weights are read from memory once per batch, whatever its size, and reading them is most of the
 //! cost of a row. While no batch runs, the first chat to submit a job becomes the *leader*. It
-//! waits for a [boundary](super::chat_loop), by which all ready chats have submitted theirs, and
-//! runs the batch for all. Jobs submitted meanwhile wait; the first of them leads the next batch.
+//! waits for a [boundary](super::chat_loop), by which all ready chats have submitted theirs, then
+//! [a little longer](GATHER) if the batch is not full, and runs the batch for all. Jobs submitted
+//! meanwhile wait; the first of them leads the next batch.
 //!
 //! ```text
 //! A: boundary, runs a, b ──────────┐ result to B, "lead" to C
@@ -23,11 +24,18 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
 
 use crate::steps::chat_loop;
+
+/// How long a leader waits for a full batch. The rows of hosts arrive a few hundred microseconds
+/// apart. Without a wait, groups of chats that once fell apart stay apart: their batches are small,
+/// here and at the hosts.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// Runs jobs `J` in batches, with results `R`.
 pub(crate) struct Batcher<J, R> {
@@ -37,6 +45,8 @@ pub(crate) struct Batcher<J, R> {
     attendance: Arc<AtomicUsize>,
     /// Maximum number of jobs per batch.
     most: usize,
+    /// Notified of each job.
+    submitted: Notify,
 }
 
 /// Attendance of a chat during a call.
@@ -86,6 +96,7 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
             }),
             attendance: Arc::default(),
             most: most.max(1),
+            submitted: Notify::new(),
         }
     }
 
@@ -118,6 +129,9 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
         }
         let next = WhenDone(self);
         chat_loop::boundary().await;
+        if !chat_loop::is_alone() && !self.is_full() {
+            let _ = timeout(GATHER, self.full()).await;
+        }
         let (jobs, answers) = self.take();
         let results = if chat_loop::is_alone() {
             work(jobs)
@@ -143,14 +157,32 @@ impl<J: Send + 'static, R: Send + 'static> Batcher<J, R> {
             false => (None, None),
         };
         queue.waiting.push_back(Waiting { job, answer });
+        self.submitted.notify_one();
         turn
+    }
+
+    /// Jobs of a full batch.
+    fn enough(&self) -> usize {
+        let enough = self.attendance.load(Ordering::Relaxed).div_ceil(2);
+        enough.clamp(1, self.most)
+    }
+
+    fn is_full(&self) -> bool {
+        self.queue.lock().waiting.len() >= self.enough()
+    }
+
+    /// Waits until enough jobs wait.
+    async fn full(&self) {
+        while !self.is_full() {
+            self.submitted.notified().await;
+        }
     }
 
     /// Takes the next batch: its jobs, the leader's first, and the senders of the others.
     fn take(&self) -> (Vec<J>, Vec<oneshot::Sender<Turn<R>>>) {
-        let enough = self.attendance.load(Ordering::Relaxed).div_ceil(2);
+        let enough = self.enough();
         let mut queue = self.queue.lock();
-        let count = enough.clamp(1, self.most).min(queue.waiting.len());
+        let count = enough.min(queue.waiting.len());
         queue.computed = count;
         let (mut jobs, mut answers) = (Vec::with_capacity(count), Vec::new());
         for waiting in queue.waiting.drain(..count) {
