@@ -247,8 +247,8 @@ impl Acceptor {
             rule, strangers, ..
         } = path;
         let limiter = &mut socket.get_mut().limiter;
-        limiter.set_limit(rule.max_message_bytes);
-        limiter.allow_text(rule.text);
+        limiter.limit = rule.max_message_bytes;
+        limiter.text = rule.text;
         // Some byte streams have no address.
         let no_address = IpAddr::from(Ipv4Addr::UNSPECIFIED);
         let address = pending_peer.map_or(no_address, |pending_peer| pending_peer.address);

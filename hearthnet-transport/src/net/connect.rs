@@ -282,7 +282,7 @@ impl<'a> Connector<'a> {
             })?;
         // The first message may arrive in the same read as the answer to the upgrade.
         let mut limiter = FrameLimiter::new(false, largest, Time::ZERO);
-        limiter.allow_text(text);
+        limiter.text = text;
         let limited = LimitedStream::new(Box::new(stream), limiter, begin);
         let websocket = websocket_config(largest, self.config.read_buffer_bytes);
         let upgrading = client_async_with_config(request, limited, Some(websocket));

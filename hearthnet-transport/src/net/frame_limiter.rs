@@ -58,12 +58,14 @@ pub(crate) struct FrameLimiter {
     /// Whether the peer's frames must be masked (it is the client).
     masked: bool,
     /// Whether text messages are allowed.
-    text: bool,
-    limit: u64,
+    pub(crate) text: bool,
+    /// Size limit of a message.
+    pub(crate) limit: usize,
     /// Fragments of the message in progress; 0 between messages.
     fragments: u32,
     declared: u64,
-    partial: u64,
+    /// Bytes received of an incomplete message; 0 between messages.
+    pub(crate) partial: u64,
     controls: TokenBucket,
 }
 
@@ -81,7 +83,7 @@ impl FrameLimiter {
             },
             masked: peer_is_client,
             text: false,
-            limit: limit as u64,
+            limit,
             fragments: 0,
             declared: 0,
             partial: 0,
@@ -96,21 +98,6 @@ impl FrameLimiter {
             text,
             ..FrameLimiter::new(peer_is_client, limit, Time::ZERO)
         }
-    }
-
-    /// Allows or forbids text messages.
-    pub(crate) fn allow_text(&mut self, text: bool) {
-        self.text = text;
-    }
-
-    /// Sets the size limit of a message.
-    pub(crate) fn set_limit(&mut self, limit: usize) {
-        self.limit = limit as u64;
-    }
-
-    /// Bytes received of an incomplete message; 0 between messages.
-    pub(crate) fn partial(&self) -> u64 {
-        self.partial
     }
 
     /// Checks the next bytes of the stream.
@@ -205,7 +192,7 @@ impl FrameLimiter {
         } else {
             self.fragments += 1;
             self.declared = self.declared.saturating_add(length);
-            if self.declared > self.limit {
+            if self.declared > self.limit as u64 {
                 return Err(CloseCode::FrameTooBig.violation(format!(
                     "a message of {} bytes, where the limit is {}",
                     self.declared, self.limit
@@ -271,9 +258,11 @@ pub(crate) struct LimitedStream {
     inner: BoxIo,
     pub(crate) limiter: FrameLimiter,
     start: Instant,
-    received: u64,
-    written: u64,
-    heard: Time,
+    pub(crate) received: u64,
+    /// Bytes accepted by the layer below.
+    pub(crate) written: u64,
+    /// Time of the last received bytes.
+    pub(crate) heard: Time,
 }
 
 impl LimitedStream {
@@ -286,20 +275,6 @@ impl LimitedStream {
             written: 0,
             heard: Time::ZERO,
         }
-    }
-
-    pub(crate) fn received(&self) -> u64 {
-        self.received
-    }
-
-    /// Bytes accepted by the layer below.
-    pub(crate) fn written(&self) -> u64 {
-        self.written
-    }
-
-    /// Time of the last received bytes.
-    pub(crate) fn heard(&self) -> Time {
-        self.heard
     }
 
     /// Reads once and drops the bytes without checking them. `true`: the stream has ended.
@@ -362,7 +337,7 @@ pub(crate) fn fuzz_frame_limiter<'a>(
     for piece in pieces {
         limiter.feed(Time::ZERO, piece)?;
     }
-    Ok(limiter.partial())
+    Ok(limiter.partial)
 }
 
 /// The limiter's violation inside an error of tungstenite, if there is one.
@@ -539,7 +514,7 @@ mod tests {
             }
             prop_assert_eq!(&result, &expected);
             if result.is_ok() {
-                prop_assert_eq!(limiter.partial(), whole.partial());
+                prop_assert_eq!(limiter.partial, whole.partial);
             }
         }
 

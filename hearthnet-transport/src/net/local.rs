@@ -204,7 +204,7 @@ impl End {
         let full = inner.sides[other].waiting.len() >= MAX_WAITING;
         match &message {
             Message::Step(m) => {
-                if inner.steps.total() >= self.session.step_slots {
+                if inner.steps.total >= self.session.step_slots {
                     return Ok(Some(message));
                 }
                 inner.steps.begin((m.stream, m.epoch));
@@ -243,7 +243,7 @@ impl Link for End {
         SessionStats {
             frames_sent: inner.sides[other].messages,
             frames_received: inner.sides[own].messages,
-            steps_in_flight: inner.steps.total(),
+            steps_in_flight: inner.steps.total,
             steps_granted: self.session.step_slots,
             queued_bytes: inner.sides[other].bytes,
             buffered_bytes: inner.sides[own].bytes,

@@ -93,7 +93,7 @@ impl<P: Protocol> Inner<P> {
             return Written::All;
         };
         if let Some(limit) = self.session.message_limit() {
-            socket.get_mut().limiter.set_limit(limit);
+            socket.get_mut().limiter.limit = limit;
         }
         let mut socket = Pin::new(socket);
         let result = loop {
@@ -152,7 +152,7 @@ impl<P: Protocol> Inner<P> {
     pub(super) fn received(&self) -> u64 {
         self.socket
             .as_ref()
-            .map_or(0, |socket| socket.get_ref().received())
+            .map_or(0, |socket| socket.get_ref().received)
     }
 
     /// Reads one message from the socket.
@@ -164,7 +164,7 @@ impl<P: Protocol> Inner<P> {
             return Read::Nothing(None);
         };
         let Poll::Ready(item) = Pin::new(&mut *socket).poll_next(cx) else {
-            return Read::Nothing(Some(socket.get_ref().limiter.partial()));
+            return Read::Nothing(Some(socket.get_ref().limiter.partial));
         };
         match item {
             Some(Ok(WsMessage::Binary(bytes))) => {
@@ -206,10 +206,10 @@ impl<P: Protocol> Inner<P> {
         let limited = socket.get_ref();
         let progress = Progress {
             partial,
-            received: limited.received(),
-            written: limited.written(),
+            received: limited.received,
+            written: limited.written,
             unflushed: self.dirty,
-            heard: limited.heard(),
+            heard: limited.heard,
         };
         self.session.handle_progress(now, progress);
     }

@@ -58,7 +58,8 @@ pub(super) struct Inbox {
     window: Window,
     chunk_bytes: usize,
     buffer: u64,
-    used: u64,
+    /// Reserved bytes of the receive buffer: the full size of all current tensors.
+    pub(super) used: u64,
     zstd: bool,
     tensors: BTreeMap<u16, Stage>,
     due: BTreeMap<u16, Due>,
@@ -83,11 +84,6 @@ impl Inbox {
             receiving: 0,
             decompressor: ChunkDecompressor::default(),
         }
-    }
-
-    /// Reserved bytes of the receive buffer: the full size of all current tensors.
-    pub(super) fn used(&self) -> u64 {
-        self.used
     }
 
     /// Returns whether a tensor is incomplete.
@@ -318,9 +314,5 @@ impl Inbox {
             }
             .frame(),
         )
-    }
-
-    pub(super) fn clear(&mut self) {
-        *self = Inbox::new(0, 0, 0, false);
     }
 }

@@ -290,10 +290,10 @@ impl Session {
                 (true, Some(peer)) => peer.max_steps,
                 (false, Some(_)) => self.config.max_steps_in_flight,
             },
-            credit_available: self.outbox.window().available(),
-            credit_granted: self.outbox.window().size(),
-            queued_bytes: self.outbox.queued_bytes(),
-            buffered_bytes: self.inbox.used(),
+            credit_available: self.outbox.window.available(),
+            credit_granted: self.outbox.window.size(),
+            queued_bytes: self.outbox.queued_bytes,
+            buffered_bytes: self.inbox.used,
             ..self.stats
         }
     }
@@ -313,7 +313,7 @@ impl Session {
             return Err(SendRefused::NotOpen);
         }
         let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
-        let bulk = self.outbox.queued_bulk();
+        let bulk = self.outbox.queued_bulk;
         let blocked = match out.kind {
             FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
             // Answers are bounded by their steps.
@@ -322,7 +322,7 @@ impl Session {
             _ if out.bulk_bytes() > 0 => {
                 bulk > 0 && bulk + out.bulk_bytes() > u64::from(self.config.send_buffer_bytes)
             }
-            _ => self.outbox.queued_small() >= MAX_QUEUED_SMALL,
+            _ => self.outbox.queued_small >= MAX_QUEUED_SMALL,
         };
         if blocked {
             return Err(SendRefused::Blocked(out));
@@ -408,8 +408,8 @@ impl Session {
         self.state = State::Closed;
         self.closed = Some(closed);
         self.urgent.clear();
-        self.outbox.clear();
-        self.inbox.clear();
+        self.outbox = Outbox::new(0, 0);
+        self.inbox = Inbox::new(0, 0, 0, false);
         self.steps = Steps::default();
         self.ended.clear();
         self.credit_blocked = None;
@@ -425,7 +425,7 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     let Some(frame) = self.outbox.poll() else {
-                        if self.outbox.queued_bulk() > 0 {
+                        if self.outbox.queued_bulk > 0 {
                             self.credit_blocked.get_or_insert(now);
                         }
                         return None;

@@ -26,7 +26,7 @@ use super::terms::Terms;
 use crate::code::{CloseCode, Violation};
 use crate::compress::ChunkCompressor;
 use crate::credit::Window;
-use crate::message::{Message, StreamClose};
+use crate::message::Message;
 use crate::tensor::{DType, Dims};
 use crate::wire::cbor::Body as _;
 use crate::wire::chunk::ChunkHead;
@@ -258,7 +258,7 @@ struct Live {
 }
 
 pub(super) struct Outbox {
-    window: Window,
+    pub(super) window: Window,
     peer_buffer: u64,
     /// Non-empty lanes, each once; the first has the next turn.
     lanes: VecDeque<(Lane, VecDeque<Item>)>,
@@ -269,9 +269,11 @@ pub(super) struct Outbox {
     ends: VecDeque<FrameBuf>,
     next_id: u16,
     next_ticket: u64,
-    queued_bytes: u64,
-    queued_bulk: u64,
-    queued_small: usize,
+    pub(super) queued_bytes: u64,
+    /// Bytes of tensors that are not completely sent.
+    pub(super) queued_bulk: u64,
+    /// Number of queued small messages.
+    pub(super) queued_small: usize,
 }
 
 impl Outbox {
@@ -289,24 +291,6 @@ impl Outbox {
             queued_bulk: 0,
             queued_small: 0,
         }
-    }
-
-    pub(super) fn window(&self) -> Window {
-        self.window
-    }
-
-    pub(super) fn queued_bytes(&self) -> u64 {
-        self.queued_bytes
-    }
-
-    /// Bytes of tensors that are not completely sent.
-    pub(super) fn queued_bulk(&self) -> u64 {
-        self.queued_bulk
-    }
-
-    /// Number of queued small messages.
-    pub(super) fn queued_small(&self) -> usize {
-        self.queued_small
     }
 
     pub(super) fn push(&mut self, out: Outgoing) {
@@ -361,7 +345,8 @@ impl Outbox {
         }
     }
 
-    fn end(&mut self, frame: FrameBuf) {
+    /// Queues the end of a tensor or a stream, or LEAVING.
+    pub(super) fn end(&mut self, frame: FrameBuf) {
         self.queued_bytes += frame.len() as u64;
         self.ends.push_back(frame);
     }
@@ -501,11 +486,6 @@ impl Outbox {
         }
     }
 
-    /// Queues a STREAM_CLOSE.
-    pub(super) fn close(&mut self, close: StreamClose) {
-        self.end(close.frame());
-    }
-
     /// Handles credit returned by the peer.
     pub(super) fn ack(&mut self, ack: Ack) -> Result<(), Violation> {
         let wrong = |detail| Err(CloseCode::CreditAck.violation(detail));
@@ -547,14 +527,5 @@ impl Outbox {
         }
         self.remove_live(id);
         Ok(())
-    }
-
-    /// Handles a grant that widens the window.
-    pub(super) fn widen(&mut self, grant: u32) -> Result<(), Violation> {
-        self.window.widen(grant)
-    }
-
-    pub(super) fn clear(&mut self) {
-        *self = Outbox::new(0, 0);
     }
 }

@@ -97,6 +97,7 @@ impl Session {
             FrameType::FlowCtl => {
                 self.control_rate(now)?;
                 self.outbox
+                    .window
                     .widen(FlowCtl::read(body)?.grant)
                     .map(|()| self.credit_returned())
             }
@@ -134,7 +135,7 @@ impl Session {
                         // Later steps may have crossed the error. The host counts them until this
                         // STREAM_CLOSE arrives, which must happen before their slots are used
                         // again.
-                        self.outbox.close(StreamClose { stream, epoch });
+                        self.outbox.end(StreamClose { stream, epoch }.frame());
                     }
                     _ => {}
                 }

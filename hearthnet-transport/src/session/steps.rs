@@ -6,14 +6,10 @@ use std::collections::BTreeMap;
 #[derive(Default)]
 pub(crate) struct Steps {
     pub(super) by_stream: BTreeMap<(u32, u32), u32>,
-    pub(super) total: u32,
+    pub(crate) total: u32,
 }
 
 impl Steps {
-    pub(crate) fn total(&self) -> u32 {
-        self.total
-    }
-
     pub(crate) fn begin(&mut self, stream_key: (u32, u32)) {
         *self.by_stream.entry(stream_key).or_default() += 1;
         self.total += 1;
