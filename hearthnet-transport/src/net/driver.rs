@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -68,13 +69,13 @@ pub(crate) fn start<P: Protocol>(
             session,
             socket: Some(socket),
             driver: None,
-            receiver: None,
             handler: None,
             gone: false,
             armed: Time::ZERO,
             dirty: false,
             close_handshake: CloseHandshake::default(),
         }),
+        receiver: AtomicWaker::new(),
         changed: Notify::new(),
         start,
         peer,
@@ -198,13 +199,10 @@ impl<P: Protocol> Driver<P> {
             timer.as_mut().reset(shared.start + at);
         }
         let closed = inner.session.closed().is_some();
-        let receiver = match closed || inner.session.has_incoming() {
-            true => inner.receiver.take(),
-            false => None,
-        };
+        let has_news = closed || inner.session.has_incoming();
         drop(inner);
-        if let Some(waker) = receiver {
-            waker.wake();
+        if has_news {
+            shared.receiver.wake();
         }
         // The handler need not wait for the closing handshake.
         if closed && let Some(handler) = self.handler.take() {
@@ -238,16 +236,13 @@ impl<P: Protocol> Drop for Driver<P> {
         inner.driver = None;
         inner.gone = true;
         let handlers = [self.handler.take(), inner.handler.take()];
-        let receiver = inner.receiver.take();
         let closed = inner.session.closed().cloned();
         drop(inner);
         handlers.into_iter().flatten().for_each(|mut handler| {
             self.shared.hand_over(&mut *handler);
             self.shared.notify_ended(handler);
         });
-        if let Some(waker) = receiver {
-            waker.wake();
-        }
+        self.shared.receiver.wake();
         self.shared.changed.notify_waiters();
         if let (Some(ended), Some(closed)) = (self.ended.take(), closed) {
             ended(&closed);

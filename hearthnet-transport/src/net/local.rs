@@ -16,11 +16,12 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::task::AtomicWaker;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -54,6 +55,7 @@ pub fn connect_here(
             steps: Steps::default(),
             closed: None,
         }),
+        receivers: Default::default(),
         changed: Notify::new(),
         opened: Instant::now(),
         lifetime: caller.session_lifetime.min(host.session_lifetime),
@@ -79,23 +81,21 @@ pub fn connect_here(
 const CALLER: usize = 0;
 const HOST: usize = 1;
 
-/// Queue of one side, and the waker of its receiver.
+/// Queue of one side.
 #[derive(Default)]
 struct Side {
     waiting: VecDeque<Message>,
     /// Bytes of rows in the queue.
     bytes: u64,
-    receiver: Option<Waker>,
     /// Messages queued so far.
     messages: u64,
 }
 
 impl Side {
-    fn push(&mut self, message: Message) -> Option<Waker> {
+    fn push(&mut self, message: Message) {
         self.bytes += weight(&message);
         self.messages += 1;
         self.waiting.push_back(message);
-        self.receiver.take()
     }
 
     fn pop(&mut self) -> Option<Message> {
@@ -137,6 +137,8 @@ impl Inner {
 /// State shared by both ends.
 pub(crate) struct Session {
     inner: Mutex<Inner>,
+    /// Waker of the pending `recv` of each side.
+    receivers: [AtomicWaker; 2],
     /// Notified when slots or space are free, and at the end: senders try again.
     changed: Notify,
     opened: Instant,
@@ -167,16 +169,14 @@ impl Ends for End {
         let mut inner = self.session.lock();
         let closed = (self.side, code, detail.to_owned());
         inner.closed.get_or_insert(closed);
-        let mut wakers = Vec::new();
-        for side in &mut inner.sides {
-            wakers.extend(side.receiver.take());
-            if cut {
+        if cut {
+            for side in &mut inner.sides {
                 side.waiting.clear();
                 side.bytes = 0;
             }
         }
         drop(inner);
-        wakers.into_iter().for_each(Waker::wake);
+        self.session.receivers.iter().for_each(AtomicWaker::wake);
         self.session.changed.notify_waiters();
     }
 
@@ -220,11 +220,9 @@ impl End {
             _ => {}
         }
         let freed = matches!(message, Message::StepResult(_) | Message::StreamError(_));
-        let waker = inner.sides[other].push(message);
+        inner.sides[other].push(message);
         drop(inner);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        self.session.receivers[other].wake();
         if freed {
             self.session.changed.notify_waiters();
         }
@@ -292,29 +290,23 @@ impl Link for End {
         if let Some(message) = inner.sides[self.side].pop() {
             // The caller's side closes a failed stream as soon as the error is received: later
             // steps may have crossed the error.
-            let waker = match &message {
-                Message::StreamError(m) if inner.closed.is_none() => {
-                    let (stream, epoch) = (m.stream, m.epoch);
-                    inner.end_stream((stream, epoch));
-                    let close = StreamClose { stream, epoch };
-                    inner.sides[1 - self.side].push(Message::StreamClose(close))
-                }
-                _ => None,
-            };
-            drop(inner);
-            if let Some(waker) = waker {
-                waker.wake();
+            if let Message::StreamError(StreamError { stream, epoch, .. }) = message
+                && inner.closed.is_none()
+            {
+                inner.end_stream((stream, epoch));
+                let close = StreamClose { stream, epoch };
+                inner.sides[1 - self.side].push(Message::StreamClose(close));
+                self.session.receivers[1 - self.side].wake();
             }
+            drop(inner);
             self.session.changed.notify_waiters();
             return Poll::Ready(Ok(message));
         }
         if let Some(closed) = self.told(&inner) {
             return Poll::Ready(Err(closed));
         }
-        match &mut inner.sides[self.side].receiver {
-            Some(waker) => waker.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        // Under the lock, so that no wake-up in between is missed.
+        self.session.receivers[self.side].register(cx.waker());
         Poll::Pending
     }
 

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::task::AtomicWaker;
 use futures_util::{Sink, Stream};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -47,8 +48,6 @@ pub(super) struct Inner<P: Protocol> {
     pub(super) socket: Option<Socket>,
     /// Set by the driver's first poll; removed at its end.
     pub(super) driver: Option<Waker>,
-    /// Waker of a pending `recv`.
-    pub(super) receiver: Option<Waker>,
     /// Handler that the driver takes at its next poll.
     pub(super) handler: Option<Box<dyn Handler<P::Incoming>>>,
     /// The driver has ended.
@@ -63,6 +62,8 @@ pub(super) struct Inner<P: Protocol> {
 /// State shared by the driver and the handles of one socket.
 pub(crate) struct Shared<P: Protocol> {
     pub(super) inner: Mutex<Inner<P>>,
+    /// Waker of a pending `recv`.
+    pub(super) receiver: AtomicWaker,
     /// Notified when there is space to send, when data was received, and at the end.
     pub(crate) changed: Notify,
     pub(super) start: Instant,
@@ -304,10 +305,8 @@ impl<P: Protocol> Shared<P> {
         if let Some(closed) = inner.session.closed() {
             return Poll::Ready(Err(closed.clone()));
         }
-        match &mut inner.receiver {
-            Some(waker) => waker.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        // Under the lock, so that no wake-up in between is missed.
+        self.receiver.register(cx.waker());
         Poll::Pending
     }
 
@@ -349,19 +348,15 @@ impl<P: Protocol> Shared<P> {
 
 impl<P: Protocol> Ends for Shared<P> {
     fn end(&self, code: CloseCode, detail: &str, cut: bool) {
-        let receiver = {
-            let now = self.now();
-            let mut inner = self.inner.lock();
-            inner.session.close(code, detail);
-            if cut {
-                inner.session.drop_waiting();
-            }
-            inner.write_for_driver(now);
-            inner.receiver.take()
-        };
-        if let Some(waker) = receiver {
-            waker.wake();
+        let now = self.now();
+        let mut inner = self.inner.lock();
+        inner.session.close(code, detail);
+        if cut {
+            inner.session.drop_waiting();
         }
+        inner.write_for_driver(now);
+        drop(inner);
+        self.receiver.wake();
         self.changed.notify_waiters();
     }
 
