@@ -13,9 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::accept_hdr_async_with_config;
-use tokio_tungstenite::tungstenite::handshake::server::{
-    Callback, ErrorResponse, Request, Response,
-};
+use tokio_tungstenite::tungstenite::handshake::server::{ErrorResponse, Request, Response};
 use tokio_tungstenite::tungstenite::http::header::{CONNECTION, CONTENT_LENGTH};
 use tokio_tungstenite::tungstenite::http::{HeaderValue, StatusCode};
 
@@ -217,12 +215,9 @@ impl Acceptor {
         let largest = largest.max().unwrap_or(0).max(tensors);
         let websocket = websocket_config(largest, self.config.read_buffer_bytes);
         let mut choice = Choice::NotFound;
-        let route = Route {
-            of: self,
-            peer,
-            belongs,
-            is_within_rate,
-            choice: &mut choice,
+        let route = |request: &Request, response: Response| {
+            choice = self.choose(peer, belongs, is_within_rate, request.uri().path());
+            choice.refusal().map_or(Ok(response), Err)
         };
         let upgrading = accept_hdr_async_with_config(limited, route, Some(websocket));
         let upgraded = timeout(d.upgrade, upgrading).await;
@@ -276,6 +271,37 @@ impl Acceptor {
             });
         }
         Ok(Arrival::Peer(socket))
+    }
+
+    /// Finds the requested path, and checks whether this peer may use it. `is_within_rate`: the
+    /// budget of its party was not exhausted.
+    fn choose(&self, peer: NodeId, belongs: bool, is_within_rate: bool, asked: &str) -> Choice<'_> {
+        let admit = |path| match is_within_rate {
+            true => self.admission.admit_path(&peer, path),
+            false => Err(CloseCode::SessionLimit),
+        };
+        if asked == PATH {
+            return match admit(PATH) {
+                Ok(()) => Choice::Session,
+                Err(code) => Choice::Refused(PATH, code),
+            };
+        }
+        let Some(path) = self.paths.iter().find(|path| path.rule.path == asked) else {
+            return Choice::NotFound;
+        };
+        if let Err(code) = admit(path.rule.path) {
+            return Choice::Refused(path.rule.path, code);
+        }
+        // Strangers have no permits: closed sockets take a while to be gone, and must not block
+        // members.
+        let enter = || {
+            let party = path.parties.enter(self.admission.counts_with(&peer))?;
+            Ok::<_, Full>([path.sockets.enter(peer)?, party])
+        };
+        match belongs.then(enter).transpose() {
+            Ok(places) => Choice::Socket(path, places),
+            Err(_) => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
+        }
     }
 
     /// Exchanges the HELLOs of a tensor session.
@@ -355,61 +381,16 @@ enum Choice<'a> {
     Refused(&'static str, CloseCode),
 }
 
-/// Finds the requested path, and checks whether this peer may use it.
-struct Route<'a, 'b> {
-    of: &'b Acceptor,
-    peer: NodeId,
-    belongs: bool,
-    /// The budget of its party was not exhausted.
-    is_within_rate: bool,
-    choice: &'a mut Choice<'b>,
-}
-
-impl<'b> Route<'_, 'b> {
-    fn choose(&self, asked: &str) -> Choice<'b> {
-        let admit = |path| match self.is_within_rate {
-            true => self.of.admission.admit_path(&self.peer, path),
-            false => Err(CloseCode::SessionLimit),
-        };
-        if asked == PATH {
-            return match admit(PATH) {
-                Ok(()) => Choice::Session,
-                Err(code) => Choice::Refused(PATH, code),
-            };
-        }
-        let Some(path) = self.of.paths.iter().find(|path| path.rule.path == asked) else {
-            return Choice::NotFound;
-        };
-        if let Err(code) = admit(path.rule.path) {
-            return Choice::Refused(path.rule.path, code);
-        }
-        // Strangers have no permits: closed sockets take a while to be gone, and must not block
-        // members.
-        let enter = || {
-            let party = self.of.admission.counts_with(&self.peer);
-            let party = path.parties.enter(party)?;
-            Ok::<_, Full>([path.sockets.enter(self.peer)?, party])
-        };
-        match self.belongs.then(enter).transpose() {
-            Ok(places) => Choice::Socket(path, places),
-            Err(_) => Choice::Refused(path.rule.path, CloseCode::SessionLimit),
-        }
-    }
-}
-
-impl Callback for Route<'_, '_> {
-    // The error type is tungstenite's.
-    #[allow(clippy::result_large_err)]
-    fn on_request(self, request: &Request, response: Response) -> Result<Response, ErrorResponse> {
-        *self.choice = self.choose(request.uri().path());
-        let (status, code) = match self.choice {
-            Choice::Session | Choice::Socket(..) => return Ok(response),
+impl Choice<'_> {
+    /// Answer to a refused request.
+    fn refusal(&self) -> Option<ErrorResponse> {
+        let (status, code) = match *self {
+            Choice::Session | Choice::Socket(..) => return None,
             Choice::NotFound => (StatusCode::NOT_FOUND, None),
-            Choice::Refused(_, CloseCode::SessionLimit) => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                Some(CloseCode::SessionLimit),
-            ),
-            Choice::Refused(_, code) => (StatusCode::FORBIDDEN, Some(*code)),
+            Choice::Refused(_, code @ CloseCode::SessionLimit) => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(code))
+            }
+            Choice::Refused(_, code) => (StatusCode::FORBIDDEN, Some(code)),
         };
         // No body: the caller's frame limiter takes bytes after the head for WebSocket frames.
         let mut refusal = ErrorResponse::new(None);
@@ -421,6 +402,6 @@ impl Callback for Route<'_, '_> {
             let value = HeaderValue::from_static(code.as_str());
             headers.insert(REFUSED_HEADER, value);
         }
-        Err(refusal)
+        Some(refusal)
     }
 }
