@@ -37,7 +37,7 @@
 //! | the credit window | `credit.rs` |
 //! | zstd into buffers of a known size | `compress.rs` |
 //! | close codes and error codes | `code.rs` |
-//! | limits and deadlines | `config.rs` |
+//! | limits and deadlines; other paths of a listener | `config.rs` |
 //! | node ids | `node_id.rs` |
 //! | node keys as certificates; TLS profile | `identity.rs`, `net/tls.rs` |
 //! | WebSocket limits that tungstenite lacks | `net/frame_limiter.rs` |
@@ -45,7 +45,7 @@
 //! | the driver task, and all socket I/O | `net/driver.rs`, `net/shared.rs` |
 //! | handshakes, admission, caps | `net/connect.rs`, `net/acceptor.rs`, `net/admission.rs` |
 //! | limits of unauthenticated connections | `net/pending_peers.rs` |
-//! | other paths of the same listener, with their sockets | `net/paths.rs`, `net/peer_socket.rs` |
+//! | sockets on the other paths of a listener | `net/peer_socket.rs` |
 //! | low-priority threads | `background.rs` |
 //!
 //! # Invariants
@@ -80,16 +80,15 @@ pub mod wire;
 
 pub use background::{background, give_way, threads_can_start};
 pub use code::{CloseCode, Code, MAX_NAME, SessionClosed, Violation, is_name};
-pub use config::{Config, ConfigError, Deadlines};
+pub use config::{Config, ConfigError, Deadlines, PathRule};
 pub use identity::{Identity, IdentityError};
 pub use message::{
     Message, Step, StepResult, StreamClose, StreamError, StreamOpen, StreamOpened, Truncate, Want,
 };
 pub use net::{
     Acceptor, Admission, Arrival, BindError, Caps, Closer, ConnectError, Connection, Full, Handler,
-    Io, Listener, PATH, PathRule, PeerSender, PeerSocket, Phase, Place, RefusedConnection,
-    SendError, Sender, accept, connect, connect_here, connect_over, connect_path, retry,
-    subscriber,
+    Io, Listener, PATH, PeerSender, PeerSocket, Phase, Place, RefusedConnection, SendError, Sender,
+    accept, connect, connect_here, connect_over, connect_path, retry, subscriber,
 };
 pub use node_id::{NodeId, NodeIdError};
 pub use session::protocol::Frame;

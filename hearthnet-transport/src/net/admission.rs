@@ -2,8 +2,7 @@
 
 use std::io;
 
-use super::handshake::Phase;
-use super::paths::PATH;
+use super::handshake::{PATH, Phase};
 use crate::NodeId;
 use crate::code::{CloseCode, Code, SessionClosed};
 use crate::config::ConfigError;

@@ -1,6 +1,10 @@
-//! Terms that both sides of a handshake share: its phases, and the header of a refused upgrade.
+//! Terms that both sides of a handshake share: its phases, the tensor path, and the header of a
+//! refused upgrade.
 
 use std::fmt;
+
+/// Path of the WebSocket of a tensor session.
+pub const PATH: &str = "/tensor/v1";
 
 /// Header of a refused upgrade, with the close code.
 pub(super) const REFUSED_HEADER: &str = "x-hearthnet-refused";

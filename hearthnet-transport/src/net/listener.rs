@@ -18,11 +18,10 @@ use super::acceptor::{Acceptor, Arrival, failed};
 use super::admission::{Admission, BindError, RefusedConnection};
 use super::connection::Connection;
 use super::handshake::Phase;
-use super::paths::PathRule;
 use super::pending_peers::{PendingLimits, PendingPeer, PendingPeers};
 use crate::background::{background, give_way};
 use crate::code::{CloseCode, SessionClosed};
-use crate::config::Config;
+use crate::config::{Config, PathRule};
 use crate::identity::Identity;
 
 /// Open sessions that wait to be accepted by the application.

@@ -21,7 +21,7 @@ use std::io;
 use metrics::{Counter, Gauge, counter, gauge};
 use rustls::{AlertDescription, CertificateError, Error};
 
-use super::paths::PATH;
+use super::handshake::PATH;
 use super::tls::{Refusal, refusal_in};
 use crate::code::{Code, SessionClosed};
 use crate::session::SessionStats;

@@ -7,11 +7,11 @@
 //! | `driver.rs` | the task that drives a socket: reading, timers |
 //! | `shared.rs` | what the driver and the handles share: writing, [`Handler`] |
 //! | `connection.rs` | [`Connection`], [`Sender`]; a session on a socket |
-//! | `paths.rs`, `peer_socket.rs` | the paths of a listener; sockets on those beside the tensor path |
+//! | `peer_socket.rs` | sockets on paths beside the tensor path |
 //! | `closer.rs`, `close_handshake.rs` | ending a connection from outside; sending the close code |
 //! | `connect.rs` | the calling side's handshakes |
 //! | `acceptor.rs`, `admission.rs`, `caps.rs` | the listening side's, with their limits |
-//! | `handshake.rs` | phases of a handshake |
+//! | `handshake.rs` | phases of a handshake; the tensor path |
 //! | `listener.rs` | the accept loop |
 //! | `pending_peers.rs` | limits of unauthenticated connections |
 //! | `local.rs` | a session of a process with itself, without a socket |
@@ -30,7 +30,6 @@ mod handshake;
 mod listener;
 mod local;
 mod metrics;
-mod paths;
 mod peer_socket;
 mod pending_peers;
 mod shared;
@@ -45,10 +44,9 @@ pub use connection::{Connection, SendError, Sender};
 pub use frame_limiter::Io;
 #[cfg(feature = "fuzzing")]
 pub(crate) use frame_limiter::fuzz_frame_limiter;
-pub use handshake::Phase;
+pub use handshake::{PATH, Phase};
 pub use listener::{Listener, accept};
 pub use local::connect_here;
-pub use paths::{PATH, PathRule};
 pub use peer_socket::{PeerSender, PeerSocket};
 pub use pending_peers::subscriber;
 pub use shared::{Handler, retry};

@@ -14,13 +14,12 @@ use super::closer::{Closer, Ends};
 use super::connection::SendError;
 use super::driver::{self, Ended, websocket_config};
 use super::frame_limiter::{FrameLimiter, LimitedStream, Socket};
-use super::paths::PathRule;
 use super::pending_peers::PendingPeer;
 use super::shared::Shared;
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
-use crate::config::Config;
-use crate::session::plain::{Bounds, PlainSession};
+use crate::config::{Config, PathRule};
+use crate::session::plain::PlainSession;
 use crate::session::protocol::{Frame, Protocol as _};
 use crate::time::Time;
 
@@ -49,14 +48,9 @@ pub(crate) fn start(
     ended: Ended,
     stranger: Option<Arc<PendingPeer>>,
 ) -> PeerSocket {
-    let bounds = Bounds {
-        messages: rule.queue_messages,
-        bytes: rule.queue_bytes,
-        largest: rule.max_message_bytes,
-    };
-    let session = PlainSession::new(bounds, config, Time::from(begin.elapsed()));
-    let shared = driver::start(session, socket, peer, begin, config, ended);
     let rule = Arc::new(rule);
+    let session = PlainSession::new(Arc::clone(&rule), config, Time::from(begin.elapsed()));
+    let shared = driver::start(session, socket, peer, begin, config, ended);
     PeerSocket {
         sender: PeerSender {
             shared,

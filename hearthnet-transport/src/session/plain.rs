@@ -6,21 +6,13 @@
 //! connection gets a WebSocket ping, and is closed if it stays silent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::protocol::{Frame, Progress, Protocol, Transmit};
 use super::rate::ProgressTimer;
 use crate::code::{CloseCode, SessionClosed, Violation};
-use crate::config::Config;
+use crate::config::{Config, PathRule};
 use crate::time::Time;
-
-/// Limits of a queue; a single message is always accepted.
-#[derive(Clone, Copy)]
-pub(crate) struct Bounds {
-    pub(crate) messages: usize,
-    pub(crate) bytes: usize,
-    /// Limit of one message in bytes.
-    pub(crate) largest: usize,
-}
 
 #[derive(Default)]
 struct Queue {
@@ -29,10 +21,11 @@ struct Queue {
 }
 
 impl Queue {
-    fn has_room(&self, bounds: Bounds, len: usize) -> bool {
+    /// Returns whether a message of `len` bytes fits; a single message always does.
+    fn has_room(&self, rule: &PathRule, len: usize) -> bool {
         self.frames.is_empty()
-            || (self.frames.len() < bounds.messages
-                && self.bytes.saturating_add(len) <= bounds.bytes)
+            || (self.frames.len() < rule.queue_messages
+                && self.bytes.saturating_add(len) <= rule.queue_bytes)
     }
 
     fn push(&mut self, frame: Frame) {
@@ -48,7 +41,7 @@ impl Queue {
 }
 
 pub(crate) struct PlainSession {
-    bounds: Bounds,
+    rule: Arc<PathRule>,
     config: Config,
     inbox: Queue,
     outbox: Queue,
@@ -68,9 +61,9 @@ pub(crate) struct PlainSession {
 }
 
 impl PlainSession {
-    pub(crate) fn new(bounds: Bounds, config: &Config, now: Time) -> PlainSession {
+    pub(crate) fn new(rule: Arc<PathRule>, config: &Config, now: Time) -> PlainSession {
         PlainSession {
-            bounds,
+            rule,
             config: config.clone(),
             inbox: Queue::default(),
             outbox: Queue::default(),
@@ -130,7 +123,7 @@ impl Protocol for PlainSession {
         if let Some(closed) = &self.closed {
             return Err(closed.clone());
         }
-        if !self.outbox.has_room(self.bounds, frame.len()) {
+        if !self.outbox.has_room(&self.rule, frame.len()) {
             return Ok(Some(frame));
         }
         self.outbox.push(frame);
@@ -161,7 +154,7 @@ impl Protocol for PlainSession {
     }
 
     fn is_congested(&self) -> bool {
-        !self.inbox.has_room(self.bounds, self.bounds.largest)
+        !self.inbox.has_room(&self.rule, self.rule.max_message_bytes)
     }
 
     fn handle_progress(&mut self, now: Time, progress: Progress) {
