@@ -63,7 +63,8 @@ pub(super) struct Inbox {
     zstd: bool,
     tensors: BTreeMap<u16, Stage>,
     due: BTreeMap<u16, Due>,
-    nacks: VecDeque<Nack>,
+    /// Refused tensors whose NACK is not sent yet.
+    nacks: VecDeque<u16>,
     complete: u32,
     receiving: u32,
     decompressor: ChunkDecompressor,
@@ -154,10 +155,7 @@ impl Inbox {
             return Err(CloseCode::TensorId.violation("a tensor id that is in use"));
         }
         self.tensors.insert(id, Stage::Refused);
-        self.nacks.push_back(Nack {
-            tensor: id,
-            code: "stream_closed".to_owned(),
-        });
+        self.nacks.push_back(id);
         Ok(())
     }
 
@@ -291,17 +289,15 @@ impl Inbox {
             // (The window has these units in use, so giving them back cannot fail.)
             let due = self.due.remove(id).unwrap_or_default();
             let _ = self.window.give_back(due.chunks);
-            self.nacks.push_back(Nack {
-                tensor: *id,
-                code: "stream_closed".to_owned(),
-            });
+            self.nacks.push_back(*id);
         }
     }
 
     /// The next ACK or NACK to send.
     pub(super) fn poll(&mut self) -> Option<FrameBuf> {
-        if let Some(nack) = self.nacks.pop_front() {
-            return Some(nack.frame());
+        if let Some(tensor) = self.nacks.pop_front() {
+            let code = "stream_closed".to_owned();
+            return Some(Nack { tensor, code }.frame());
         }
         let (tensor, due) = self.due.pop_first()?;
         // These units were taken when the chunks arrived.

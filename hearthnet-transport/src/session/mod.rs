@@ -123,12 +123,6 @@ enum State {
     Closed,
 }
 
-/// An event, and the tensor whose credit returns when the application takes it.
-struct Queued {
-    event: Event,
-    tensor: Option<u16>,
-}
-
 /// State machine of one side; see the module documentation for the order of calls.
 pub struct Session {
     config: Config,
@@ -143,7 +137,8 @@ pub struct Session {
     urgent: VecDeque<FrameBuf>,
     outbox: Outbox,
     inbox: Inbox,
-    events: VecDeque<Queued>,
+    /// Events, each with the tensor whose credit returns when the application takes it.
+    events: VecDeque<(Event, Option<u16>)>,
     /// A caller's own steps, or the steps that a host has to answer.
     steps: Steps,
     /// Caller only: ended streams with unanswered steps, and how many of these the host may have
@@ -250,7 +245,7 @@ impl Session {
         self.peer_limits = Some(peer);
         self.terms = Some(terms);
         self.state = State::Open;
-        self.push_event(Event::Opened(terms), None);
+        self.events.push_back((Event::Opened(terms), None));
     }
 
     /// Negotiated values; `None` before the session is open.
@@ -361,10 +356,10 @@ impl Session {
         self.outbox.purge(stream_key);
         self.inbox.refuse(stream_key);
         let Session { events, inbox, .. } = self;
-        events.retain(|queued| {
-            let of_stream = matches!(&queued.event, Event::Message(m) if m.is_work_of(stream_key));
-            if let (true, Some(tensor)) = (of_stream, queued.tensor) {
-                inbox.release(tensor);
+        events.retain(|(event, tensor)| {
+            let of_stream = matches!(event, Event::Message(m) if m.is_work_of(stream_key));
+            if let (true, Some(tensor)) = (of_stream, tensor) {
+                inbox.release(*tensor);
             }
             !of_stream
         });
@@ -448,13 +443,9 @@ impl Session {
         Some(Wiped::from(frame.into_bytes(self.sequence_out)).into_bytes())
     }
 
-    fn push_event(&mut self, event: Event, tensor: Option<u16>) {
-        self.events.push_back(Queued { event, tensor });
-    }
-
     /// Next event for the application. Taking a tensor returns its credit.
     pub fn poll_event(&mut self) -> Option<Event> {
-        let Queued { event, tensor } = self.events.pop_front()?;
+        let (event, tensor) = self.events.pop_front()?;
         if let Some(id) = tensor {
             self.inbox.release(id);
         }

@@ -63,11 +63,10 @@ impl Session {
             return Err(too_big());
         }
         match header.kind {
-            FrameType::Hello => self.hello(body, now),
+            FrameType::Hello => self.hello(body, now)?,
             FrameType::Bye => {
                 let bye = Bye::read(body)?;
                 self.finish(SessionClosed::by_peer(bye.code, bye.detail));
-                Ok(())
             }
             FrameType::Ping => {
                 let token = control::read_ping(body)?;
@@ -75,31 +74,25 @@ impl Session {
                     return Err(CloseCode::FrameRate.violation("too many PINGs"));
                 }
                 self.urgent.push_back(control::ping(FrameType::Pong, token));
-                Ok(())
             }
             FrameType::Pong => {
                 let token = control::read_ping(body)?;
-                match self.ping.take() {
-                    Some((sent, _)) if sent == token => Ok(()),
-                    _ => Err(CloseCode::ProtocolState.violation("a PONG without its PING")),
+                if self.ping.take().is_none_or(|(sent, _)| sent != token) {
+                    return Err(CloseCode::ProtocolState.violation("a PONG without its PING"));
                 }
             }
-            FrameType::Ack => self
-                .outbox
-                .ack(Ack::read(body)?)
-                .map(|()| self.credit_returned()),
+            FrameType::Ack => {
+                self.outbox.ack(Ack::read(body)?)?;
+                self.credit_blocked = None;
+            }
             FrameType::Nack => {
-                let nack = Nack::read(body)?;
-                self.outbox
-                    .nack(nack.tensor)
-                    .map(|()| self.credit_returned())
+                self.outbox.nack(Nack::read(body)?.tensor)?;
+                self.credit_blocked = None;
             }
             FrameType::FlowCtl => {
                 self.control_rate(now)?;
-                self.outbox
-                    .window
-                    .widen(FlowCtl::read(body)?.grant)
-                    .map(|()| self.credit_returned())
+                self.outbox.window.widen(FlowCtl::read(body)?.grant)?;
+                self.credit_blocked = None;
             }
             FrameType::TensorEnd => {
                 let given_up = self.inbox.end(TensorEnd::read(body)?.tensor)?;
@@ -107,18 +100,16 @@ impl Session {
                     // It will never be delivered or answered.
                     self.steps.finish((step.stream, step.epoch));
                 }
-                Ok(())
             }
             FrameType::TensorData => {
                 let (head, data) = ChunkHead::read(body)?;
-                match self.inbox.chunk(head, header.flags, data)? {
-                    Some((message, id)) => self.deliver_tensor(message, id),
-                    None => Ok(()),
+                if let Some((message, id)) = self.inbox.chunk(head, header.flags, data)? {
+                    self.deliver_tensor(message, id)?;
                 }
             }
             FrameType::Step | FrameType::StepResult => {
                 let (rows, place) = pipeline::read_rows(header.kind, body)?;
-                self.rows(rows, place, message)
+                self.rows(rows, place, message)?;
             }
             kind => {
                 self.control_rate(now)?;
@@ -139,10 +130,10 @@ impl Session {
                     }
                     _ => {}
                 }
-                self.deliver(message);
-                Ok(())
+                self.deliver(message, None);
             }
         }
+        Ok(())
     }
 
     /// State table: the frames allowed in each state and direction.
@@ -171,7 +162,7 @@ impl Session {
             let (hello, limits) = control::read_client_hello(body)?;
             self.peer_limits = Some(limits);
             self.state = State::AwaitAdmission;
-            self.push_event(Event::Hello(hello), None);
+            self.events.push_back((Event::Hello(hello), None));
         }
         Ok(())
     }
@@ -209,7 +200,7 @@ impl Session {
         }
         match place {
             Place::Inline(data) if wanted => {
-                self.deliver(rows.with_data(frame.slice_ref(data)));
+                self.deliver(rows.with_data(frame.slice_ref(data)), None);
                 Ok(())
             }
             Place::Inline(_) => Ok(()),
@@ -218,8 +209,8 @@ impl Session {
         }
     }
 
-    fn deliver(&mut self, message: Message) {
-        self.push_event(Event::Message(message), None);
+    fn deliver(&mut self, message: Message, tensor: Option<u16>) {
+        self.events.push_back((Event::Message(message), tensor));
     }
 
     fn deliver_tensor(&mut self, message: Message, id: u16) -> Result<(), Violation> {
@@ -230,7 +221,7 @@ impl Session {
                 return self.expect_late(stream_key);
             }
         }
-        self.push_event(Event::Message(message), Some(id));
+        self.deliver(message, Some(id));
         Ok(())
     }
 

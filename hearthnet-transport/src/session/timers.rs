@@ -36,10 +36,6 @@ impl Session {
         (self.last_received <= asked).then(|| now.since(asked))
     }
 
-    pub(super) fn credit_returned(&mut self) {
-        self.credit_blocked = None;
-    }
-
     /// Reports `bytes` received of an incomplete message (0: none has begun).
     pub fn handle_partial(&mut self, now: Time, bytes: u64) {
         if self.state != State::Closed && bytes != self.partial_message {
