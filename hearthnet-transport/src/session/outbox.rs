@@ -89,7 +89,7 @@ impl Outgoing {
     /// `tensor_shape` if the data does not match the shape; `frame_too_big` beyond the peer's
     /// limits; `protocol_state` if only the other side may send it.
     pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
-        check_sender(message, terms)?;
+        Outgoing::check(message, terms)?;
         let body = match message.data() {
             Some(data) => Body::with_data(message, data, terms)?,
             None => Body::Small(pipeline::frame(message)?),
@@ -101,21 +101,33 @@ impl Outgoing {
         })
     }
 
-    /// Checks like [`Outgoing::new`], without encoding the message.
+    /// Checks who sends the message, and the size of its data.
     ///
     /// # Errors
     /// As [`Outgoing::new`].
     pub(crate) fn check(message: &Message, terms: &Terms) -> Result<(), Violation> {
-        check_sender(message, terms)?;
+        let callers = message.kind().is_callers();
+        if callers.is_some_and(|callers| callers != terms.caller) {
+            let detail = "only the other side may send this message";
+            return Err(CloseCode::ProtocolState.violation(detail));
+        }
         let Some(data) = message.data() else {
             return Ok(());
         };
         let bytes = message.data_bytes()?;
-        check_length(bytes, data)?;
-        match bytes <= u64::from(terms.inline_max.max(terms.peer_buffer)) {
-            true => Ok(()),
-            false => Err(too_big(bytes, terms)),
+        if data.len() as u64 != bytes {
+            return Err(CloseCode::TensorShape.violation(format!(
+                "the shape says {bytes} bytes, the data has {}",
+                data.len()
+            )));
         }
+        if !is_inline(message, bytes, terms) && bytes > u64::from(terms.peer_buffer) {
+            return Err(CloseCode::FrameTooBig.violation(format!(
+                "{bytes} bytes do not fit the peer's buffer of {}",
+                terms.peer_buffer
+            )));
+        }
+        Ok(())
     }
 
     /// Bytes that wait for credit; 0 unless the message is a tensor.
@@ -127,51 +139,22 @@ impl Outgoing {
     }
 }
 
-/// Checks that this side may send the message.
-fn check_sender(message: &Message, terms: &Terms) -> Result<(), Violation> {
-    let callers = message.kind().is_callers();
-    match callers.is_none_or(|callers| callers == terms.caller) {
-        true => Ok(()),
-        false => {
-            Err(CloseCode::ProtocolState.violation("only the other side may send this message"))
-        }
-    }
-}
-
-fn too_big(bytes: u64, terms: &Terms) -> Violation {
-    CloseCode::FrameTooBig.violation(format!(
-        "{bytes} bytes do not fit the peer's buffer of {}",
-        terms.peer_buffer
-    ))
-}
-
-fn check_length(expected: u64, data: &Bytes) -> Result<(), Violation> {
-    if data.len() as u64 == expected {
-        Ok(())
-    } else {
-        Err(CloseCode::TensorShape.violation(format!(
-            "the shape says {expected} bytes, the data has {}",
-            data.len()
-        )))
-    }
+/// Returns whether `bytes` bytes of rows travel inside their step or result.
+fn is_inline(message: &Message, bytes: u64, terms: &Terms) -> bool {
+    !matches!(message, Message::Tensor(_)) && bytes <= u64::from(terms.inline_max)
 }
 
 impl Body {
     fn with_data(message: &Message, data: &Bytes, terms: &Terms) -> Result<Body, Violation> {
-        let bytes = message.data_bytes()?;
-        check_length(bytes, data)?;
-        let has_rows = !matches!(message, Message::Tensor(_));
-        if has_rows && bytes <= u64::from(terms.inline_max) {
-            let frame = pipeline::rows_frame(message, Place::Inline(data))?;
-            return Ok(Body::Small(frame));
+        let bytes = data.len() as u64;
+        if is_inline(message, bytes, terms) {
+            return Ok(Body::Small(pipeline::frame(message)?));
         }
-        let announce = has_rows
-            .then(|| pipeline::rows_frame(message, Place::Tensor(0)))
-            .transpose()?;
+        let announce = match message {
+            Message::Tensor(_) => None,
+            rows => Some(pipeline::rows_frame(rows, Place::Tensor(0))?),
+        };
         let (dtype, dims) = message.shape()?;
-        if bytes > u64::from(terms.peer_buffer) {
-            return Err(too_big(bytes, terms));
-        }
         let chunk_bytes = terms.chunk_bytes as usize;
         let mut compressed = Vec::new();
         if terms
