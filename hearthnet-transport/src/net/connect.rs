@@ -105,11 +105,7 @@ pub async fn connect(
 ) -> Result<Connection, ConnectError> {
     let connector = Connector::new(addr, identity, Some(expect), &config)?;
     hello.check().map_err(ConnectError::Hello)?;
-    counted(async {
-        let tcp = connector.dial().await?;
-        connector.session(Box::new(tcp), hello).await
-    })
-    .await
+    counted(async { connector.session(connector.dial().await?, hello).await }).await
 }
 
 /// Like [`connect`], over an existing byte stream. `host` is for the HTTP `Host` header.
@@ -143,11 +139,7 @@ pub async fn connect_path(
     config: &Config,
 ) -> Result<PeerSocket, ConnectError> {
     let connector = Connector::new(addr, identity, expect, config)?;
-    counted(async {
-        let tcp = connector.dial().await?;
-        connector.peer_socket(Box::new(tcp), rule).await
-    })
-    .await
+    counted(async { connector.peer_socket(connector.dial().await?, rule).await }).await
 }
 
 /// Counts a failed attempt.
@@ -168,13 +160,6 @@ struct Connector<'a> {
     config: &'a Config,
 }
 
-/// A WebSocket with the proved key of its peer.
-struct Opened {
-    socket: Socket,
-    peer: NodeId,
-    begin: Instant,
-}
-
 impl<'a> Connector<'a> {
     fn new(
         addr: &'a str,
@@ -191,7 +176,7 @@ impl<'a> Connector<'a> {
         })
     }
 
-    async fn dial(&self) -> Result<TcpStream, ConnectError> {
+    async fn dial(&self) -> Result<BoxIo, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable {
             addr: self.addr.to_owned(),
             source,
@@ -202,7 +187,7 @@ impl<'a> Connector<'a> {
             .map_err(unreachable)?;
         // Without it a decode step waits 40 ms for a delayed acknowledgement.
         tcp.set_nodelay(true).map_err(unreachable)?;
-        Ok(tcp)
+        Ok(Box::new(tcp))
     }
 
     /// Opens a session with the host.
@@ -211,12 +196,7 @@ impl<'a> Connector<'a> {
         // session itself limits the HELLO to 4 KiB.)
         let config = self.config;
         let largest = max_message_bytes(config.chunk_bytes, config.inline_max);
-        let opened = self.upgrade(io, PATH, largest, false).await?;
-        let Opened {
-            socket,
-            peer,
-            begin,
-        } = opened;
+        let (socket, peer, begin) = self.upgrade(io, PATH, largest, false).await?;
         let session = Session::caller(config, &hello, Time::from(begin.elapsed()));
         let (side, ended) = (Side::Caller, Box::new(|_: &SessionClosed| {}));
         let pending = Pending::start(session, socket, peer, begin, config, side, ended);
@@ -234,12 +214,7 @@ impl<'a> Connector<'a> {
 
     async fn peer_socket(&self, io: BoxIo, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
         let (path, largest) = (rule.path, rule.max_message_bytes);
-        let opened = self.upgrade(io, path, largest, rule.text).await?;
-        let Opened {
-            socket,
-            peer,
-            begin,
-        } = opened;
+        let (socket, peer, begin) = self.upgrade(io, path, largest, rule.text).await?;
         let open = OpenSocket::new(Side::Caller, path);
         let ended = Box::new(move |closed: &SessionClosed| open.end(closed));
         let (rule, config) = (rule.clone(), self.config);
@@ -249,13 +224,14 @@ impl<'a> Connector<'a> {
     }
 
     /// TLS and the upgrade to a WebSocket on `path`, with messages of at most `largest` bytes.
+    /// Returns it with the proved key of its peer, and the time at which this began.
     async fn upgrade(
         &self,
         io: BoxIo,
         path: &str,
         largest: usize,
         text: bool,
-    ) -> Result<Opened, ConnectError> {
+    ) -> Result<(Socket, NodeId, Instant), ConnectError> {
         let (begin, deadlines) = (Instant::now(), &self.config.deadlines);
         let tls = client_config(self.identity, self.expect)
             .map_err(|error| handshake(Phase::Tls, error.to_string()))?;
@@ -288,11 +264,7 @@ impl<'a> Connector<'a> {
         let (socket, _response) = within(Phase::Upgrade, deadlines.upgrade, upgrading)
             .await?
             .map_err(|error| upgrade_error(&error, peer))?;
-        Ok(Opened {
-            socket,
-            peer,
-            begin,
-        })
+        Ok((socket, peer, begin))
     }
 }
 
