@@ -20,9 +20,8 @@ use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::Config;
 use crate::message::Message;
-use crate::session::protocol::{Frame, Progress, Protocol, Transmit};
-use crate::session::{Event, Outgoing, SendRefused, Session, SessionStats, Terms};
-use crate::time::Time;
+use crate::session::protocol::Protocol as _;
+use crate::session::{Event, Outgoing, Session, SessionStats, Terms};
 use crate::wire::control::Hello;
 
 /// Error of sending a message.
@@ -38,121 +37,16 @@ pub enum SendError {
     Message(#[from] Violation),
 }
 
-/// A session on a socket, with its metrics.
-pub(crate) struct SocketSession {
-    session: Session,
-    metrics: SessionMetrics,
-}
-
-impl Protocol for SocketSession {
-    type Outgoing = Outgoing;
-    type Incoming = Message;
-
-    fn closed(&self) -> Option<&SessionClosed> {
-        self.session.closed()
-    }
-
-    fn close(&mut self, code: CloseCode, detail: &str) {
-        self.session.close(code, detail);
-    }
-
-    fn fail(&mut self, violation: Violation) {
-        self.session.close(violation.code, &violation.detail);
-    }
-
-    fn connection_lost(&mut self, closed: SessionClosed) {
-        self.session.connection_lost(closed);
-    }
-
-    fn drop_waiting(&mut self) {
-        while self.session.poll_event().is_some() {}
-    }
-
-    fn message_limit(&self) -> Option<usize> {
-        // In an open session, messages may be larger than a HELLO.
-        let open = self.session.is_open();
-        open.then(|| self.session.max_message_bytes())
-    }
-
-    fn send(&mut self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
-        match self.session.send(out) {
-            Ok(()) => Ok(None),
-            Err(SendRefused::Blocked(out)) => Ok(Some(out)),
-            Err(SendRefused::NotOpen | SendRefused::Impossible(_)) => {
-                Err(self.session.closed().cloned().unwrap_or_else(|| {
-                    SessionClosed::by_us(CloseCode::ProtocolState, "the session is not open yet")
-                }))
-            }
-        }
-    }
-
-    fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
-        let frame = self.session.poll_transmit(now)?;
-        self.metrics.sent(frame.len());
-        Some(Transmit::Message(Frame::Binary(frame)))
-    }
-
-    fn has_reply(&self) -> bool {
-        self.session.has_reply()
-    }
-
-    fn handle_message(&mut self, now: Time, message: Frame) {
-        match message {
-            Frame::Binary(message) => {
-                self.metrics.received(message.len());
-                self.session.handle_message(now, &message);
-            }
-            Frame::Text(_) => self.session.close(CloseCode::WebSocket, "a text message"),
-        }
-    }
-
-    fn take(&mut self) -> Option<Message> {
-        loop {
-            // The other events are handled while the session opens.
-            if let Event::Message(message) = self.session.poll_event()? {
-                return Some(message);
-            }
-        }
-    }
-
-    fn has_incoming(&self) -> bool {
-        self.session.has_event()
-    }
-
-    fn is_congested(&self) -> bool {
-        self.session.is_congested()
-    }
-
-    fn handle_progress(&mut self, now: Time, progress: Progress) {
-        if let Some(partial) = progress.partial {
-            self.session.handle_partial(now, partial);
-        }
-        // Called after every change, so that the gauges stay current.
-        self.metrics.note(&self.session.stats());
-    }
-
-    fn poll_timeout(&self) -> Time {
-        self.session.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Time) {
-        self.session.handle_timeout(now);
-    }
-
-    fn ended(&mut self) {
-        if let Some(closed) = self.session.closed() {
-            self.metrics.end(closed);
-        }
-    }
-}
+/// A session on a socket.
+pub(crate) type SocketSession = Shared<Session>;
 
 /// A session before the end of the HELLOs. Closed when dropped.
-pub(crate) struct Pending(Option<Arc<Shared<SocketSession>>>);
+pub(crate) struct Pending(Option<Arc<SocketSession>>);
 
 impl Pending {
     /// Starts driving a session over a socket.
     pub(crate) fn start(
-        session: Session,
+        mut session: Session,
         socket: Socket,
         peer: NodeId,
         begin: Instant,
@@ -160,8 +54,8 @@ impl Pending {
         side: Side,
         ended: Ended,
     ) -> Pending {
-        let metrics = SessionMetrics::new(side);
-        let session = SocketSession { session, metrics };
+        let mut metrics = SessionMetrics::new(side);
+        session.observer = Some(Box::new(move |stats, ended| metrics.note(stats, ended)));
         let shared = driver::start(session, socket, peer, begin, config, ended);
         Pending(Some(shared))
     }
@@ -174,13 +68,13 @@ impl Pending {
         admit: impl Fn(&Hello) -> Result<(), CloseCode>,
     ) -> Result<Connection, SessionClosed> {
         while let Some(shared) = &self.0 {
-            match poll_fn(|cx| shared.poll_take(cx, |s| s.session.poll_event())).await? {
+            match poll_fn(|cx| shared.poll_take(cx, Session::poll_event)).await? {
                 Event::Hello(said) => {
                     let answer = admit(&said);
                     hello = said;
                     shared.change(|s, now| match answer {
-                        Ok(()) => s.session.accept(now),
-                        Err(code) => s.session.reject(code),
+                        Ok(()) => s.accept(now),
+                        Err(code) => s.reject(code),
                     });
                 }
                 Event::Opened(terms) => {
@@ -227,16 +121,18 @@ pub(crate) trait Link: Ends {
     fn attend(&self, handler: Box<dyn Handler>);
 
     /// The socket, if there is one.
-    fn socket(&self) -> Option<&Shared<SocketSession>>;
+    fn socket(&self) -> Option<&SocketSession> {
+        None
+    }
 }
 
-impl Link for Shared<SocketSession> {
+impl Link for SocketSession {
     fn peer(&self) -> NodeId {
         self.peer
     }
 
     fn stats(&self) -> SessionStats {
-        self.look(|s, _| s.session.stats())
+        self.look(|s, _| s.stats())
     }
 
     fn send(&self, message: Message, terms: Terms) -> BoxFuture<'_, Result<(), SendError>> {
@@ -273,14 +169,14 @@ impl Link for Shared<SocketSession> {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<Message, SessionClosed>> {
-        self.poll_take(cx, SocketSession::take)
+        self.poll_take(cx, Session::take)
     }
 
     fn attend(&self, handler: Box<dyn Handler>) {
         self.set_handler(handler);
     }
 
-    fn socket(&self) -> Option<&Shared<SocketSession>> {
+    fn socket(&self) -> Option<&SocketSession> {
         Some(self)
     }
 }
@@ -467,7 +363,7 @@ impl Sender {
     /// [`silent_for`](Self::silent_for).
     pub fn probe(&self) {
         if let Some(shared) = self.link.socket() {
-            shared.change(|s, now| s.session.probe(now));
+            shared.change(|s, now| s.probe(now));
         }
     }
 
@@ -475,7 +371,7 @@ impl Sender {
     /// it computes, so a silent one is stopped or disconnected.
     pub fn silent_for(&self) -> Duration {
         match self.link.socket() {
-            Some(shared) => shared.look(|s, now| s.session.silent_for(now)),
+            Some(shared) => shared.look(|s, now| s.silent_for(now)),
             // The peer is this very process.
             None => Duration::ZERO,
         }
@@ -484,7 +380,7 @@ impl Sender {
     /// Time for which a PING has been unanswered and no other data has come.
     pub fn unanswered_for(&self) -> Option<Duration> {
         let shared = self.link.socket()?;
-        shared.look(|s, now| s.session.unanswered_for(now))
+        shared.look(|s, now| s.unanswered_for(now))
     }
 
     /// Sends a [`probe`](Self::probe) and waits for the next frame of any kind. Returns `false`
@@ -495,9 +391,9 @@ impl Sender {
         };
         let before = self.stats().frames_received;
         self.probe();
-        let heard = |s: &SocketSession, _| match s.session.closed() {
+        let heard = |s: &Session, _| match s.closed() {
             Some(_) => Some(false),
-            None => (s.session.stats().frames_received != before).then_some(true),
+            None => (s.stats().frames_received != before).then_some(true),
         };
         retry(&shared.changed, || shared.look(heard)).await
     }

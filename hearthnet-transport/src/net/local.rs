@@ -27,8 +27,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::closer::Ends;
-use super::connection::{Connection, Link, SendError, SocketSession};
-use super::shared::{Handler, Shared, retry};
+use super::connection::{Connection, Link, SendError};
+use super::shared::{Handler, retry};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
@@ -333,10 +333,6 @@ impl Link for End {
                 };
             }
         });
-    }
-
-    fn socket(&self) -> Option<&Shared<SocketSession>> {
-        None
     }
 }
 

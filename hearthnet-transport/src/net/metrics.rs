@@ -112,18 +112,29 @@ impl OpenSocket {
     }
 }
 
-/// Metrics of one tensor session. They are part of the gauges until it [ends](SessionMetrics::end).
+/// Metrics of one tensor session. It is part of the gauges until it has ended.
 pub(crate) struct SessionMetrics {
     side: Side,
     bytes_in: Counter,
     bytes_out: Counter,
     late_results: Counter,
-    /// Late results counted so far.
-    counted: u64,
     gauges: [Gauge; 6],
-    /// Present share of this session in each gauge.
-    added: [u64; 6],
+    /// Statistics that the metrics contain.
+    noted: SessionStats,
     open: Option<Gauge>,
+}
+
+/// Share of a session in each of [`SessionMetrics::gauges`].
+fn levels(stats: &SessionStats) -> [u64; 6] {
+    let credit_used = stats.credit_granted.saturating_sub(stats.credit_available);
+    [
+        stats.credit_granted.into(),
+        credit_used.into(),
+        stats.steps_granted.into(),
+        stats.steps_in_flight.into(),
+        stats.queued_bytes,
+        stats.buffered_bytes,
+    ]
 }
 
 impl SessionMetrics {
@@ -144,7 +155,6 @@ impl SessionMetrics {
             bytes_in: bytes("in"),
             bytes_out: bytes("out"),
             late_results: counter!("hearthnet_transport_late_results_total", "side" => label),
-            counted: 0,
             gauges: [
                 credit("granted"),
                 credit("used"),
@@ -153,56 +163,35 @@ impl SessionMetrics {
                 gauge!("hearthnet_transport_queued_bytes", "side" => label),
                 gauge!("hearthnet_transport_buffered_bytes", "side" => label),
             ],
-            added: [0; 6],
+            noted: SessionStats::default(),
             open: Some(open),
         }
     }
 
-    pub(crate) fn received(&self, bytes: usize) {
-        self.bytes_in.increment(bytes as u64);
-    }
-
-    pub(crate) fn sent(&self, bytes: usize) {
-        self.bytes_out.increment(bytes as u64);
-    }
-
-    /// Updates the gauges, unless the session has ended.
-    pub(crate) fn note(&mut self, stats: &SessionStats) {
-        let more = stats.stale_results.saturating_sub(self.counted);
-        if more > 0 {
-            self.late_results.increment(more);
-            self.counted = stats.stale_results;
-        }
-        if self.open.is_none() {
-            return;
-        }
-        let granted = stats.credit_granted;
-        self.set([
-            granted.into(),
-            granted.saturating_sub(stats.credit_available).into(),
-            stats.steps_granted.into(),
-            stats.steps_in_flight.into(),
-            stats.queued_bytes,
-            stats.buffered_bytes,
-        ]);
-    }
-
-    fn set(&mut self, now: [u64; 6]) {
-        for ((gauge, added), now) in self.gauges.iter().zip(&mut self.added).zip(now) {
-            if now > *added {
-                gauge.increment((now - *added) as f64);
-            } else if now < *added {
-                gauge.decrement((*added - now) as f64);
+    /// Updates the metrics. With `ended`, takes the session's share out of the gauges.
+    pub(crate) fn note(&mut self, stats: &SessionStats, ended: Option<&SessionClosed>) {
+        let before = std::mem::replace(&mut self.noted, *stats);
+        let received = stats.bytes_received - before.bytes_received;
+        self.bytes_in.increment(received);
+        self.bytes_out
+            .increment(stats.bytes_sent - before.bytes_sent);
+        let late = stats.stale_results - before.stale_results;
+        self.late_results.increment(late);
+        let Some(open) = &self.open else { return };
+        let now = match ended {
+            None => levels(stats),
+            Some(_) => [0; 6],
+        };
+        for ((gauge, before), now) in self.gauges.iter().zip(levels(&before)).zip(now) {
+            if now > before {
+                gauge.increment((now - before) as f64);
+            } else if now < before {
+                gauge.decrement((before - now) as f64);
             }
-            *added = now;
         }
-    }
-
-    /// Takes the session's share out of the gauges.
-    pub(crate) fn end(&mut self, how: &SessionClosed) {
-        if let Some(open) = self.open.take() {
-            self.set([0; 6]);
+        if let Some(how) = ended {
             open.decrement(1.0);
+            self.open = None;
             closed(self.side, PATH, how);
         }
     }

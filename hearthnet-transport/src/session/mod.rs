@@ -21,7 +21,7 @@
 //! Call order: [`Session::caller`] or [`Session::host`]; then
 //! [`handle_message`](Session::handle_message) for each WebSocket binary message,
 //! [`handle_timeout`](Session::handle_timeout) when [`poll_timeout`](Session::poll_timeout) has
-//! passed, and [`send`](Session::send) for the application. After any of them:
+//! passed, and the crate's `Protocol::send` for the application. After any of them:
 //! [`poll_event`](Session::poll_event) for the application, and
 //! [`poll_transmit`](Session::poll_transmit) until it returns `None`.
 //!
@@ -51,7 +51,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use outbox::Outgoing;
+pub(crate) use outbox::Outgoing;
 pub use stats::SessionStats;
 pub(crate) use steps::Steps;
 pub use terms::Terms;
@@ -68,6 +68,7 @@ use crate::wire::pipeline::RESULT_HEAD_BYTES;
 use crate::wire::{FrameBuf, FrameType, HEADER_BYTES};
 use inbox::Inbox;
 use outbox::Outbox;
+use protocol::{Frame, Progress, Protocol, Transmit};
 use rate::{ProgressTimer, TokenBucket};
 
 /// Burst of a rate limit, in seconds of its rate.
@@ -103,11 +104,12 @@ pub enum Event {
     Message(Message),
 }
 
-/// Reason why [`Session::send`] refused a message.
+/// Reason why [`Session::send_message`] refused a message.
+#[cfg(feature = "fuzzing")]
 #[derive(Debug)]
 pub enum SendRefused {
     /// No free step slot or no space in the send buffer: try again after an event.
-    Blocked(Outgoing),
+    Blocked,
     /// The session is not open.
     NotOpen,
     /// The message is inconsistent or too large, or only the other side may send it.
@@ -122,6 +124,9 @@ enum State {
     Open,
     Closed,
 }
+
+/// Observer of a session: is told the statistics after each change, and the cause of the end last.
+pub(crate) type Observer = Box<dyn FnMut(&SessionStats, Option<&SessionClosed>) + Send>;
 
 /// State machine of one side; see the module documentation for the order of calls.
 pub struct Session {
@@ -159,6 +164,7 @@ pub struct Session {
     controls: TokenBucket,
 
     stats: SessionStats,
+    pub(crate) observer: Option<Observer>,
 }
 
 impl Session {
@@ -194,6 +200,7 @@ impl Session {
             opens: bucket(config.stream_opens_per_second),
             controls: bucket(config.control_frames_per_second),
             stats: SessionStats::default(),
+            observer: None,
             config: config.clone(),
         }
     }
@@ -271,12 +278,6 @@ impl Session {
         }
     }
 
-    /// Returns whether the application is so far behind that reading should pause.
-    pub(crate) fn is_congested(&self) -> bool {
-        let step_slots = self.config.max_steps_in_flight as usize;
-        self.events.len() >= MAX_UNDELIVERED + 2 * step_slots
-    }
-
     pub fn stats(&self) -> SessionStats {
         SessionStats {
             steps_in_flight: self.steps.total,
@@ -293,45 +294,6 @@ impl Session {
         }
     }
 
-    /// Queues a message.
-    ///
-    /// A [`StreamClose`](crate::StreamClose) and a [`StreamError`](crate::StreamError) never wait,
-    /// and drop all queued messages of their stream. A [`Leaving`](Message::Leaving) never waits,
-    /// and overtakes queued messages. A [`Step`](crate::Step) waits for one of the host's step
-    /// slots. Tensors wait while the send buffer is full. A [`StepResult`](crate::StepResult)
-    /// without an unanswered step is dropped.
-    ///
-    /// # Errors
-    /// [`SendRefused::Blocked`] gives the message back.
-    pub fn send(&mut self, out: Outgoing) -> Result<(), SendRefused> {
-        if self.state != State::Open {
-            return Err(SendRefused::NotOpen);
-        }
-        let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
-        let bulk = self.outbox.queued_bulk;
-        let blocked = match out.kind {
-            FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
-            // Answers are bounded by their steps.
-            FrameType::StepResult => false,
-            FrameType::Step if self.steps.total >= slots => true,
-            _ if out.bulk_bytes() > 0 => {
-                bulk > 0 && bulk + out.bulk_bytes() > u64::from(self.config.send_buffer_bytes)
-            }
-            _ => self.outbox.queued_small >= MAX_QUEUED_SMALL,
-        };
-        if blocked {
-            return Err(SendRefused::Blocked(out));
-        }
-        match out.kind {
-            FrameType::Step => self.steps.begin(out.stream_key),
-            FrameType::StepResult if !self.steps.finish(out.stream_key) => return Ok(()),
-            FrameType::StreamClose | FrameType::StreamError => self.end_stream(out.stream_key),
-            _ => {}
-        }
-        self.outbox.push(out);
-        Ok(())
-    }
-
     /// Encodes and queues a message; a message that would wait is lost. For tests and simulation:
     /// production code encodes outside of the lock.
     ///
@@ -341,7 +303,11 @@ impl Session {
     pub fn send_message(&mut self, message: &Message) -> Result<(), SendRefused> {
         let terms = self.terms.ok_or(SendRefused::NotOpen)?;
         let out = Outgoing::new(message, &terms).map_err(SendRefused::Impossible)?;
-        self.send(out)
+        match self.send(out) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(SendRefused::Blocked),
+            Err(_) => Err(SendRefused::NotOpen),
+        }
     }
 
     /// Frees everything that this side holds for an ended stream.
@@ -392,10 +358,6 @@ impl Session {
         if self.state != State::Closed {
             self.finish(closed);
         }
-    }
-
-    fn fail(&mut self, violation: Violation) {
-        self.close(violation.code, &violation.detail);
     }
 
     /// Frees everything at the end.
@@ -451,15 +413,131 @@ impl Session {
         }
         Some(event)
     }
+}
 
-    /// Returns whether an event waits for the application.
-    pub(crate) fn has_event(&self) -> bool {
+impl Protocol for Session {
+    type Outgoing = Outgoing;
+    type Incoming = Message;
+
+    fn closed(&self) -> Option<&SessionClosed> {
+        self.closed.as_ref()
+    }
+
+    fn close(&mut self, code: CloseCode, detail: &str) {
+        Session::close(self, code, detail);
+    }
+
+    fn fail(&mut self, violation: Violation) {
+        Session::close(self, violation.code, &violation.detail);
+    }
+
+    fn connection_lost(&mut self, closed: SessionClosed) {
+        Session::connection_lost(self, closed);
+    }
+
+    fn drop_waiting(&mut self) {
+        while self.poll_event().is_some() {}
+    }
+
+    fn message_limit(&self) -> Option<usize> {
+        // In an open session, messages may be larger than a HELLO.
+        self.is_open().then(|| self.max_message_bytes())
+    }
+
+    /// A [`StreamClose`](crate::StreamClose) and a [`StreamError`](crate::StreamError) never wait,
+    /// and drop all queued messages of their stream. A [`Leaving`](Message::Leaving) never waits,
+    /// and overtakes queued messages. A [`Step`](crate::Step) waits for one of the host's step
+    /// slots. Tensors wait while the send buffer is full. A [`StepResult`](crate::StepResult)
+    /// without an unanswered step is dropped.
+    fn send(&mut self, out: Outgoing) -> Result<Option<Outgoing>, SessionClosed> {
+        if self.state != State::Open {
+            let detail = "the session is not open yet";
+            let not_yet = || SessionClosed::by_us(CloseCode::ProtocolState, detail);
+            return Err(self.closed.clone().unwrap_or_else(not_yet));
+        }
+        let slots = self.peer_limits.map_or(0, |peer| peer.max_steps);
+        let bulk = self.outbox.queued_bulk;
+        let blocked = match out.kind {
+            FrameType::StreamClose | FrameType::StreamError | FrameType::Leaving => false,
+            // Answers are bounded by their steps.
+            FrameType::StepResult => false,
+            FrameType::Step if self.steps.total >= slots => true,
+            _ if out.bulk_bytes() > 0 => {
+                bulk > 0 && bulk + out.bulk_bytes() > u64::from(self.config.send_buffer_bytes)
+            }
+            _ => self.outbox.queued_small >= MAX_QUEUED_SMALL,
+        };
+        if blocked {
+            return Ok(Some(out));
+        }
+        match out.kind {
+            FrameType::Step => self.steps.begin(out.stream_key),
+            FrameType::StepResult if !self.steps.finish(out.stream_key) => return Ok(None),
+            FrameType::StreamClose | FrameType::StreamError => self.end_stream(out.stream_key),
+            _ => {}
+        }
+        self.outbox.push(out);
+        Ok(None)
+    }
+
+    fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        let frame = Session::poll_transmit(self, now)?;
+        Some(Transmit::Message(Frame::Binary(frame)))
+    }
+
+    fn has_reply(&self) -> bool {
+        !self.urgent.is_empty() || self.inbox.has_due()
+    }
+
+    fn handle_message(&mut self, now: Time, message: Frame) {
+        match message {
+            Frame::Binary(message) => Session::handle_message(self, now, &message),
+            Frame::Text(_) => Session::close(self, CloseCode::WebSocket, "a text message"),
+        }
+    }
+
+    fn take(&mut self) -> Option<Message> {
+        loop {
+            // The other events are handled while the session opens.
+            if let Event::Message(message) = self.poll_event()? {
+                return Some(message);
+            }
+        }
+    }
+
+    fn has_incoming(&self) -> bool {
         !self.events.is_empty()
     }
 
-    /// Returns whether an answer to the peer, such as an ACK, waits to be sent.
-    pub(crate) fn has_reply(&self) -> bool {
-        !self.urgent.is_empty() || self.inbox.has_due()
+    fn is_congested(&self) -> bool {
+        let step_slots = self.config.max_steps_in_flight as usize;
+        self.events.len() >= MAX_UNDELIVERED + 2 * step_slots
+    }
+
+    fn handle_progress(&mut self, now: Time, progress: Progress) {
+        if let Some(partial) = progress.partial {
+            self.handle_partial(now, partial);
+        }
+        // Called after every change, so that the gauges stay current.
+        let stats = self.stats();
+        if let Some(observer) = &mut self.observer {
+            observer(&stats, None);
+        }
+    }
+
+    fn poll_timeout(&self) -> Time {
+        Session::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        Session::handle_timeout(self, now);
+    }
+
+    fn ended(&mut self) {
+        let stats = self.stats();
+        if let Some(observer) = &mut self.observer {
+            observer(&stats, self.closed.as_ref());
+        }
     }
 }
 

@@ -41,8 +41,7 @@ const MAX_LIVE_TENSORS: usize = 1024;
 ///
 /// Encoding costs time in proportion to the size and needs no session, so that it can be done
 /// outside of any lock.
-#[derive(Debug)]
-pub struct Outgoing {
+pub(crate) struct Outgoing {
     pub(super) kind: FrameType,
     /// Stream and epoch. (0, 0) for messages outside of streams; callers close streams only, so it
     /// is never closed.
@@ -50,7 +49,6 @@ pub struct Outgoing {
     body: Body,
 }
 
-#[derive(Debug)]
 enum Body {
     Small(FrameBuf),
     Bulk(Box<Bulk>),
@@ -73,22 +71,13 @@ struct Bulk {
     next_chunk: usize,
 }
 
-impl std::fmt::Debug for Bulk {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bulk")
-            .field("id", &self.id)
-            .field("dims", &self.dims)
-            .finish_non_exhaustive()
-    }
-}
-
 impl Outgoing {
     /// Encodes a message under the negotiated values of a session.
     ///
     /// # Errors
     /// `tensor_shape` if the data does not match the shape; `frame_too_big` beyond the peer's
     /// limits; `protocol_state` if only the other side may send it.
-    pub fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
+    pub(crate) fn new(message: &Message, terms: &Terms) -> Result<Outgoing, Violation> {
         Outgoing::check(message, terms)?;
         let body = match message.data() {
             Some(data) => Body::with_data(message, data, terms)?,

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use super::protocol::Protocol as _;
 use super::{Event, Session, State};
 use crate::code::{CloseCode, SessionClosed, Violation};
 use crate::config::CONTROL_MESSAGE_BYTES;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::protocol::Protocol as _;
 use super::rate::ProgressTimer;
 use super::{Session, State};
 use crate::code::CloseCode;

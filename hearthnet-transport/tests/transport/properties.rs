@@ -117,7 +117,7 @@ impl World {
                 .entry(stream_key)
                 .or_default()
                 .push_back(message),
-            Err(SendRefused::Blocked(_)) => {}
+            Err(SendRefused::Blocked) => {}
             other => panic!("{other:?}"),
         }
     }
@@ -261,7 +261,7 @@ impl World {
                     .send_message(&Message::Tensor(sent.clone()))
                 {
                     Ok(()) => self.tensors.push(sent),
-                    Err(SendRefused::Blocked(_)) => {}
+                    Err(SendRefused::Blocked) => {}
                     other => panic!("{other:?}"),
                 }
             }

@@ -279,7 +279,7 @@ fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
     let third = Message::Step(row(1, 0, 2));
     assert!(matches!(
         pair.caller.send_message(&third),
-        Err(SendRefused::Blocked(_))
+        Err(SendRefused::Blocked)
     ));
     pair.run();
     assert_eq!(pair.host.stats().steps_in_flight, 2);
