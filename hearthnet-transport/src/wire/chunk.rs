@@ -8,7 +8,8 @@
 //! | 4 | 4 x rank | dimensions of the whole tensor, outermost first |
 //! | 4 + 4 x rank | rest | data |
 
-use super::reader::Reader;
+use bytes::Buf as _;
+
 use super::{Flags, FrameBuf, FrameType};
 use crate::code::{CloseCode, Violation};
 use crate::tensor::{DType, Dims, MAX_RANK};
@@ -46,27 +47,24 @@ impl ChunkHead {
     /// # Errors
     /// `tensor_shape` for an invalid element type, rank or dimension, `body_malformed` if the body
     /// ends early.
-    pub(crate) fn read(body: &[u8]) -> Result<(ChunkHead, &[u8]), Violation> {
-        let mut reader = Reader::new(body);
-        let tensor = reader.u16()?;
-        let dtype = DType::from_wire(reader.u8()?)?;
-        let rank = usize::from(reader.u8()?);
+    pub(crate) fn read(mut body: &[u8]) -> Result<(ChunkHead, &[u8]), Violation> {
+        let tensor = body.try_get_u16()?;
+        let dtype = DType::from_wire(body.try_get_u8()?)?;
+        let rank = usize::from(body.try_get_u8()?);
         let mut dims = [0u32; MAX_RANK];
         let Some(sizes) = dims.get_mut(..rank) else {
             return Err(CloseCode::TensorShape.violation("the rank must be 1 to 8"));
         };
         for size in sizes.iter_mut() {
-            *size = reader.u32()?;
+            *size = body.try_get_u32()?;
         }
         let dims = Dims::new(sizes)?;
-        Ok((
-            ChunkHead {
-                tensor,
-                dtype,
-                dims,
-            },
-            reader.rest(),
-        ))
+        let head = ChunkHead {
+            tensor,
+            dtype,
+            dims,
+        };
+        Ok((head, body))
     }
 }
 

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use bytes::Buf as _;
 use ciborium::Value;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::cbor::{self, Map, bodies, malformed};
-use super::reader::Reader;
-use super::{Flags, FrameBuf, FrameType};
+use super::{Flags, FrameBuf, FrameType, reader};
 use crate::code::{CloseCode, Violation};
 use crate::config::{Config, MAX_CHUNK_BYTES, MAX_WINDOW_CHUNKS, MIN_CHUNK_BYTES};
 use crate::fields;
@@ -292,10 +292,9 @@ pub(crate) fn ping(kind: FrameType, token: u64) -> FrameBuf {
     frame.finish(kind, Flags::NONE)
 }
 
-pub(crate) fn read_ping(body: &[u8]) -> Result<u64, Violation> {
-    let mut reader = Reader::new(body);
-    let token = reader.u64()?;
-    reader.end()?;
+pub(crate) fn read_ping(mut body: &[u8]) -> Result<u64, Violation> {
+    let token = body.try_get_u64()?;
+    reader::end(body)?;
     Ok(token)
 }
 

@@ -28,7 +28,7 @@ pub(crate) mod reader;
 #[cfg(test)]
 mod spec_tests;
 
-use reader::Reader;
+use bytes::Buf as _;
 
 use crate::code::{CloseCode, Violation};
 
@@ -177,12 +177,11 @@ impl Header {
     /// not allow, or a reserved field that is not zero.
     pub fn decode(message: &[u8]) -> Result<(Header, &[u8]), Violation> {
         let unknown = |detail| Err(CloseCode::FrameUnknown.violation(detail));
-        let Some((head, body)) = message.split_first_chunk::<HEADER_BYTES>() else {
+        let Some((mut head, body)) = message.split_at_checked(HEADER_BYTES) else {
             return Err(CloseCode::FrameLength.violation("shorter than a frame header"));
         };
-        let mut head = Reader::new(head);
-        let (version, kind, reserved) = (head.u8()?, head.u8()?, head.u16()?);
-        let (sequence, length, flags) = (head.u32()?, head.u32()?, head.u32()?);
+        let (version, kind, reserved) = (head.get_u8(), head.get_u8(), head.get_u16());
+        let (sequence, length, flags) = (head.get_u32(), head.get_u32(), head.get_u32());
         if version != VERSION {
             return unknown(format!("frame version {version:#04x} is not supported"));
         }

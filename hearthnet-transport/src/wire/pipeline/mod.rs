@@ -39,11 +39,11 @@
 //! | 32 | 4 | microseconds in the host's queue |
 //! | 36 | 4 | reserved, zero |
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use serde::{Deserialize, Serialize};
 
 use super::cbor::{Body as _, bodies, malformed};
-use super::reader::Reader;
+use super::reader::{end, reserved};
 use super::{Flags, FrameBuf, FrameType, HEADER_BYTES};
 use crate::code::{CloseCode, Violation};
 use crate::config::CONTROL_MESSAGE_BYTES;
@@ -202,23 +202,21 @@ pub(crate) fn rows_frame(message: &Message, place: Place<'_>) -> Result<FrameBuf
 /// # Errors
 /// `body_malformed`, `frame_unknown` (reserved fields), or `tensor_shape` when the inline rows are
 /// not exactly `rows * width` values.
-pub(crate) fn read_rows(kind: FrameType, body: &[u8]) -> Result<(Message, Place<'_>), Violation> {
-    let mut reader = Reader::new(body);
-    let [stream, epoch, position, rows, width] = [
-        reader.u32()?,
-        reader.u32()?,
-        reader.u32()?,
-        reader.u32()?,
-        reader.u32()?,
-    ];
-    let dtype = DType::from_wire(reader.u8()?)?;
-    let choice = reader.u8()?;
-    let place = reader.u8()?;
-    reader.reserved::<1>()?;
-    let tensor = reader.u16()?;
+pub(crate) fn read_rows(
+    kind: FrameType,
+    mut body: &[u8],
+) -> Result<(Message, Place<'_>), Violation> {
+    let (stream, epoch) = (body.try_get_u32()?, body.try_get_u32()?);
+    let position = body.try_get_u32()?;
+    let (rows, width) = (body.try_get_u32()?, body.try_get_u32()?);
+    let dtype = DType::from_wire(body.try_get_u8()?)?;
+    let choice = body.try_get_u8()?;
+    let place = body.try_get_u8()?;
+    reserved::<1>(&mut body)?;
+    let tensor = body.try_get_u16()?;
     let data = Bytes::new();
     let message = if kind == FrameType::Step {
-        reader.reserved::<6>()?;
+        reserved::<6>(&mut body)?;
         let want = Want::from_wire(choice)?;
         Message::Step(Step {
             stream,
@@ -234,9 +232,9 @@ pub(crate) fn read_rows(kind: FrameType, body: &[u8]) -> Result<(Message, Place<
         if choice != 0 {
             return Err(CloseCode::FrameUnknown.violation("a reserved field is not zero"));
         }
-        reader.reserved::<2>()?;
-        let (compute_us, queue_us) = (reader.u32()?, reader.u32()?);
-        reader.reserved::<4>()?;
+        reserved::<2>(&mut body)?;
+        let (compute_us, queue_us) = (body.try_get_u32()?, body.try_get_u32()?);
+        reserved::<4>(&mut body)?;
         Message::StepResult(StepResult {
             stream,
             epoch,
@@ -252,17 +250,16 @@ pub(crate) fn read_rows(kind: FrameType, body: &[u8]) -> Result<(Message, Place<
     let bytes = message.data_bytes()?;
     match place {
         0 if tensor == 0 => {
-            let data = reader.rest();
-            if data.len() as u64 != bytes {
+            if body.len() as u64 != bytes {
                 return Err(CloseCode::TensorShape.violation(format!(
                     "{rows} x {width} rows are {bytes} bytes, not {}",
-                    data.len()
+                    body.len()
                 )));
             }
-            Ok((message, Place::Inline(data)))
+            Ok((message, Place::Inline(body)))
         }
         1 if bytes > 0 => {
-            reader.end()?;
+            end(body)?;
             Ok((message, Place::Tensor(tensor)))
         }
         _ => Err(CloseCode::BodyMalformed.violation("the place of the rows is invalid")),
