@@ -7,7 +7,7 @@
 use std::borrow::{Borrow, Cow};
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Longest code or event name, in bytes.
 pub const MAX_NAME: usize = 64;
@@ -17,7 +17,8 @@ pub const MAX_NAME: usize = 64;
 /// The constants are the codes that several components share: those that every call may end with,
 /// and those by which a caller decides how to continue a stream. Other codes are made by
 /// [`Code::new`].
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
 pub struct Code(Cow<'static, str>);
 
 macro_rules! shared_codes {
@@ -170,12 +171,6 @@ impl From<Code> for metrics::SharedString {
     }
 }
 
-impl Serialize for Code {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.0)
-    }
-}
-
 impl<'de> Deserialize<'de> for Code {
     /// A peer's code with an invalid spelling becomes `unrecognised`.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -188,9 +183,10 @@ macro_rules! close_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal $text:literal;)*) => {
         /// Why a session ended. Every violation has its own code.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u16)]
         #[non_exhaustive]
         pub enum CloseCode {
-            $($(#[$doc])* $name,)*
+            $($(#[$doc])* $name = $number,)*
         }
 
         impl CloseCode {
@@ -204,7 +200,7 @@ macro_rules! close_codes {
 
             /// The WebSocket close code, 4000 to 4999.
             pub const fn number(self) -> u16 {
-                match self { $(CloseCode::$name => $number,)* }
+                self as u16
             }
         }
     };

@@ -238,18 +238,7 @@ impl Connection {
     /// # Errors
     /// When the session has ended, after all earlier messages of the peer.
     pub async fn recv(&mut self) -> Result<Message, SessionClosed> {
-        poll_fn(|cx| self.poll_recv(cx)).await
-    }
-
-    /// Like [`recv`](Self::recv), for hand-written futures.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    pub(crate) fn poll_recv(
-        &mut self,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Message, SessionClosed>> {
-        self.sender.link.poll_recv(cx)
+        poll_fn(|cx| self.sender.link.poll_recv(cx)).await
     }
 
     /// Hands every message to `handler` from now on, from the task that reads them, instead of

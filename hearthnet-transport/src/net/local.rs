@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 use super::closer::Ends;
 use super::connection::{Connection, Link, SendError};
-use super::shared::{Handler, retry};
+use super::shared::{Handler, hand_over_when_free};
 use crate::NodeId;
 use crate::code::{CloseCode, SessionClosed};
 use crate::config::Config;
@@ -252,15 +252,8 @@ impl Link for End {
     fn send(&self, message: Message, terms: Terms) -> BoxFuture<'_, Result<(), SendError>> {
         Box::pin(async move {
             Outgoing::check(&message, &terms)?;
-            let mut waiting = Some(message);
-            retry(&self.session.changed, || {
-                match self.hand_over(waiting.take()?) {
-                    Ok(back) => waiting = back,
-                    Err(closed) => return Some(Err(closed.into())),
-                }
-                waiting.is_none().then_some(Ok(()))
-            })
-            .await
+            let hand_over = |message| self.hand_over(message);
+            Ok(hand_over_when_free(&self.session.changed, message, hand_over).await?)
         })
     }
 

@@ -4,7 +4,6 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 use tokio_tungstenite::WebSocketStream;
@@ -79,15 +78,7 @@ impl PeerSocket {
     /// # Errors
     /// When the socket is closed, after all earlier messages of the peer.
     pub async fn recv(&mut self) -> Result<Frame, SessionClosed> {
-        poll_fn(|cx| self.poll_recv(cx)).await
-    }
-
-    /// Like [`recv`](Self::recv), for hand-written futures.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    pub(crate) fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Frame, SessionClosed>> {
-        self.sender.shared.poll_take(cx, PlainSession::take)
+        poll_fn(|cx| self.sender.shared.poll_take(cx, PlainSession::take)).await
     }
 
     /// Sends a message: see [`PeerSender::send`].

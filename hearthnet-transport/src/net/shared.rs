@@ -273,15 +273,7 @@ impl<P: Protocol> Shared<P> {
 
     /// Queues one message when there is space. If dropped while it waits, nothing has been sent.
     pub(crate) async fn queue(&self, out: P::Outgoing) -> Result<(), SessionClosed> {
-        let mut waiting = Some(out);
-        retry(&self.changed, || {
-            match self.try_queue(waiting.take()?, true) {
-                Ok(back) => waiting = back,
-                Err(closed) => return Some(Err(closed)),
-            }
-            waiting.is_none().then_some(Ok(()))
-        })
-        .await
+        hand_over_when_free(&self.changed, out, |out| self.try_queue(out, true)).await
     }
 
     /// Polls for a value that `take` finds in the session, or for the end of the session.
@@ -363,6 +355,23 @@ impl<P: Protocol> Ends for Shared<P> {
     fn closed(&self) -> Option<SessionClosed> {
         self.inner.lock().session.closed().cloned()
     }
+}
+
+/// Hands a message to `hand_over` until that does not give it back.
+pub(super) async fn hand_over_when_free<M>(
+    changed: &Notify,
+    message: M,
+    mut hand_over: impl FnMut(M) -> Result<Option<M>, SessionClosed>,
+) -> Result<(), SessionClosed> {
+    let mut waiting = Some(message);
+    retry(changed, || {
+        match hand_over(waiting.take()?) {
+            Ok(back) => waiting = back,
+            Err(closed) => return Some(Err(closed)),
+        }
+        waiting.is_none().then_some(Ok(()))
+    })
+    .await
 }
 
 /// Retries at every notification until `attempt` succeeds.

@@ -26,20 +26,14 @@ use crate::identity::Identity;
 
 /// Reason why the peer's certificate was refused. rustls prints it with `Debug`, so that is a
 /// sentence.
+#[derive(thiserror::Error)]
 pub(crate) enum Refusal {
     /// The key is not the expected one.
+    #[error("the peer holds another key than expected")]
     Mismatch { found: NodeId },
     /// The certificate is not a single Ed25519 certificate.
+    #[error("{}", .0.detail)]
     Unusable(Violation),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refusal::Mismatch { .. } => f.write_str("the peer holds another key than expected"),
-            Refusal::Unusable(violation) => f.write_str(&violation.detail),
-        }
-    }
 }
 
 impl fmt::Debug for Refusal {
@@ -47,8 +41,6 @@ impl fmt::Debug for Refusal {
         fmt::Display::fmt(self, f)
     }
 }
-
-impl std::error::Error for Refusal {}
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
