@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::code::Violation;
 use crate::compress::ChunkDecompressor;
 use crate::message::{Message, StreamClose, StreamError, Truncate};
 use crate::net::fuzz_frame_limiter;
@@ -25,18 +26,17 @@ use crate::{Config, Step, Want};
 /// If an invariant is broken.
 pub fn frame(message: &[u8]) {
     fn again<T: PartialEq + std::fmt::Debug>(
-        decoded: T,
+        body: &[u8],
+        decode: impl Fn(&[u8]) -> Result<T, Violation>,
         encode: impl FnOnce(&T) -> FrameBuf,
-        decode: impl FnOnce(&[u8]) -> Option<T>,
     ) {
+        let Ok(decoded) = decode(body) else { return };
         let encoded = encode(&decoded).into_bytes(1);
         let body = encoded.get(HEADER_BYTES..).unwrap_or_default();
-        assert_eq!(decode(body), Some(decoded));
+        assert_eq!(decode(body), Ok(decoded));
     }
     fn map<T: Body + PartialEq + std::fmt::Debug>(body: &[u8]) {
-        if let Ok(decoded) = T::read(body) {
-            again(decoded, T::frame, |body| T::read(body).ok());
-        }
+        again(body, T::read, T::frame);
     }
     let Ok((header, body)) = Header::decode(message) else {
         return;
@@ -44,22 +44,12 @@ pub fn frame(message: &[u8]) {
     assert_eq!(header.encode()[..], message[..HEADER_BYTES]);
     match header.kind {
         FrameType::Hello => {
-            if let Ok((hello, limits)) = control::read_client_hello(body) {
-                again(
-                    (hello, limits),
-                    |(hello, limits)| control::client_hello(hello, *limits),
-                    |body| control::read_client_hello(body).ok(),
-                );
-            }
+            again(body, control::read_client_hello, |(hello, limits)| {
+                control::client_hello(hello, *limits)
+            });
             let _: Result<(String, Limits), _> = control::read_server_hello(body);
         }
-        FrameType::Bye => {
-            if let Ok(bye) = Bye::read(body)
-                && bye.code.is_sendable()
-            {
-                again(bye, Bye::frame, |body| Bye::read(body).ok());
-            }
-        }
+        FrameType::Bye => map::<Bye>(body),
         FrameType::Ack => map::<Ack>(body),
         FrameType::Nack => map::<Nack>(body),
         FrameType::FlowCtl => map::<FlowCtl>(body),
@@ -80,15 +70,12 @@ pub fn frame(message: &[u8]) {
                 assert_eq!(encoded.as_deref(), Ok(message));
             }
         }
-        kind => {
-            if let Ok(message) = pipeline::read(kind, body) {
-                let encoded = pipeline::frame(&message).map(|frame| frame.into_bytes(1));
-                let body = encoded.as_deref().ok();
-                let body = body.and_then(|bytes| bytes.get(HEADER_BYTES..));
-                let again = body.and_then(|body| pipeline::read(kind, body).ok());
-                assert_eq!(again, Some(message));
-            }
-        }
+        kind => again(
+            body,
+            |body| pipeline::read(kind, body),
+            // A message that was read can be written.
+            |message| pipeline::frame(message).unwrap_or(FrameBuf::with_capacity(0)),
+        ),
     }
 }
 
@@ -212,15 +199,9 @@ pub fn session(input: &[u8]) {
             6 => {
                 let len = u32::from(input.word()) + 1;
                 if let Ok(dims) = Dims::new(&[len]) {
-                    let data = Bytes::from(vec![0x44; len as usize]);
-                    send(
-                        &mut session,
-                        &Message::Tensor(Tensor {
-                            dtype: DType::I8,
-                            dims,
-                            data,
-                        }),
-                    );
+                    let (dtype, data) = (DType::I8, Bytes::from(vec![0x44; len as usize]));
+                    let tensor = Tensor { dtype, dims, data };
+                    send(&mut session, &Message::Tensor(tensor));
                 }
             }
             _ => {

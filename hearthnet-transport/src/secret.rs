@@ -6,33 +6,14 @@
 
 use bytes::Bytes;
 
-/// A byte vector that is overwritten with zeros when dropped.
-pub(crate) struct Wiped(Vec<u8>);
+/// A byte vector that is overwritten with zeros when dropped. It must not grow beyond its capacity:
+/// a reallocation would leave an unwiped copy.
+pub(crate) struct Wiped(pub(crate) Vec<u8>);
 
 impl Wiped {
-    pub(crate) fn with_capacity(bytes: usize) -> Wiped {
-        Wiped(Vec::with_capacity(bytes))
-    }
-
-    /// The vector. It must not grow beyond its capacity: a reallocation would leave an unwiped
-    /// copy.
-    pub(crate) fn vec(&mut self) -> &mut Vec<u8> {
-        &mut self.0
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Shared bytes; the last owner wipes them.
     pub(crate) fn into_bytes(self) -> Bytes {
         Bytes::from_owner(self)
-    }
-}
-
-impl From<Vec<u8>> for Wiped {
-    fn from(bytes: Vec<u8>) -> Wiped {
-        Wiped(bytes)
     }
 }
 

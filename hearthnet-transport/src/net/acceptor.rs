@@ -151,17 +151,7 @@ impl Acceptor {
         pending_peer: Option<&PendingPeer>,
     ) -> Result<Arrival, RefusedConnection> {
         let result = self.shake_hands(io, pending_peer).await;
-        if let Err(error) = &result {
-            match error {
-                RefusedConnection::Tls { cause, .. } => metrics::tls_failed(Side::Host, cause),
-                RefusedConnection::Timeout(Phase::Tls) => {
-                    metrics::tls_failed(Side::Host, "timeout");
-                }
-                _ => {}
-            }
-            self.count_refusal(error);
-        }
-        result
+        result.inspect_err(|error| self.count_refusal(error))
     }
 
     pub(super) fn count_refusal(&self, why: &RefusedConnection) {
@@ -184,13 +174,15 @@ impl Acceptor {
             .accept(io)
             .into_fallible();
         let stream = match timeout(d.tls, accepting).await {
-            Err(_) => return Err(RefusedConnection::Timeout(Phase::Tls)),
+            Err(_) => {
+                metrics::tls_failed(Side::Host, "timeout");
+                return Err(RefusedConnection::Timeout(Phase::Tls));
+            }
             Ok(Err((error, io))) => {
                 linger(io).await;
-                return Err(RefusedConnection::Tls {
-                    cause: tls_cause(&error),
-                    reason: error.to_string(),
-                });
+                let (cause, reason) = (tls_cause(&error), error.to_string());
+                metrics::tls_failed(Side::Host, cause);
+                return Err(RefusedConnection::Tls { cause, reason });
             }
             Ok(Ok(stream)) => stream,
         };
@@ -321,16 +313,8 @@ impl Acceptor {
         };
         let pending = {
             let _there = self.runtime.enter();
-            let ended = Box::new(ended);
-            Pending::start(
-                session,
-                socket,
-                peer,
-                begin,
-                &self.config,
-                Side::Host,
-                ended,
-            )
+            let (config, side, ended) = (&self.config, Side::Host, Box::new(ended));
+            Pending::start(session, socket, peer, begin, config, side, ended)
         };
         let admit = |hello: &Hello| match has_room {
             true => self.admission.admit_hello(&peer, hello, unix_now()),

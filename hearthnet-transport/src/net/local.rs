@@ -121,8 +121,8 @@ struct Inner {
     sides: [Side; 2],
     /// Unanswered steps, the same for both sides.
     steps: Steps,
-    /// Side that ended the session, with code and details.
-    closed: Option<(usize, CloseCode, String)>,
+    /// Side that ended the session, and the cause as that side sees it.
+    closed: Option<(usize, SessionClosed)>,
 }
 
 impl Inner {
@@ -152,7 +152,7 @@ impl Session {
         // Code under the lock leaves no half-changed state.
         let mut inner = self.inner.lock();
         if inner.closed.is_none() && self.opened.elapsed() >= self.lifetime {
-            inner.closed = Some((HOST, CloseCode::SessionExpired, String::new()));
+            inner.closed = Some((HOST, SessionClosed::by_us(CloseCode::SessionExpired, "")));
         }
         inner
     }
@@ -167,7 +167,7 @@ struct End {
 impl Ends for End {
     fn end(&self, code: CloseCode, detail: &str, cut: bool) {
         let mut inner = self.session.lock();
-        let closed = (self.side, code, detail.to_owned());
+        let closed = (self.side, SessionClosed::by_us(code, detail));
         inner.closed.get_or_insert(closed);
         if cut {
             for side in &mut inner.sides {
@@ -187,11 +187,9 @@ impl Ends for End {
 
 impl End {
     fn told(&self, inner: &Inner) -> Option<SessionClosed> {
-        let (by, code, detail) = inner.closed.as_ref()?;
-        Some(match *by == self.side {
-            true => SessionClosed::by_us(*code, detail.clone()),
-            false => SessionClosed::by_peer(*code, detail.clone()),
-        })
+        let (by, mut closed) = inner.closed.clone()?;
+        closed.by_us = by == self.side;
+        Some(closed)
     }
 
     /// Hands a message over, or gives it back if that needs waiting.

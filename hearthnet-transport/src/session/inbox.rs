@@ -185,7 +185,7 @@ impl Inbox {
         if (head.dtype, head.dims) != (tensor.dtype, tensor.dims) {
             return Err(shape("a chunk of another shape than its tensor"));
         }
-        let have = tensor.data.as_ref().map_or(0, Wiped::len);
+        let have = tensor.data.as_ref().map_or(0, |data| data.0.len());
         let expected = self.chunk_bytes.min(tensor.total - have);
         if last != (have + expected == tensor.total) {
             return Err(shape("FINAL is not on the chunk that completes the tensor"));
@@ -209,11 +209,11 @@ impl Inbox {
         let total = tensor.total;
         let buffer = tensor
             .data
-            .get_or_insert_with(|| Wiped::with_capacity(total));
+            .get_or_insert_with(|| Wiped(Vec::with_capacity(total)));
         if compressed {
-            self.decompressor.append(data, expected, buffer.vec())?;
+            self.decompressor.append(data, expected, &mut buffer.0)?;
         } else {
-            buffer.vec().extend_from_slice(data);
+            buffer.0.extend_from_slice(data);
         }
         if !last {
             self.due.entry(id).or_default().chunks += 1;

@@ -402,7 +402,7 @@ impl Session {
         self.sequence_out = self.sequence_out.saturating_add(1);
         self.stats.frames_sent += 1;
         self.stats.bytes_sent += frame.len() as u64;
-        Some(Wiped::from(frame.into_bytes(self.sequence_out)).into_bytes())
+        Some(Wiped(frame.into_bytes(self.sequence_out)).into_bytes())
     }
 
     /// Next event for the application. Taking a tensor returns its credit.
