@@ -14,11 +14,6 @@ const LEVEL: i32 = 1;
 /// Size of the sample that is tried first. Activations often do not compress at all.
 const SAMPLE_BYTES: usize = 32 * 1024;
 
-/// Compressed chunks must be at most 15/16 of the original to be worth the peer's time.
-fn worth_it(compressed: usize, original: usize) -> bool {
-    compressed <= original - original / 16
-}
-
 pub(crate) struct ChunkCompressor(Compressor<'static>);
 
 impl ChunkCompressor {
@@ -29,10 +24,11 @@ impl ChunkCompressor {
         compressor.chunk(sample).map(|_| compressor)
     }
 
-    /// The chunk as one zstd frame, or `None` if that is not at least a sixteenth smaller.
+    /// The chunk as one zstd frame, or `None` if that is not at least a sixteenth smaller: it would
+    /// not be worth the peer's time.
     pub(crate) fn chunk(&mut self, chunk: &[u8]) -> Option<Vec<u8>> {
         let compressed = self.0.compress(chunk).ok()?;
-        worth_it(compressed.len(), chunk.len()).then_some(compressed)
+        (compressed.len() <= chunk.len() - chunk.len() / 16).then_some(compressed)
     }
 }
 

@@ -24,7 +24,8 @@ use crate::config::MAX_WINDOW_CHUNKS;
 /// Number of used units out of a granted number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
-    size: u32,
+    /// Units granted, used or not.
+    pub(crate) size: u32,
     used: u32,
 }
 
@@ -35,11 +36,6 @@ impl Window {
             size: size.min(MAX_WINDOW_CHUNKS),
             used: 0,
         }
-    }
-
-    /// Units granted, used or not.
-    pub(crate) fn size(self) -> u32 {
-        self.size
     }
 
     /// Units that can still be taken.

@@ -229,16 +229,14 @@ impl Acceptor {
             let opened = self.open_session(socket, peer, begin).await?;
             return Ok(Arrival::Session(opened));
         };
-        let Path {
-            rule, strangers, ..
-        } = path;
+        let rule = path.rule.clone();
         let limiter = &mut socket.get_mut().limiter;
         limiter.limit = rule.max_message_bytes;
         limiter.text = rule.text;
         // Some byte streams have no address.
         let no_address = IpAddr::from(Ipv4Addr::UNSPECIFIED);
         let address = pending_peer.map_or(no_address, |pending_peer| pending_peer.address);
-        let (stranger, evicted) = (!belongs).then(|| strangers.enter(address)).unzip();
+        let (stranger, evicted) = (!belongs).then(|| path.strangers.enter(address)).unzip();
         let stranger = stranger.map(Arc::new);
         let places = (place, stranger.clone());
         let (admission, path) = (self.admission.clone(), rule.path);
@@ -249,9 +247,8 @@ impl Acceptor {
             drop(places);
         };
         let ended = Box::new(ended);
-        let (rule, config) = (rule.clone(), &self.config);
         let socket = {
-            let _there = self.runtime.enter();
+            let (_there, config) = (self.runtime.enter(), &self.config);
             peer_socket::start(socket, peer, rule, begin, config, ended, stranger)
         };
         if let Some(evicted) = evicted {

@@ -38,7 +38,7 @@ struct Receiving {
     dims: Dims,
     total: usize,
     /// Allocated when the first chunk arrives, not at the announcement.
-    data: Option<Wiped>,
+    data: Wiped,
 }
 
 enum Stage {
@@ -137,7 +137,7 @@ impl Inbox {
             dtype,
             dims,
             total,
-            data: None,
+            data: Wiped(Vec::new()),
         };
         self.tensors.insert(id, Stage::Receiving(receiving));
         Ok(())
@@ -185,7 +185,7 @@ impl Inbox {
         if (head.dtype, head.dims) != (tensor.dtype, tensor.dims) {
             return Err(shape("a chunk of another shape than its tensor"));
         }
-        let have = tensor.data.as_ref().map_or(0, |data| data.0.len());
+        let have = tensor.data.0.len();
         let expected = self.chunk_bytes.min(tensor.total - have);
         if last != (have + expected == tensor.total) {
             return Err(shape("FINAL is not on the chunk that completes the tensor"));
@@ -207,13 +207,14 @@ impl Inbox {
             )));
         }
         let total = tensor.total;
-        let buffer = tensor
-            .data
-            .get_or_insert_with(|| Wiped(Vec::with_capacity(total)));
+        let buffer = &mut tensor.data.0;
+        if have == 0 {
+            buffer.reserve_exact(total);
+        }
         if compressed {
-            self.decompressor.append(data, expected, &mut buffer.0)?;
+            self.decompressor.append(data, expected, buffer)?;
         } else {
-            buffer.0.extend_from_slice(data);
+            buffer.extend_from_slice(data);
         }
         if !last {
             self.due.entry(id).or_default().chunks += 1;
@@ -222,21 +223,13 @@ impl Inbox {
         let complete = self.tensors.insert(id, Stage::Complete { total });
         self.receiving -= 1;
         self.complete += 1;
-        let message = match complete {
-            Some(Stage::Receiving(Receiving {
-                rows,
-                dtype,
-                dims,
-                data: Some(data),
-                ..
-            })) => {
-                let data = data.into_bytes();
-                match rows {
-                    Some(rows) => rows.with_data(data),
-                    None => Message::Tensor(Tensor { dtype, dims, data }),
-                }
-            }
-            _ => return Err(CloseCode::Internal.violation("a tensor without data")),
+        let Some(Stage::Receiving(tensor)) = complete else {
+            return Err(CloseCode::Internal.violation("a tensor without data"));
+        };
+        let (dtype, dims, data) = (tensor.dtype, tensor.dims, tensor.data.into_bytes());
+        let message = match tensor.rows {
+            Some(rows) => rows.with_data(data),
+            None => Message::Tensor(Tensor { dtype, dims, data }),
         };
         Ok(Some((message, id)))
     }

@@ -287,7 +287,7 @@ impl Session {
                 (false, Some(_)) => self.config.max_steps_in_flight,
             },
             credit_available: self.outbox.window.available(),
-            credit_granted: self.outbox.window.size(),
+            credit_granted: self.outbox.window.size,
             queued_bytes: self.outbox.queued_bytes,
             buffered_bytes: self.inbox.used,
             ..self.stats

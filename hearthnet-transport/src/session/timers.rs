@@ -101,46 +101,35 @@ impl Session {
         if now < self.poll_timeout() {
             return;
         }
-        let stalled = |detail: &'static str| CloseCode::PipelineStalled.violation(detail);
-        if self.state != State::Open {
-            self.fail(stalled("no HELLO within the deadline"));
-            return;
-        }
         let d = &self.config.deadlines;
-        if now >= self.opened_at + self.lifetime {
-            self.close(
-                CloseCode::SessionExpired,
-                "the session reached its lifetime",
-            );
-            return;
-        }
-        if self
-            .credit_blocked
-            .is_some_and(|since| now >= since + d.credit)
-        {
-            self.close(CloseCode::CreditStall, "no credit within the deadline");
-            return;
-        }
         let (received, stall, min_rate) = (self.received_so_far(), d.stall, d.min_rate);
-        if let Some(progress) = &mut self.progress
+        let (code, detail) = if self.state != State::Open {
+            (CloseCode::PipelineStalled, "no HELLO within the deadline")
+        } else if now >= self.opened_at + self.lifetime {
+            let detail = "the session reached its lifetime";
+            (CloseCode::SessionExpired, detail)
+        } else if let Some(since) = self.credit_blocked
+            && now >= since + d.credit
+        {
+            (CloseCode::CreditStall, "no credit within the deadline")
+        } else if let Some(progress) = &mut self.progress
             && progress.is_slow(now, received, stall, min_rate)
             && !(self.inbox.withholds() || self.is_congested())
         {
-            self.fail(stalled("a message or tensor came in too slowly"));
+            let detail = "a message or tensor came in too slowly";
+            (CloseCode::PipelineStalled, detail)
+        } else if now < self.keep_alive_at() {
             return;
-        }
-        if now >= self.keep_alive_at() {
-            if self.is_congested() {
-                // Reading is paused while the application is behind, so silence proves nothing.
-                self.last_received = now;
-            } else if self.ping.is_some() {
-                self.close(
-                    CloseCode::KeepAlive,
-                    "the peer was silent for two keep-alive intervals",
-                );
-            } else {
-                self.send_ping(now);
-            }
-        }
+        } else if self.is_congested() {
+            // Reading is paused while the application is behind, so silence proves nothing.
+            self.last_received = now;
+            return;
+        } else if self.ping.is_none() {
+            return self.send_ping(now);
+        } else {
+            let detail = "the peer was silent for two keep-alive intervals";
+            (CloseCode::KeepAlive, detail)
+        };
+        self.close(code, detail);
     }
 }

@@ -138,11 +138,6 @@ impl Flags {
     pub const fn has(self, other: Flags) -> bool {
         self.0 & other.0 == other.0
     }
-
-    /// Bits as in the header.
-    pub const fn bits(self) -> u32 {
-        self.0
-    }
 }
 
 /// Variable fields of a frame header.
@@ -165,7 +160,7 @@ impl Header {
         out[1] = self.kind as u8;
         out[4..8].copy_from_slice(&self.sequence.to_be_bytes());
         out[8..12].copy_from_slice(&self.length.to_be_bytes());
-        out[12..16].copy_from_slice(&self.flags.bits().to_be_bytes());
+        out[12..16].copy_from_slice(&self.flags.0.to_be_bytes());
         out
     }
 
@@ -195,7 +190,7 @@ impl Header {
             FrameType::TensorData => Flags::COMPRESSED.with(Flags::FINAL),
             _ => Flags::NONE,
         };
-        if flags & !allowed.bits() != 0 {
+        if flags & !allowed.0 != 0 {
             return unknown(format!("flags {flags:#x} are not defined for {kind:?}"));
         }
         if usize::try_from(length).ok() != Some(body.len()) {
