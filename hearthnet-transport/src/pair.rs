@@ -46,8 +46,8 @@ pub struct Pair {
     /// The side that listens.
     pub host: Session,
     now: Time,
-    to_caller: VecDeque<Bytes>,
-    to_host: VecDeque<Bytes>,
+    /// Messages on the way to each [`Side`].
+    wires: [VecDeque<Bytes>; 2],
 }
 
 impl Pair {
@@ -57,8 +57,7 @@ impl Pair {
             caller: Session::caller(caller, hello, Time::ZERO),
             host: Session::host(host, Time::ZERO),
             now: Time::ZERO,
-            to_caller: VecDeque::new(),
-            to_host: VecDeque::new(),
+            wires: Default::default(),
         }
     }
 
@@ -81,52 +80,36 @@ impl Pair {
 
     /// Moves one message from a session onto its wire, if there is one.
     pub fn transmit(&mut self, from: Side) -> bool {
-        let (session, wire) = match from {
-            Side::Caller => (&mut self.caller, &mut self.to_host),
-            Side::Host => (&mut self.host, &mut self.to_caller),
+        let (session, to) = match from {
+            Side::Caller => (&mut self.caller, Side::Host),
+            Side::Host => (&mut self.host, Side::Caller),
         };
         let frame = session.poll_transmit(self.now);
         let moved = frame.is_some();
-        wire.extend(frame);
+        self.wires[to as usize].extend(frame);
         moved
     }
 
     /// Hands one message from the wire to a session, if there is one.
     pub fn deliver(&mut self, to: Side) -> bool {
-        let (session, wire) = match to {
-            Side::Caller => (&mut self.caller, &mut self.to_caller),
-            Side::Host => (&mut self.host, &mut self.to_host),
+        let Some(message) = self.wires[to as usize].pop_front() else {
+            return false;
         };
-        let message = wire.pop_front();
-        let moved = message.is_some();
-        if let Some(message) = message {
-            session.handle_message(self.now, &message);
+        match to {
+            Side::Caller => self.caller.handle_message(self.now, &message),
+            Side::Host => self.host.handle_message(self.now, &message),
         }
-        moved
+        true
     }
 
     /// Puts a message on the wire to `to`, as a misbehaving peer would.
     pub fn inject(&mut self, to: Side, message: impl Into<Bytes>) {
-        match to {
-            Side::Caller => self.to_caller.push_back(message.into()),
-            Side::Host => self.to_host.push_back(message.into()),
-        }
+        self.wires[to as usize].push_back(message.into());
     }
 
     /// Messages on the wire to `to`.
     pub fn wire(&self, to: Side) -> impl ExactSizeIterator<Item = &Bytes> {
-        match to {
-            Side::Caller => self.to_caller.iter(),
-            Side::Host => self.to_host.iter(),
-        }
-    }
-
-    /// Drops all messages on the wire to `to`.
-    pub fn cut(&mut self, to: Side) {
-        match to {
-            Side::Caller => self.to_caller.clear(),
-            Side::Host => self.to_host.clear(),
-        }
+        self.wires[to as usize].iter()
     }
 
     /// Transmits and delivers until neither side has anything to send. Events stay queued.

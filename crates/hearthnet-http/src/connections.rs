@@ -49,7 +49,8 @@ struct Open {
 /// A connection. Dropping it frees its slot.
 pub(super) struct Connection {
     connections: Arc<Connections>,
-    id: u64,
+    /// Number of the connection, unique within the listener.
+    pub(super) id: u64,
     closed: Arc<Notify>,
 }
 
@@ -107,11 +108,6 @@ impl State {
 }
 
 impl Connection {
-    /// Number of the connection, unique within the listener.
-    pub(super) fn number(&self) -> u64 {
-        self.id
-    }
-
     /// Resolves when the connection is evicted.
     pub(super) async fn closed(&self) {
         self.closed.notified().await;

@@ -166,7 +166,7 @@ async fn accept_until(
                     // All connections are active: close this one.
                     continue;
                 };
-                let client = Client::new(ip, user, connection.number());
+                let client = Client::new(ip, user, connection.id);
                 let unread = Unread::default();
                 let router = track_requests(router.clone(), &connection)
                     .layer(Extension(client));
