@@ -14,6 +14,8 @@ use hearthnet_transport::{
 use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::{Instant, interval};
 
+use crate::support::ended;
+
 const CALLER: [u8; 32] = [1; 32];
 const HOST: [u8; 32] = [2; 32];
 
@@ -29,19 +31,24 @@ impl Admission for Everyone {
     }
 }
 
-fn host(config: Config) -> (Acceptor, DuplexStream, Box<DuplexStream>) {
+fn host() -> (Acceptor, DuplexStream, Box<DuplexStream>) {
     let identity = Identity::from_secret(&HOST).unwrap();
-    let acceptor = Acceptor::new(&identity, Arc::new(Everyone), config, &[]).unwrap();
+    let acceptor = Acceptor::new(&identity, Arc::new(Everyone), Config::default(), &[]).unwrap();
     let (theirs, ours) = duplex(64 * 1024);
     (acceptor, theirs, Box::new(ours))
+}
+
+#[track_caller]
+fn is_timeout(refused: RefusedConnection, phase: Phase) {
+    let is_it = matches!(refused, RefusedConnection::Timeout(it) if it == phase);
+    assert!(is_it, "{refused}");
 }
 
 /// A peer after the TLS handshake.
 async fn secured(io: DuplexStream) -> Peer {
     let credentials = Credentials::of(&CALLER);
-    Peer::secured_over(Box::new(io), &credentials)
-        .await
-        .unwrap()
+    let peer = Peer::secured_over(Box::new(io), &credentials).await;
+    peer.unwrap()
 }
 
 /// A peer after the WebSocket upgrade.
@@ -51,7 +58,7 @@ async fn upgraded(io: DuplexStream) -> Peer {
 
 /// An open session: the peer, and the host's end of it.
 async fn session() -> (Peer, Connection, Acceptor) {
-    let (acceptor, theirs, ours) = host(Config::default());
+    let (acceptor, theirs, ours) = host();
     let sessions = acceptor.clone();
     let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let hello = RawHello::new("raw", Vec::new());
@@ -63,26 +70,20 @@ async fn session() -> (Peer, Connection, Acceptor) {
 }
 
 async fn stalls(mut session: Connection) {
-    let closed = session.recv().await.unwrap_err();
-    let stalled = (CloseCode::PipelineStalled, true);
-    assert_eq!((closed.code, closed.by_us), stalled);
+    ended(session.recv().await, CloseCode::PipelineStalled, true);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_begins_tls_is_dropped() {
-    let (acceptor, _theirs, ours) = host(Config::default());
+    let (acceptor, _theirs, ours) = host();
     let begin = Instant::now();
-    let refused = acceptor.arrive(ours).await.unwrap_err();
-    assert!(
-        matches!(refused, RefusedConnection::Timeout(Phase::Tls)),
-        "{refused}"
-    );
+    is_timeout(acceptor.arrive(ours).await.unwrap_err(), Phase::Tls);
     assert_eq!(begin.elapsed().as_secs(), 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_trickles_its_tls_handshake_is_dropped() {
-    let (acceptor, mut theirs, ours) = host(Config::default());
+    let (acceptor, mut theirs, ours) = host();
     // The header of a ClientHello record of 512 bytes, then a byte a second.
     let trickle = tokio::spawn(async move {
         theirs.write_all(&[0x16, 3, 1, 2, 0]).await.unwrap();
@@ -103,46 +104,35 @@ async fn a_caller_that_trickles_its_tls_handshake_is_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_asks_for_the_upgrade_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
+    let (acceptor, theirs, ours) = host();
     let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let _peer = secured(theirs).await;
-    let refused = accepting.await.unwrap().unwrap_err();
-    assert!(
-        matches!(refused, RefusedConnection::Timeout(Phase::Upgrade)),
-        "{refused}"
-    );
+    is_timeout(accepting.await.unwrap().unwrap_err(), Phase::Upgrade);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_trickles_its_upgrade_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
+    let (acceptor, theirs, ours) = host();
     let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let mut peer = secured(theirs).await;
     let trickle = tokio::spawn(async move {
         let head = b"GET /tensor/v1 HTTP/1.1\r\nHost: a-host-of-hosts\r\n";
-        peer.trickle(&head.repeat(9), Duration::from_millis(500))
-            .await
+        let pause = Duration::from_millis(500);
+        peer.trickle(&head.repeat(9), pause).await
     });
-    let refused = accepting.await.unwrap().unwrap_err();
-    assert!(
-        matches!(refused, RefusedConnection::Timeout(Phase::Upgrade)),
-        "{refused}"
-    );
+    is_timeout(accepting.await.unwrap().unwrap_err(), Phase::Upgrade);
     trickle.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_never_says_hello_is_dropped() {
-    let (acceptor, theirs, ours) = host(Config::default());
+    let (acceptor, theirs, ours) = host();
     let accepting = tokio::spawn(async move { acceptor.arrive(ours).await });
     let ending = upgraded(theirs).await.ending().await;
     assert_eq!(ending.close, Some(CloseCode::PipelineStalled.number()));
     match accepting.await.unwrap().unwrap_err() {
         RefusedConnection::Closed(closed) => {
-            assert_eq!(
-                (closed.code, closed.by_us),
-                (CloseCode::PipelineStalled, true)
-            );
+            ended::<()>(Err(closed), CloseCode::PipelineStalled, true);
         }
         other => panic!("{other}"),
     }
@@ -190,8 +180,7 @@ async fn a_caller_that_stops_reading_is_dropped() {
     let (_peer, mut session, _) = session().await;
     let begin = Instant::now();
     // The peer is silent, and does not answer the PING.
-    let closed = session.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::KeepAlive, true));
+    ended(session.recv().await, CloseCode::KeepAlive, true);
     assert!(begin.elapsed() <= Duration::from_secs(61));
 }
 
@@ -201,17 +190,8 @@ async fn a_host_that_never_answers_is_given_up_in_each_phase() {
     let key = Identity::from_secret(&HOST).unwrap().key();
     // TLS.
     let (ours, theirs) = duplex(64 * 1024);
-    let hello = Hello::new("raw", Vec::new());
-    let config = Config::default();
-    let refused = connect_over(
-        Box::new(ours),
-        "host",
-        &identity,
-        key,
-        hello.clone(),
-        config.clone(),
-    )
-    .await;
+    let (io, hello) = (Box::new(ours), Hello::new("raw", Vec::new()));
+    let refused = connect_over(io, "host", &identity, key, hello, Config::default()).await;
     assert!(
         matches!(refused, Err(ConnectError::Timeout(Phase::Tls))),
         "{refused:?}"

@@ -23,7 +23,7 @@ use rustls::pki_types::ServerName;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-use crate::support::{noise, open_stream, result, row, serve_echo, step, tensor};
+use crate::support::{ended, next_step, noise, open_stream, result, row, serve_echo, step, tensor};
 
 const TOKEN: &[u8] = b"let me in";
 
@@ -300,8 +300,7 @@ async fn a_host_that_dies_is_noticed_at_once() {
     let mut host = HostProcess::start();
     let mut connection = host.connect().await;
     host.child.kill().unwrap();
-    let closed = connection.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Lost, false));
+    ended(connection.recv().await, CloseCode::Lost, false);
     let late = connection
         .sender()
         .send(Message::StreamOpen(open_stream(1, 0)))
@@ -485,8 +484,7 @@ async fn rules_broken_below_the_frames_end_with_their_own_close_codes() {
     assert_eq!(session.purpose(), "raw");
     raw.send(RawMessage::binary(vec![0; 2 << 20])).await;
     ends(raw, CloseCode::FrameTooBig).await;
-    let closed = session.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, true));
+    ended(session.recv().await, CloseCode::FrameTooBig, true);
 
     let mut raw = net.raw().await.greeted(&hello).await.unwrap();
     let mut session = net.listener.session().await;
@@ -529,18 +527,14 @@ async fn sending_waits_for_a_slot_and_cancels_cleanly() {
         let sender = sender.clone();
         async move { sender.send(asked(2)).await }
     });
-    let Message::Step(first) = host.recv().await.unwrap() else {
-        panic!("no step")
-    };
+    let first = next_step(&mut host).await;
     host.sender()
         .send(Message::StepResult(result(&first)))
         .await
         .unwrap();
     next_result(&mut caller).await;
     waiting.await.unwrap().unwrap();
-    let Message::Step(second) = host.recv().await.unwrap() else {
-        panic!("no step")
-    };
+    let second = next_step(&mut host).await;
     assert_eq!(second.position, 2);
 }
 
@@ -554,9 +548,7 @@ async fn a_thread_outside_of_the_runtime_can_answer() {
         .send(Message::Step(asked.clone()))
         .await
         .unwrap();
-    let Message::Step(got) = host.recv().await.unwrap() else {
-        panic!("no step")
-    };
+    let got = next_step(&mut host).await;
     let sender = host.sender();
     let thread = std::thread::spawn(move || {
         assert!(
@@ -584,9 +576,7 @@ async fn several_messages_leave_together_in_order_and_those_without_room_are_cou
     let all: Vec<Message> = (0..5).map(asked).collect();
     assert_eq!(sender.try_send_all(&all).unwrap(), 2);
     for position in 0..3 {
-        let Message::Step(got) = host.recv().await.unwrap() else {
-            panic!("no step")
-        };
+        let got = next_step(&mut host).await;
         assert_eq!(got.position, position);
     }
     host.close(CloseCode::Shutdown);
@@ -673,10 +663,8 @@ async fn both_sides_learn_how_a_session_ended() {
     let mut net = net(Config::default()).await;
     let (mut caller, mut host) = net.pair(Config::default()).await;
     host.close(CloseCode::Shutdown);
-    let closed = caller.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
-    let closed = host.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, true));
+    ended(caller.recv().await, CloseCode::Shutdown, false);
+    ended(host.recv().await, CloseCode::Shutdown, true);
 
     let (caller, mut host) = net.pair(Config::default()).await;
     let sender = caller.sender();

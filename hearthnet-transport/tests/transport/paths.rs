@@ -18,6 +18,8 @@ use tokio::io::{DuplexStream, duplex};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
+use crate::support::ended;
+
 const HOST: [u8; 32] = [2; 32];
 const MEMBER: [u8; 32] = [3; 32];
 const STRANGER: [u8; 32] = [4; 32];
@@ -234,10 +236,8 @@ async fn messages_above_the_limit_of_their_path_end_the_socket() {
     let bolder = PathRule::new("/bus/v1", 1_000_000);
     let (mut bolder, mut host) = net.pair(&bolder).await;
     bolder.send(binary(10_001)).await.unwrap();
-    let closed = host.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, true));
-    let closed = bolder.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::FrameTooBig, false));
+    ended(host.recv().await, CloseCode::FrameTooBig, true);
+    ended(bolder.recv().await, CloseCode::FrameTooBig, false);
 }
 
 #[tokio::test]
@@ -329,10 +329,8 @@ async fn a_closer_ends_a_socket_and_drops_its_queues() {
     assert!(!closer.is_closed());
     closer.close(CloseCode::Revoked);
     assert!(closer.is_closed());
-    let closed = host.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, true));
-    let closed = caller.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    ended(host.recv().await, CloseCode::Revoked, true);
+    ended(caller.recv().await, CloseCode::Revoked, false);
     assert!(matches!(
         caller.send(text("more")).await.unwrap_err(),
         SendError::Closed(closed) if closed.code == CloseCode::Revoked
@@ -351,8 +349,7 @@ async fn a_closer_ends_a_tensor_session() {
     let closer = arrived.closer();
     closer.close(CloseCode::Revoked);
     assert_eq!(arrived.recv().await.unwrap_err().code, CloseCode::Revoked);
-    let closed = session.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::Revoked, false));
+    ended(session.recv().await, CloseCode::Revoked, false);
     assert!(closer.is_closed());
 }
 
@@ -411,11 +408,7 @@ async fn a_pair_in_memory_keeps_the_rules_of_its_path() {
     assert_eq!(right.recv().await.unwrap(), text("to the right"));
     assert_eq!(left.recv().await.unwrap(), binary(10));
     left.close(CloseCode::Unauthorized);
-    let closed = right.recv().await.unwrap_err();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::Unauthorized, false)
-    );
+    ended(right.recv().await, CloseCode::Unauthorized, false);
 }
 
 // ------------------------------------------------------------------ virtual time
@@ -447,8 +440,7 @@ async fn idle_sockets_live_as_long_as_both_sides_answer() {
 async fn a_peer_that_answers_no_ping_is_given_up() {
     let (mut socket, _raw) = attacked().await;
     let begin = Instant::now();
-    let closed = socket.recv().await.unwrap_err();
-    assert_eq!((closed.code, closed.by_us), (CloseCode::KeepAlive, true));
+    ended(socket.recv().await, CloseCode::KeepAlive, true);
     assert_eq!(begin.elapsed().as_secs(), 60);
 }
 
@@ -460,11 +452,7 @@ async fn a_peer_that_trickles_a_message_is_given_up() {
     let message = Message::binary(vec![0; 1 << 16]).encode();
     let trickle =
         tokio::spawn(async move { raw.trickle(&message, Duration::from_millis(100)).await });
-    let closed = socket.recv().await.unwrap_err();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::PipelineStalled, true)
-    );
+    ended(socket.recv().await, CloseCode::PipelineStalled, true);
     assert!(
         begin.elapsed() <= Duration::from_secs(11),
         "{:?}",
@@ -484,11 +472,7 @@ async fn a_peer_that_does_not_read_is_given_up() {
             }
         }
     });
-    let closed = socket.recv().await.unwrap_err();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::PipelineStalled, true)
-    );
+    ended(socket.recv().await, CloseCode::PipelineStalled, true);
     assert!(matches!(sending.await.unwrap(), SendError::Closed(_)));
     drop(raw);
 }

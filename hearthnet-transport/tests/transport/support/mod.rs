@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::fmt::Debug;
+
 use bytes::Bytes;
 use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::{
-    Connection, DType, Dims, Message, SessionClosed, Step, StepResult, StreamOpen, Tensor, Want,
+    CloseCode, Connection, DType, Dims, Message, SessionClosed, Step, StepResult, StreamOpen,
+    Tensor, Want,
 };
 
 /// Bytes that zstd cannot shrink.
@@ -53,6 +56,14 @@ pub(crate) fn result(step: &Step) -> StepResult {
     step.echo()
 }
 
+/// Receives a message, which must be a step.
+pub(crate) async fn next_step(host: &mut Connection) -> Step {
+    match host.recv().await.unwrap() {
+        Message::Step(step) => step,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Answers every step with the rows that it wants, until the session ends.
 pub(crate) async fn serve_echo(mut host: Connection) -> SessionClosed {
     loop {
@@ -75,6 +86,13 @@ pub(crate) fn open_stream(stream: u32, epoch: u32) -> StreamOpen {
         hi: 14,
         max_positions: 512,
     }
+}
+
+/// Asserts that a connection has ended with `code`, closed by this side or by the peer.
+#[track_caller]
+pub(crate) fn ended<T: Debug>(received: Result<T, SessionClosed>, code: CloseCode, by_us: bool) {
+    let closed = received.unwrap_err();
+    assert_eq!((closed.code, closed.by_us), (code, by_us));
 }
 
 /// Sends a message, which must be accepted.
