@@ -64,7 +64,7 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
         token: vec![0xaa; 4],
         agent: "example/1".into(),
     };
-    let weights: Vec<u8> = (0..32).collect();
+    let (stream, epoch) = (7, 0);
     let frame = match name {
         "hello-caller" => (1, control::client_hello(&hello, limits)),
         "hello-host" => (1, control::server_hello("example/1", limits)),
@@ -72,22 +72,19 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
         "pong" => (2, control::ping(FrameType::Pong, 1)),
         "stream-open" => {
             let open = StreamOpen {
-                stream: 7,
-                epoch: 0,
-                weights: weights.try_into().unwrap(),
+                stream,
+                epoch,
+                weights: std::array::from_fn(|i| i as u8),
                 lo: 0,
                 hi: 14,
                 max_positions: 512,
             };
             (3, message(Message::StreamOpen(open)))
         }
-        "stream-opened" => (
-            3,
-            message(Message::StreamOpened(StreamOpened {
-                stream: 7,
-                epoch: 0,
-            })),
-        ),
+        "stream-opened" => {
+            let opened = StreamOpened { stream, epoch };
+            (3, message(Message::StreamOpened(opened)))
+        }
         "step-inline" => {
             let data = f16(&[1.0, -2.0, 0.5, 65504.0]);
             let step = Step {
@@ -111,74 +108,58 @@ fn encoded(name: &str) -> Option<(u32, FrameBuf)> {
             (5, rows_frame(&step, Place::Tensor(1)).unwrap())
         }
         "tensor-data" => {
+            let (tensor, dtype) = (9, DType::F32);
             let dims = Dims::new(&[1, 2]).unwrap();
-            let data: Vec<u8> = [1.0f32, -1.5]
-                .iter()
-                .flat_map(|v| v.to_le_bytes())
-                .collect();
-            (
-                6,
-                ChunkHead {
-                    tensor: 9,
-                    dtype: DType::F32,
-                    dims,
-                }
-                .frame(&data, Flags::FINAL),
-            )
+            let head = ChunkHead {
+                tensor,
+                dtype,
+                dims,
+            };
+            let data = [1.0f32, -1.5].map(f32::to_le_bytes).concat();
+            (6, head.frame(&data, Flags::FINAL))
         }
-        "ack" => (
-            5,
-            Ack {
+        "ack" => {
+            let ack = Ack {
                 tensor: 9,
                 chunks: 1,
                 end: true,
-            }
-            .frame(),
-        ),
-        "nack" => (
-            6,
-            Nack {
-                tensor: 1,
-                code: "stream_closed".into(),
-            }
-            .frame(),
-        ),
+            };
+            (5, ack.frame())
+        }
+        "nack" => {
+            let (tensor, code) = (1, "stream_closed".into());
+            (6, Nack { tensor, code }.frame())
+        }
         "tensor-end" => (7, TensorEnd { tensor: 1 }.frame()),
         "flowctl" => (7, FlowCtl { grant: 16 }.frame()),
         "stream-error" => {
             let error = StreamError {
-                stream: 7,
-                epoch: 0,
+                stream,
+                epoch,
                 position: Some(9),
                 code: "position_gap".into(),
                 message: "the stream has 1 position".into(),
             };
             (8, message(Message::StreamError(error)))
         }
-        "truncate" => (
-            8,
-            message(Message::Truncate(Truncate {
-                stream: 7,
-                epoch: 0,
-                position: 1,
-            })),
-        ),
-        "stream-close" => (
-            9,
-            message(Message::StreamClose(StreamClose {
-                stream: 7,
-                epoch: 0,
-            })),
-        ),
+        "truncate" => {
+            let position = 1;
+            let truncate = Truncate {
+                stream,
+                epoch,
+                position,
+            };
+            (8, message(Message::Truncate(truncate)))
+        }
+        "stream-close" => {
+            let close = StreamClose { stream, epoch };
+            (9, message(Message::StreamClose(close)))
+        }
         "leaving" => (9, message(Message::Leaving { within_ms: 10_000 })),
-        "bye" => (
-            10,
-            Bye {
-                code: CloseCode::Normal,
-                detail: String::new(),
-            }
-            .frame(),
-        ),
+        "bye" => {
+            let (code, detail) = (CloseCode::Normal, String::new());
+            (10, Bye { code, detail }.frame())
+        }
         _ => return None,
     };
     Some(frame)
