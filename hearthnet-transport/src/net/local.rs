@@ -340,13 +340,11 @@ mod tests {
             max_steps_in_flight: slots,
             ..Config::default()
         };
-        let hello = Hello::new("pipeline", vec![1]);
-        connect_here(
+        let (key, hello) = (
             NodeId::from_checked([7; 32]),
-            &hello,
-            &Config::default(),
-            &host,
-        )
+            Hello::new("pipeline", vec![1]),
+        );
+        connect_here(key, &hello, &Config::default(), &host)
     }
 
     fn one_row(position: u32) -> Step {
@@ -386,11 +384,8 @@ mod tests {
             hi: 1,
             max_positions: 8,
         });
-        let sent = step(0);
-        let Message::Step(rows) = &sent else {
-            unreachable!()
-        };
-        let at = rows.data.as_ptr();
+        let rows = one_row(0);
+        let (at, sent) = (rows.data.as_ptr(), Message::Step(rows));
         assert_eq!(caller.sender().try_send(open.clone()).unwrap(), None);
         assert_eq!(caller.sender().try_send(sent).unwrap(), None);
         assert_eq!(taken(&mut host), Some(open));
@@ -398,10 +393,8 @@ mod tests {
             panic!("no step")
         };
         assert_eq!(got.data.as_ptr(), at);
-        let opened = Message::StreamOpened(StreamOpened {
-            stream: 1,
-            epoch: 0,
-        });
+        let (stream, epoch) = (1, 0);
+        let opened = Message::StreamOpened(StreamOpened { stream, epoch });
         host.sender().send(opened.clone()).await.unwrap();
         assert_eq!(taken(&mut caller), Some(opened));
         assert_eq!(taken(&mut caller), None);
@@ -432,22 +425,17 @@ mod tests {
     #[tokio::test]
     async fn the_end_of_a_stream_drops_what_waits_for_it_and_the_host_hears_of_it() {
         let (mut caller, mut host) = pair(4);
-        let close = StreamClose {
-            stream: 1,
-            epoch: 0,
-        };
+        let (stream, epoch) = (1, 0);
+        let close = Message::StreamClose(StreamClose { stream, epoch });
         caller.sender().try_send(step(0)).unwrap();
-        caller
-            .sender()
-            .try_send(Message::StreamClose(close))
-            .unwrap();
-        assert_eq!(taken(&mut host), Some(Message::StreamClose(close)));
+        caller.sender().try_send(close.clone()).unwrap();
+        assert_eq!(taken(&mut host), Some(close.clone()));
         assert_eq!(taken(&mut host), None);
 
         caller.sender().try_send(step(0)).unwrap();
         let error = Message::StreamError(StreamError {
-            stream: 1,
-            epoch: 0,
+            stream,
+            epoch,
             position: None,
             code: "kv_full".into(),
             message: String::new(),
@@ -456,7 +444,7 @@ mod tests {
         // The step crosses the error.
         caller.sender().try_send(step(1)).unwrap();
         assert_eq!(taken(&mut caller), Some(error));
-        assert_eq!(taken(&mut host), Some(Message::StreamClose(close)));
+        assert_eq!(taken(&mut host), Some(close));
         assert_eq!(taken(&mut host), None);
         assert_eq!(caller.stats().steps_in_flight, 0);
     }
@@ -468,20 +456,17 @@ mod tests {
             Err(SendError::Message(violation)) => violation.code,
             other => panic!("{other:?}"),
         };
-        assert_eq!(
-            refused(caller.sender().try_send(result(0))),
-            CloseCode::ProtocolState
-        );
-        assert_eq!(
-            refused(host.sender().try_send(step(0))),
-            CloseCode::ProtocolState
-        );
-        let Message::Step(mut short) = step(0) else {
-            unreachable!()
+        let short = Step {
+            data: Bytes::from_static(&[1]),
+            ..one_row(0)
         };
-        short.data = Bytes::from_static(&[1]);
-        let sent = caller.sender().try_send(Message::Step(short));
-        assert_eq!(refused(sent), CloseCode::TensorShape);
+        for (end, sent, code) in [
+            (&caller, result(0), CloseCode::ProtocolState),
+            (&host, step(0), CloseCode::ProtocolState),
+            (&caller, Message::Step(short), CloseCode::TensorShape),
+        ] {
+            assert_eq!(refused(end.sender().try_send(sent)), code);
+        }
     }
 
     #[tokio::test]
