@@ -13,7 +13,7 @@ use hearthnet_transport::{
 };
 use proptest::prelude::*;
 
-use crate::support::{messages, noise, tensor};
+use crate::support::{messages, noise, say, tensor};
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -81,6 +81,14 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
+/// Bytes that are all `fill` if they are `smooth`; otherwise they do not compress.
+fn data(bytes: usize, smooth: bool, fill: u8) -> Bytes {
+    match smooth {
+        true => vec![fill; bytes].into(),
+        false => noise(bytes),
+    }
+}
+
 /// Both applications, and the messages that each has yet to receive.
 struct World {
     pair: Pair,
@@ -97,10 +105,8 @@ struct World {
 
 impl World {
     fn stream_key(&self, stream: u32) -> (u32, u32) {
-        (
-            stream,
-            self.streams.get(&stream).map_or(0, |(epoch, _)| *epoch),
-        )
+        let epoch = self.streams.get(&stream).map_or(0, |(epoch, _)| *epoch);
+        (stream, epoch)
     }
 
     fn next_epoch(&mut self, stream: u32) {
@@ -157,10 +163,7 @@ impl World {
                 .entry((result.stream, result.epoch))
                 .or_default()
                 .push_back((result.position, result.data.clone()));
-            self.pair
-                .host
-                .send_message(&Message::StepResult(result))
-                .unwrap();
+            say(&mut self.pair.host, &Message::StepResult(result));
         }
     }
 
@@ -173,10 +176,7 @@ impl World {
             code: "internal".into(),
             message: String::new(),
         };
-        self.pair
-            .host
-            .send_message(&Message::StreamError(error))
-            .unwrap();
+        say(&mut self.pair.host, &Message::StreamError(error));
         self.unanswered
             .retain(|step| (step.stream, step.epoch) != (stream, epoch));
         self.failed.insert((stream, epoch));
@@ -185,11 +185,9 @@ impl World {
     #[track_caller]
     fn expect_next(&mut self, stream_key: (u32, u32), message: &Message) {
         // A closed or failed stream may have lost its last messages, but none in the middle.
-        let queue = self
-            .to_host
-            .get_mut(&stream_key)
-            .expect("a stream that was opened");
-        assert_eq!(queue.pop_front().as_ref(), Some(message));
+        let queue = self.to_host.get_mut(&stream_key);
+        let next = queue.expect("a stream that was opened").pop_front();
+        assert_eq!(next.as_ref(), Some(message));
     }
 
     fn caller_takes(&mut self) {
@@ -197,16 +195,11 @@ impl World {
             match message {
                 Message::StepResult(result) => {
                     let stream_key = (result.stream, result.epoch);
-                    assert_eq!(
-                        stream_key,
-                        self.stream_key(result.stream),
-                        "an answer for a closed stream"
-                    );
-                    let queue = self
-                        .results
-                        .get_mut(&stream_key)
-                        .expect("an answer that was sent");
-                    assert_eq!(queue.pop_front(), Some((result.position, result.data)));
+                    let open = self.stream_key(result.stream);
+                    assert_eq!(stream_key, open, "an answer for a closed stream");
+                    let queue = self.results.get_mut(&stream_key);
+                    let next = queue.expect("an answer that was sent").pop_front();
+                    assert_eq!(next, Some((result.position, result.data)));
                 }
                 Message::StreamError(error) => {
                     if self.stream_key(error.stream) == (error.stream, error.epoch) {
@@ -229,12 +222,7 @@ impl World {
             } => {
                 let (_, epoch) = self.stream_key(stream);
                 let position = self.streams.entry(stream).or_default().1;
-                let bytes = rows as usize * 300 * 2;
-                let data = if smooth {
-                    vec![stream as u8; bytes].into()
-                } else {
-                    noise(bytes)
-                };
+                let data = data(rows as usize * 300 * 2, smooth, stream as u8);
                 let step = Step {
                     stream,
                     epoch,
@@ -249,17 +237,10 @@ impl World {
                 self.streams.entry(stream).or_default().1 += rows;
             }
             Op::Tensor { bytes, smooth } => {
-                let data = if smooth {
-                    vec![9; bytes].into()
-                } else {
-                    noise(bytes)
-                };
-                let sent = tensor(&[u32::try_from(bytes).unwrap()], DType::I8, data);
-                match self
-                    .pair
-                    .caller
-                    .send_message(&Message::Tensor(sent.clone()))
-                {
+                let dims = [u32::try_from(bytes).unwrap()];
+                let sent = tensor(&dims, DType::I8, data(bytes, smooth, 9));
+                let message = Message::Tensor(sent.clone());
+                match self.pair.caller.send_message(&message) {
                     Ok(()) => self.tensors.push(sent),
                     Err(SendRefused::Blocked) => {}
                     other => panic!("{other:?}"),
@@ -277,17 +258,13 @@ impl World {
             Op::Close { stream } => {
                 let (_, epoch) = self.stream_key(stream);
                 let close = StreamClose { stream, epoch };
-                self.pair
-                    .caller
-                    .send_message(&Message::StreamClose(close))
-                    .unwrap();
+                say(&mut self.pair.caller, &Message::StreamClose(close));
                 self.next_epoch(stream);
             }
             Op::HostWorks { answers } => self.host_works(answers),
             Op::HostFails { stream } => {
-                let keys = self.unanswered.iter().map(|s| (s.stream, s.epoch));
-                if let Some(stream_key) = keys.into_iter().find(|stream_key| stream_key.0 == stream)
-                {
+                let step = self.unanswered.iter().find(|step| step.stream == stream);
+                if let Some(stream_key) = step.map(|step| (step.stream, step.epoch)) {
                     self.fail(stream_key);
                 }
             }
@@ -313,10 +290,9 @@ impl World {
             self.pair.run();
             self.host_works(1000);
             self.caller_takes();
-            quiet = if self.received == before {
-                quiet + 1
-            } else {
-                0
+            quiet = match self.received == before {
+                true => quiet + 1,
+                false => 0,
             };
         }
         self.pair.run();
@@ -327,11 +303,8 @@ fn at_rest(session: &Session, window: u32) {
     let stats = session.stats();
     assert!(session.is_open(), "{:?}", session.closed());
     assert_eq!(stats.credit_available, window, "{stats:?}");
-    assert_eq!(
-        (stats.buffered_bytes, stats.queued_bytes),
-        (0, 0),
-        "{stats:?}"
-    );
+    assert_eq!(stats.buffered_bytes, 0, "{stats:?}");
+    assert_eq!(stats.queued_bytes, 0, "{stats:?}");
 }
 
 proptest! {
@@ -376,7 +349,7 @@ proptest! {
         }
         for (stream, (epoch, _)) in world.streams.clone() {
             let close = StreamClose { stream, epoch };
-            world.pair.caller.send_message(&Message::StreamClose(close)).unwrap();
+            say(&mut world.pair.caller, &Message::StreamClose(close));
         }
         world.settle();
         at_rest(&world.pair.caller, host.window_chunks);
@@ -400,11 +373,10 @@ proptest! {
             dims.pop();
         }
         let bytes = dims.iter().map(|&d| d as usize).product::<usize>() * dtype.size();
-        let data = if smooth { vec![3; bytes].into() } else { noise(bytes) };
-        let sent = tensor(&dims, dtype, data);
+        let sent = tensor(&dims, dtype, data(bytes, smooth, 3));
         let mut pair = Pair::open(&config, &config);
         let before = pair.host.stats().frames_sent;
-        pair.host.send_message(&Message::Tensor(sent.clone())).unwrap();
+        say(&mut pair.host, &Message::Tensor(sent.clone()));
         pair.run();
         let got = pair.caller.poll_event();
         prop_assert_eq!(got, Some(Event::Message(Message::Tensor(sent))));

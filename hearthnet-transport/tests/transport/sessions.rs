@@ -9,11 +9,11 @@ use hearthnet_transport::pair::{Pair, Side};
 use hearthnet_transport::session::{Event, SendRefused};
 use hearthnet_transport::wire::{Flags, FrameType, Header};
 use hearthnet_transport::{
-    CloseCode, Config, DType, Deadlines, Dims, Hello, Message, Step, StreamClose, StreamError,
-    Tensor, Truncate, Want,
+    CloseCode, Config, DType, Deadlines, Hello, Message, Step, StreamClose, StreamError, Tensor,
+    Truncate, Want,
 };
 
-use crate::support::{messages, noise, open_stream, result, row, say, step, tensor};
+use crate::support::{ended, messages, noise, open_stream, result, row, say, step, tensor};
 
 const MIB: usize = 1024 * 1024;
 
@@ -65,10 +65,8 @@ fn both_hellos_open_the_session_and_the_smaller_limits_hold() {
     let Some(Event::Hello(hello)) = pair.host.poll_event() else {
         panic!("no HELLO")
     };
-    assert_eq!(
-        (hello.purpose.as_str(), hello.token.len()),
-        ("pipeline", 100)
-    );
+    let said = (hello.purpose.as_str(), hello.token.len());
+    assert_eq!(said, ("pipeline", 100));
     assert!(!pair.host.is_open() && !pair.caller.is_open());
     pair.host.accept(pair.now());
     pair.run();
@@ -87,11 +85,8 @@ fn a_rejected_hello_tells_the_caller_why() {
     assert!(matches!(pair.host.poll_event(), Some(Event::Hello(_))));
     pair.host.reject(CloseCode::TokenExpired);
     pair.run();
-    let closed = pair.caller.closed().unwrap();
-    assert_eq!(
-        (closed.code, closed.by_us),
-        (CloseCode::TokenExpired, false)
-    );
+    let closed = pair.caller.closed().unwrap().clone();
+    ended::<()>(Err(closed), CloseCode::TokenExpired, false);
     assert!(pair.host.closed().unwrap().by_us);
 }
 
@@ -235,19 +230,15 @@ fn a_decode_row_overtakes_the_chunks_of_another_stream() {
     }
     ask(&mut pair, row(2, 0, 0));
     assert!(pair.transmit(Side::Caller));
-    assert_eq!(
-        frames(&pair, Side::Host).last().unwrap().kind,
-        FrameType::Step
-    );
+    let last = frames(&pair, Side::Host).last().unwrap().kind;
+    assert_eq!(last, FrameType::Step);
     pair.run();
-    let order: Vec<u32> = messages(&mut pair.host)
-        .iter()
-        .map(|message| match message {
-            Message::Step(step) => step.stream,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(order, [2, 1]);
+    let order = messages(&mut pair.host);
+    let streams = order.iter().map(|message| match message {
+        Message::Step(step) => step.stream,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(streams.collect::<Vec<u32>>(), [2, 1]);
 }
 
 #[test]
@@ -277,10 +268,8 @@ fn steps_in_flight_are_bounded_and_answers_return_the_slots() {
         ask(&mut pair, row(1, 0, position));
     }
     let third = Message::Step(row(1, 0, 2));
-    assert!(matches!(
-        pair.caller.send_message(&third),
-        Err(SendRefused::Blocked)
-    ));
+    let blocked = pair.caller.send_message(&third);
+    assert!(matches!(blocked, Err(SendRefused::Blocked)));
     pair.run();
     assert_eq!(pair.host.stats().steps_in_flight, 2);
     for message in messages(&mut pair.host) {
@@ -332,23 +321,13 @@ fn cancelling_mid_tensor_frees_both_sides_at_once() {
     assert!(pair.host.stats().buffered_bytes > 0);
     let close = closing(1, 0);
     say(&mut pair.caller, &Message::StreamClose(close));
-    assert_eq!(
-        pair.caller.stats().queued_bytes,
-        pair.caller.stats().queued_bytes.min(64)
-    );
+    assert!(pair.caller.stats().queued_bytes <= 64);
     assert_eq!(pair.caller.stats().steps_in_flight, 0);
     pair.run();
     assert_eq!(messages(&mut pair.host), [Message::StreamClose(close)]);
     for stats in [pair.caller.stats(), pair.host.stats()] {
-        assert_eq!(
-            (
-                stats.credit_available,
-                stats.buffered_bytes,
-                stats.queued_bytes
-            ),
-            (4, 0, 0),
-            "{stats:?}"
-        );
+        let left = (stats.buffered_bytes, stats.queued_bytes);
+        assert_eq!((stats.credit_available, left), (4, (0, 0)), "{stats:?}");
         assert_eq!(stats.steps_in_flight, 0);
     }
     assert!(pair.caller.is_open() && pair.host.is_open());
@@ -364,10 +343,8 @@ fn a_stream_close_overtakes_queued_messages_and_drops_its_steps() {
     let close = closing(1, 0);
     say(&mut pair.caller, &Message::StreamClose(close));
     pair.run();
-    assert_eq!(
-        messages(&mut pair.host),
-        [Message::StreamClose(close), Message::Step(other)]
-    );
+    let expected = [Message::StreamClose(close), Message::Step(other)];
+    assert_eq!(messages(&mut pair.host), expected);
     assert_eq!(pair.caller.stats().steps_in_flight, 1);
     assert_eq!(pair.host.stats().steps_in_flight, 1);
 }
@@ -391,11 +368,8 @@ fn a_large_result_for_a_closed_stream_is_refused_and_its_sender_stops() {
     let sent = pair.host.stats().frames_sent - before;
     assert!(sent < 29, "the host sent all of it");
     for stats in [pair.caller.stats(), pair.host.stats()] {
-        assert_eq!(
-            (stats.credit_available, stats.buffered_bytes),
-            (4, 0),
-            "{stats:?}"
-        );
+        let credit = stats.credit_available;
+        assert_eq!((credit, stats.buffered_bytes), (4, 0), "{stats:?}");
     }
     assert!(pair.caller.is_open() && pair.host.is_open());
 }
@@ -492,10 +466,8 @@ fn a_probe_is_answered_and_only_one_is_outstanding() {
     pair.tick(Duration::from_secs(2));
     let now = pair.now();
     pair.caller.probe(now);
-    assert_eq!(
-        pair.caller.unanswered_for(now),
-        Some(Duration::from_secs(2))
-    );
+    let unanswered = pair.caller.unanswered_for(now);
+    assert_eq!(unanswered, Some(Duration::from_secs(2)));
     assert_eq!(pair.caller.silent_for(now), Duration::from_secs(12));
     pair.run();
     assert_eq!(pair.caller.stats().frames_sent, sent + 1);
@@ -514,11 +486,9 @@ fn a_session_ends_with_its_lifetime() {
     pair.advance(Duration::from_secs(89));
     assert!(pair.caller.is_open() && pair.host.is_open());
     pair.advance(Duration::from_secs(2));
-    assert_eq!(
-        pair.caller.closed().unwrap().code,
-        CloseCode::SessionExpired
-    );
-    assert_eq!(pair.host.closed().unwrap().code, CloseCode::SessionExpired);
+    for session in [&pair.caller, &pair.host] {
+        assert_eq!(session.closed().unwrap().code, CloseCode::SessionExpired);
+    }
 }
 
 #[test]
@@ -649,10 +619,8 @@ fn closing_frees_everything_and_drops_what_was_queued() {
     assert_eq!((closed.code, closed.by_us), (CloseCode::Shutdown, false));
     assert_eq!(closed.detail, "going home");
     assert_eq!(pair.host.stats().buffered_bytes, 0);
-    assert!(matches!(
-        pair.host.send_message(&Message::Tensor(bytes(1))),
-        Err(SendRefused::NotOpen)
-    ));
+    let late = pair.host.send_message(&Message::Tensor(bytes(1)));
+    assert!(matches!(late, Err(SendRefused::NotOpen)));
 }
 
 #[test]
@@ -671,32 +639,22 @@ fn messages_before_a_bye_can_still_be_taken() {
 fn messages_that_contradict_themselves_are_refused_before_they_are_sent() {
     let mut pair = pair();
     let good = row(1, 0, 0);
-    let code = |refused| match refused {
-        Err(SendRefused::Impossible(violation)) => violation.code,
-        other => panic!("{other:?}"),
-    };
     let wrong_length = Message::Step(Step {
         rows: 2,
         ..good.clone()
     });
-    assert_eq!(
-        code(pair.caller.send_message(&wrong_length)),
-        CloseCode::TensorShape
-    );
     let not_ours = Message::StepResult(result(&good));
-    assert_eq!(
-        code(pair.caller.send_message(&not_ours)),
-        CloseCode::ProtocolState
-    );
-    let short = Message::Tensor(Tensor {
-        dtype: DType::F32,
-        dims: Dims::new(&[4]).unwrap(),
-        data: noise(15),
-    });
-    assert_eq!(
-        code(pair.caller.send_message(&short)),
-        CloseCode::TensorShape
-    );
+    let short = tensor(&[4], DType::F32, noise(15));
+    for (message, code) in [
+        (wrong_length, CloseCode::TensorShape),
+        (not_ours, CloseCode::ProtocolState),
+        (Message::Tensor(short), CloseCode::TensorShape),
+    ] {
+        match pair.caller.send_message(&message) {
+            Err(SendRefused::Impossible(violation)) => assert_eq!(violation.code, code),
+            other => panic!("{other:?}"),
+        }
+    }
     pair.run();
     assert!(pair.host.is_open());
 }

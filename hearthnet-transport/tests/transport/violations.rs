@@ -17,7 +17,7 @@ use hearthnet_transport::session::{Event, Session};
 use hearthnet_transport::wire::{FrameType, Header};
 use hearthnet_transport::{CloseCode, Config, DType, Hello, Message, Time};
 
-use crate::support::{noise, row, tensor};
+use crate::support::{noise, row, say, tensor};
 
 /// A session whose peer is about to break a rule.
 struct Victim {
@@ -117,21 +117,12 @@ impl Victim {
         let (header, body) = Header::decode(&last).unwrap();
         assert_eq!(header.kind, FrameType::Bye);
         let bye: Value = ciborium::from_reader(body).unwrap();
-        let code = bye
-            .as_map()
-            .unwrap()
-            .iter()
-            .find(|(key, _)| key.as_text() == Some("code"));
+        let mut fields = bye.as_map().unwrap().iter();
+        let code = fields.find(|(key, _)| key.as_text() == Some("code"));
         assert_eq!(code.unwrap().1.as_text(), Some(closed.code.as_str()));
         let stats = self.session.stats();
-        assert_eq!(
-            (
-                stats.buffered_bytes,
-                stats.queued_bytes,
-                stats.steps_in_flight
-            ),
-            (0, 0, 0)
-        );
+        assert_eq!((stats.buffered_bytes, stats.queued_bytes), (0, 0));
+        assert_eq!(stats.steps_in_flight, 0);
         closed.code
     }
 }
@@ -202,11 +193,8 @@ fn unknown_versions_types_flags_and_reserved_bits_are_frame_unknown() {
 fn gaps_duplicates_and_wraps_are_frame_sequence() {
     all_end(violations::sequences());
     // The correct sequence number is accepted.
-    assert!(
-        Victim::reached(Reached::Stream)
-            .send(Frame::ping())
-            .is_open()
-    );
+    let victim = Victim::reached(Reached::Stream);
+    assert!(victim.send(Frame::ping()).is_open());
 }
 
 #[test]
@@ -555,9 +543,7 @@ fn compression_that_was_not_agreed_on_is_frame_unknown() {
 fn messages_after_a_violation_are_not_delivered() {
     let mut pair = Pair::open(&config(), &config());
     pair.inject(Side::Host, vec![0xff; 3]);
-    pair.caller
-        .send_message(&Message::Step(row(1, 0, 0)))
-        .unwrap();
+    say(&mut pair.caller, &Message::Step(row(1, 0, 0)));
     pair.run();
     assert_eq!(pair.host.closed().unwrap().code, CloseCode::FrameLength);
     assert_eq!(pair.host.poll_event(), None);
@@ -568,11 +554,7 @@ fn messages_after_a_violation_are_not_delivered() {
 fn a_session_that_runs_out_of_sequence_numbers_ends_in_order() {
     // Too many frames to send here: the receiver's rule is `frame_sequence` above, and this is its
     // last valid number.
-    let jump = Frame::ping().sequence(u32::MAX);
-    let code = Victim::host().send(jump).code();
-    assert_eq!(
-        code,
-        CloseCode::FrameSequence,
-        "a jump is a gap, however high"
-    );
+    let jump = Victim::host().send(Frame::ping().sequence(u32::MAX));
+    let why = "a jump is a gap, however high";
+    assert_eq!(jump.code(), CloseCode::FrameSequence, "{why}");
 }
