@@ -75,9 +75,8 @@ async fn net(config: Config) -> Net {
     let caller = Identity::from_secret(&caller_secret).unwrap();
     let refused = Arc::<Mutex<Vec<Code>>>::default();
     let admission = Arc::new(Admit(caller.key(), refused.clone()));
-    let listener = Listener::bind("127.0.0.1:0", &host, admission, config, &[])
-        .await
-        .unwrap();
+    let listening = Listener::bind("127.0.0.1:0", &host, admission, config, &[]);
+    let listener = listening.await.unwrap();
     let addr = listener.local_addr().to_string();
     Net {
         host: host.key(),
@@ -141,16 +140,12 @@ fn host_process() {
         .collect();
     let identity = Identity::from_secret(&bytes[..32].try_into().unwrap()).unwrap();
     let caller = NodeId::from_bytes(bytes[32..].try_into().unwrap()).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let admission = Arc::new(Admit(caller, Arc::default()));
-        let mut listener =
-            Listener::bind("127.0.0.1:0", &identity, admission, Config::default(), &[])
-                .await
-                .unwrap();
+        let config = Config::default();
+        let listening = Listener::bind("127.0.0.1:0", &identity, admission, config, &[]);
+        let mut listener = listening.await.unwrap();
         println!("\nlistening {}", listener.local_addr());
         let mut connection = listener.session().await;
         let sender = connection.sender();
@@ -188,13 +183,9 @@ impl HostProcess {
             .chain(caller.key().as_bytes())
             .map(|byte| format!("{byte:02x}"))
             .collect();
+        let args = "--exact loopback::host_process --nocapture --test-threads=1";
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "loopback::host_process",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(args.split(' '))
             .env("HEARTHNET_TRANSPORT_TEST_HOST", keys)
             .stdout(Stdio::piped())
             .spawn()
@@ -233,20 +224,11 @@ async fn ten_tensors_cross_between_two_processes_and_back() {
     let host = HostProcess::start();
     let mut connection = host.connect().await;
     let sender = connection.sender();
-    let sizes = [
-        1,
-        100,
-        4096,
-        65_535,
-        65_536,
-        65_537,
-        1 << 20,
-        (1 << 20) + 1,
-        5 << 20,
-        9_999_991,
-    ];
-    let sent: Vec<_> = sizes
+    let small = [1, 100, 4096, 65_535, 65_536, 65_537];
+    let large = [1 << 20, (1 << 20) + 1, 5 << 20, 9_999_991];
+    let sent: Vec<_> = small
         .into_iter()
+        .chain(large)
         .map(|size| tensor(&[u32::try_from(size).unwrap()], DType::I8, noise(size)))
         .collect();
     let to_send = sent.clone();
@@ -260,11 +242,8 @@ async fn ten_tensors_cross_between_two_processes_and_back() {
         let Message::Tensor(got) = connection.recv().await.unwrap() else {
             panic!("no tensor")
         };
-        let at = left
-            .iter()
-            .position(|tensor| *tensor == got)
-            .expect("a tensor nobody sent");
-        left.remove(at);
+        let at = left.iter().position(|tensor| *tensor == got);
+        left.remove(at.expect("a tensor nobody sent"));
     }
     sending.await.unwrap();
 }
@@ -274,18 +253,11 @@ async fn steps_of_every_size_cross_between_two_processes() {
     let host = HostProcess::start();
     let mut connection = host.connect().await;
     let sender = connection.sender();
-    sender
-        .send(Message::StreamOpen(open_stream(1, 0)))
-        .await
-        .unwrap();
-    let opened = connection.recv().await.unwrap();
-    assert_eq!(
-        opened,
-        Message::StreamOpened(StreamOpened {
-            stream: 1,
-            epoch: 0
-        })
-    );
+    let open = Message::StreamOpen(open_stream(1, 0));
+    sender.send(open).await.unwrap();
+    let (stream, epoch) = (1, 0);
+    let opened = Message::StreamOpened(StreamOpened { stream, epoch });
+    assert_eq!(connection.recv().await.unwrap(), opened);
     let mut position = 0;
     for rows in [1u32, 1, 56, 57, 1, 910, 4000, 1] {
         let asked = step(1, 0, position, rows, noise(rows as usize * 1152));
@@ -301,10 +273,8 @@ async fn a_host_that_dies_is_noticed_at_once() {
     let mut connection = host.connect().await;
     host.child.kill().unwrap();
     ended(connection.recv().await, CloseCode::Lost, false);
-    let late = connection
-        .sender()
-        .send(Message::StreamOpen(open_stream(1, 0)))
-        .await;
+    let late = Message::StreamOpen(open_stream(1, 0));
+    let late = connection.sender().send(late).await;
     assert!(matches!(late, Err(SendError::Closed(closed)) if closed.code == CloseCode::Lost));
 }
 
@@ -528,10 +498,8 @@ async fn sending_waits_for_a_slot_and_cancels_cleanly() {
         async move { sender.send(asked(2)).await }
     });
     let first = next_step(&mut host).await;
-    host.sender()
-        .send(Message::StepResult(result(&first)))
-        .await
-        .unwrap();
+    let answer = Message::StepResult(result(&first));
+    host.sender().send(answer).await.unwrap();
     next_result(&mut caller).await;
     waiting.await.unwrap().unwrap();
     let second = next_step(&mut host).await;
@@ -543,20 +511,13 @@ async fn a_thread_outside_of_the_runtime_can_answer() {
     let mut net = net(Config::default()).await;
     let (mut caller, mut host) = net.pair(Config::default()).await;
     let asked = step(1, 0, 0, 2000, noise(2000 * 1152));
-    caller
-        .sender()
-        .send(Message::Step(asked.clone()))
-        .await
-        .unwrap();
+    let sent = Message::Step(asked.clone());
+    caller.sender().send(sent).await.unwrap();
     let got = next_step(&mut host).await;
     let sender = host.sender();
     let thread = std::thread::spawn(move || {
-        assert!(
-            sender
-                .try_send(Message::StepResult(result(&got)))
-                .unwrap()
-                .is_none()
-        );
+        let back = sender.try_send(Message::StepResult(result(&got)));
+        assert!(back.unwrap().is_none());
     });
     assert_eq!(next_result(&mut caller).await, result(&asked));
     thread.join().unwrap();
@@ -582,10 +543,8 @@ async fn several_messages_leave_together_in_order_and_those_without_room_are_cou
     host.close(CloseCode::Shutdown);
     let mut caller = caller;
     assert_eq!(caller.recv().await.unwrap_err().code, CloseCode::Shutdown);
-    assert!(matches!(
-        sender.try_send_all(&all),
-        Err(SendError::Closed(_))
-    ));
+    let late = sender.try_send_all(&all);
+    assert!(matches!(late, Err(SendError::Closed(_))));
 }
 
 // On one thread: the driver, which writes queued messages when it is woken, does not run before
@@ -611,14 +570,11 @@ async fn queued_messages_wait_for_a_flush_or_another_message() {
     for stream in [3, 4] {
         assert!(sender.try_queue(asked(stream)).unwrap().is_none());
     }
-    let close = StreamClose {
-        stream: 3,
-        epoch: 0,
-    };
-    let closed = sender.try_send(Message::StreamClose(close));
-    assert!(closed.unwrap().is_none());
+    let (stream, epoch) = (3, 0);
+    let close = Message::StreamClose(StreamClose { stream, epoch });
+    assert!(sender.try_send(close.clone()).unwrap().is_none());
     let came = [host.recv().await.unwrap(), host.recv().await.unwrap()];
-    assert!(came.contains(&asked(4)) && came.contains(&Message::StreamClose(close)));
+    assert!(came.contains(&asked(4)) && came.contains(&close));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -671,10 +627,9 @@ async fn both_sides_learn_how_a_session_ended() {
     drop(caller);
     assert_eq!(host.recv().await.unwrap_err().code, CloseCode::Normal);
     assert_eq!(sender.closed().unwrap().code, CloseCode::Normal);
-    assert!(matches!(
-        sender.send(Message::StreamOpen(open_stream(1, 0))).await,
-        Err(SendError::Closed(_))
-    ));
+    let late = Message::StreamOpen(open_stream(1, 0));
+    let late = sender.send(late).await;
+    assert!(matches!(late, Err(SendError::Closed(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -688,11 +643,8 @@ async fn many_sessions_run_side_by_side() {
             for position in 0..100 {
                 let rows = if position % 10 == 0 { 200 } else { 1 };
                 let asked = step(stream, 0, position, rows, noise(rows as usize * 1152));
-                caller
-                    .sender()
-                    .send(Message::Step(asked.clone()))
-                    .await
-                    .unwrap();
+                let sent = Message::Step(asked.clone());
+                caller.sender().send(sent).await.unwrap();
                 assert_eq!(next_result(&mut caller).await, result(&asked));
             }
         }));
