@@ -292,16 +292,14 @@ impl Inbox {
             let code = "stream_closed".to_owned();
             return Some(Nack { tensor, code }.frame());
         }
-        let (tensor, due) = self.due.pop_first()?;
+        let (tensor, Due { chunks, end }) = self.due.pop_first()?;
         // These units were taken when the chunks arrived.
-        let _ = self.window.give_back(due.chunks);
-        Some(
-            Ack {
-                tensor,
-                chunks: due.chunks,
-                end: due.end,
-            }
-            .frame(),
-        )
+        let _ = self.window.give_back(chunks);
+        let ack = Ack {
+            tensor,
+            chunks,
+            end,
+        };
+        Some(ack.frame())
     }
 }

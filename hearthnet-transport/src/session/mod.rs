@@ -168,15 +168,11 @@ pub struct Session {
 }
 
 impl Session {
-    fn new(config: &Config, caller: bool, now: Time) -> Session {
+    fn new(config: &Config, state: State, now: Time) -> Session {
         let bucket = |per_second| TokenBucket::new(per_second, BURST_SECONDS, now);
         Session {
-            caller,
-            state: if caller {
-                State::HelloSent
-            } else {
-                State::AwaitHello
-            },
+            caller: state == State::HelloSent,
+            state,
             closed: None,
             peer_limits: None,
             terms: None,
@@ -207,24 +203,23 @@ impl Session {
 
     /// Session of the connecting side. Its HELLO is the first frame to transmit.
     pub fn caller(config: &Config, hello: &Hello, now: Time) -> Session {
-        let mut session = Session::new(config, true, now);
-        session
-            .urgent
-            .push_back(control::client_hello(hello, Limits::of(config)));
+        let mut session = Session::new(config, State::HelloSent, now);
+        let hello = control::client_hello(hello, Limits::of(config));
+        session.urgent.push_back(hello);
         session
     }
 
     /// Session of the listening side.
     pub fn host(config: &Config, now: Time) -> Session {
-        Session::new(config, false, now)
+        Session::new(config, State::AwaitHello, now)
     }
 
     /// Host: admits the caller after its [`Event::Hello`]. Does nothing in any other state.
     pub fn accept(&mut self, now: Time) {
         if let (State::AwaitAdmission, Some(peer)) = (self.state, self.peer_limits) {
             let agent = concat!("hearthnet/", env!("CARGO_PKG_VERSION"));
-            self.urgent
-                .push_back(control::server_hello(agent, Limits::of(&self.config)));
+            let hello = control::server_hello(agent, Limits::of(&self.config));
+            self.urgent.push_back(hello);
             self.open(peer, now);
         }
     }
@@ -344,13 +339,8 @@ impl Session {
         self.finish(SessionClosed::by_us(code, detail));
         // A side that closes drops earlier messages of the peer.
         self.events.clear();
-        self.urgent.push_back(
-            Bye {
-                code,
-                detail: detail.to_owned(),
-            }
-            .frame(),
-        );
+        let detail = detail.to_owned();
+        self.urgent.push_back(Bye { code, detail }.frame());
     }
 
     /// The connection is lost, or the peer broke a rule of a lower layer.
@@ -375,28 +365,19 @@ impl Session {
 
     /// Next WebSocket binary message to send.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Bytes> {
-        let frame = match self.urgent.pop_front() {
-            Some(frame) => frame,
-            None if self.state != State::Open => return None,
-            None => match self.inbox.poll() {
-                Some(frame) => frame,
-                None => {
-                    let Some(frame) = self.outbox.poll() else {
-                        if self.outbox.queued_bulk > 0 {
-                            self.credit_blocked.get_or_insert(now);
-                        }
-                        return None;
-                    };
-                    frame
-                }
-            },
-        };
+        let mut frame = self.urgent.pop_front();
+        if self.state == State::Open {
+            frame = frame.or_else(|| self.inbox.poll());
+            frame = frame.or_else(|| self.outbox.poll());
+            if frame.is_none() && self.outbox.queued_bulk > 0 {
+                self.credit_blocked.get_or_insert(now);
+            }
+        }
+        let frame = frame?;
         // The last sequence number is reserved for the BYE.
         if self.sequence_out == u32::MAX - 1 && self.state == State::Open {
-            self.close(
-                CloseCode::SessionExpired,
-                "the sequence numbers are used up",
-            );
+            let detail = "the sequence numbers are used up";
+            self.close(CloseCode::SessionExpired, detail);
             return self.poll_transmit(now);
         }
         self.sequence_out = self.sequence_out.saturating_add(1);

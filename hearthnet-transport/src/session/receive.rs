@@ -140,13 +140,11 @@ impl Session {
     /// State table: the frames allowed in each state and direction.
     fn check_state(&self, kind: FrameType) -> Result<(), Violation> {
         let allowed = match (self.state, kind) {
-            (State::HelloSent | State::AwaitHello, FrameType::Hello | FrameType::Bye) => true,
-            (State::HelloSent | State::AwaitHello | State::AwaitAdmission | State::Closed, _) => {
-                // A caller must wait for the host's HELLO.
-                kind == FrameType::Bye
-            }
             (State::Open, FrameType::Hello) => false,
             (State::Open, kind) => kind.is_callers() != Some(self.caller),
+            (State::HelloSent | State::AwaitHello, FrameType::Hello) => true,
+            // A caller must wait for the host's HELLO.
+            (_, kind) => kind == FrameType::Bye,
         };
         if allowed {
             Ok(())
