@@ -79,7 +79,7 @@ pub(crate) fn choice(model: &OpenModel, own_id: NodeId, config: &Config) -> Choi
             hosted: model.private.hosted(),
             ..ModelOnWire::new(&model.id, model.weights, spec, bands)
         },
-        max_shards: inference.max_shards_per_request,
+        max_shards: inference.max_shards_per_request.0,
         own_id,
         allow_self: inference.allow_self_as_shard,
         exact: inference.exact,
@@ -161,15 +161,15 @@ pub(crate) fn transient_source(
 pub(crate) fn pump_settings(config: &Config, fallback: bool) -> PumpSettings {
     let inference = &config.research.distributed_inference;
     PumpSettings {
-        prefill_rows: inference.prefill_rows,
-        depth: inference.steps_in_flight,
+        prefill_rows: inference.prefill_rows.0,
+        depth: inference.steps_in_flight.0,
         health_timeout: Duration::from_secs_f64(inference.shard_health_timeout_seconds),
-        history_bytes: inference.history_mb << 20,
-        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures),
+        history_bytes: inference.history_mb.0 << 20,
+        give_up_after: fallback.then_some(inference.fallback_to_local_after_failures.0),
         room_timeout: Duration::from_secs(match fallback {
-            true => inference.room_timeout_before_fallback_seconds,
-            false => inference.room_timeout_seconds,
+            true => inference.room_timeout_before_fallback_seconds.0,
+            false => inference.room_timeout_seconds.0,
         }),
-        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds),
+        start_timeout: Duration::from_secs(inference.room_timeout_at_start_seconds.0),
     }
 }

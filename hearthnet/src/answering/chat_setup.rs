@@ -133,17 +133,17 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
     let inference = &config.research.distributed_inference;
     ServiceSettings {
         turns: QueueLimits {
-            places: inference.max_concurrent_pipelines,
-            waiting: inference.max_waiting_chats,
-            waiting_per_caller: inference.max_waiting_chats_per_caller,
+            places: inference.max_concurrent_pipelines.0,
+            waiting: inference.max_waiting_chats.0,
+            waiting_per_caller: inference.max_waiting_chats_per_caller.0,
             ..ServiceSettings::default().turns
         },
         keep: PrefixCacheLimits {
-            count: inference.kept_conversations,
-            idle_ms: inference.kept_conversation_seconds.saturating_mul(1000),
+            count: inference.kept_conversations.0,
+            idle_ms: inference.kept_conversation_seconds.0.saturating_mul(1000),
             ..ServiceSettings::default().keep
         },
-        slow_reader: Duration::from_secs(inference.slow_reader_seconds),
+        slow_reader: Duration::from_secs(inference.slow_reader_seconds.0),
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn http_settings(listen: &str, config: &Config) -> Result<HttpSetting
             "" => None,
             path => Some(read_key(&expand_home(Path::new(path)))?),
         },
-        max_body_bytes: config.http.max_body_bytes,
+        max_body_bytes: config.http.max_body_bytes.0,
         ..HttpSettings::default()
     })
 }

@@ -117,7 +117,7 @@ pub(crate) fn offer_chats(
     config: &Config,
 ) -> Result<(), Failure> {
     let inference = &config.research.distributed_inference;
-    let at_once = inference.max_concurrent_pipelines + inference.max_waiting_chats;
+    let at_once = inference.max_concurrent_pipelines.0 + inference.max_waiting_chats.0;
     let chats = descriptor(u32::try_from(at_once).unwrap_or(u32::MAX));
     registry
         .register(chats, Arc::new(ChatHandler(service.clone())))

@@ -22,8 +22,8 @@ pub(crate) fn load(
     let inference = &config.research.distributed_inference;
     let (first, last) = (args.private_first, args.private_last);
     let asked = (
-        first.unwrap_or(inference.private_first_layers),
-        last.unwrap_or(inference.private_last_layers),
+        first.unwrap_or(inference.private_first_layers.0),
+        last.unwrap_or(inference.private_last_layers.0),
     );
     let total = model.file.spec().layers;
     // An explicit number for this run must be possible.
@@ -52,7 +52,7 @@ pub(crate) fn load(
         max_sequences: chats,
         ..config.engine_options(None)
     };
-    let rows = inference.prefill_rows;
+    let rows = inference.prefill_rows.0;
     model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
         .map_err(|e| load_failure(&model.path, &e))?;
     Ok(())
@@ -62,10 +62,10 @@ pub(crate) fn load(
 pub(crate) fn chats(config: &Config) -> usize {
     let inference = &config.research.distributed_inference;
     let turns = QueueLimits {
-        places: inference.max_concurrent_pipelines,
+        places: inference.max_concurrent_pipelines.0,
         ..ServiceSettings::default().turns
     };
-    turns.most_running() + inference.kept_conversations
+    turns.most_running() + inference.kept_conversations.0
 }
 
 /// Numbers of first and last layers that fit, of those requested. Leaves at least one layer to

@@ -101,7 +101,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
 
     // The same question without hosts, with as many threads as one host had.
     let mut as_one_host = config.clone();
-    as_one_host.engine.threads = threads;
+    as_one_host.engine.threads.0 = threads;
     let served = local_model(&model, &as_one_host)?;
     let (mut conversation, _) = converse(handle, &served, None, None, &cancel)?;
     let local = stream_answer(

@@ -71,7 +71,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     let key = cx.global.node_key()?;
     let model = open_model(cx, args.model.as_ref(), None)?;
     let settings = &cx.config.research.distributed_inference.host;
-    named_layers_fit(&model, &engine, (lo, hi), settings.memory_budget_mb)?;
+    named_layers_fit(&model, &engine, (lo, hi), settings.memory_budget_mb.0)?;
     let mut host_config = shard_config(&model, (lo, hi), &listen, args.threads, &cx.config);
     host_config.serve.admitted = args.peer_key.clone();
     if args.peer_key.is_empty() && !args.json {
@@ -97,7 +97,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
         note(stopping(settings));
     }
     tokio::select! {
-        _ = host.shutdown(Duration::from_secs(settings.drain_seconds)) => Ok(()),
+        _ = host.shutdown(Duration::from_secs(settings.drain_seconds.0)) => Ok(()),
         // Second request to stop: end at once.
         () = stop.asked_twice() => Ok(()),
     }

@@ -5,7 +5,7 @@ use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::invite::is_name;
 use hearthnet_hub::ModelRef;
 use serde::de::Error as _;
-use serde::{Deserialize as _, Deserializer};
+use serde::{Deserialize, Deserializer};
 
 use crate::cli::args::{
     EngineKind, Layers, parse_device, parse_dtype, parse_layers, parse_listen, parse_node_listen,
@@ -15,39 +15,35 @@ use crate::cli::args::{
 const MAX_STATIC_PEERS: usize = 64;
 
 /// Whole number from `LEAST` to `MOST`.
-pub(super) fn within<'de, D, T, const LEAST: u64, const MOST: u64>(from: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: TryFrom<u64>,
-{
-    let value = u64::deserialize(from)?;
-    let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
-        true => format!("2^{}", n.ilog2()),
-        false => n.to_string(),
-    };
-    match T::try_from(value) {
-        Ok(number) if (LEAST..=MOST).contains(&value) => Ok(number),
-        Err(_) if MOST == u64::MAX => Err(D::Error::custom(format!("is too large: {value}"))),
-        _ => Err(D::Error::custom(match (LEAST, MOST) {
-            (0, most) => format!("must be at most {}", text(most)),
-            (least, u64::MAX) => format!("must be at least {}", text(least)),
-            (least, most) => format!("must lie between {} and {}", text(least), text(most)),
-        })),
-    }
-}
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Within<T, const LEAST: u64, const MOST: u64>(pub(crate) T);
 
 /// Whole number that fits its type.
-pub(super) fn whole<'de, D, T>(from: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: TryFrom<u64>,
-{
-    within::<_, _, 0, { u64::MAX }>(from)
-}
+pub(super) type Whole<T> = Within<T, 0, { u64::MAX }>;
 
 /// Number of seconds, up to a day.
-pub(super) fn up_to_a_day<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
-    within::<_, _, 1, 86_400>(from)
+pub(super) type UpToADay = Within<u64, 1, 86_400>;
+
+impl<'de, T, const LEAST: u64, const MOST: u64> Deserialize<'de> for Within<T, LEAST, MOST>
+where
+    T: TryFrom<u64>,
+{
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = u64::deserialize(from)?;
+        let text = |n: u64| match n.is_power_of_two() && n >= 1 << 20 {
+            true => format!("2^{}", n.ilog2()),
+            false => n.to_string(),
+        };
+        match T::try_from(value) {
+            Ok(number) if (LEAST..=MOST).contains(&value) => Ok(Self(number)),
+            Err(_) if MOST == u64::MAX => Err(D::Error::custom(format!("is too large: {value}"))),
+            _ => Err(D::Error::custom(match (LEAST, MOST) {
+                (0, most) => format!("must be at most {}", text(most)),
+                (least, u64::MAX) => format!("must be at least {}", text(least)),
+                (least, most) => format!("must lie between {} and {}", text(least), text(most)),
+            })),
+        }
+    }
 }
 
 pub(super) fn health_timeout<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {

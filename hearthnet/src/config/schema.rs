@@ -9,13 +9,13 @@ use hearthnet_orchestrator::exact::Exact;
 use serde::Deserialize;
 
 use super::rules::{
-    activation_dtype, backend, device, dtype, health_timeout, layers, listen, listen_or_none,
-    model, node_listen, node_name, routing_policy, static_peers, up_to_a_day, whole, within,
+    UpToADay, Whole, Within, activation_dtype, backend, device, dtype, health_timeout, layers,
+    listen, listen_or_none, model, node_listen, node_name, routing_policy, static_peers,
 };
 use crate::cli::args::{EngineKind, Layers};
 
-/// The whole configuration. `config/hearthnet.toml` documents each key and has its default; a rule
-/// beyond the type of a setting is its attribute. Other keys were refused before (`sources.rs`).
+/// The whole configuration. `config/hearthnet.toml` documents each key and has its default. The
+/// rule of a setting is its type or its attribute. Other keys were refused before (`sources.rs`).
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Config {
     pub(crate) policy: Policy,
@@ -71,8 +71,7 @@ pub(crate) struct Http {
     #[serde(deserialize_with = "listen")]
     pub(crate) listen: String,
     pub(crate) api_key_file: String,
-    #[serde(deserialize_with = "within::<_, _, 1024, { 1 << 30 }>")]
-    pub(crate) max_body_bytes: usize,
+    pub(crate) max_body_bytes: Within<usize, 1024, { 1 << 30 }>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -93,47 +92,31 @@ pub(crate) struct Inference {
     pub(crate) backend: EngineKind,
     #[serde(deserialize_with = "activation_dtype")]
     pub(crate) activation_dtype: String,
-    #[serde(deserialize_with = "within::<_, _, 1, 1024>")]
-    pub(crate) max_shards_per_request: usize,
+    pub(crate) max_shards_per_request: Within<usize, 1, 1024>,
     #[serde(deserialize_with = "health_timeout")]
     pub(crate) shard_health_timeout_seconds: f64,
     pub(crate) allow_self_as_shard: bool,
     pub(crate) exact: Exact,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) private_first_layers: u32,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) private_last_layers: u32,
+    pub(crate) private_first_layers: Whole<u32>,
+    pub(crate) private_last_layers: Whole<u32>,
     #[serde(deserialize_with = "routing_policy")]
     pub(crate) routing_policy: String,
-    #[serde(deserialize_with = "within::<_, _, 1, 65_536>")]
-    pub(crate) prefill_rows: usize,
-    #[serde(deserialize_with = "within::<_, _, 1, 64>")]
-    pub(crate) steps_in_flight: usize,
+    pub(crate) prefill_rows: Within<usize, 1, 65_536>,
+    pub(crate) steps_in_flight: Within<usize, 1, 64>,
     pub(crate) fallback_to_local: bool,
-    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
-    pub(crate) fallback_to_local_after_failures: u32,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(crate) room_timeout_seconds: u64,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(crate) room_timeout_before_fallback_seconds: u64,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(crate) room_timeout_at_start_seconds: u64,
+    pub(crate) fallback_to_local_after_failures: Within<u32, 1, { u64::MAX }>,
+    pub(crate) room_timeout_seconds: UpToADay,
+    pub(crate) room_timeout_before_fallback_seconds: UpToADay,
+    pub(crate) room_timeout_at_start_seconds: UpToADay,
     // More than a TiB of rows is surely a mistake.
-    #[serde(deserialize_with = "within::<_, _, 0, { 1 << 20 }>")]
-    pub(crate) history_mb: usize,
+    pub(crate) history_mb: Within<usize, 0, { 1 << 20 }>,
     // Each pipeline occupies a thread; the runtime has at most 512 blocking threads.
-    #[serde(deserialize_with = "within::<_, _, 1, 256>")]
-    pub(crate) max_concurrent_pipelines: usize,
-    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
-    pub(crate) max_waiting_chats: usize,
-    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
-    pub(crate) max_waiting_chats_per_caller: usize,
-    #[serde(deserialize_with = "within::<_, _, 0, 65_536>")]
-    pub(crate) kept_conversations: usize,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(crate) kept_conversation_seconds: u64,
-    #[serde(deserialize_with = "up_to_a_day")]
-    pub(crate) slow_reader_seconds: u64,
+    pub(crate) max_concurrent_pipelines: Within<usize, 1, 256>,
+    pub(crate) max_waiting_chats: Within<usize, 0, 65_536>,
+    pub(crate) max_waiting_chats_per_caller: Within<usize, 0, 65_536>,
+    pub(crate) kept_conversations: Within<usize, 0, 65_536>,
+    pub(crate) kept_conversation_seconds: UpToADay,
+    pub(crate) slow_reader_seconds: UpToADay,
     pub(crate) host: Host,
 }
 
@@ -146,34 +129,23 @@ pub(crate) struct Host {
     pub(crate) device: String,
     #[serde(deserialize_with = "dtype")]
     pub(crate) dtype: String,
-    #[serde(deserialize_with = "whole")]
     pub(crate) shard_eviction_idle_seconds: u64,
     /// Alias: `shard_max_vram_mb`.
-    #[serde(deserialize_with = "within::<_, _, 0, { 1 << 30 }>")]
-    pub(crate) memory_budget_mb: u64,
+    pub(crate) memory_budget_mb: Within<u64, 0, { 1 << 30 }>,
     // One MiB holds a sequence of some length in any model; more than a PiB is surely a mistake.
-    #[serde(deserialize_with = "within::<_, _, 1, { 1 << 30 }>")]
-    pub(crate) kv_budget_mb: u64,
-    #[serde(deserialize_with = "within::<_, _, 1, 100>")]
-    pub(crate) kv_share_per_caller_percent: u32,
-    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
-    pub(crate) max_concurrent_streams: u32,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) max_streams_per_caller: u32,
-    #[serde(deserialize_with = "within::<_, _, 1, { u64::MAX }>")]
-    pub(crate) max_waiting_steps_per_caller: u32,
-    #[serde(deserialize_with = "within::<_, _, 1, 10_000>")]
-    pub(crate) prefill_piece_ms: u64,
-    #[serde(deserialize_with = "within::<_, _, 0, 19>")]
-    pub(crate) niceness: i32,
-    #[serde(deserialize_with = "within::<_, _, 0, 3600>")]
-    pub(crate) drain_seconds: u64,
+    pub(crate) kv_budget_mb: Within<u64, 1, { 1 << 30 }>,
+    pub(crate) kv_share_per_caller_percent: Within<u32, 1, 100>,
+    pub(crate) max_concurrent_streams: Within<u32, 1, { u64::MAX }>,
+    pub(crate) max_streams_per_caller: Whole<u32>,
+    pub(crate) max_waiting_steps_per_caller: Within<u32, 1, { u64::MAX }>,
+    pub(crate) prefill_piece_ms: Within<u64, 1, 10_000>,
+    pub(crate) niceness: Within<i32, 0, 19>,
+    pub(crate) drain_seconds: Within<u64, 0, 3600>,
 }
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Engine {
-    #[serde(deserialize_with = "within::<_, _, 0, 1024>")]
-    pub(crate) threads: usize,
+    pub(crate) threads: Within<usize, 0, 1024>,
     pub(crate) cpu_latency_us: CpuLatency,
 }
 
@@ -214,26 +186,19 @@ impl Engine {
 
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct Transport {
-    #[serde(deserialize_with = "whole")]
-    pub(crate) chunk_bytes: u32,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) window_chunks: u32,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) compress_above_bytes: u32,
-    #[serde(deserialize_with = "whole")]
+    pub(crate) chunk_bytes: Whole<u32>,
+    pub(crate) window_chunks: Whole<u32>,
+    pub(crate) compress_above_bytes: Whole<u32>,
     pub(crate) keep_alive_seconds: u64,
-    #[serde(deserialize_with = "whole")]
     pub(crate) session_lifetime_seconds: u64,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) max_sessions: usize,
-    #[serde(deserialize_with = "whole")]
-    pub(crate) receive_buffer_bytes: u32,
+    pub(crate) max_sessions: Whole<usize>,
+    pub(crate) receive_buffer_bytes: Whole<u32>,
 }
 
 impl Config {
     /// Compute threads: the setting, or one per core.
     pub(crate) fn threads(&self) -> usize {
-        match self.engine.threads {
+        match self.engine.threads.0 {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             n => n,
         }
@@ -250,7 +215,7 @@ impl Config {
         let host = &self.research.distributed_inference.host;
         EngineOptions {
             threads: threads.filter(|&n| n > 0).unwrap_or_else(|| self.threads()),
-            max_kv_bytes: host.kv_budget_mb << 20,
+            max_kv_bytes: host.kv_budget_mb.0 << 20,
             ..EngineOptions::default()
         }
     }
@@ -259,13 +224,13 @@ impl Config {
     pub(crate) fn transport(&self) -> hearthnet_transport::Config {
         let t = &self.transport;
         hearthnet_transport::Config {
-            chunk_bytes: t.chunk_bytes,
-            window_chunks: t.window_chunks,
-            compress_above: Some(t.compress_above_bytes).filter(|&n| n > 0),
+            chunk_bytes: t.chunk_bytes.0,
+            window_chunks: t.window_chunks.0,
+            compress_above: Some(t.compress_above_bytes.0).filter(|&n| n > 0),
             keep_alive: Duration::from_secs(t.keep_alive_seconds),
             session_lifetime: Duration::from_secs(t.session_lifetime_seconds),
-            max_sessions: t.max_sessions,
-            recv_buffer_bytes: t.receive_buffer_bytes,
+            max_sessions: t.max_sessions.0,
+            recv_buffer_bytes: t.receive_buffer_bytes.0,
             ..Default::default()
         }
     }

@@ -95,7 +95,7 @@ fn a_new_configuration_sets_only_the_requested_keys() {
 #[test]
 fn a_flag_overrides_the_file_and_says_so() {
     let loaded = load("[engine]\nthreads = 2", &["engine.threads=3"]).unwrap();
-    assert_eq!(loaded.config.engine.threads, 3);
+    assert_eq!(loaded.config.engine.threads.0, 3);
     let rows = loaded.explain();
     let row = rows.iter().find(|r| r.0 == "engine.threads").unwrap();
     assert_eq!((row.1.as_str(), row.2.as_str()), ("3", "--set"));
@@ -241,7 +241,7 @@ fn the_published_key_names_are_accepted() {
     let loaded = load(PUBLISHED_BLOCK, &["policy.research.enable=true"]).unwrap();
     let inference = &loaded.config.research.distributed_inference;
     assert!(inference.enabled && inference.host.serve_shards);
-    assert_eq!(inference.host.memory_budget_mb, 20_000);
+    assert_eq!(inference.host.memory_budget_mb.0, 20_000);
     assert!(loaded.config.policy.research.enable);
     let rows = loaded.explain();
     let key = "research.distributed_inference.host.memory_budget_mb";
@@ -255,7 +255,7 @@ fn the_published_key_names_are_accepted() {
         &["research.distributed_inference.host.shard_max_vram_mb=7"],
     );
     let over = over.unwrap().config.research.distributed_inference;
-    assert_eq!(over.host.memory_budget_mb, 7);
+    assert_eq!(over.host.memory_budget_mb.0, 7);
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl LayerRequest {
             .hint("--layers auto chooses what the community lacks")),
             Layers::Range(lo, hi) => {
                 let host = &config.research.distributed_inference.host;
-                named_layers_fit(&self.model, &self.engine, (lo, hi), host.memory_budget_mb)?;
+                named_layers_fit(&self.model, &self.engine, (lo, hi), host.memory_budget_mb.0)?;
                 self.check_kv(hi.saturating_sub(lo).saturating_add(1), host)
             }
             Layers::Auto => self.check_kv(1, &config.research.distributed_inference.host),
@@ -212,7 +212,7 @@ fn room_here(request: &LayerRequest, config: &Config) -> Result<u32, Failure> {
     }
     let host = &config.research.distributed_inference.host;
     let (file, engine) = (&request.model.file, &request.engine);
-    let budget = engine.auto_budget(file, host.memory_budget_mb)?;
+    let budget = engine.auto_budget(file, host.memory_budget_mb.0)?;
     Ok(room(budget, &engine.layer_bytes(file)?))
 }
 
@@ -278,7 +278,7 @@ impl Serving<'_> {
             // Withdraw first, so that no caller opens a stream that would have to move.
             self.withdraw(&running.descriptor());
             let settings = &self.host.config.research.distributed_inference.host;
-            let mut within = Duration::from_secs(settings.drain_seconds);
+            let mut within = Duration::from_secs(settings.drain_seconds.0);
             match &next {
                 Ok(Next::Move((lo, hi))) => {
                     self.say(format!("moving to layers {lo}-{hi}, which are needed more"));
@@ -356,7 +356,7 @@ impl Serving<'_> {
             "not one layer of {} ({} each) fits into the memory for weights ({})",
             self.request.model.id,
             bytes(layers.first().copied().unwrap_or_default()),
-            bytes(weights_budget(settings.memory_budget_mb)),
+            bytes(weights_budget(settings.memory_budget_mb.0)),
         )
         .hint("research.distributed_inference.host.memory_budget_mb sets this memory"))
     }

@@ -76,16 +76,16 @@ pub(crate) fn shard_config(
 /// Serve options from the settings.
 pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
     ServeConfig {
-        max_concurrent_streams: settings.max_concurrent_streams,
-        max_streams_per_caller: match settings.max_streams_per_caller {
+        max_concurrent_streams: settings.max_concurrent_streams.0,
+        max_streams_per_caller: match settings.max_streams_per_caller.0 {
             0 => u32::MAX,
             most => most,
         },
-        max_waiting_steps_per_caller: settings.max_waiting_steps_per_caller,
-        kv_budget_bytes: settings.kv_budget_mb << 20,
-        kv_share_per_caller: settings.kv_share_per_caller_percent,
-        prefill_piece: Duration::from_millis(settings.prefill_piece_ms),
-        niceness: settings.niceness,
+        max_waiting_steps_per_caller: settings.max_waiting_steps_per_caller.0,
+        kv_budget_bytes: settings.kv_budget_mb.0 << 20,
+        kv_share_per_caller: settings.kv_share_per_caller_percent.0,
+        prefill_piece: Duration::from_millis(settings.prefill_piece_ms.0),
+        niceness: settings.niceness.0,
         evict_after: Some(settings.shard_eviction_idle_seconds)
             .filter(|&seconds| seconds > 0)
             .map(Duration::from_secs),
@@ -97,7 +97,7 @@ pub(crate) fn serve_config(settings: &Host, listen: &str) -> ServeConfig {
 pub(crate) fn stopping(settings: &Host) -> String {
     format!(
         "stopping: open streams may go on for {} s, new ones are refused; ask again to stop at once",
-        settings.drain_seconds
+        settings.drain_seconds.0
     )
 }
 

@@ -68,7 +68,7 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     // The command itself is the user's consent, and nothing leaves this machine.
     cx.config.policy.research.enable = true;
     let inference = &mut cx.config.research.distributed_inference;
-    inference.max_concurrent_pipelines = args.chats;
+    inference.max_concurrent_pipelines.0 = args.chats;
     let config = &cx.config;
 
     let runtime = runtime()?;
@@ -90,7 +90,7 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
     let over_hosts = pooled_model(&model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
-    one_thread.engine.threads = 1;
+    one_thread.engine.threads.0 = 1;
     let alone = local_model(&model, &one_thread)?;
     let beside = local_model(&model, &one_thread)?;
     let mut service = settings(config);
