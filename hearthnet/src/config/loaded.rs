@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::files::default_path;
 use super::schema::Config;
-use super::sources::{ConfigError, FileText, Flag, flatten, lookup, over_defaults};
+use super::sources::{ConfigError, Source, flatten, over_defaults};
 use crate::cli::Failure;
 
 #[derive(Debug, Clone)]
@@ -17,8 +17,8 @@ pub(crate) struct Loaded {
     written: toml::Table,
     /// Whether the research switch is on, but the module's own switch is off.
     pub(crate) module_is_off: bool,
-    file: Option<FileText>,
-    flags: Vec<Flag>,
+    /// The file, if one was read, and the flags. Each overrides those before it.
+    sources: Vec<Source>,
 }
 
 impl Loaded {
@@ -28,17 +28,15 @@ impl Loaded {
             Some(path) => Some(path.to_owned()),
             None => default_path().filter(|p| p.exists()),
         };
-        let file = path.map(|path| FileText::read(&path)).transpose()?;
-        let flags = sets.iter().map(|set| Flag::parse(set));
-        let flags = flags.collect::<Result<Vec<Flag>, Failure>>()?;
-        let tables = file.iter().map(|file| &file.table);
-        let written = over_defaults(tables.chain(flags.iter().map(|flag| &flag.table)));
+        let file = path.iter().map(|path| Source::read(path));
+        let flags = sets.iter().map(|set| Source::of_flag(set));
+        let sources = file.chain(flags).collect::<Result<Vec<_>, _>>()?;
+        let written = over_defaults(sources.iter().map(|source| &source.table));
         let mut config = valid(&written).map_err(|wrong| {
-            let flag = flags.iter().rev().find(|flag| flag.sets(&wrong.key));
-            match (flag, &file) {
-                (Some(flag), _) => flag.failure(&wrong),
-                (None, Some(file)) => file.failure(&wrong),
-                (None, None) => wrong.failure(""),
+            let mut last_first = sources.iter().rev();
+            match last_first.find(|source| source.path.is_some() || source.sets(&wrong.key)) {
+                Some(source) => source.failure(&wrong),
+                None => wrong.failure(""),
             }
         })?;
         let asked = config.policy.research.enable;
@@ -47,24 +45,23 @@ impl Loaded {
             module_is_off: asked && !config.policy.research.enable,
             config,
             written,
-            file,
-            flags,
+            sources,
         })
     }
 
     /// Path of the file, if one was read.
     pub(crate) fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.path.as_path())
+        self.sources.first()?.path.as_deref()
     }
 
     /// Every key with its value and the origin of the value.
     pub(crate) fn explain(&self) -> Vec<(String, String, String)> {
         let mut rows = Vec::new();
         flatten("", &self.written, &mut |key, value| {
-            let origin = match &self.file {
-                _ if self.flags.iter().any(|flag| flag.sets(key)) => "--set".to_owned(),
-                Some(file) if lookup(&file.table, key).is_some() => file.place(key),
-                _ => "default".to_owned(),
+            let origin = match self.sources.iter().rev().find(|source| source.sets(key)) {
+                Some(file) if file.path.is_some() => file.place(key),
+                Some(_) => "--set".to_owned(),
+                None => "default".to_owned(),
             };
             rows.push((key.to_owned(), value.to_string(), origin));
         });
@@ -74,7 +71,7 @@ impl Loaded {
 
 /// Checks a configuration text; `path` is only used in errors.
 pub(crate) fn check(path: &Path, text: &str) -> Result<(), Failure> {
-    let file = FileText::of(path, text)?;
+    let file = Source::of_file(path, text)?;
     let checked = valid(&over_defaults([&file.table]));
     checked.map(drop).map_err(|wrong| file.failure(&wrong))
 }

@@ -43,10 +43,10 @@ pub(super) struct ConfigError {
 
 impl ConfigError {
     /// `why` continues the sentence that begins with the key.
-    pub(super) fn new(key: &str, why: &str) -> Self {
+    pub(super) fn new(key: &str, why: impl Into<String>) -> Self {
         Self {
             key: key.to_owned(),
-            why: why.to_owned(),
+            why: why.into(),
             hint: None,
         }
     }
@@ -114,10 +114,10 @@ fn read_source(table: &Table) -> (Table, Vec<ConfigError>) {
         let twice = name != key && lookup(table, name).is_some();
         match check_setting(&defaults, key, name, value) {
             Err(error) => wrong.push(error),
-            Ok(()) if twice => {
-                let why = format!("is an alias of {name}; set only one");
-                wrong.push(ConfigError::new(key, &why));
-            }
+            Ok(()) if twice => wrong.push(ConfigError::new(
+                key,
+                format!("is an alias of {name}; set only one"),
+            )),
             Ok(()) => merge(&mut read, nested(name, value.clone())),
         }
     });
@@ -138,7 +138,7 @@ fn check_setting(
             Some(Value::Table(_)) => {}
             Some(default) => {
                 let why = wrong_type(&Value::Table(Table::new()), default);
-                return Err(ConfigError::new(part, &why.unwrap_or_default()));
+                return Err(ConfigError::new(part, why.unwrap_or_default()));
             }
             None => return Err(ConfigError::unknown(part)),
         }
@@ -147,7 +147,7 @@ fn check_setting(
     if name != WORD_OR_NUMBER
         && let Some(why) = wrong_type(value, default)
     {
-        return Err(ConfigError::new(key, &why));
+        return Err(ConfigError::new(key, why));
     }
     let mut alone = defaults.clone();
     merge(&mut alone, nested(name, value.clone()));
@@ -195,15 +195,16 @@ fn nested(key: &str, value: Value) -> Table {
     }
 }
 
-/// Configuration file in which each value is valid by itself.
+/// Source of settings, each valid by itself: a file, or one `--set KEY=VALUE`.
 #[derive(Debug, Clone)]
-pub(super) struct FileText {
-    pub(super) path: PathBuf,
+pub(super) struct Source {
+    /// Path of the file; `None` for a flag.
+    pub(super) path: Option<PathBuf>,
     text: String,
     pub(super) table: Table,
 }
 
-impl FileText {
+impl Source {
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let bytes = contents(path).map_err(|e| {
             failure!(Config, "cannot read {}: {e}", path.display())
@@ -216,84 +217,20 @@ impl FileText {
                 "save the file as UTF-8: `iconv -f latin1 -t utf8 FILE` converts one in Latin-1",
             )
         })?;
-        Self::of(path, &text)
+        Self::of_file(path, &text)
     }
 
-    pub(super) fn of(path: &Path, text: &str) -> Result<Self, Failure> {
-        let mut file = Self {
-            path: path.to_owned(),
-            text: text.to_owned(),
-            table: Table::new(),
-        };
-        file.table = text.parse().map_err(|e: toml::de::Error| {
-            let line = e.span().map_or(1, |span| file.line(&span));
+    pub(super) fn of_file(path: &Path, text: &str) -> Result<Self, Failure> {
+        let table: Table = text.parse().map_err(|e: toml::de::Error| {
+            let line = e.span().map_or(1, |span| line_of(text, &span));
             failure!(Config, "{}:{line}: this is not TOML: {}", path.display(), e.message())
                 .hint("write KEY = VALUE below a [TABLE], and text in \"quotes\"; compare with config/hearthnet.toml")
         })?;
-        let (read, wrong) = read_source(&file.table);
-        let first = |wrong: &ConfigError| file.span(&wrong.key).map(|span| span.start);
-        match wrong.into_iter().min_by_key(first) {
-            Some(wrong) => Err(file.failure(&wrong)),
-            None => Ok(Self {
-                table: read,
-                ..file
-            }),
-        }
+        Self::checked(Some(path.to_owned()), text, &table)
     }
 
-    /// Failure of a setting in this file.
-    pub(super) fn failure(&self, wrong: &ConfigError) -> Failure {
-        wrong.failure(&format!("{}: ", self.place(&wrong.key)))
-    }
-
-    /// `FILE:LINE` of a key, or of its innermost table in the file.
-    pub(super) fn place(&self, key: &str) -> String {
-        let span = self
-            .span(key)
-            .or_else(|| span_of(&self.text, key.rsplit_once('.')?.0));
-        match span {
-            Some(span) => format!("{}:{}", self.path.display(), self.line(&span)),
-            None => self.path.display().to_string(),
-        }
-    }
-
-    /// Position of a key or of its alias.
-    fn span(&self, key: &str) -> Option<Range<usize>> {
-        let by_alias = || span_of(&self.text, ALIAS).filter(|_| key == ALIASED_KEY);
-        span_of(&self.text, key).or_else(by_alias)
-    }
-
-    /// Line number of a span, from 1.
-    fn line(&self, span: &Range<usize>) -> usize {
-        debug_assert!(span.start <= self.text.len(), "a part of another text");
-        line_after(self.text.as_bytes().get(..span.start).unwrap_or_default())
-    }
-}
-
-/// Reads a configuration file: a regular file, or a device that ends, as `/dev/null`.
-fn contents(path: &Path) -> io::Result<Vec<u8>> {
-    if is_character_device(path)? {
-        return regular_file::all_of(File::open(path)?, MAX_BYTES);
-    }
-    regular_file::read(path, MAX_BYTES)
-}
-
-/// Number of the line, from 1, that contains the byte after `before`.
-fn line_after(before: &[u8]) -> usize {
-    1 + before.iter().filter(|&&b| b == b'\n').count()
-}
-
-/// One `--set KEY=VALUE`, valid by itself.
-#[derive(Debug, Clone)]
-pub(super) struct Flag {
-    text: String,
-    key: String,
-    pub(super) table: Table,
-}
-
-impl Flag {
-    /// A value that is not TOML is treated as text.
-    pub(super) fn parse(set: &str) -> Result<Self, Failure> {
+    /// Reads a flag. A value that is not TOML is treated as text.
+    pub(super) fn of_flag(set: &str) -> Result<Self, Failure> {
         let wrong = || {
             failure!(Config, "--set {set:?} is not KEY=VALUE")
                 .hint("for example: --set policy.research.enable=true")
@@ -309,33 +246,78 @@ impl Flag {
         if key.split('.').any(str::is_empty) {
             return Err(wrong());
         }
-        let (table, wrong) = read_source(&nested(key, value));
-        let flag = Self {
-            text: set.to_owned(),
-            key: key.to_owned(),
-            table,
+        Self::checked(None, set, &nested(key, value))
+    }
+
+    /// Checks each setting. The error is that of the first invalid one.
+    fn checked(path: Option<PathBuf>, text: &str, table: &Table) -> Result<Self, Failure> {
+        let (read, wrong) = read_source(table);
+        let source = Self {
+            path,
+            text: text.to_owned(),
+            table: read,
         };
-        match wrong.first() {
-            Some(wrong) => Err(flag.failure(wrong)),
-            None => Ok(flag),
+        let first = |wrong: &ConfigError| source.span(&wrong.key).map(|span| span.start);
+        match wrong.into_iter().min_by_key(first) {
+            Some(wrong) => Err(source.failure(&wrong)),
+            None => Ok(source),
         }
     }
 
-    /// Whether the flag sets this key or a table that contains it.
+    /// Whether the source sets this key or a table that contains it.
     pub(super) fn sets(&self, key: &str) -> bool {
         lookup(&self.table, key).is_some()
     }
 
+    /// Failure of a setting in this source. That of a flag names at least the key of the flag.
     pub(super) fn failure(&self, wrong: &ConfigError) -> Failure {
-        let named = ConfigError {
-            key: match wrong.key.starts_with(&self.key) {
-                true => wrong.key.clone(),
-                false => self.key.clone(),
-            },
-            ..wrong.clone()
-        };
-        named.failure(&format!("--set {}: ", self.text))
+        let key = self.text.split('=').next().unwrap_or_default().trim();
+        let mut named = wrong.clone();
+        if self.path.is_none() && !wrong.key.starts_with(key) {
+            named.key = key.to_owned();
+        }
+        named.failure(&format!("{}: ", self.place(&wrong.key)))
     }
+
+    /// `FILE:LINE` of a key, or of its innermost table in the file; for a flag, the flag.
+    pub(super) fn place(&self, key: &str) -> String {
+        let Some(path) = &self.path else {
+            return format!("--set {}", self.text);
+        };
+        let span = self
+            .span(key)
+            .or_else(|| span_of(&self.text, key.rsplit_once('.')?.0));
+        match span {
+            Some(span) => format!("{}:{}", path.display(), line_of(&self.text, &span)),
+            None => path.display().to_string(),
+        }
+    }
+
+    /// Position of a key or of its alias in a file.
+    fn span(&self, key: &str) -> Option<Range<usize>> {
+        self.path.as_ref()?;
+        let by_alias = || span_of(&self.text, ALIAS).filter(|_| key == ALIASED_KEY);
+        span_of(&self.text, key).or_else(by_alias)
+    }
+}
+
+/// Reads a configuration file: a regular file, or a device that ends, as `/dev/null`.
+fn contents(path: &Path) -> io::Result<Vec<u8>> {
+    if is_character_device(path)? {
+        return regular_file::all_of(File::open(path)?, MAX_BYTES);
+    }
+    regular_file::read(path, MAX_BYTES)
+}
+
+/// Line number of a span, from 1.
+fn line_of(text: &str, span: &Range<usize>) -> usize {
+    debug_assert!(span.start <= text.len(), "a part of another text");
+    line_after(text.as_bytes().get(..span.start).unwrap_or_default())
+}
+
+/// Number of the line, from 1, that contains the byte after `before`.
+fn line_after(before: &[u8]) -> usize {
+    1 + before.iter().filter(|&&b| b == b'\n').count()
 }
 
 /// Position of a key's name in the text.
@@ -366,7 +348,7 @@ fn merge(base: &mut Table, over: Table) {
     }
 }
 
-pub(super) fn lookup<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+fn lookup<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     match key.split_once('.') {
         None => table.get(key),
         Some((head, rest)) => lookup(table.get(head)?.as_table()?, rest),
