@@ -35,7 +35,7 @@ use crate::hosting::host_config::{
 use crate::hosting::host_engine::start::start_failure;
 use crate::hosting::host_engine::{HostEngine, named_layers_fit};
 use crate::models::{OpenModel, weights_budget};
-use crate::node::{DaemonNode, status, wait_until_synced};
+use crate::node::{DaemonNode, wait_until_synced};
 
 /// Interval of advertisements. An advertisement is valid for four times as long.
 const HEARTBEAT: Duration = Duration::from_secs(30);
@@ -170,7 +170,7 @@ impl LayerHost {
             stop,
         };
         let outcome = serving.run().await;
-        self.daemon_node.set_serving(status::Serving::No);
+        self.daemon_node.set_serving(Ok(None));
         outcome
     }
 
@@ -305,8 +305,7 @@ impl Serving<'_> {
     }
 
     fn suspended(&self, why: &Failure) {
-        let daemon_node = &self.host.daemon_node;
-        daemon_node.set_serving(status::Serving::Suspended(why.to_string()));
+        self.host.daemon_node.set_serving(Err(why.to_string()));
         let hint = why.hint_text().map_or(String::new(), |h| format!(" ({h})"));
         self.say(format!("no layers are served for now: {why}{hint}"));
     }
@@ -377,9 +376,7 @@ impl Serving<'_> {
     async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
         self.advertise(running)?;
         let shard = running.descriptor().shard_id;
-        self.host
-            .daemon_node
-            .set_serving(status::Serving::Shard(shard));
+        self.host.daemon_node.set_serving(Ok(Some(shard)));
         self.announce(running);
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
@@ -469,7 +466,7 @@ impl Serving<'_> {
 
     fn withdraw(&self, descriptor: &Descriptor) {
         self.host.served.remove(&descriptor.shard_id);
-        self.host.daemon_node.set_serving(status::Serving::No);
+        self.host.daemon_node.set_serving(Ok(None));
         let shard_id = descriptor.shard_id.clone();
         // If this fails, the advertisement expires by itself.
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {

@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 
 use self::addresses::reachable;
 use self::local_api::offer_record;
-use self::status::{Serving, SharedStatus};
+use self::status::SharedStatus;
 use crate::cli::{Failure, Kind};
 use crate::config::Config;
 use crate::home::{Home, Lock, Membership, display_name};
@@ -152,7 +152,7 @@ impl DaemonNode {
         let node = Node::start(Arc::clone(&home.key), home.log.clone(), settings, registry)
             .await
             .map_err(|e| failure(&e))?;
-        told.set_node(node.downgrade());
+        let _ = told.node.set(node.downgrade());
         let (watched, at) = (node.clone(), home.clone());
         let mut watching = JoinSet::new();
         watching.spawn(async move {
@@ -191,14 +191,17 @@ impl DaemonNode {
         })
     }
 
-    /// Sets the served shard, or the reason for serving none, for `node.status`.
-    pub(crate) fn set_serving(&self, serving: Serving) {
-        self.told.state.lock().serving = serving;
+    /// Sets the served shard, if any, or the reason why requested layers are not served, for
+    /// `node.status`.
+    pub(crate) fn set_serving(&self, serving: Result<Option<String>, String>) {
+        let mut running = self.told.running.lock();
+        running.suspended = serving.clone().err();
+        running.serving = serving.ok().flatten();
     }
 
     /// Sets the URL of the OpenAI API for `node.status`.
     pub(crate) fn set_url(&self, url: Option<String>) {
-        self.told.state.lock().url = url;
+        self.told.running.lock().url = url;
     }
 
     /// Closes links in order and stops the node.

@@ -23,32 +23,9 @@ use crate::home::now_ms;
 #[derive(Default)]
 pub(crate) struct SharedStatus {
     /// Weak, because the node holds its capabilities.
-    node: OnceLock<WeakNode>,
-    pub(super) state: Mutex<State>,
-    /// Parts of the sandbox that are in force.
-    isolation: &'static str,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    pub(super) serving: Serving,
-    pub(super) url: Option<String>,
-}
-
-impl SharedStatus {
-    pub(super) fn set_node(&self, node: WeakNode) {
-        let _ = self.node.set(node);
-    }
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) enum Serving {
-    /// Not requested.
-    #[default]
-    No,
-    Shard(String),
-    /// Requested, but not possible now, with the reason.
-    Suspended(String),
+    pub(super) node: OnceLock<WeakNode>,
+    /// Fields that the daemon sets: `serving`, `suspended`, `url` and `isolation`.
+    pub(super) running: Mutex<Running>,
 }
 
 /// Status of a running node, as its local API returns it.
@@ -91,10 +68,8 @@ pub(super) fn offer(
     health: &SharedHealth,
     isolation: &'static str,
 ) -> Result<Arc<SharedStatus>, Failure> {
-    let told = Arc::new(SharedStatus {
-        isolation,
-        ..SharedStatus::default()
-    });
+    let told = Arc::new(SharedStatus::default());
+    told.running.lock().isolation = isolation.to_owned();
     let (asked, health) = (Arc::clone(&told), health.clone());
     Offer {
         params: Params::none()
@@ -121,8 +96,10 @@ async fn status(
     if params["settled"] == true {
         wait_until_synced(&node).await;
     }
-    let mut running = running(&node, &told.state.lock());
-    running.isolation = told.isolation.to_owned();
+    let mut running = told.running.lock().clone();
+    running.listen = node.listen_addr().map(|a| a.to_string());
+    running.mdns = mdns_name(node.discovery().health()).to_owned();
+    running.peers = peers(&node);
     let log = node.log().clone();
     let ahead = tokio::task::spawn_blocking(move || log.dated_ahead(now_ms())).await;
     let ahead = ahead
@@ -167,7 +144,7 @@ async fn answers(node: &Node, host: NodeId) -> bool {
     tokio::time::timeout(PROBE, asked).await.unwrap_or(false)
 }
 
-fn running(node: &Node, told: &State) -> Running {
+fn peers(node: &Node) -> Vec<Peer> {
     let hints = node.discovery().found();
     let found = |peer: &NodeId| {
         let of_peer = hints.iter().filter(|h| h.node.as_ref() == Some(peer));
@@ -183,20 +160,7 @@ fn running(node: &Node, told: &State) -> Running {
         connected: peer.link.is_some(),
         found: found(&peer.node),
     });
-    let (serving, suspended) = match told.serving.clone() {
-        Serving::No => (None, None),
-        Serving::Shard(shard) => (Some(shard), None),
-        Serving::Suspended(why) => (None, Some(why)),
-    };
-    Running {
-        listen: node.listen_addr().map(|a| a.to_string()),
-        mdns: mdns_name(node.discovery().health()).to_owned(),
-        peers: peers.collect(),
-        serving,
-        suspended,
-        url: told.url.clone(),
-        ..Running::default()
-    }
+    peers.collect()
 }
 
 fn source_name(source: Source) -> &'static str {
