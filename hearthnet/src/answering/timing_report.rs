@@ -3,33 +3,11 @@
 use std::fmt::Write as _;
 
 use hearthnet_orchestrator::chat::{Done, Frame};
-use hearthnet_transport::Code;
 
 use crate::cli::{bytes, table};
 
 /// Characters of a node id in a line: `ed25519:` and eight more.
 const SHORT_ID: usize = 16;
-
-/// Line for the user while a host is slow; `None` for other frames.
-pub(crate) fn waiting(frame: &Frame) -> Option<String> {
-    let Frame::ShardStatus {
-        shard_id,
-        status,
-        code,
-        ..
-    } = frame
-    else {
-        return None;
-    };
-    let layers = shard_id.rsplit_once(':').map_or("?", |(_, layers)| layers);
-    let why = match code.as_ref() {
-        Some(code) if *code == Code::SILENT => {
-            "does not answer; another host takes over if there is one"
-        }
-        _ => "is still at work",
-    };
-    (status == "waiting").then(|| format!("waiting: the host of layers {layers} {why}"))
-}
 
 /// Report of the route with its times, and of failovers (`moves`).
 pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {

@@ -7,7 +7,6 @@ use hearthnet_orchestrator::chat::Frame;
 use hearthnet_platform::terminal::is_same_file;
 use hearthnet_transport::Code;
 
-use crate::answering::timing_report::waiting;
 use crate::cli::wrap::Wrap;
 use crate::cli::{Failure, Spinner, TerminalStyle, columns, note, print, print_bytes};
 
@@ -110,31 +109,43 @@ impl Screen {
         name: &dyn Fn(&str) -> String,
     ) -> Result<(), Failure> {
         match frame {
-            Frame::TokenDelta { text, .. } => self.text(text),
+            Frame::TokenDelta { text, .. } => return self.text(text),
             Frame::PromptProgress { done, total } => {
                 let percent = u64::from(*done) * 100 / u64::from(*total).max(1);
                 self.status(&format!("prompt {percent}%"));
-                Ok(())
             }
-            Frame::ShardStatus { status, .. } if status == "ready" => {
-                self.status("reading the prompt");
-                Ok(())
-            }
-            Frame::ShardStatus { status, .. } if status == "waiting" => match waiting(frame) {
-                Some(line) => self.notice(&line),
-                None => Ok(()),
+            Frame::ShardStatus {
+                shard_id,
+                status,
+                code,
+                ..
+            } => match &**status {
+                "ready" => self.status("reading the prompt"),
+                "waiting" => return self.notice(&waiting(shard_id, code.as_ref())),
+                "degraded" => self.status("waiting for another host"),
+                _ => {}
             },
-            Frame::ShardStatus { status, .. } if status == "degraded" => {
-                self.status("waiting for another host");
-                Ok(())
+            Frame::ShardFailover { .. } => {
+                if let Some(line) = moved(frame, name) {
+                    return self.notice(&line);
+                }
             }
-            Frame::ShardFailover { .. } => match moved(frame, name) {
-                Some(line) => self.notice(&line),
-                None => Ok(()),
-            },
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
+}
+
+/// Notice that the host of `shard_id` is slow.
+fn waiting(shard_id: &str, code: Option<&Code>) -> String {
+    let layers = shard_id.rsplit_once(':').map_or("?", |(_, layers)| layers);
+    let why = match code {
+        Some(code) if *code == Code::SILENT => {
+            "does not answer; another host takes over if there is one"
+        }
+        _ => "is still at work",
+    };
+    format!("waiting: the host of layers {layers} {why}")
 }
 
 /// Notice that layers moved from one host to others.
