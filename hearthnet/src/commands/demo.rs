@@ -200,7 +200,7 @@ impl Report {
                 address: host.address_text(),
                 layers: host.layers,
                 threads,
-                weight_bytes: host.ready.as_ref().map_or(0, |r| r.weight_bytes),
+                weight_bytes: host.ready.as_ref().map_or(0, |r| r.memory.weight_bytes),
                 resident_bytes: *resident,
                 compute_ms_per_token: f64::from(hop.compute_us_p50) / 1e3,
                 hop_overhead_ms_p50: f64::from(hop.overhead_us_p50) / 1e3,

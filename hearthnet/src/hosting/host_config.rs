@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use hearthnet_bus::Descriptor;
 use hearthnet_orchestrator::exact::is_exact;
-use hearthnet_platform::process::resident_bytes;
-use hearthnet_shard::{RunningHost, ServeConfig, ShardConfig};
+use hearthnet_shard::{MemoryReport, RunningHost, ServeConfig, ShardConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::{Failure, bytes};
@@ -21,15 +20,8 @@ pub(crate) struct Ready {
     /// `ADDR:PORT#NODEID`, as `chat --shard` takes it.
     pub(crate) address: String,
     pub(crate) descriptor: Descriptor,
-    /// Bytes of the weights in memory.
-    pub(crate) weight_bytes: u64,
-    /// Bytes of KV cache per position of a sequence.
-    pub(crate) kv_bytes_per_position: u64,
-    /// Positions that the KV cache holds, of all conversations together.
-    #[serde(default)]
-    pub(crate) kv_positions: u64,
-    /// Resident memory of the process, if the system reports it.
-    pub(crate) resident_bytes: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) memory: MemoryReport,
     /// URL of the metrics, if they are served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) metrics: Option<String>,
@@ -38,14 +30,10 @@ pub(crate) struct Ready {
 impl Ready {
     /// Describes a host that is reachable at `address`.
     pub(crate) fn of(host: &RunningHost, address: String, metrics: Option<String>) -> Self {
-        let memory = host.memory();
         Self {
             address,
             descriptor: host.descriptor(),
-            weight_bytes: memory.weight_bytes,
-            kv_bytes_per_position: memory.kv_bytes_per_position,
-            kv_positions: memory.kv_positions,
-            resident_bytes: resident_bytes(std::process::id()),
+            memory: host.memory(),
             metrics,
         }
     }
@@ -110,7 +98,8 @@ pub(crate) fn engine_failed() -> Failure {
 
 pub(crate) fn announcement(ready: &Ready) -> String {
     let d = &ready.descriptor;
-    let resident = ready
+    let memory = &ready.memory;
+    let resident = memory
         .resident_bytes
         .map_or_else(String::new, |n| format!(", process {}", bytes(n)));
     format!(
@@ -124,11 +113,11 @@ pub(crate) fn announcement(ready: &Ready) -> String {
         d.layer_range.0,
         d.layer_range.1,
         d.total_layers,
-        bytes(ready.weight_bytes),
+        bytes(memory.weight_bytes),
         d.kv_mb,
-        ready.kv_positions,
-        bytes(ready.kv_bytes_per_position),
-        match ready.kv_positions < FEW_POSITIONS {
+        memory.kv_positions,
+        bytes(memory.kv_bytes_per_position),
+        match memory.kv_positions < FEW_POSITIONS {
             true => ": few, longer conversations are refused (host.kv_budget_mb)",
             false => "",
         },
