@@ -59,7 +59,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let outcome = run(args);
     if let Some(dir) = &dir {
-        key_status::warn_after_command(outcome.as_ref().err(), dir);
+        key_status::warn_of_clock(dir);
+        key_status::warn_of_key(dir, outcome.as_ref().err());
     }
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -331,12 +331,8 @@ pub(crate) fn answer(question: &str, choice: &str) -> Result<Option<bool>, Failu
     })
 }
 
-/// Progress bar on standard error, on a terminal only, shown after 300 ms.
-pub(crate) struct Progress {
-    bar: ProgressBar,
-    what: &'static str,
-    started: std::time::Instant,
-}
+/// Progress bar on standard error, on a terminal only, shown after 300 ms, until dropped.
+pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
     /// Shows the progress of `work`, which reports done and total bytes.
@@ -344,44 +340,34 @@ impl Progress {
         what: &'static str,
         work: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T,
     ) -> T {
-        let mut progress = Self::new(what);
+        let progress = Self::new(what);
         work(&mut |done, total| progress.set(done, total))
     }
 
     pub(crate) fn new(what: &'static str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        Self {
-            bar,
-            what,
-            started: std::time::Instant::now(),
-        }
+        Self(bar.with_message(what))
     }
 
     /// Sets `done` of `total` bytes; a total of 0 is unknown.
-    pub(crate) fn set(&mut self, done: u64, total: u64) {
-        if self.bar.is_hidden()
+    pub(crate) fn set(&self, done: u64, total: u64) {
+        let bar = &self.0;
+        if bar.is_hidden()
             && TerminalStyle::of_this_terminal().moves()
-            && self.started.elapsed().as_millis() > 300
+            && bar.elapsed().as_millis() > 300
         {
-            self.bar.set_draw_target(ProgressDrawTarget::stderr());
+            bar.set_draw_target(ProgressDrawTarget::stderr());
             let style = ProgressStyle::with_template(
                 "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}",
             );
             if let Ok(style) = style {
-                self.bar.set_style(style.progress_chars("=> "));
+                bar.set_style(style.progress_chars("=> "));
             }
-            self.bar.set_message(self.what);
         }
         if total > 0 {
-            self.bar.set_length(total);
+            bar.set_length(total);
         }
-        self.bar.set_position(done);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
+        bar.set_position(done);
     }
 }
 

@@ -35,17 +35,15 @@ pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
 /// Returns a flag that is set by Ctrl-C or SIGTERM.
 pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
-    let runtime = runtime()?;
+    // Signals are handled until the program ends, so the runtime is never dropped.
+    let runtime = Box::leak(Box::new(runtime()?));
     let (seen, cancel) = (Arc::clone(&flag), Cancel::default());
-    watch_interrupt(&runtime, cancel.clone());
-    let thread = std::thread::Builder::new().name("signals".into());
-    let watching = thread.spawn(move || {
-        // This thread keeps the runtime alive until the program ends, so that signals are handled.
-        runtime.block_on(cancel.cancelled());
+    watch_interrupt(runtime, cancel.clone());
+    runtime.spawn(async move {
+        cancel.cancelled().await;
         seen.store(true, Ordering::Release);
-        runtime.block_on(std::future::pending::<()>());
     });
-    watching.map(|_| flag).map_err(|e| no_thread(&e))
+    Ok(flag)
 }
 
 /// Requests to stop: the first is orderly, the second immediate.

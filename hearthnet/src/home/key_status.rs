@@ -2,7 +2,7 @@
 //! otherwise surface as unrelated errors.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_bus::NodeId;
@@ -111,24 +111,15 @@ pub(crate) fn warn_before_command(home: &Home) {
     warn_of_clock(&home.dir);
 }
 
-/// Prints warnings about the node of `dir` when a command has ended, unless the command failed for
-/// the same reason.
-pub(crate) fn warn_after_command(failure: Option<&Failure>, dir: &Path) {
-    warn_of_clock(dir);
-    let noted = Membership::read(dir);
-    let code = noted.map(|noted| KeyStatus::noted(&noted).code());
-    if !failure.is_some_and(|failure| code.is_some_and(|code| failure.has_code(code))) {
-        warn_of_key(dir);
-    }
-}
-
-/// Prints a warning if the recorded status of the node of `dir` is not good.
-pub(crate) fn warn_of_key(dir: &Path) {
+/// Prints a warning if the recorded status of the node of `dir` is not good, unless a command has
+/// failed for that reason.
+pub(crate) fn warn_of_key(dir: &Path, failure: Option<&Failure>) {
     let Some(noted) = Membership::read(dir) else {
         return;
     };
     let status = KeyStatus::noted(&noted);
-    if status != KeyStatus::Good {
+    let is_told = failure.is_some_and(|failure| failure.has_code(status.code()));
+    if status != KeyStatus::Good && !is_told {
         let remedy = status.remedy(dir.join(ROOT_KEY).exists());
         note(format!(
             "warning: {}\nhint: {remedy}",
@@ -149,17 +140,13 @@ struct Measured {
     up_ms: u64,
 }
 
-fn clock_file(dir: &Path) -> PathBuf {
-    dir.join(CLOCK_FILE)
-}
-
 /// Compares this machine's clock with the neighbours' and records a wrong clock for other commands.
 /// Returns `true` if the error is new.
 pub(crate) fn record_clock(dir: &Path, log: &EventLog) -> bool {
     let Some((offset_ms, neighbours)) = log.clock_offset(now_ms()) else {
         return false;
     };
-    let file = clock_file(dir);
+    let file = dir.join(CLOCK_FILE);
     if offset_ms.unsigned_abs() < WRONG_MS {
         if file.exists() {
             let _ = std::fs::remove_file(&file);
@@ -186,7 +173,7 @@ pub(crate) fn record_clock(dir: &Path, log: &EventLog) -> bool {
 
 /// Last measurement, if it is still valid.
 fn measured(dir: &Path) -> Option<Measured> {
-    let bytes = regular_file::read(&clock_file(dir), MAX_CLOCK_BYTES).ok()?;
+    let bytes = regular_file::read(&dir.join(CLOCK_FILE), MAX_CLOCK_BYTES).ok()?;
     let measured: Measured = serde_json::from_slice(&bytes).ok()?;
     measured.holds(now_ms(), up_ms()).then_some(measured)
 }
@@ -195,14 +182,9 @@ impl Measured {
     /// Whether the measurement is fresh, and the clock was not set since. `up_ms` is the time since
     /// boot.
     fn holds(&self, now_ms: u64, up_ms: u64) -> bool {
-        let (clock, up) = (
-            now_ms.saturating_sub(self.at_ms),
-            up_ms.saturating_sub(self.up_ms),
-        );
-        now_ms >= self.at_ms
-            && up_ms >= self.up_ms
-            && clock <= MEASURED_MS
-            && clock.abs_diff(up) <= SET_MS
+        let clock = now_ms.checked_sub(self.at_ms);
+        let passed = clock.zip(up_ms.checked_sub(self.up_ms));
+        passed.is_some_and(|(clock, up)| clock <= MEASURED_MS && clock.abs_diff(up) <= SET_MS)
     }
 
     fn sentence(&self) -> String {
@@ -294,7 +276,7 @@ impl Home {
     /// Records a refusal of this node's key by an anchor, which stops everything that runs for it.
     /// Returns `true` the first time.
     pub(crate) fn record_refusal(&self, anchor: &NodeId) -> bool {
-        let by = by(self, anchor);
+        let by = self.state().label(anchor, now_ms());
         Membership::note_refusal(&self.dir, Some(by.clone()));
         let first = self.refused.set(by).is_ok();
         if first {
@@ -368,11 +350,6 @@ impl Home {
         )
         .hint("an anchor can allow it with `hearthnet community policy --research on`"))
     }
-}
-
-/// Name of a member, for messages.
-pub(crate) fn by(home: &Home, anchor: &NodeId) -> String {
-    home.state().label(anchor, now_ms())
 }
 
 #[cfg(test)]

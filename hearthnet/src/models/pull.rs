@@ -55,7 +55,7 @@ pub(crate) fn pull_model(
         );
     }
     let cancel = cancel_on_interrupt()?;
-    let mut progress = Progress::new("pulling");
+    let progress = Progress::new("pulling");
     let size = entry.map_or_else(String::new, |e| format!(" ({})", bytes(e.bytes)));
     let mut fetched = false;
     let mut tell = |event: PullEvent<'_>| match event {

@@ -7,7 +7,7 @@ use hearthnet_bus::NodeId;
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, WeakNode};
 
-use crate::home::{Home, Membership, key_status};
+use crate::home::{Home, Membership, key_status, now_ms};
 
 /// Handles refusals of this node's key. A refusal by an anchor stops everything that runs here.
 /// Refusals by other members do not bind; they are only recorded, and shown by commands, if no
@@ -32,7 +32,7 @@ pub(super) fn handle_refusals(node: &Node, home: &Home) -> bool {
     if linked.iter().any(|node| alone || anchor(node)) {
         Membership::note_refusal(&home.dir, None);
     } else if let Some(by) = said.first().filter(|_| alone || linked.is_empty()) {
-        return Membership::note_refusal(&home.dir, Some(key_status::by(home, by)));
+        return Membership::note_refusal(&home.dir, Some(state.label(by, now_ms())));
     }
     false
 }
@@ -54,7 +54,7 @@ pub(super) async fn watch(node: WeakNode, home: Home, warns: bool) {
         let wrong = key_status::record_clock(&home.dir, &home.log);
         if warns && refused && home.level().is_ok() {
             // The node continues; only warn on the terminal.
-            key_status::warn_of_key(&home.dir);
+            key_status::warn_of_key(&home.dir, None);
         }
         if warns && wrong {
             key_status::warn_of_clock(&home.dir);

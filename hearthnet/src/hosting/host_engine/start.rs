@@ -63,7 +63,7 @@ pub(crate) fn start_progress() -> impl FnMut(StartProgress) + Send + 'static {
         if phase != what {
             (bar, phase) = (Some(Progress::new(what)), what);
         }
-        if let Some(bar) = &mut bar {
+        if let Some(bar) = &bar {
             bar.set(step.done, step.total);
         }
     }
