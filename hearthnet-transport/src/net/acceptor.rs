@@ -206,7 +206,10 @@ impl Acceptor {
         let largest = largest.max().unwrap_or(0).max(tensors);
         let websocket = websocket_config(largest, self.config.read_buffer_bytes);
         let mut choice = Choice::NotFound;
-        #[expect(clippy::result_large_err, reason = "the type that tungstenite asks for")]
+        #[expect(
+            clippy::result_large_err,
+            reason = "the type that tungstenite asks for"
+        )]
         let route = |request: &Request, response: Response| {
             choice = self.choose(peer, belongs, is_within_rate, request.uri().path());
             choice.refusal().map_or(Ok(response), Err)

@@ -97,7 +97,7 @@ fn valid(table: &toml::Table) -> Result<Config, ConfigError> {
         Ok(()) => Ok(config),
         Err(why) => Err(ConfigError::new(
             "transport",
-            &format!("is not valid: {why}"),
+            format!("is not valid: {why}"),
         )),
     }
 }
