@@ -1,5 +1,20 @@
 //! The kernels of each instruction set: generic functions, compiled with its target features.
 
+use std::ops::Range;
+
+use hearthnet_files::BoundaryDtype;
+use hearthnet_files::spec::Activation;
+
+use super::act::Act;
+use super::attention::{self, Attention, AttentionScratch};
+use super::matmul::{self, Job, PanelDots};
+use super::portable::lanes::Array;
+use super::portable::matmul::Portable;
+use super::shared::{SharedMut, Tile, TileMut};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{avx2::Avx2, avx2::AvxVnni, avx512::Avx512, lanes};
+use super::{kv, rope, rows};
+
 /// Table of the inner kernels `$dot` of all weight types.
 macro_rules! dots {
     ($dot:ident: $($ty:literal)*) => {
@@ -32,7 +47,7 @@ macro_rules! functions {
 macro_rules! kernels {
     (#[$features:meta] mod $name:ident, $lanes:ty, $tile:literal, $chunks:literal, $dot:ident) => {
         pub(super) mod $name {
-            use crate::kernels::*;
+            use crate::kernels::instantiate::*;
 
             functions! {
                 #[$features]
@@ -107,25 +122,23 @@ macro_rules! kernels {
 
 kernels!(
     /// Needs no target feature.
-    mod portable, crate::kernels::portable::lanes::Array, 6, 1, Portable
+    mod portable, Array, 6, 1, Portable
 );
 #[cfg(target_arch = "x86_64")]
 kernels!(
     #[target_feature(enable = "avx2,fma,f16c")]
-    mod avx2, x86::lanes::Avx2, 6, 1, Avx2
+    mod avx2, lanes::Avx2, 6, 1, Avx2
 );
 #[cfg(target_arch = "x86_64")]
 kernels!(
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-    mod avx512, x86::lanes::Avx512, 12, 4, Avx512
+    mod avx512, lanes::Avx512, 12, 4, Avx512
 );
 
 /// As `avx2::matmul`, with the dot products of AVX-VNNI.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn matmul_vnni(job: &mut super::Job<'_>) {
-    use super::x86::{avx2::AvxVnni, lanes::Avx2};
-    use super::{PanelDots, matmul};
+pub(super) unsafe fn matmul_vnni(job: &mut Job<'_>) {
     // SAFETY: `Kernels` has found AVX2 and checked the job, as for `avx2::matmul`.
-    unsafe { matmul::run::<Avx2>(job, dots!(AvxVnni)) };
+    unsafe { matmul::run::<lanes::Avx2>(job, dots!(AvxVnni)) };
 }

@@ -68,12 +68,11 @@ use std::ops::Range;
 use hearthnet_files::BoundaryDtype;
 use hearthnet_files::spec::Activation;
 
-use matmul::{Job, PanelDots};
-use portable::matmul::Portable;
+use matmul::Job;
 #[cfg(not(target_arch = "x86_64"))]
 use portable::{prefetch, prefetch_l2};
 #[cfg(target_arch = "x86_64")]
-use x86::{avx2::Avx2, avx512::Avx512, prefetch, prefetch_l2};
+use x86::{prefetch, prefetch_l2};
 
 pub(crate) use act::grow;
 pub use act::{Act, ActForm};

@@ -31,29 +31,12 @@ use std::time::SystemTime;
 use hearthnet_platform::regular_file;
 
 pub use error::{GgufError, MetadataError};
+pub use reader::TensorInfo;
 pub use tensor_type::TensorType;
 pub use type_use::{TypeUse, type_uses};
 pub use value::{Array, Value, ValueType};
 
 use reader::{Header, SlotKind};
-
-const MAGIC: &[u8] = b"GGUF";
-/// From the specification, for files that do not set one.
-const DEFAULT_ALIGNMENT: u64 = 32;
-/// The specification requires a multiple of 8.
-const MIN_ALIGNMENT: u64 = 8;
-/// Far beyond any page or sector, and small enough that padding never matters.
-const MAX_ALIGNMENT: u64 = 1 << 16;
-/// `GGML_MAX_DIMS`.
-const MAX_DIMENSIONS: u32 = 4;
-/// Limit of the specification.
-const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
-/// From the specification (`GGML_MAX_NAME`).
-const MAX_NAME_BYTES: u64 = 64;
-/// The largest known files have some 30,000 tensors (experts stored one by one).
-const MAX_TENSORS: u64 = 1 << 17;
-/// Known files have fewer than 100 keys.
-const MAX_METADATA: u64 = 1 << 16;
 
 /// Checked GGUF file: its metadata and its tensors.
 ///
@@ -79,20 +62,6 @@ impl Data {
             Self::Bytes(bytes) => bytes,
         }
     }
-}
-
-/// Tensor of a file.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TensorInfo {
-    /// At most 64 bytes, not empty, unique in the file.
-    pub name: String,
-    /// Lengths, one to four, none zero; the first is that of a row, which is contiguous.
-    pub dims: Vec<u64>,
-    pub dtype: TensorType,
-    /// Offset of the data from the start of the file, in bytes.
-    pub offset: u64,
-    /// Length of the data in bytes.
-    pub bytes: u64,
 }
 
 impl Gguf {

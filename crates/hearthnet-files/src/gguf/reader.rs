@@ -8,10 +8,38 @@ use std::ops::Range;
 use super::error::GgufError;
 use super::tensor_type::TensorType;
 use super::value::{self, ValueType};
-use super::{
-    DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_METADATA,
-    MAX_NAME_BYTES, MAX_TENSORS, MIN_ALIGNMENT, TensorInfo,
-};
+
+pub(super) const MAGIC: &[u8] = b"GGUF";
+/// From the specification, for files that do not set one.
+pub(super) const DEFAULT_ALIGNMENT: u64 = 32;
+/// The specification requires a multiple of 8.
+pub(super) const MIN_ALIGNMENT: u64 = 8;
+/// Far beyond any page or sector, and small enough that padding never matters.
+pub(super) const MAX_ALIGNMENT: u64 = 1 << 16;
+/// `GGML_MAX_DIMS`.
+pub(super) const MAX_DIMENSIONS: u32 = 4;
+/// Limit of the specification.
+pub(super) const MAX_KEY_BYTES: u64 = (1 << 16) - 1;
+/// From the specification (`GGML_MAX_NAME`).
+pub(super) const MAX_NAME_BYTES: u64 = 64;
+/// The largest known files have some 30,000 tensors (experts stored one by one).
+pub(super) const MAX_TENSORS: u64 = 1 << 17;
+/// Known files have fewer than 100 keys.
+pub(super) const MAX_METADATA: u64 = 1 << 16;
+
+/// Tensor of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorInfo {
+    /// At most 64 bytes, not empty, unique in the file.
+    pub name: String,
+    /// Lengths, one to four, none zero; the first is that of a row, which is contiguous.
+    pub dims: Vec<u64>,
+    pub dtype: TensorType,
+    /// Offset of the data from the start of the file, in bytes.
+    pub offset: u64,
+    /// Length of the data in bytes.
+    pub bytes: u64,
+}
 
 /// Positions of a file's values and tensors.
 #[derive(Debug)]

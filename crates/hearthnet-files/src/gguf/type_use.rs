@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{TensorInfo, TensorType};
+use super::reader::TensorInfo;
+use super::tensor_type::TensorType;
 
 /// Number and size of the tensors of one type.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]

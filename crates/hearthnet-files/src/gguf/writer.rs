@@ -18,8 +18,12 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use super::reader::{
+    DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NAME_BYTES,
+    MIN_ALIGNMENT,
+};
+use super::tensor_type::TensorType;
 use super::value::{Value, ValueType, encode};
-use super::{DEFAULT_ALIGNMENT, MAGIC, MAX_DIMENSIONS, MAX_KEY_BYTES, MAX_NAME_BYTES, TensorType};
 
 /// Why a file could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -91,9 +95,7 @@ impl Writer {
     pub fn align(&mut self, alignment: u32) -> Result<(), WriteError> {
         let name = "general.alignment";
         let wide = u64::from(alignment);
-        if !alignment.is_power_of_two()
-            || !(super::MIN_ALIGNMENT..=super::MAX_ALIGNMENT).contains(&wide)
-        {
+        if !alignment.is_power_of_two() || !(MIN_ALIGNMENT..=MAX_ALIGNMENT).contains(&wide) {
             return Err(WriteError::Name(format!("{name} = {alignment}")));
         }
         self.set(name, Value::U32(alignment))?;

@@ -2,13 +2,13 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, Key, Kind, RopeBase, RopeDims};
+use super::class::{Class, Key, Kind};
 use super::classes::ALL;
 use super::error::ImportError;
-use super::rope::Rope;
+use super::json::{bad, object, present, refuse_others, required, shown, typed};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
-use crate::schema::{Lookup, Requirement, off, on, zero};
+use crate::schema::{Lookup as _, Requirement, off, on, zero};
 use crate::spec::{ModelSpec, Rotation};
 
 /// Keys read by code instead of a class's tables.
@@ -49,71 +49,6 @@ const NEUTRAL: &[Requirement] = &[
 pub(super) struct Config {
     pub(super) values: Map<String, Json>,
     pub(super) class: &'static Class,
-    pub(super) rope: Rope,
-}
-
-/// Value for a message: as JSON, on one line, shortened.
-pub(super) fn shown(value: &Json) -> String {
-    value.to_string().chars().take(80).collect()
-}
-
-/// Value of a key, unless it is missing or `null`.
-pub(super) fn present<'a>(values: &'a Map<String, Json>, key: &str) -> Option<&'a Json> {
-    values.get(key).filter(|value| !value.is_null())
-}
-
-/// Error for an unsupported value, which could change the computation.
-pub(super) fn bad(key: &str, value: &Json, reason: impl std::fmt::Display) -> ImportError {
-    ImportError::Unsound(format!("config.json: {key} = {}: {reason}", shown(value)))
-}
-
-/// Value of a required key.
-pub(super) fn required<T>(key: impl Into<String>, value: Option<T>) -> Result<T, ImportError> {
-    value.ok_or_else(|| ImportError::MissingKey(key.into()))
-}
-
-/// Parses a file of the directory as a JSON object.
-pub(super) fn object(file: &str, text: &[u8]) -> Result<Map<String, Json>, ImportError> {
-    serde_json::from_slice(text)
-        .map_err(|error| ImportError::Unsound(format!("{file} cannot be read: {error}")))
-}
-
-/// A value of `null` counts as missing.
-impl Lookup for Map<String, Json> {
-    type Error = ImportError;
-
-    fn integer(&self, key: &str) -> Result<Option<u32>, ImportError> {
-        let integer = |value: &Json| value.as_u64().and_then(|n| u32::try_from(n).ok());
-        typed(
-            self,
-            key,
-            "must be an integer from 0 to 4294967295",
-            integer,
-        )
-    }
-
-    fn number(&self, key: &str) -> Result<Option<f64>, ImportError> {
-        let number = |value: &Json| value.as_f64().filter(|n| n.is_finite());
-        typed(self, key, "must be a number", number)
-    }
-
-    fn missing(&self, key: &str) -> ImportError {
-        ImportError::MissingKey(key.to_owned())
-    }
-}
-
-/// Value of a key, converted by `read`; `None` if the key is missing.
-pub(super) fn typed<'a, T>(
-    values: &'a Map<String, Json>,
-    key: &str,
-    reason: &str,
-    read: impl FnOnce(&'a Json) -> Option<T>,
-) -> Result<Option<T>, ImportError> {
-    let Some(value) = present(values, key) else {
-        return Ok(None);
-    };
-    let read = read(value).ok_or_else(|| bad(key, value, reason));
-    read.map(Some)
 }
 
 impl Config {
@@ -135,13 +70,7 @@ impl Config {
         refuse_quantised(&values, class)?;
         check_only(&values, class)?;
         refuse_unknown(&values, class)?;
-        let mut config = Self {
-            values,
-            class,
-            rope: Rope::default(),
-        };
-        config.rope = Rope::read(&config)?;
-        Ok(config)
+        Ok(Self { values, class })
     }
 
     /// Number of embeddings.
@@ -182,16 +111,17 @@ impl Config {
     }
 
     /// Width of the residual stream; 0 if unknown.
-    fn width(&self) -> Result<u32, ImportError> {
+    pub(super) fn width(&self) -> Result<u32, ImportError> {
         Ok(self.integer_of("embedding_length")?.unwrap_or(0))
     }
 
-    fn over_heads(&self, width: u32) -> Result<u32, ImportError> {
+    /// `width` over the number of heads; 0 if that is unknown.
+    pub(super) fn over_heads(&self, width: u32) -> Result<u32, ImportError> {
         let heads = self.integer_of("attention.head_count")?;
         Ok(width.checked_div(heads.unwrap_or(0)).unwrap_or(0))
     }
 
-    /// Writes the family's metadata.
+    /// Writes the family's metadata, without RoPE.
     pub(super) fn write(&self, writer: &mut Writer) -> Result<(), ImportError> {
         let full = |key: &str| format!("{}.{key}", self.class.architecture);
         writer.set(
@@ -206,46 +136,12 @@ impl Config {
         if self.class.vocab_size {
             writer.set(&full("vocab_size"), Value::U32(self.vocab()?))?;
         }
-        let dims = self.rope_dims()?;
-        if let Some(dims) = dims {
-            writer.set(&full("rope.dimension_count"), Value::U32(dims))?;
-        }
-        let theta = match (self.class.rope_base, self.rope.theta) {
-            (RopeBase::Or(theta), None) => Some(theta),
-            (RopeBase::Unusual | RopeBase::Usual, Some(10_000.0)) => None,
-            (RopeBase::Usual, Some(theta)) => {
-                return Err(bad("rope_theta", &Json::from(theta), "must be 10000"));
-            }
-            (RopeBase::Required, theta) => Some(required("rope_theta", theta)?),
-            (_, theta) => theta,
-        };
-        if let Some(theta) = theta {
-            writer.set(&full("rope.freq_base"), Value::F32(theta as f32))?;
-        }
-        for (key, value) in &self.rope.metadata {
-            writer.set(&full(key), *value)?;
-        }
         Ok(())
     }
 
     /// Context length; 0 if unknown.
     pub(super) fn context(&self) -> Result<u32, ImportError> {
         Ok(self.integer_of("context_length")?.unwrap_or(0))
-    }
-
-    /// Rotary dimensions of a head, if they are written.
-    pub(super) fn rope_dims(&self) -> Result<Option<u32>, ImportError> {
-        let partial = self.rope.partial;
-        let head = self.head_dim()?;
-        let part = |of: u32, partial: f64| (f64::from(of) * partial) as u32;
-        Ok(match self.class.rope_dims {
-            RopeDims::Omitted => None,
-            RopeDims::Head => Some(head),
-            RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
-            RopeDims::OfWidth => {
-                Some(self.over_heads(part(self.width()?, partial.unwrap_or(1.0)))?)
-            }
-        })
     }
 
     fn value(&self, key: &Key) -> Result<Option<Value<'static>>, ImportError> {
@@ -383,22 +279,4 @@ fn refuse_unknown(values: &Map<String, Json>, class: &Class) -> Result<(), Impor
     known.extend(others.flat_map(str::split_whitespace));
     let reason = "this key is unknown, and may change the computation";
     refuse_others(values, &known, reason)
-}
-
-/// Refuses an object with keys outside of `known`.
-pub(super) fn refuse_others(
-    values: &Map<String, Json>,
-    known: &[&str],
-    reason: &str,
-) -> Result<(), ImportError> {
-    let other =
-        |(key, value): &(&String, &Json)| !value.is_null() && !known.contains(&key.as_str());
-    match values.iter().find(other) {
-        None => Ok(()),
-        Some((key, value)) => Err(bad(
-            &key.chars().take(60).collect::<String>(),
-            value,
-            reason,
-        )),
-    }
 }

@@ -14,8 +14,10 @@
 mod class;
 mod classes;
 mod config;
+mod directory;
 mod error;
 mod finder;
+mod json;
 mod names;
 mod planned;
 mod rope;
@@ -23,13 +25,11 @@ mod sentencepiece;
 mod shards;
 mod vocabulary;
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearthnet_platform::{regular_file, whole_file};
-use serde_json::{Map, Value as Json};
+use hearthnet_platform::whole_file;
 use sha2::{Digest as _, Sha256};
 
 pub use error::ImportError;
@@ -43,13 +43,12 @@ use crate::gguf::{Gguf, TensorType, Value};
 use crate::model_file::ModelFile;
 use crate::stamp::stamp;
 use config::Config;
+use directory::read;
 use finder::Finder;
 use planned::Planned;
+use rope::Rope;
 use shards::Shards;
 
-/// First bytes of a pointer file that Git leaves for Git LFS. (As the length of a safetensors
-/// header, the first eight bytes exceed any file.)
-const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 const CONFIG: &str = "config.json";
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 const MAX_CARD_BYTES: u64 = 4 << 20;
@@ -61,6 +60,7 @@ const FORMAT: &str = "hearthnet-import-1";
 pub struct Directory {
     path: PathBuf,
     config: Config,
+    rope: Rope,
     shards: Shards,
     tensors: Vec<Planned>,
 }
@@ -74,21 +74,21 @@ impl Directory {
         let none = || format!("{} is no model: it has no config.json", path.display());
         let config = read(path, CONFIG, MAX_CONFIG_BYTES)?;
         let config = Config::parse(&config.ok_or_else(|| ImportError::Unsound(none()))?)?;
+        let rope = Rope::read(&config)?;
         let shards = Shards::open(path)?;
         let finder = Finder::new(&shards, config.class)?;
-        let computed = &config.rope.tensors;
-        let names = computed.iter().map(|(name, _)| *name);
         let (family, spec) = {
-            let gguf = probe(&config, &finder, names)?;
+            let gguf = probe(&config, &rope, &finder)?;
             let family = Family::of(&gguf)?;
             (family, family.spec(&gguf)?)
         };
         config.check_layers(&spec)?;
         finder.check_output(&config)?;
-        let tensors = finder.plan(family, &spec, computed)?;
+        let tensors = finder.plan(family, &spec, &rope.tensors)?;
         Ok(Self {
             path: path.to_owned(),
             config,
+            rope,
             shards,
             tensors,
         })
@@ -144,6 +144,7 @@ impl Directory {
     fn header(&self, dtype: Option<TensorType>) -> Result<Writer, ImportError> {
         let mut writer = Writer::new();
         self.config.write(&mut writer)?;
+        self.rope.write(&self.config, &mut writer)?;
         writer.set("general.type", Value::String("model"))?;
         writer.set(
             "general.name",
@@ -188,19 +189,16 @@ impl Directory {
 
 /// GGUF header with the metadata, and with the names that distinguish variants of the family, so
 /// that the family reads the hyperparameters as from a model file.
-fn probe<'a>(
-    config: &Config,
-    finder: &Finder<'_>,
-    computed: impl Iterator<Item = &'a str>,
-) -> Result<Gguf, ImportError> {
+fn probe(config: &Config, rope: &Rope, finder: &Finder<'_>) -> Result<Gguf, ImportError> {
     let mut writer = Writer::new();
     config.write(&mut writer)?;
+    rope.write(config, &mut writer)?;
     if !config.class.vocab_size {
         let key = format!("{}.vocab_size", config.class.architecture);
         writer.set(&key, Value::U32(config.vocab()?))?;
     }
     let bias = "blk.0.attn_q.bias";
-    let names = computed
+    let names = (rope.tensors.iter().map(|(name, _)| *name))
         .chain(Some(OUTPUT).filter(|_| finder.has_output()))
         .chain(Some(bias).filter(|_| finder.has(bias)));
     let mut count = 0;
@@ -321,72 +319,13 @@ fn files(path: &Path) -> Result<Vec<String>, ImportError> {
     Ok(names)
 }
 
-/// Opens a file of the directory, if it exists.
-///
-/// A link is accepted if its target lies in the directory. In the cache of the hub's own programs,
-/// which consists of links, the target may lie anywhere in that cache.
-fn open(directory: &Path, name: &str) -> Result<Option<(PathBuf, File)>, ImportError> {
-    let path = directory.join(name);
-    let failed = |source| FileError::new("read", &path, source);
-    let (directory, place) = match (directory.canonicalize(), path.canonicalize()) {
-        (Ok(directory), Ok(place)) => (directory, place),
-        (Err(e), _) | (_, Err(e)) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        (Err(e), _) | (_, Err(e)) => return Err(failed(e).into()),
-    };
-    let snapshots = directory.ancestors().find(|a| a.ends_with("snapshots"));
-    let blobs = snapshots.map(|snapshots| snapshots.with_file_name("blobs"));
-    if !place.starts_with(&directory) && !blobs.is_some_and(|blobs| place.starts_with(blobs)) {
-        return Err(ImportError::Outside(name.to_owned()));
-    }
-    if !place.is_file() {
-        return Err(ImportError::NoFile(name.to_owned()));
-    }
-    let file = regular_file::open(&place).map_err(failed)?;
-    Ok(Some((path, file)))
-}
-
-/// Reads a file of the directory of at most `limit` bytes, if it exists.
-fn read(directory: &Path, name: &str, limit: u64) -> Result<Option<Vec<u8>>, ImportError> {
-    let Some((path, file)) = open(directory, name)? else {
-        return Ok(None);
-    };
-    let failed = |source| FileError::new("read", &path, source);
-    let bytes = file.metadata().map_err(failed)?.len();
-    let too_long = |bytes| {
-        ImportError::Unsound(format!(
-            "{name} has {bytes} bytes; at most {limit} are read"
-        ))
-    };
-    if bytes > limit {
-        return Err(too_long(bytes));
-    }
-    let mut content = Vec::new();
-    // The file may grow meanwhile.
-    file.take(limit + 1)
-        .read_to_end(&mut content)
-        .map_err(failed)?;
-    match content.len() as u64 {
-        found if found > limit => Err(too_long(found)),
-        _ if content.starts_with(LFS_POINTER) => Err(ImportError::Pointer(name.to_owned())),
-        _ => Ok(Some(content)),
-    }
-}
-
-/// Reads a JSON object, if the file exists.
-fn read_json(
-    directory: &Path,
-    name: &str,
-    limit: u64,
-) -> Result<Option<Map<String, Json>>, ImportError> {
-    let text = read(directory, name, limit)?;
-    text.map(|text| config::object(name, &text)).transpose()
-}
-
 /// Fuzzing: reads bytes as `config.json`.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn check_config(bytes: &[u8]) -> Result<(), ImportError> {
     let config = Config::parse(bytes)?;
-    config.write(&mut Writer::new())
+    let mut writer = Writer::new();
+    config.write(&mut writer)?;
+    Rope::read(&config)?.write(&config, &mut writer)
 }
 
 /// Fuzzing: reads bytes as a safetensors file and as a SentencePiece vocabulary. Returns false if

@@ -2,11 +2,13 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::class::{Class, RopeDims};
-use super::config::{Config, bad, present, refuse_others, required, typed};
+use super::class::{Class, RopeBase, RopeDims};
+use super::config::Config;
 use super::error::ImportError;
+use super::json::{bad, present, refuse_others, required, typed};
 use crate::families::{ROPE_FACTORS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT};
 use crate::gguf::Value;
+use crate::gguf::writer::Writer;
 use crate::schema::Lookup as _;
 
 /// Largest number of RoPE factors per head.
@@ -82,6 +84,46 @@ impl Rope {
         }
         rope.scale(global, config, original)?;
         Ok(rope)
+    }
+
+    /// Writes the metadata of RoPE.
+    pub(super) fn write(&self, config: &Config, writer: &mut Writer) -> Result<(), ImportError> {
+        let full = |key: &str| format!("{}.{key}", config.class.architecture);
+        let dims = self.dims(config)?;
+        if let Some(dims) = dims {
+            writer.set(&full("rope.dimension_count"), Value::U32(dims))?;
+        }
+        let theta = match (config.class.rope_base, self.theta) {
+            (RopeBase::Or(theta), None) => Some(theta),
+            (RopeBase::Unusual | RopeBase::Usual, Some(10_000.0)) => None,
+            (RopeBase::Usual, Some(theta)) => {
+                return Err(bad("rope_theta", &Json::from(theta), "must be 10000"));
+            }
+            (RopeBase::Required, theta) => Some(required("rope_theta", theta)?),
+            (_, theta) => theta,
+        };
+        if let Some(theta) = theta {
+            writer.set(&full("rope.freq_base"), Value::F32(theta as f32))?;
+        }
+        for (key, value) in &self.metadata {
+            writer.set(&full(key), *value)?;
+        }
+        Ok(())
+    }
+
+    /// Rotary dimensions of a head, if they are written.
+    fn dims(&self, config: &Config) -> Result<Option<u32>, ImportError> {
+        let partial = self.partial;
+        let head = config.head_dim()?;
+        let part = |of: u32, partial: f64| (f64::from(of) * partial) as u32;
+        Ok(match config.class.rope_dims {
+            RopeDims::Omitted => None,
+            RopeDims::Head => Some(head),
+            RopeDims::Half => Some(part(head, partial.unwrap_or(0.5))),
+            RopeDims::OfWidth => {
+                Some(config.over_heads(part(config.width()?, partial.unwrap_or(1.0)))?)
+            }
+        })
     }
 
     fn says(&mut self, key: &'static str, number: f64) {

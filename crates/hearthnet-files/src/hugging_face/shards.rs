@@ -15,6 +15,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
+use super::directory;
 use super::error::ImportError;
 use crate::error::FileError;
 use crate::gguf::TensorType;
@@ -86,7 +87,7 @@ struct Index {
 impl Index {
     /// Reads the index of a directory; `None` if it has none.
     fn read(directory: &Path) -> Result<Option<Self>, ImportError> {
-        let Some(text) = super::read(directory, INDEX, MAX_INDEX_BYTES)? else {
+        let Some(text) = directory::read(directory, INDEX, MAX_INDEX_BYTES)? else {
             return Ok(None);
         };
         let index: Self =
@@ -171,7 +172,7 @@ impl Shards {
         directory: &Path,
         name: &str,
     ) -> Result<Option<BTreeMap<String, Stored>>, ImportError> {
-        let Some((path, mut file)) = super::open(directory, name)? else {
+        let Some((path, mut file)) = directory::open(directory, name)? else {
             return Ok(None);
         };
         let failed = |source| ImportError::File(FileError::new("read", &path, source));
@@ -225,7 +226,7 @@ fn header(
     }
     file.read_exact(&mut length).map_err(failed)?;
     let header = u64::from_le_bytes(length);
-    if length == super::LFS_POINTER[..8] {
+    if length == directory::LFS_POINTER[..8] {
         return Err(ImportError::Pointer(name.to_owned()));
     }
     if header > (bytes - 8).min(MAX_HEADER_BYTES) {

@@ -9,14 +9,17 @@
 
 use half::f16;
 
-use super::inverse;
-
 /// Values per block.
 pub(super) const LARGE: usize = 256;
 
 /// Ranges tried on either side of the values' own, a tenth of a step apart. Beyond a whole step the
 /// neighbouring integers would repeat.
 const TRIES: i8 = 10;
+
+/// `1 / d`; 0 for a scale of 0.
+pub(super) fn inverse(d: f32) -> f32 {
+    if d == 0.0 { 0.0 } else { 1.0 / d }
+}
 
 /// Ranges to try around `steps`, in steps.
 fn ranges(steps: f32) -> impl Iterator<Item = f32> {

@@ -11,6 +11,7 @@ use half::f16;
 
 use crate::blocks::{self, WeightType};
 use crate::gguf::TensorType;
+use k_quants::inverse;
 
 /// Values per block of the smaller formats.
 const BLOCK: usize = 32;
@@ -113,10 +114,6 @@ pub fn decode(dtype: TensorType, bytes: &[u8], out: &mut Vec<f32>) -> Result<(),
     let ty = WeightType::of(dtype).ok_or(QuantizeError::Unsupported(dtype))?;
     blocks::decode(ty, bytes, out);
     Ok(())
-}
-
-fn inverse(d: f32) -> f32 {
-    if d == 0.0 { 0.0 } else { 1.0 / d }
 }
 
 /// Symmetric: the largest magnitude becomes 127.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use super::{
+use super::pre_tokenizer;
+use super::tokens::{
     Added, Files, NORMAL, TOKENIZER, Tokens, added_in_settings, added_in_tokenizer, kind_of,
-    pre_tokenizer, write_tokens, wrong,
+    write_tokens, wrong,
 };
 use crate::byte_alphabet;
 use crate::gguf::writer::Writer;

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::{MAX_SMALL_BYTES, wrong};
+use super::tokens::{MAX_SMALL_BYTES, wrong};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
+use crate::hugging_face::directory::{read, read_json};
 use crate::hugging_face::error::ImportError;
-use crate::hugging_face::{read, read_json};
 
 /// Writes the default chat template, and others by name.
 pub(super) fn write(

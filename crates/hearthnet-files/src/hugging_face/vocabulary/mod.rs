@@ -5,88 +5,26 @@ mod byte_level;
 mod chat_template;
 mod pre_tokenizer;
 mod special_tokens;
+mod tokens;
 
 use std::path::Path;
 
 use serde_json::Value as Json;
 
+use tokens::{
+    ADDED, Files, MAX_SMALL_BYTES, MAX_TOKENIZER_BYTES, PIECES, SETTINGS, TOKENIZER, Tokens,
+    USER_DEFINED, added_in_settings, added_in_tokenizer, kind_of, write_tokens, wrong,
+};
+
 use super::class::{Class, SpacePrefix};
 use super::config::Config;
-#[cfg(feature = "fuzzing")]
-use super::config::object;
+use super::directory::{read, read_json};
 use super::error::ImportError;
-use super::sentencepiece::{CONTROL, Token, UNUSED};
-use super::{read, read_json, sentencepiece};
+#[cfg(feature = "fuzzing")]
+use super::json::object;
+use super::sentencepiece;
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
-
-/// The largest in use, Gemma's, has 33 MB.
-const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
-const MAX_SMALL_BYTES: u64 = 4 << 20;
-
-const TOKENIZER: &str = "tokenizer.json";
-const SETTINGS: &str = "tokenizer_config.json";
-const PIECES: &str = "tokenizer.model";
-const ADDED: &str = "added_tokens.json";
-
-// `llama_token_type` of llama.cpp; others are numbered as in SentencePiece.
-const NORMAL: i32 = 1;
-const USER_DEFINED: i32 = 4;
-
-fn wrong(file: &'static str, reason: impl Into<String>) -> ImportError {
-    let reason = reason.into();
-    ImportError::Tokenizer { file, reason }
-}
-
-/// Tokens of a vocabulary, by id.
-struct Tokens(Vec<Token>);
-
-impl Tokens {
-    /// `count` unused ids.
-    fn unused(count: u32) -> Self {
-        let unused = |id| Token {
-            text: format!("[PAD{id}]"),
-            score: -10_000.0,
-            kind: UNUSED,
-        };
-        Self((0..count).map(unused).collect())
-    }
-
-    /// Sets a token; ids beyond the vocabulary are ignored.
-    fn set(&mut self, id: u64, text: &str, score: f32, kind: i32) {
-        let place = usize::try_from(id).ok().and_then(|id| self.0.get_mut(id));
-        if let Some(token) = place {
-            text.clone_into(&mut token.text);
-            (token.score, token.kind) = (score, kind);
-        }
-    }
-}
-
-/// Token that was added to a vocabulary.
-struct Added<'a> {
-    id: u64,
-    text: &'a str,
-    special: bool,
-    normalised: bool,
-}
-
-impl<'a> Added<'a> {
-    fn read(id: Option<u64>, value: &'a Json) -> Option<Self> {
-        let flag = |key: &str| value.get(key).and_then(Json::as_bool);
-        Some(Self {
-            id: id?,
-            text: value.get("content")?.as_str()?,
-            special: flag("special").unwrap_or(false),
-            normalised: flag("normalized").unwrap_or(true),
-        })
-    }
-}
-
-/// The tokenizer's files; `null` if they do not exist.
-struct Files {
-    tokenizer: Json,
-    settings: Json,
-}
 
 /// Writes the tokenizer, if the directory has one, the chat template and related settings. `vocab`
 /// is the number of embeddings.
@@ -137,20 +75,6 @@ fn refuse_other_forms(directory: &Path) -> Result<(), ImportError> {
     Ok(())
 }
 
-fn write_tokens(
-    tokens: &Tokens,
-    model: &str,
-    pre: &str,
-    writer: &mut Writer,
-) -> Result<(), ImportError> {
-    writer.set("tokenizer.ggml.model", Value::String(model))?;
-    writer.set("tokenizer.ggml.pre", Value::String(pre))?;
-    let texts = tokens.0.iter().map(|token| token.text.as_str());
-    writer.set_strings("tokenizer.ggml.tokens", texts)?;
-    let kinds: Vec<i32> = tokens.0.iter().map(|token| token.kind).collect();
-    Ok(writer.set_i32s("tokenizer.ggml.token_type", &kinds)?)
-}
-
 fn write_space_prefix(
     files: &Files,
     class: &Class,
@@ -168,15 +92,6 @@ fn write_space_prefix(
         Some(prefix) => Ok(writer.set("tokenizer.ggml.add_space_prefix", Value::Bool(prefix))?),
         None => Ok(()),
     }
-}
-
-/// Whether an added token is structure although it is not marked as special.
-fn looks_special(text: &str) -> bool {
-    let between = |a: &str, b: &str| text.starts_with(a) && text.ends_with(b);
-    ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
-        || between("<|", "|>")
-        || between("<｜", "｜>")
-        || between("<unused", ">")
 }
 
 fn sentence_piece(
@@ -209,33 +124,6 @@ fn sentence_piece(
         }
     }
     Ok(tokens)
-}
-
-/// Text and kind of an added token; `plain` keeps the text unchanged.
-fn kind_of(added: &Added<'_>, plain: bool) -> (String, i32) {
-    match added.special || (!plain && looks_special(added.text)) {
-        true => (added.text.to_owned(), CONTROL),
-        false if plain => (added.text.to_owned(), USER_DEFINED),
-        false => (added.text.replace('\u{2581}', " "), USER_DEFINED),
-    }
-}
-
-fn added_in_settings(files: &Files) -> Vec<Added<'_>> {
-    let list = files.settings.get("added_tokens_decoder");
-    let list = list.and_then(Json::as_object);
-    list.into_iter()
-        .flatten()
-        .filter_map(|(id, value)| Added::read(id.parse().ok(), value))
-        .collect()
-}
-
-fn added_in_tokenizer(files: &Files) -> Vec<Added<'_>> {
-    let list = files.tokenizer.get("added_tokens");
-    let list = list.and_then(Json::as_array);
-    list.into_iter()
-        .flatten()
-        .filter_map(|value| Added::read(value.get("id").and_then(Json::as_u64), value))
-        .collect()
 }
 
 /// Recommended sampling settings: key in `generation_config.json`, and in a model file.

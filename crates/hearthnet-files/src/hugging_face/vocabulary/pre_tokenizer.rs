@@ -2,9 +2,9 @@
 
 use serde_json::Value as Json;
 
-use super::{TOKENIZER, wrong};
-use crate::hugging_face::config::shown;
+use super::tokens::{TOKENIZER, wrong};
 use crate::hugging_face::error::ImportError;
+use crate::hugging_face::json::shown;
 
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

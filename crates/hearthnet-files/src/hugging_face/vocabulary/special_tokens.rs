@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use super::{Files, added_in_tokenizer};
+use super::tokens::{Files, added_in_tokenizer};
 use crate::gguf::Value;
 use crate::gguf::writer::Writer;
 use crate::hugging_face::config::Config;
