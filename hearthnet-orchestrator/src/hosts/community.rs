@@ -46,6 +46,7 @@ pub type InSync = Arc<dyn Fn() -> bool + Send + Sync>;
 pub type Expelled = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 /// Sessions with the hosts of a community, opened as routes need them.
+#[derive(Clone)]
 pub struct CommunityHosts {
     runtime: Handle,
     key: Arc<NodeKey>,
@@ -187,6 +188,10 @@ impl HostSource for CommunityHosts {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn demand(&mut self, exact: Exact) {
+        self.choice.exact = exact;
     }
 
     /// Keeps a session with one spare per span. It is shared by all chats, checked for a sign of

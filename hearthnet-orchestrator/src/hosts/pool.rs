@@ -15,6 +15,7 @@ use super::source::{
     SHORT_DISCOVERY_TIMEOUT, SIGN_OF_LIFE_TIMEOUT, Search,
 };
 use crate::error::ChatError;
+use crate::exact::Exact;
 use crate::hosts::health::{FailureKind, SharedHealth};
 use crate::hosts::link::{HostAddr, HostLink};
 
@@ -247,6 +248,10 @@ impl HostSource for PooledHosts {
 
     fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    fn demand(&mut self, exact: Exact) {
+        self.choice.exact = exact;
     }
 
     fn prepare(&mut self, _: &[RoutedSpan]) {

@@ -135,6 +135,11 @@ pub trait HostSource: Send {
     }
 
     fn choice(&self) -> &Choice;
+
+    /// Sets which hosts the chat demands. A source of fixed hosts has no choice, and ignores it.
+    fn demand(&mut self, exact: Exact) {
+        let _ = exact;
+    }
 }
 
 /// Criteria of host selection, for every source.

@@ -4,18 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearthnet_bus::discovery::Discovery;
-use hearthnet_bus::node::{Connections, WeakNode};
+use hearthnet_bus::node::Connections;
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_engine::{Engine, EngineOptions, Head, LoadError, footprint};
 use hearthnet_files::ModelSpec;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
-use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{
-    Choice, CommunityHosts, HostPool, HostSource, InSync, Links, ModelOnWire, PooledHosts,
+    Choice, CommunityHosts, HostPool, Links, ModelOnWire, PooledHosts,
 };
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
@@ -102,46 +100,33 @@ pub(crate) fn pooled_hosts(
     PooledHosts { pool, choice }
 }
 
-/// Factory of the source in which each chat finds the hosts of `home`'s community. All chats share
-/// `links`. `discovery` provides addresses if a node runs in this process; `here` is that node if
-/// it serves layers. With `in_sync`, chats wait for hosts only until the log has synced.
-pub(crate) fn community_source(
+/// Hosts of `home`'s community, for chats with `model`. All chats share `links`.
+pub(crate) fn community_hosts(
     model: &OpenModel,
     runtime: &Handle,
     home: &Home,
     config: &Config,
     links: Links,
-    discovery: Option<Discovery>,
-    here: Option<WeakNode>,
-    in_sync: Option<InSync>,
-) -> impl Fn(Exact) -> Box<dyn HostSource> + use<> {
-    let (runtime, home, transport) = (runtime.clone(), home.clone(), config.transport());
-    let choice = choice(model, home.key.id(), config);
-    move |exact| {
-        let mut choice = choice.clone();
-        choice.exact = exact;
-        let (key, log) = (Arc::clone(&home.key), home.log.clone());
-        let (runtime, transport) = (runtime.clone(), transport.clone());
-        let mut hosts = CommunityHosts::new(runtime, key, log, transport, choice, links.clone());
-        let asked = home.clone();
-        hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
-        hosts.discovery.clone_from(&discovery);
-        hosts.here.clone_from(&here);
-        hosts.in_sync.clone_from(&in_sync);
-        Box::new(hosts)
-    }
+) -> CommunityHosts {
+    let (runtime, transport) = (runtime.clone(), config.transport());
+    let (key, log) = (Arc::clone(&home.key), home.log.clone());
+    let choice = choice(model, key.id(), config);
+    let mut hosts = CommunityHosts::new(runtime, key, log, transport, choice, links);
+    let asked = home.clone();
+    hosts.expelled = Arc::new(move || asked.level().err().map(|why| why.to_string()));
+    hosts
 }
 
-/// [`community_source`] of a command. With `fallback`, chats wait for hosts only until the log has
+/// [`community_hosts`] of a command. With `fallback`, chats wait for hosts only until the log has
 /// synced.
-pub(crate) fn transient_source(
+pub(crate) fn transient_hosts(
     model: &OpenModel,
     runtime: &Handle,
     transient: &TransientNode,
     home: &Home,
     config: &Config,
     fallback: bool,
-) -> impl Fn(Exact) -> Box<dyn HostSource> + use<> {
+) -> CommunityHosts {
     let node = transient.node();
     let connections = match node {
         Some(node) => node.connections().clone(),
@@ -152,9 +137,10 @@ pub(crate) fn transient_source(
         }
     };
     let links = Links::new(connections, SharedHealth::default());
-    let discovery = node.map(|node| node.discovery().clone());
-    let even = fallback.then(|| transient.in_sync());
-    community_source(model, runtime, home, config, links, discovery, None, even)
+    let mut hosts = community_hosts(model, runtime, home, config, links);
+    hosts.discovery = node.map(|node| node.discovery().clone());
+    hosts.in_sync = fallback.then(|| transient.in_sync());
+    hosts
 }
 
 /// Settings of the pipeline pump. With `fallback` it gives up on hosts after a few failures.

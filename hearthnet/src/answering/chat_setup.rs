@@ -9,7 +9,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::exact::Exact;
 use hearthnet_orchestrator::fallback::WithFallback;
-use hearthnet_orchestrator::hosts::{HostPool, HostSource, PooledHosts};
+use hearthnet_orchestrator::hosts::{HostPool, HostSource};
 use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
 use hearthnet_orchestrator::service::{Opener, ServedModel, ServiceSettings};
@@ -32,30 +32,14 @@ pub(crate) fn local_model(model: &OpenModel, config: &Config) -> Result<ServedMo
     served(model, head, config, Box::new(open))
 }
 
-/// Model that runs on hosts known by address.
-pub(crate) fn pooled_model(
-    model: &OpenModel,
-    config: &Config,
-    fallback: bool,
-    runtime: &Handle,
-    hosts: PooledHosts,
-) -> Result<ServedModel, Failure> {
-    let source = move |exact| {
-        let mut hosts = hosts.clone();
-        hosts.choice.exact = exact;
-        Box::new(hosts) as Box<dyn HostSource>
-    };
-    hosted_model(model, config, fallback, runtime, source)
-}
-
-/// Model that runs on the hosts of `source`, which are looked up for each chat. With `fallback`
-/// this machine continues when hosts cannot; all such chats share one engine.
+/// Model that runs on `hosts`, which each chat searches. With `fallback` this machine continues when
+/// hosts cannot; all such chats share one engine.
 pub(crate) fn hosted_model(
     model: &OpenModel,
     config: &Config,
     fallback: bool,
     runtime: &Handle,
-    source: impl Fn(Exact) -> Box<dyn HostSource> + Send + Sync + 'static,
+    hosts: impl HostSource + Clone + Sync + 'static,
 ) -> Result<ServedModel, Failure> {
     let head = load_head(model, &config.engine_options(None))?;
     let local = fallback.then(|| on_demand(model, local_options(model, config)));
@@ -64,7 +48,9 @@ pub(crate) fn hosted_model(
         let local = local.as_ref().map(|load| load());
         let settings = pump_settings(&all, local.is_some());
         let since = Instant::now();
-        let hosts = ShardedBackend::open(handle.clone(), source(exact), settings, cancel);
+        let mut source = hosts.clone();
+        source.demand(exact);
+        let hosts = ShardedBackend::open(handle.clone(), Box::new(source), settings, cancel);
         private.around(match local {
             Some(local) => {
                 let begun = WithFallback::begin(hosts, since, local, exact, &handle, cancel);
@@ -166,5 +152,5 @@ pub(crate) async fn model_of(
         note(format!("warning: a host cannot be reached: {failure}"));
     }
     let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
-    pooled_model(model, config, fallback, &runtime, hosts)
+    hosted_model(model, config, fallback, &runtime, hosts)
 }

@@ -13,7 +13,7 @@ use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
 use crate::answering::chat_backends::pooled_hosts;
-use crate::answering::chat_setup::{converse, local_model, pooled_model};
+use crate::answering::chat_setup::{converse, hosted_model, local_model};
 use crate::answering::private_layers;
 use crate::answering::stream::{Print, print_text, stream_answer};
 use crate::cli::args::DemoArgs;
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let handle = runtime.handle();
     let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config);
     let pool = Arc::clone(&named.pool);
-    let served = pooled_model(&model, config, false, handle, named)?;
+    let served = hosted_model(&model, config, false, handle, named)?;
     let started = Instant::now();
     let (mut conversation, warnings) = converse(handle, &served, Some(&pool), None, &cancel)?;
     warnings.iter().for_each(note);

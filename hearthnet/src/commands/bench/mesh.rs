@@ -33,7 +33,7 @@ use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
 
 use crate::answering::chat_backends::pooled_hosts;
-use crate::answering::chat_setup::{local_model, pooled_model, settings};
+use crate::answering::chat_setup::{hosted_model, local_model, settings};
 use crate::answering::private_layers;
 use crate::cli::args::MeshArgs;
 use crate::cli::{Failure, Kind, note, output, print_result, runtime, table, watch_interrupt};
@@ -88,7 +88,7 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
 
     let handle = runtime.handle().clone();
     let pool = pooled_hosts(&handle, &hosts.addresses(), &hosts.key, &model, config);
-    let over_hosts = pooled_model(&model, config, false, &handle, pool)?;
+    let over_hosts = hosted_model(&model, config, false, &handle, pool)?;
     let mut one_thread = config.clone();
     one_thread.engine.threads.0 = 1;
     let alone = local_model(&model, &one_thread)?;

@@ -38,8 +38,8 @@ use tokio::runtime::Runtime;
 
 use self::interrupt::Interrupts;
 use self::question::question;
-use crate::answering::chat_backends::{pooled_hosts, transient_source};
-use crate::answering::chat_setup::{converse, hosted_model, local_model, pooled_model};
+use crate::answering::chat_backends::{pooled_hosts, transient_hosts};
+use crate::answering::chat_setup::{converse, hosted_model, local_model};
 use crate::answering::local_service::{AskedService, Found, find_service};
 use crate::answering::private_layers;
 use crate::cli::args::{ChatArgs, SamplingArgs};
@@ -336,16 +336,15 @@ impl Chat<'_> {
                 config.research.distributed_inference.fallback_to_local && !args.no_fallback;
             match &home {
                 Some(home) => {
-                    let source =
-                        transient_source(&model, handle, &transient, home, config, fallback);
-                    let served = hosted_model(&model, config, fallback, handle, source)?;
+                    let hosts = transient_hosts(&model, handle, &transient, home, config, fallback);
+                    let served = hosted_model(&model, config, fallback, handle, hosts)?;
                     (served, None)
                 }
                 None => {
                     let key = Arc::new(cx.global.node_key()?);
                     let hosts = pooled_hosts(handle, &args.shard, &key, &model, config);
                     let pool = Arc::clone(&hosts.pool);
-                    let served = pooled_model(&model, config, fallback, handle, hosts)?;
+                    let served = hosted_model(&model, config, fallback, handle, hosts)?;
                     (served, Some(pool))
                 }
             }
