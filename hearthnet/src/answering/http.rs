@@ -10,7 +10,7 @@ use hearthnet_orchestrator::http::serve;
 use hearthnet_orchestrator::service::Service;
 use hearthnet_platform::{files, regular_file, whole_file};
 
-use crate::cli::{Failure, Kind, failure};
+use crate::cli::{Failure, Kind, failure, note};
 use crate::config::Config;
 use crate::home::close_folder;
 
@@ -35,6 +35,23 @@ pub(crate) async fn open_http(
     let metrics = count(Part::Caller)?;
     let server = serve(service.clone(), Some(metrics), &settings).await;
     server.map_err(|error| http_failure(&error, "--http"))
+}
+
+/// Result of opening a listener. If the port of the configuration is taken, continues without the
+/// listener, which is for `what`. An address that was `named` must be free.
+pub(crate) fn unless_taken(
+    opened: Result<HttpServer, Failure>,
+    named: bool,
+    what: &str,
+) -> Result<Option<HttpServer>, Failure> {
+    match opened {
+        Ok(server) => Ok(Some(server)),
+        Err(failure) if !named && failure.kind == Kind::Host => {
+            note(format!("no {what}: {failure}"));
+            Ok(None)
+        }
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Finishes running answers, then closes the listener. New requests are refused meanwhile.

@@ -84,7 +84,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     };
     let address = format!("{}#{}", host.local_addr(), host.node_id());
     let ready = Ready::of(&host, address, numbers.url());
-    numbers.say(Health::Serving);
+    numbers.health.send_replace(Health::Serving);
     print_result(args.json, &ready, || announcement(&ready))?;
     tokio::select! {
         () = stop.asked() => {}
@@ -92,7 +92,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
             return Err(engine_failed());
         }
     }
-    numbers.say(Health::Leaving);
+    numbers.health.send_replace(Health::Leaving);
     if !args.json {
         note(stopping(settings));
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use hearthnet_http::{Health, HttpServer, Part, serve_metrics};
 use tokio::sync::watch;
 
-use crate::answering::http::{count, http_failure, http_settings};
-use crate::cli::{Failure, Kind, note};
+use crate::answering::http::{count, http_failure, http_settings, unless_taken};
+use crate::cli::Failure;
 use crate::config::Config;
 
 /// Time limit for requests in progress when the program ends.
@@ -15,7 +15,8 @@ const CLOSE_DEADLINE: Duration = Duration::from_millis(200);
 /// Server of `/metrics` and `/healthz`, if configured.
 pub(crate) struct MetricsServer {
     server: Option<HttpServer>,
-    health: watch::Sender<Health>,
+    /// Health that `/healthz` reports; other parts set it, too.
+    pub(crate) health: watch::Sender<Health>,
 }
 
 impl MetricsServer {
@@ -33,37 +34,21 @@ impl MetricsServer {
     /// # Errors
     /// Returns an error if the listener cannot be opened, or must not be.
     pub(crate) async fn open(flag: Option<&str>, config: &Config) -> Result<Self, Failure> {
-        let (health, watched) = watch::channel(Health::Starting);
         let listen = flag.unwrap_or(&config.metrics.listen);
         if listen.is_empty() {
-            let server = None;
-            return Ok(Self { server, health });
+            return Ok(Self::closed());
         }
+        let (health, watched) = watch::channel(Health::Starting);
         let settings = http_settings(listen, config)?;
         let server = serve_metrics(count(Part::Host)?, watched, &settings).await;
-        let server = match server.map_err(|error| http_failure(&error, "--metrics")) {
-            Ok(server) => Some(server),
-            Err(failure) if flag.is_none() && failure.kind == Kind::Host => {
-                note(format!("no metrics for Prometheus: {failure}"));
-                None
-            }
-            Err(failure) => return Err(failure),
-        };
+        let server = server.map_err(|error| http_failure(&error, "--metrics"));
+        let server = unless_taken(server, flag.is_some(), "metrics for Prometheus")?;
         Ok(Self { server, health })
     }
 
     pub(crate) fn url(&self) -> Option<String> {
         let server = self.server.as_ref()?;
         Some(format!("http://{}/metrics", server.local_addr()))
-    }
-
-    /// Sender with which other parts report the health.
-    pub(crate) fn health(&self) -> watch::Sender<Health> {
-        self.health.clone()
-    }
-
-    pub(crate) fn say(&self, health: Health) {
-        self.health.send_replace(health);
     }
 
     pub(crate) async fn close(self) {

@@ -41,10 +41,10 @@ use self::metrics_server::MetricsServer;
 pub(crate) use self::plan::Plan;
 use crate::answering::chat_backends::community_hosts;
 use crate::answering::chat_setup::{hosted_model, settings};
-use crate::answering::http::{close, count, open_http};
+use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
 use crate::cli::args::PrivateArgs;
-use crate::cli::{Failure, Kind, Stop, block_on, note, print, print_json};
+use crate::cli::{Failure, Stop, block_on, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, Lock, now_ms};
 use crate::hosting::host_engine::HostEngine;
@@ -140,7 +140,7 @@ impl Daemon {
             served,
             busy: Mutex::default(),
             leaving: AtomicBool::new(false),
-            health: numbers.health(),
+            health: numbers.health.clone(),
             metrics: numbers.url(),
         });
         let (until_end, stops) = stop.or_dropped();
@@ -203,7 +203,10 @@ impl Daemon {
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
         if let Some(chats) = &self.chats {
-            self.http = http_listener(plan.args.answers.http.as_deref(), chats, config).await?;
+            let listen = plan.args.answers.http.as_deref();
+            let opened = open_http(chats, listen, config).await;
+            let what = "HTTP for programs on this machine";
+            self.http = unless_taken(opened, listen.is_some(), what)?;
         }
         let url = self.http.as_ref();
         let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
@@ -255,7 +258,7 @@ impl Daemon {
     }
 
     async fn leave(self) {
-        self.numbers.say(Health::Leaving);
+        self.numbers.health.send_replace(Health::Leaving);
         drop(self.stops);
         let layers = async {
             if let Some(layers) = self.layers {
@@ -318,22 +321,6 @@ fn offer_chats(
     let registry = node.call_server().registry();
     local_service::offer_chats(registry, &service, &model.file, config)?;
     Ok(service)
-}
-
-/// Opens the HTTP interface. If the default port is taken, continues without it.
-async fn http_listener(
-    listen: Option<&str>,
-    chats: &Service,
-    config: &Config,
-) -> Result<Option<HttpServer>, Failure> {
-    match open_http(chats, listen, config).await {
-        Ok(http) => Ok(Some(http)),
-        Err(failure) if listen.is_none() && failure.kind == Kind::Host => {
-            note(format!("no HTTP for programs on this machine: {failure}"));
-            Ok(None)
-        }
-        Err(failure) => Err(failure),
-    }
 }
 
 /// Resolves when this node is no longer a member.
