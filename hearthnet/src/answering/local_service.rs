@@ -125,30 +125,27 @@ pub(crate) fn offer_chats(
     // A path that is not UTF-8 is not reported, so a chat does not find its model here.
     let path = file.path().and_then(|path| path.canonicalize().ok());
     let path = path.filter(|path| path.to_str().is_some());
-    let models = path.into_iter().flat_map(|path| {
-        let models = service.models().iter();
-        models.map(move |model| Offered {
-            id: model.id.clone(),
-            path: path.clone(),
-            sampling: model.text.sampling,
-            replaced: false,
-        })
-    });
-    let models: Vec<Offered> = models.collect();
-    let (file, told) = (Arc::clone(file), AtomicBool::new(false));
+    let (service, file, told) = (service.clone(), Arc::clone(file), AtomicBool::new(false));
     Offer::new(
         NODE_MODELS,
         "Lists the model files that chats use, for programs on the node's own machine.",
         move |_, _| {
-            let mut models = models.clone();
             let replaced = file.is_replaced();
-            models.iter_mut().for_each(|m| m.replaced = replaced);
             if replaced && !told.swap(true, Ordering::Relaxed) {
                 note(
                     "warning: the model file was replaced or changed after this service had loaded it; \
                      answers are those of the earlier file until the service is restarted",
                 );
             }
+            let models = service.models().iter().filter_map(|model| {
+                Some(Offered {
+                    id: model.id.clone(),
+                    path: path.clone()?,
+                    sampling: model.text.sampling,
+                    replaced,
+                })
+            });
+            let models = models.collect();
             std::future::ready(answer(&Models { models }))
         },
     )
