@@ -32,21 +32,17 @@ pub(crate) fn pull_model(
             path.is_file()
                 && (file_state(&path) == FileState::Changed || ModelFile::open(&path).is_err())
         });
-    let id = match model {
+    let entry = match model {
         ModelRef::Path(path) => {
             return Err(failure!(BadRequest, "{} is a path: there is nothing to fetch", path.display())
             .hint("name a catalogue id, hf:OWNER/REPOSITORY/FILE.gguf or an https address; --from takes the file itself from a path"));
         }
-        ModelRef::Id(id) => Some(id),
+        ModelRef::Id(id) => {
+            let entry = catalogue.get(id);
+            Some(entry.ok_or_else(|| not_resolved(&catalogue.unknown(id)))?)
+        }
         _ => None,
     };
-    let entry = id
-        .map(|id| {
-            catalogue
-                .get(id)
-                .ok_or_else(|| not_resolved(&catalogue.unknown(id)))
-        })
-        .transpose()?;
     // TLS checks the dates of servers' certificates, and its clock does not begin before 1970.
     if options.from.is_none() && now_ms() == 0 {
         return Err(
@@ -86,8 +82,8 @@ pub(crate) fn pull_model(
         PullError::NoSource { ref file, ref failures, .. } => {
             let busy = busy(failures);
             let own = busy.clone().or_else(|| closed(failures)).or_else(|| replaced(entry?, &options.models, failures));
-            let hint = own.unwrap_or_else(|| match id {
-                Some(id) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {id} --from FILE`"),
+            let hint = own.unwrap_or_else(|| match entry {
+                Some(_) => format!("connect this machine to the network and try again, or bring the file {file} here and run `hearthnet model pull {model} --from FILE`"),
                 None => "check the name and the network; HF_ENDPOINT names another hub".to_owned(),
             });
             // The reasons were printed as each source failed.

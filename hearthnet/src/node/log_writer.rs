@@ -161,25 +161,24 @@ async fn ask(home: &Home, request: &ChangeRequest) -> Result<bool, Failure> {
 /// Maps an error of the daemon to a failure.
 fn refusal(error: &CallError) -> Failure {
     let code = error.code().as_str();
-    let known = |kind, message: &str, hint: &str| Failure::new(kind, message).hint(hint);
-    let failure = match code {
-        "not_found" | "version_unsupported" => known(
+    let (kind, message, hint) = match code {
+        "not_found" | "version_unsupported" => (
             Kind::Host,
             "the node running here is another version of hearthnet and does not accept changes from this one",
             "stop it and start it again (`hearthnet serve`), then repeat the command",
         ),
-        "unreachable" | "timeout" | "cancelled" => known(
+        "unreachable" | "timeout" | "cancelled" => (
             Kind::Host,
             "the node running here did not confirm the change",
             "`hearthnet log show` shows whether it was written; if not, repeat the command",
         ),
         // The log itself rejects these, whichever process writes.
         "unauthorized" | "revoked" | "bad_invite" | "bad_request" | "log_behind" => {
-            known(Kind::Community, error.message(), error.hint())
+            (Kind::Community, error.message(), error.hint())
         }
-        _ => known(Kind::Host, error.message(), error.hint()),
+        _ => (Kind::Host, error.message(), error.hint()),
     };
-    failure.code(match code {
+    Failure::new(kind, message).hint(hint).code(match code {
         "not_found" => Code::VERSION_UNSUPPORTED,
         _ => error.code().clone(),
     })

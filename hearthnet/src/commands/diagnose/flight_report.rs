@@ -27,20 +27,14 @@ pub(crate) struct Asked {
 /// Length of a pipeline's id in a line: its last characters, which are random.
 const SHORT_ID: usize = 6;
 
-/// Names of nodes.
-#[derive(Clone, Copy)]
-struct Names<'a>(Option<&'a Community>);
-
-impl Names<'_> {
-    fn of(self, who: &NodeId) -> String {
-        let label = self.0.map(|state| state.label(who, now_ms()));
-        sanitize(&label.unwrap_or_else(|| who.short())).into_owned()
-    }
+/// Name of a node.
+fn name(who: &NodeId, state: Option<&Community>) -> String {
+    let label = state.map(|state| state.label(who, now_ms()));
+    sanitize(&label.unwrap_or_else(|| who.short())).into_owned()
 }
 
 /// Timeline as text.
 pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> String {
-    let names = Names(state);
     let mut out = String::new();
     let rows = nodes.iter().filter_map(|asked| {
         let answer = asked.answer.as_ref().ok()?;
@@ -62,7 +56,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
         let remarks = remarks.into_iter().filter(|(applies, _)| *applies);
         let remarks: Vec<String> = remarks.map(|(_, remark)| remark).collect();
         Some([
-            names.of(&asked.node),
+            name(&asked.node, state),
             answer.records.len().to_string(),
             ahead(clock.ahead_ms),
             milliseconds(clock.give_or_take_us),
@@ -75,7 +69,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
     }
     for asked in nodes {
         if let Err(error) = &asked.answer {
-            let (name, code) = (names.of(&asked.node), error.code());
+            let (name, code) = (name(&asked.node, state), error.code());
             let _ = writeln!(out, "  {name}  no answer: {code}: {error}");
         }
     }
@@ -85,7 +79,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
     }
     let width = line
         .iter()
-        .map(|entry| names.of(&entry.node).chars().count());
+        .map(|entry| name(&entry.node, state).chars().count());
     let width = width.max().unwrap_or(0);
     let mut day = String::new();
     for entry in line {
@@ -95,7 +89,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             let _ = writeln!(out, "\n{date}, UTC by this machine's clock");
             day = date.to_owned();
         }
-        let node = names.of(&entry.node);
+        let node = name(&entry.node, state);
         let id = entry.pipeline.map_or_else(String::new, |id| id.to_string());
         let id = id
             .get(id.len().saturating_sub(SHORT_ID)..)
@@ -104,7 +98,7 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
             out,
             "{time} {:>8}  {node:width$}  {id:SHORT_ID$}  {}",
             format!("±{}", milliseconds(entry.give_or_take_us)),
-            words(&entry.record.event, names)
+            words(&entry.record.event, state)
         );
         if entry.record.times > 1 {
             let _ = write!(out, " ({} times)", entry.record.times);
@@ -119,14 +113,13 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
 
 /// Timeline as JSON.
 pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> Value {
-    let names = Names(state);
     let nodes: Vec<Value> = nodes
         .iter()
         .map(|asked| match &asked.answer {
             Ok(answer) => {
                 let clock = answer.clock();
                 json!({
-                    "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
+                    "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
                     "records": answer.records.len(), "forgotten": answer.forgotten,
                     "unreadable": answer.unreadable, "cut": answer.cut,
                     "partial": answer.partial,
@@ -135,7 +128,7 @@ pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>
                 })
             }
             Err(error) => json!({
-                "node": asked.node, "name": names.of(&asked.node), "here": asked.here,
+                "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
                 "error": {"code": error.code().as_str(), "message": error.message()},
             }),
         })
@@ -179,12 +172,12 @@ fn moment(unix_us: u64) -> String {
 }
 
 /// Sentence about an event, without its subject, the node.
-fn words(event: &Event, names: Names<'_>) -> String {
+fn words(event: &Event, state: Option<&Community>) -> String {
     let fields = serde_json::to_value(event).unwrap_or_default();
     let said = |field: &str| match (field, &fields[field]) {
-        ("host" | "peer", Value::String(id)) => {
-            id.parse().map_or_else(|_| id.clone(), |id| names.of(&id))
-        }
+        ("host" | "peer", Value::String(id)) => id
+            .parse()
+            .map_or_else(|_| id.clone(), |id| name(&id, state)),
         ("bytes", size) => bytes(size.as_u64().unwrap_or_default()),
         ("by_us", by_us) => match by_us.as_bool() {
             Some(true) => "this side".to_owned(),
@@ -359,7 +352,7 @@ mod tests {
                 "steps": 14, "rows": 15,
             });
             let event: Event = serde_json::from_value(event).unwrap();
-            let words = words(&event, Names(None));
+            let words = words(&event, None);
             assert!(!words.contains("null"), "{kind}: {words}");
             assert!(!words.contains("unknown kind"), "{kind}: {words}");
         }
@@ -368,7 +361,7 @@ mod tests {
         let moved: Event = serde_json::from_value(moved).unwrap();
         let node: NodeId = KEY.parse().unwrap();
         assert_eq!(
-            words(&moved, Names(None)),
+            words(&moved, None),
             format!(
                 "moved tiny:0-3 from {} to another host in 3 ms, 7 positions again: timeout",
                 node.short()
