@@ -100,15 +100,12 @@ pub(crate) type EventSink = Arc<dyn Fn(LayerEvent) + Send + Sync>;
 
 /// Prints events as lines, or with `json` only the descriptor, as JSON.
 pub(crate) fn print_event(json: bool, news: LayerEvent) {
-    // A closed output is no reason to stop.
-    let _ = match news {
-        LayerEvent::Line { text } if !json => {
-            note(text);
-            Ok(())
-        }
-        LayerEvent::Line { .. } => Ok(()),
-        LayerEvent::Ready(ready) => print_result(json, &ready, || announcement(&ready)),
-    };
+    match news {
+        LayerEvent::Line { text } if !json => note(text),
+        LayerEvent::Line { .. } => {}
+        // A closed output is no reason to stop.
+        LayerEvent::Ready(ready) => drop(print_result(json, &ready, || announcement(&ready))),
+    }
 }
 
 /// Host of layers in this process; serves one range at a time.
@@ -241,13 +238,6 @@ impl Serving<'_> {
         )
     }
 
-    /// Layers of the model that no host serves, given that this host serves `range`.
-    fn missing(&self, range: (u32, u32)) -> Vec<(u32, u32)> {
-        let mut held: Vec<(u32, u32)> = self.others().iter().map(|h| h.range).collect();
-        held.push(range);
-        missing(self.total(), &held)
-    }
-
     /// Serves ranges one after another, until a stop or an error.
     async fn run(&self) -> Result<(), Failure> {
         let mut chosen = None;
@@ -313,13 +303,10 @@ impl Serving<'_> {
     /// Waits for the right to serve. Returns an error if this node is no longer a member.
     async fn until_allowed(&self) -> Result<(), Failure> {
         let host = self.host;
-        let Err(why) = host.settled_right(&self.tell).await else {
-            return Ok(());
-        };
+        let mut right = host.settled_right(&self.tell).await;
         let mut changes = host.home.log.changes();
         let mut said = None;
-        let mut why = why;
-        loop {
+        while let Err(why) = right {
             // A revoked or frozen node does not wait.
             host.home.level()?;
             let text = why.to_string();
@@ -330,12 +317,11 @@ impl Serving<'_> {
             if changes.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            match host.right() {
-                Ok(()) => break,
-                Err(again) => why = again,
-            }
+            right = host.right();
         }
-        self.say("this node may serve layers again");
+        if said.is_some() {
+            self.say("this node may serve layers again");
+        }
         Ok(())
     }
 
@@ -403,10 +389,9 @@ impl Serving<'_> {
             let news = moved || now.queue_depth != said.1.queue_depth;
             let due = said.0.elapsed() >= HEARTBEAT || (news && said.0.elapsed() >= LOAD_NEWS);
             if due {
-                match self.advertise(running) {
-                    Ok(()) => {}
-                    // A full disk may be temporary; meanwhile the last advertisement expires.
-                    Err(error) => tracing::warn!("not advertised: {error}"),
+                // A full disk may be temporary; meanwhile the last advertisement expires.
+                if let Err(error) = self.advertise(running) {
+                    tracing::warn!("not advertised: {error}");
                 }
                 said = (Instant::now(), now);
             }
@@ -423,9 +408,12 @@ impl Serving<'_> {
         }
     }
 
-    /// Reports the missing layers of the model when they change; `said` is the last report.
+    /// Reports when the layers change that no host serves, given that this host serves `range`;
+    /// `said` is the last report.
     fn tell_whole(&self, range: (u32, u32), said: &mut Option<Vec<(u32, u32)>>) {
-        let now = self.missing(range);
+        let others = self.others().into_iter().map(|held| held.range);
+        let held: Vec<(u32, u32)> = others.chain([range]).collect();
+        let now = missing(self.total(), &held);
         if said.as_ref() == Some(&now) {
             return;
         }
