@@ -206,9 +206,7 @@ impl Failure {
     pub(crate) fn hint_text(&self) -> Option<&str> {
         self.hint.as_deref()
     }
-}
 
-impl Failure {
     /// Failure of an answer, from a service. `None` if the error concerns the call, or if the
     /// service cancelled without a request from here.
     pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
@@ -230,10 +228,7 @@ impl fmt::Display for Failure {
 
 /// Error if the system refuses a thread.
 pub(crate) fn no_thread(error: &dyn std::fmt::Display) -> Failure {
-    Failure::new(
-        Kind::Host,
-        format!("the system gives this program no more threads: {error}"),
-    )
+    failure!(Host, "the system gives this program no more threads: {error}")
     .code("no_threads")
     .hint(
         "end other programs, or raise the limit: `ulimit -u` shows that of this user, TasksMax= is that \
@@ -260,19 +255,13 @@ impl From<Failure> for CallError {
     }
 }
 
-const MAKE_WRITABLE: &str =
-    "free some space on the disk of the data directory, or make it writable";
-
-fn is_disk_full_or_read_only(error: &io::Error) -> bool {
-    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    matches!(
-        error.kind(),
-        QuotaExceeded | ReadOnlyFilesystem | StorageFull
-    )
-}
-
 impl From<LogError> for Failure {
     fn from(error: LogError) -> Self {
+        use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let is_full = |error: &io::Error| {
+            let full = [QuotaExceeded, ReadOnlyFilesystem, StorageFull];
+            full.contains(&error.kind())
+        };
         let (kind, hint) = match error {
             LogError::Behind { .. } => {
                 return Self::new(
@@ -291,10 +280,14 @@ impl From<LogError> for Failure {
                 Kind::Community,
                 "set the clock (`timedatectl set-ntp true`) and repeat the command; if the other members' clocks are wrong, disconnect this machine from the network first",
             ),
-            LogError::ReadOnly { .. } => (Kind::Host, MAKE_WRITABLE),
-            LogError::Io { ref source, .. } if is_disk_full_or_read_only(source) => {
-                (Kind::Host, MAKE_WRITABLE)
-            }
+            LogError::Io { ref source, .. } if !is_full(source) => (
+                Kind::of_io(source),
+                "look at that file: it must be this user's regular file, on a disk that has space",
+            ),
+            LogError::ReadOnly { .. } | LogError::Io { .. } => (
+                Kind::Host,
+                "free some space on the disk of the data directory, or make it writable",
+            ),
             LogError::Format { .. } => (
                 Kind::Refused,
                 "`hearthnet --version` shows the version of this program",
@@ -302,10 +295,6 @@ impl From<LogError> for Failure {
             LogError::Corrupt { .. } => (
                 Kind::Refused,
                 "`hearthnet restore` restores a backup; `hearthnet community leave` puts the log aside",
-            ),
-            LogError::Io { ref source, .. } => (
-                Kind::of_io(source),
-                "look at that file: it must be this user's regular file, on a disk that has space",
             ),
             _ => (Kind::Host, "`hearthnet status` shows the state of the log"),
         };
