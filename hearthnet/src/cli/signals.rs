@@ -13,8 +13,10 @@ use tokio_util::sync::DropGuard;
 use crate::cli::failure::{Failure, Kind, no_thread};
 use crate::cli::runtime::runtime;
 
-/// The first Ctrl-C (or SIGTERM) cancels the running answer; the second ends the program.
-pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
+/// The first Ctrl-C (or SIGTERM) sets the returned request; the second ends the program.
+pub(crate) fn watch_interrupt(runtime: &Runtime) -> Cancel {
+    let asked = Cancel::default();
+    let cancel = asked.clone();
     runtime.spawn(async move {
         let Ok(mut term) = terminate() else {
             return;
@@ -30,6 +32,7 @@ pub(crate) fn watch_interrupt(runtime: &Runtime, cancel: Cancel) {
             cancel.cancel();
         }
     });
+    asked
 }
 
 /// Returns a flag that is set by Ctrl-C or SIGTERM.
@@ -37,8 +40,7 @@ pub(crate) fn cancel_on_interrupt() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     // Signals are handled until the program ends, so the runtime is never dropped.
     let runtime = Box::leak(Box::new(runtime()?));
-    let (seen, cancel) = (Arc::clone(&flag), Cancel::default());
-    watch_interrupt(runtime, cancel.clone());
+    let (seen, cancel) = (Arc::clone(&flag), watch_interrupt(runtime));
     runtime.spawn(async move {
         cancel.cancelled().await;
         seen.store(true, Ordering::Release);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_files::sampling::SamplingChoice;
-use hearthnet_orchestrator::Cancel;
 use hearthnet_orchestrator::backend::HopTimes;
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
@@ -35,8 +34,7 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let config = &cx.config;
 
     let runtime = runtime()?;
-    let cancel = Cancel::default();
-    watch_interrupt(&runtime, cancel.clone());
+    let cancel = watch_interrupt(&runtime);
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
     private_layers::load(&mut model, args.private, 1, config)?;
     let layers = model.file.spec().layers;

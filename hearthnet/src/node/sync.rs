@@ -74,16 +74,13 @@ async fn until_refused(node: &Node) {
 
 /// Whether a node that has run for `since` has synced with its neighbours, or has had the time to.
 pub(crate) fn in_sync(node: &Node, since: Duration) -> bool {
-    since >= FIRST_SYNC
-        || links_are_in_sync(node)
-        || (since >= FIRST_LINK && node.peers().iter().all(|peer| peer.link.is_none()))
-}
-
-/// Whether there is a neighbour, and all links are in sync.
-fn links_are_in_sync(node: &Node) -> bool {
     let peers = node.peers().into_iter();
     let mut links = peers.filter_map(|peer| peer.link).peekable();
-    links.peek().is_some() && links.all(|link| link.progress.in_sync)
+    since >= FIRST_SYNC
+        || match links.peek().is_some() {
+            true => links.all(|link| link.progress.in_sync),
+            false => since >= FIRST_LINK,
+        }
 }
 
 /// Waits for the sync of a daemon in another process, which may have just started: until `is`

@@ -27,7 +27,7 @@ use hearthnet_orchestrator::backend::{HopTimes, RouteHop};
 use hearthnet_orchestrator::chat::{ChatRequest, Done, Frame, Prompt};
 use hearthnet_orchestrator::placement::runs_text;
 use hearthnet_orchestrator::service::prefix_cache::PrefixCacheLimits;
-use hearthnet_orchestrator::{Cancel, ChatError, Service};
+use hearthnet_orchestrator::{ChatError, Service};
 use hearthnet_platform::cores::cores;
 use hearthnet_tokens::ChatMessage;
 use serde::Serialize;
@@ -72,8 +72,7 @@ pub(super) fn run(args: &MeshArgs, cx: &Context) -> Result<(), Failure> {
     let config = &cx.config;
 
     let runtime = runtime()?;
-    let cancel = Cancel::default();
-    watch_interrupt(&runtime, cancel.clone());
+    let cancel = watch_interrupt(&runtime);
     let mut model = open_or_pull_model(&cx, args.model.as_ref())?;
     let vocabulary = model.file.spec().vocab;
     private_layers::load(&mut model, args.private, args.chats, config)?;

@@ -67,7 +67,7 @@ impl Interrupts {
     /// the program.
     pub(super) fn answering(&self) -> Answering<'_> {
         let cancel = Cancel::default();
-        self.lock().answer = Some(cancel.clone());
+        self.0.lock().answer = Some(cancel.clone());
         Answering {
             all: self,
             cancel,
@@ -76,11 +76,7 @@ impl Interrupts {
     }
 
     pub(super) fn ending(&self) -> bool {
-        self.lock().ending
-    }
-
-    fn lock(&self) -> parking_lot::MutexGuard<'_, State> {
-        self.0.lock()
+        self.0.lock().ending
     }
 }
 
@@ -100,7 +96,7 @@ fn quiet() -> Option<HiddenInput> {
 
 impl Drop for Answering<'_> {
     fn drop(&mut self) {
-        self.all.lock().answer = None;
+        self.all.0.lock().answer = None;
     }
 }
 

@@ -23,7 +23,6 @@ use hearthnet_bus::log::Level;
 use hearthnet_bus::node::{Node, bus_rule};
 use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_orchestrator::coverage::by_model;
-use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_path};
 use serde_json::json;
 
@@ -50,7 +49,11 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let (nodes, isolation) = block_on(async {
         let mut nodes = here(&dir, &cx.global, age_ms).await?;
         let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
-        let mut others: Vec<Target> = args.shard.iter().map(Target::from).collect();
+        let named = args.shard.iter().map(|host| Target {
+            node: host.node,
+            addresses: vec![host.endpoint.clone()],
+        });
+        let mut others: Vec<Target> = named.collect();
         if let Some(home) = &home {
             others.extend(members(home, &cx.config).await?);
         }
@@ -171,15 +174,6 @@ struct Target {
     node: NodeId,
     /// Candidate addresses, best first.
     addresses: Vec<String>,
-}
-
-impl From<&HostAddr> for Target {
-    fn from(host: &HostAddr) -> Self {
-        Self {
-            node: host.node,
-            addresses: vec![host.endpoint.clone()],
-        }
-    }
 }
 
 async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
