@@ -313,13 +313,11 @@ fn list_members(home: &Home, as_json: bool) -> Result<(), Failure> {
 
 fn level(args: &LevelArgs, home: &Home, config: &Config, up: bool) -> Result<(), Failure> {
     let (node, now, next) = change(home, config, args.json, || set_level(args, home, up))?;
-    report(
-        &home.state().label(&node, now_ms()),
-        args.json,
-        node,
-        format!("is {next} now, and was {now}"),
-        json!({ "level": next }),
-    )
+    let who = home.state().label(&node, now_ms());
+    let done = json!({ "node": node.to_string(), "level": next });
+    print_result(args.json, &done, || {
+        format!("{who} is {next} now, and was {now}\n")
+    })
 }
 
 fn set_level(args: &LevelArgs, home: &Home, up: bool) -> Result<(NodeId, Level, Level), Failure> {
@@ -372,13 +370,10 @@ fn revoke(args: &RevokeArgs, home: &Home, config: &Config) -> Result<(), Failure
     change(home, config, args.json, || {
         revoke_node(&args.node, node, home)
     })?;
-    report(
-        &who,
-        args.json,
-        node,
-        "was revoked; its sessions end as soon as their hosts receive the event".into(),
-        json!({ "revoked": true }),
-    )
+    let done = json!({ "node": node.to_string(), "revoked": true });
+    print_result(args.json, &done, || {
+        format!("{who} was revoked; its sessions end as soon as their hosts receive the event\n")
+    })
 }
 
 fn revoke_node(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
@@ -396,9 +391,8 @@ fn revoke_node(text: &str, node: NodeId, home: &Home) -> Result<(), Failure> {
 
 fn policy(args: &PolicyArgs, home: &Home, config: &Config) -> Result<(), Failure> {
     let asks = args.research.is_some() || args.who_may_invite.is_some();
-    let set = || set_policy(args, home);
     let new = match asks {
-        true => change(home, config, args.json, set)?,
+        true => change(home, config, args.json, || set_policy(args, home))?,
         false => home.state().policy,
     };
     let (research, who) = (new.research, new.who_may_invite);
@@ -434,19 +428,6 @@ fn authority(home: &Home, level: Level, what: &str) -> Result<bool, Failure> {
         _ => format!("only anchors may {what} others"),
     };
     signs_as_root(home, may, &rule)
-}
-
-fn report(
-    who: &str,
-    as_json: bool,
-    node: NodeId,
-    what: String,
-    mut fields: serde_json::Value,
-) -> Result<(), Failure> {
-    if let Some(object) = fields.as_object_mut() {
-        object.insert("node".into(), node.to_string().into());
-    }
-    print_result(as_json, &fields, || format!("{who} {what}\n"))
 }
 
 fn not_a_member(text: &str) -> Failure {
