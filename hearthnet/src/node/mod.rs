@@ -23,12 +23,12 @@ pub(crate) mod transient;
 
 use std::sync::Arc;
 
-use hearthnet_bus::NodeId;
 use hearthnet_bus::calls::{LocalApi, Registry};
 use hearthnet_bus::discovery::{CommunityTag, DiscoverySettings};
 use hearthnet_bus::flight::Readers;
 use hearthnet_bus::joining::JoinHandler;
 use hearthnet_bus::node::{Node, NodeError, NodeSettings};
+use hearthnet_bus::{CommunityId, NodeId};
 use hearthnet_orchestrator::health::SharedHealth;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -53,11 +53,11 @@ pub(crate) use self::transient::{TransientNode, in_sync, sync_log, with_synced_n
 pub(crate) fn discovery_settings(
     config: &Config,
     own: NodeId,
-    community: CommunityTag,
+    community: CommunityId,
 ) -> DiscoverySettings {
     DiscoverySettings {
         own: Some(own),
-        community: Some(community),
+        community: Some(CommunityTag::of(community.as_bytes())),
         mdns: config.discovery.mdns,
         static_peers: config.discovery.static_peers.clone(),
         ..DiscoverySettings::default()
@@ -66,9 +66,8 @@ pub(crate) fn discovery_settings(
 
 /// Settings of a node without a listener.
 fn settings(home: &Home, config: &Config) -> NodeSettings {
-    let tag = CommunityTag::of(home.log.community().as_bytes());
     let mut settings = NodeSettings::new(display_name(None, config));
-    settings.discovery = discovery_settings(config, home.key.id(), tag);
+    settings.discovery = discovery_settings(config, home.key.id(), home.log.community());
     if !home.state().is_created() || home.log.is_in_doubt() {
         // The log may lack addresses of members; the membership file keeps them.
         let noted = Membership::read(&home.dir).map_or_else(Vec::new, |noted| noted.peers());
@@ -76,27 +75,21 @@ fn settings(home: &Home, config: &Config) -> NodeSettings {
         settings.discovery.static_peers.extend(known);
     }
     settings.research = config.policy.research.enable;
-    let transport = config.transport();
+    let mut transport = config.transport();
     // A lost neighbour is noticed after two keep-alives. Never longer than the node's own default,
     // whatever suits long tensor sessions.
-    let keep_alive = transport.keep_alive.min(settings.transport.keep_alive);
-    settings.transport = hearthnet_transport::Config {
-        keep_alive,
-        ..transport
-    };
+    transport.keep_alive = transport.keep_alive.min(settings.transport.keep_alive);
+    settings.transport = transport;
     settings
 }
 
 fn failure(error: &NodeError) -> Failure {
-    let hint = match error {
-        NodeError::Listen(_) => {
-            "is another program using the address? node.listen = \"auto\" takes a free one"
-        }
-        _ => "`hearthnet config show` lists every setting",
-    };
-    let kind = match error {
-        NodeError::Listen(error) => Kind::of_bind(error),
-        _ => Kind::Host,
+    let (kind, hint) = match error {
+        NodeError::Listen(error) => (
+            Kind::of_bind(error),
+            "is another program using the address? node.listen = \"auto\" takes a free one",
+        ),
+        _ => (Kind::Host, "`hearthnet config show` lists every setting"),
     };
     Failure::new(kind, error.to_string())
         .code(error.code())

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::calls::{CallError, Client, Code};
-use hearthnet_bus::discovery::{CommunityTag, Discovery};
+use hearthnet_bus::discovery::Discovery;
 use hearthnet_bus::invite::{Invite, JoinRequest};
 use hearthnet_bus::joining::{JoinFailure, SecondOpinion, join_through, second_opinion};
 use hearthnet_bus::log::{EventLog, Level};
@@ -28,7 +28,7 @@ use crate::cli::args::JoinArgs;
 use crate::cli::{Failure, Kind, Styled, block_on, failure, note, print, print_json, secret, when};
 use crate::config::{Config, Context, Loaded, default_path};
 use crate::home::{Home, Membership, OnDisk, discard_unborn, display_name, now_ms};
-use crate::node::{transient, with_synced_node};
+use crate::node::{discovery_settings, transient, with_synced_node};
 
 /// Delay before an address is tried again after a failure.
 const TRY_AGAIN: Duration = Duration::from_secs(3);
@@ -117,7 +117,7 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
         }
     });
     match outcome {
-        Ok((_, by)) => {
+        Ok(by) => {
             drop(search);
             let took = started.elapsed();
             let home = Home::new(dir, key, log);
@@ -292,13 +292,10 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the level, and the node that granted it.
-    async fn run(&self, invite: &Invite, wait: Duration) -> Result<(Level, NodeId), Failure> {
-        let settings = crate::node::discovery_settings(
-            self.config,
-            self.key.id(),
-            CommunityTag::of(invite.community().as_bytes()),
-        );
+    /// Returns the node that admitted this one.
+    async fn run(&self, invite: &Invite, wait: Duration) -> Result<NodeId, Failure> {
+        let own = self.key.id();
+        let settings = discovery_settings(self.config, own, invite.community());
         let (discovery, mut changes) = Discovery::start(settings, None).map_err(|e| {
             Failure::new(Kind::Host, e.to_string()).hint(
                 "discovery.mdns = false leaves mDNS out; the code's own addresses still count",
@@ -351,7 +348,7 @@ impl Search<'_> {
                 Some(Ok((address, answer))) = running.join_next(), if !running.is_empty() => {
                     tried.insert(address, Instant::now());
                     let why = match answer {
-                        Ok(level) => break Ok(level),
+                        Ok(by) => break Ok(by),
                         Err(why) => why,
                     };
                     let refusal = Refusal::of(address, &why, (started, wait), &self.dir);
@@ -376,7 +373,7 @@ impl Search<'_> {
     }
 }
 
-/// Connects to one address and requests admission.
+/// Connects to one address and requests admission. Returns the node that admitted this one.
 async fn attempt(
     address: SocketAddr,
     identity: &Identity,
@@ -385,7 +382,7 @@ async fn attempt(
     request: JoinRequest,
     log: EventLog,
     asking: &Semaphore,
-) -> Result<(Level, NodeId), NotAdmitted> {
+) -> Result<NodeId, NotAdmitted> {
     let socket = connect_path(&address.to_string(), identity, None, &bus_rule(), &config)
         .await
         .map_err(NotAdmitted::Unreachable)?;
@@ -404,9 +401,7 @@ async fn attempt(
         // Keeps the permit, so that no other node is asked before the waiting tasks are aborted.
         turn.forget();
     }
-    asked
-        .map(|level| (level, from))
-        .map_err(NotAdmitted::Failed)
+    asked.map(|_| from).map_err(NotAdmitted::Failed)
 }
 
 impl Refusal {
