@@ -203,22 +203,16 @@ async fn serve(
     let host = host.filter(|_| !stop.is_asked()).ok_or_else(|| {
         CallError::new(Code::BUSY, "the node is stopping").with_hint("start it again")
     })?;
-    let Wanted {
-        id,
-        path,
-        layers,
-        threads,
-        engine,
-    } = wanted;
-    let engine = HostEngine::of(&engine, &cx.config)?;
+    let engine = HostEngine::of(&wanted.engine, &cx.config)?;
+    let range = |(lo, hi)| Layers::Range(lo, hi);
+    let (path, id) = (wanted.path, wanted.id);
     // Opening may hash the file.
     let opened =
         tokio::task::spawn_blocking(move || open_resolved(&cx, Resolved { path, id })).await;
-    let model = opened.map_err(internal)??;
     let request = LayerRequest {
-        model,
-        layers: layers.map_or(Layers::Auto, |(lo, hi)| Layers::Range(lo, hi)),
-        threads,
+        model: opened.map_err(internal)??,
+        layers: wanted.layers.map_or(Layers::Auto, range),
+        threads: wanted.threads,
         engine,
     };
     let (sender, mut news) = mpsc::channel(EVENT_QUEUE);
