@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hearthnet_hub::ModelRef;
-use hearthnet_hub::catalogue::{Catalogue, ResolveError, Resolved};
+use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError, Resolved};
 
 use super::catalogue::{catalogue, models_dir, not_resolved};
 use super::{capacity, import, local_files, pull};
@@ -40,10 +40,7 @@ pub(crate) fn pick(
         .collect();
     let usable = served
         .iter()
-        .filter_map(|(weights, (name, layers))| {
-            here_or_known(&catalogue, &models, weights)
-                .or_else(|| known_by_name(&catalogue, &models, name, *layers))
-        })
+        .filter_map(|(weights, shape)| here_or_known(&catalogue, &models, weights, *shape))
         .collect();
     let names: Vec<&str> = served.values().map(|(name, _)| *name).collect();
     among(&state.name, &names, usable)
@@ -70,31 +67,29 @@ fn among(
     }
 }
 
-/// Local name of a model with these weights, and whether its file is on this machine.
-fn here_or_known(catalogue: &Catalogue, models: &Path, weights: &str) -> Option<(ModelRef, bool)> {
-    let weights = weights.parse().ok()?;
-    match catalogue.by_weights(weights) {
-        Some(entry) => {
-            let here = entry.path_in(models).is_file();
-            Some((ModelRef::Id(entry.id.clone()), here))
-        }
-        None => local_files::with_weights(models, weights).map(|fetched| (fetched, true)),
-    }
-}
-
-/// The same for a catalogue entry without known weights, matched by name. After the fetch its
-/// weights are compared with those that hosts serve.
-fn known_by_name(
+/// Local name of a served model, and whether its file is on this machine. A catalogue entry without
+/// known weights is matched by name. After the fetch its weights are compared with those that hosts
+/// serve.
+fn here_or_known(
     catalogue: &Catalogue,
     models: &Path,
-    name: &str,
-    layers: u32,
+    weights: &str,
+    (name, layers): (&str, u32),
 ) -> Option<(ModelRef, bool)> {
-    let entry = catalogue
-        .get(name)
-        .filter(|entry| entry.weights.is_none() && capacity::is_called(entry, name, layers))?;
-    let here = entry.path_in(models).is_file();
-    Some((ModelRef::Id(entry.id.clone()), here))
+    let known = |entry: &ModelEntry| {
+        let here = entry.path_in(models).is_file();
+        (ModelRef::Id(entry.id.clone()), here)
+    };
+    if let Ok(weights) = weights.parse() {
+        let fetched = || local_files::with_weights(models, weights).map(|fetched| (fetched, true));
+        let found = catalogue.by_weights(weights).map(known).or_else(fetched);
+        if found.is_some() {
+            return found;
+        }
+    }
+    let fits =
+        |entry: &&ModelEntry| entry.weights.is_none() && capacity::is_called(entry, name, layers);
+    catalogue.get(name).filter(fits).map(known)
 }
 
 /// Finds a model on this machine.
