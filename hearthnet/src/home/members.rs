@@ -15,8 +15,7 @@ pub(crate) fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     let members = state.members();
     let members = members.map(|(node, _)| (*node, state.name_of(node, now)));
     let left = state.left().map(|node| (*node, "".into()));
-    let members: Vec<_> = members.chain(left).collect();
-    among(text, members.iter().map(|(node, name)| (*node, &**name)))
+    among(text, &members.chain(left).collect::<Vec<_>>())
 }
 
 /// All members as JSON. `own` is this node; `dated_back` counts the back-dated events of each
@@ -63,11 +62,7 @@ pub(crate) fn table(
 
 /// Finds the node that `text` identifies: a node id, its short form as in tables, or a display name
 /// in any case. Ambiguous names are refused, because every member chooses its own name.
-fn among<'a>(
-    text: &str,
-    members: impl Iterator<Item = (NodeId, &'a str)>,
-) -> Result<NodeId, Failure> {
-    let members: Vec<(NodeId, &str)> = members.collect();
+fn among<N: AsRef<str>>(text: &str, members: &[(NodeId, N)]) -> Result<NodeId, Failure> {
     let text = text.trim();
     if let Ok(id) = text.parse::<NodeId>() {
         return match members.iter().any(|(member, _)| *member == id) {
@@ -76,17 +71,17 @@ fn among<'a>(
         };
     }
     let folded = text.to_lowercase();
-    let fits: Vec<&(NodeId, &str)> = members
+    let fits: Vec<&(NodeId, N)> = members
         .iter()
         .filter(|(id, name)| {
-            id.short() == text || (!text.is_empty() && name.to_lowercase() == folded)
+            id.short() == text || (!text.is_empty() && name.as_ref().to_lowercase() == folded)
         })
         .collect();
     match fits.as_slice() {
         [(id, _)] => Ok(*id),
         [] => Err(unknown(text)),
         several => {
-            let of = |(id, name): &&(NodeId, &str)| format!("{id} ({name})");
+            let of = |(id, name): &&(NodeId, N)| format!("{id} ({})", name.as_ref());
             let ids = several.iter().map(of).collect::<Vec<_>>().join(" and ");
             Err(failure!(Community, "{text:?} can be any of {ids}")
                 .code("ambiguous_node")
@@ -114,7 +109,7 @@ mod tests {
 
     fn find_in(text: &str) -> Result<NodeId, String> {
         let members = [(id(1), "attic"), (id(2), "kitchen"), (id(3), "kitchen")];
-        among(text, members.into_iter()).map_err(|f| f.to_string())
+        among(text, &members).map_err(|f| f.to_string())
     }
 
     #[test]
@@ -134,8 +129,8 @@ mod tests {
     fn a_name_is_the_same_in_capitals_and_two_that_differ_in_them_only_are_refused() {
         assert_eq!(find_in("ATTIC"), Ok(id(1)));
         let members = [(id(1), "Küche"), (id(2), "KÜCHE"), (id(3), "Bad")];
-        assert_eq!(among("bAD", members.into_iter()).map_err(drop), Ok(id(3)));
-        let error = among("küche", members.into_iter()).unwrap_err().to_string();
+        assert_eq!(among("bAD", &members).map_err(drop), Ok(id(3)));
+        let error = among("küche", &members).unwrap_err().to_string();
         assert!(error.contains(&id(1).to_string()) && error.contains(&id(2).to_string()));
     }
 
@@ -159,6 +154,6 @@ mod tests {
     fn a_member_cannot_pass_for_another_by_taking_its_short_id_as_name() {
         let name = id(1).short();
         let members = [(id(1), "attic"), (id(2), name.as_str())];
-        assert!(among(&name, members.into_iter()).is_err());
+        assert!(among(&name, &members).is_err());
     }
 }
