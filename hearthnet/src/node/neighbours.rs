@@ -19,12 +19,9 @@ pub(super) fn handle_refusals(node: &Node, home: &Home) -> bool {
     let alone = !state
         .members()
         .any(|(node, _)| *node != own && anchor(node));
-    let linked: Vec<NodeId> = node
-        .peers()
-        .iter()
-        .filter(|peer| peer.link.is_some())
-        .map(|peer| peer.node)
-        .collect();
+    let peers = node.peers().into_iter();
+    let linked = peers.filter_map(|peer| peer.link.map(|_| peer.node));
+    let linked: Vec<NodeId> = linked.collect();
     let said = node.refused_by();
     if let Some(by) = said.iter().find(|by| anchor(by)) {
         return home.record_refusal(by);

@@ -80,13 +80,9 @@ pub(super) fn bring_as_root(home: &Home, config: &Config) -> Result<usize, Failu
 
 /// Number of events that each linked node has taken.
 pub(super) fn sent(node: &Node) -> BTreeMap<NodeId, u64> {
-    let peers = node.peers();
-    let links = peers
-        .iter()
-        .filter_map(|peer| Some((peer, peer.link.as_ref()?)));
-    links
-        .map(|(peer, link)| (peer.node, link.progress.taken()))
-        .collect()
+    let peers = node.peers().into_iter();
+    let sent = peers.filter_map(|peer| Some((peer.node, peer.link?.progress.taken())));
+    sent.collect()
 }
 
 /// Time limit for linked nodes to receive a change.
@@ -99,11 +95,9 @@ pub(crate) async fn told(node: &Node, before: &BTreeMap<NodeId, u64>, leaves: bo
     let mut changes = node.changes();
     let deadline = Instant::now() + DELIVERY_TIMEOUT;
     loop {
-        let peers = node.peers();
-        let linked: BTreeMap<NodeId, &LinkInfo> = peers
-            .iter()
-            .filter_map(|peer| Some((peer.node, peer.link.as_ref()?)))
-            .collect();
+        let peers = node.peers().into_iter();
+        let linked = peers.filter_map(|peer| Some((peer.node, peer.link?)));
+        let linked: BTreeMap<NodeId, LinkInfo> = linked.collect();
         let has = |node: &NodeId, earlier: u64| match linked.get(node) {
             Some(link) => link.progress.in_sync && link.progress.taken() > earlier,
             None => leaves,
