@@ -171,11 +171,12 @@ impl Failure {
         self
     }
 
-    /// Sets the code of an answer's error if it is more specific than that of its kind.
-    fn of_model(self, code: &Code) -> Self {
+    /// Failure of an answer. Has the code of its error if that is more specific than its kind's.
+    fn answer(kind: Kind, code: &Code, message: &str, hint: &str) -> Self {
+        let failure = Self::new(kind, message).hint(hint);
         match *code == Code::BOUNDARY_OVERFLOW {
-            true => self.code(code.clone()),
-            false => self,
+            true => failure.code(code.clone()),
+            false => failure,
         }
     }
 
@@ -212,11 +213,7 @@ impl Failure {
     pub(crate) fn of_answer(error: &CallError, cancel: &Cancel) -> Option<Self> {
         let kind = Kind::of_answer(error.code())?;
         let ours = kind != Kind::Interrupted || cancel.is_cancelled();
-        ours.then(|| {
-            Self::new(kind, error.message())
-                .of_model(error.code())
-                .hint(error.hint())
-        })
+        ours.then(|| Self::answer(kind, error.code(), error.message(), error.hint()))
     }
 }
 
@@ -243,8 +240,7 @@ impl From<ChatError> for Failure {
             ChatError::ShuttingDown => Kind::Busy,
             error => Kind::of_answer(&error.code()).unwrap_or(Kind::Internal),
         };
-        let failure = Self::new(kind, error.to_string()).of_model(&error.code());
-        failure.hint(error.hint())
+        Self::answer(kind, &error.code(), &error.to_string(), error.hint())
     }
 }
 

@@ -62,7 +62,9 @@ impl ConfigError {
         let mut known = Vec::new();
         flatten("", &defaults(), &mut |key, _| known.push(key.to_owned()));
         let (table, name) = key.rsplit_once('.').unwrap_or(("", key));
-        let elsewhere = known.iter().find(|known| last_segment(known) == name);
+        let elsewhere = known
+            .iter()
+            .find(|known| known.rsplit('.').next() == Some(name));
         let alike = known
             .iter()
             .filter(|known| known.starts_with(table))
@@ -77,15 +79,6 @@ impl ConfigError {
             ..Self::new(key, "is not a setting")
         }
     }
-}
-
-fn last_segment(key: &str) -> &str {
-    key.rsplit('.').next().unwrap_or(key)
-}
-
-/// The key that an alias stands for, else the key itself.
-fn canonical(key: &str) -> &str {
-    if key == ALIAS { ALIASED_KEY } else { key }
 }
 
 /// Defaults of all keys: the commented example.
@@ -110,7 +103,7 @@ fn read_source(table: &Table) -> (Table, Vec<ConfigError>) {
     let (mut read, mut wrong) = (Table::new(), Vec::new());
     let defaults = defaults();
     flatten("", table, &mut |key, value| {
-        let name = canonical(key);
+        let name = if key == ALIAS { ALIASED_KEY } else { key };
         let twice = name != key && lookup(table, name).is_some();
         match check_setting(&defaults, key, name, value) {
             Err(error) => wrong.push(error),
@@ -358,10 +351,9 @@ fn lookup<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
 /// Calls `each` for every key that is no table, or an empty one.
 pub(super) fn flatten(prefix: &str, table: &Table, each: &mut dyn FnMut(&str, &Value)) {
     for (key, value) in table {
-        let path = if prefix.is_empty() {
-            key.clone()
-        } else {
-            format!("{prefix}.{key}")
+        let path = match prefix {
+            "" => key.clone(),
+            prefix => format!("{prefix}.{key}"),
         };
         match value {
             Value::Table(inner) if !inner.is_empty() => flatten(&path, inner, each),
