@@ -12,32 +12,27 @@ const SHORT_ID: usize = 16;
 /// Report of the route with its times, and of failovers (`moves`).
 pub(crate) fn explain(done: &Done, moves: &[Frame]) -> String {
     let t = &done.timings;
-    let rows: Vec<Vec<String>> = done
-        .route
-        .iter()
-        .zip(&t.hops)
-        .map(|(hop, times)| {
-            let milli = |us: u32| match times.steps {
-                0 => "-".to_owned(),
-                _ => format!("{:.3}", f64::from(us) / 1e3),
-            };
-            vec![
-                match (&hop.endpoint, &hop.host) {
-                    (Some(at), Some(host)) => format!("{at} ({})", short(host)),
-                    _ => "this machine".to_owned(),
-                },
-                format!("{}-{}", hop.layers.0, hop.layers.1),
-                bytes(hop.memory_mb << 20),
-                times.steps.to_string(),
-                milli(times.compute_us_p50),
-                milli(times.queue_us_p50),
-                milli(times.overhead_us_p50),
-                milli(times.overhead_us_p95),
-            ]
-        })
-        .collect();
+    let rows = done.route.iter().zip(&t.hops).map(|(hop, times)| {
+        let milli = |us: u32| match times.steps {
+            0 => "-".to_owned(),
+            _ => format!("{:.3}", f64::from(us) / 1e3),
+        };
+        [
+            match (&hop.endpoint, &hop.host) {
+                (Some(at), Some(host)) => format!("{at} ({})", short(host)),
+                _ => "this machine".to_owned(),
+            },
+            format!("{}-{}", hop.layers.0, hop.layers.1),
+            bytes(hop.memory_mb << 20),
+            times.steps.to_string(),
+            milli(times.compute_us_p50),
+            milli(times.queue_us_p50),
+            milli(times.overhead_us_p50),
+            milli(times.overhead_us_p95),
+        ]
+    });
     let header = "host|layers|memory|tokens|compute ms|queue ms|wire ms p50|p95";
-    let mut out = format!("\n{}", table(header, &rows));
+    let mut out = format!("\n{}", table(header, rows));
     out.push_str("  per token; wire: the rest of the round trip, with its time in queues\n");
     if let Some(host) = done.route.last().and_then(|last| last.host.as_ref()) {
         let host = short(host);

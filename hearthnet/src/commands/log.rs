@@ -1,7 +1,7 @@
 //! `hearthnet log`: shows, checks and exports the community's event log.
 
 use std::collections::VecDeque;
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
@@ -212,12 +212,7 @@ fn export(home: &Home, output: Option<&Path>) -> Result<(), Failure> {
     let fail = |e: std::io::Error| {
         Failure::file("write", path, e).hint("name a file that does not exist yet")
     };
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(path)
-        .map_err(fail)?;
-    let mut file = BufWriter::new(file);
+    let mut file = BufWriter::new(File::create_new(path).map_err(fail)?);
     let count = write_lines(home, &mut file)?;
     file.into_inner()
         .map_err(|e| fail(e.into_error()))?

@@ -50,15 +50,13 @@ pub(crate) fn run(command: ModelCommand, cx: &Context) -> Result<(), Failure> {
             if let Some(tensor) = broken {
                 inspection.chat_refused = Some(LoadError::NotFinite(tensor.to_owned()).to_string());
             }
-            let refused = inspection.chat_refused.as_ref().map(|why| {
-                failure!(Model, "chat: not with this file: {why}").hint(
-                    "a fresh `hearthnet model pull` replaces a broken file; otherwise ask its publisher for a corrected one",
-                )
-            });
-            match refused {
-                None => print_result(json, &inspection, || inspection.to_string()),
-                Some(refused) => Err(shown_beside(refused, &inspection, json)),
-            }
+            let Some(why) = &inspection.chat_refused else {
+                return print_result(json, &inspection, || inspection.to_string());
+            };
+            let refused = failure!(Model, "chat: not with this file: {why}").hint(
+                "a fresh `hearthnet model pull` replaces a broken file; otherwise ask its publisher for a corrected one",
+            );
+            Err(shown_beside(refused, &inspection, json))
         }
         ModelCommand::Import { directory, output } => {
             let path = import::run(&cx.global, &directory, output.as_deref())?;
