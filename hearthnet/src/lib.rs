@@ -79,9 +79,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 pub fn isolate(args: impl IntoIterator<Item = OsString>) -> Result<&'static str, String> {
     let (Args { global, command }, _) = Args::read(args).map_err(|e| e.to_string())?;
     let loaded = Loaded::load(global.config.as_deref(), &global.set).map_err(|e| e.to_string())?;
-    let serves = command.serves().ok_or("these arguments start no daemon")?;
+    let serves = command.serves();
+    let (model, engine) = serves.ok_or("these arguments start no daemon")?;
     let config = loaded.config;
-    isolation::enter(&Context { global, config }, serves);
+    isolation::enter(&Context { global, config }, model, engine);
     Ok(isolation::stands())
 }
 
@@ -151,8 +152,8 @@ fn act(command: Command, global: Global, loaded: &Loaded) -> Result<(), Failure>
     }
     let cx = &Context { global, config };
     // Before any thread is started, because threads keep the access they start with.
-    if let Some(serves) = command.serves() {
-        isolation::enter(cx, serves);
+    if let Some((model, engine)) = command.serves() {
+        isolation::enter(cx, model, engine);
     }
     if let Some((model, into)) = command.reads() {
         isolation::enter_to_read(cx, &model, into);

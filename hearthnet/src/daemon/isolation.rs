@@ -17,7 +17,7 @@ use hearthnet_platform::hardware::graphics_cards;
 use hearthnet_platform::sandbox::{Files, SOCKETS, deny_system_calls, hide_memory, restrict_files};
 use hearthnet_platform::whole_file::{self, Access};
 
-use crate::cli::args::Serves;
+use crate::cli::args::HostEngineArgs;
 use crate::config::{Context, default_path};
 use crate::hosting::host_engine::may_use_cards;
 use crate::models::models_dir;
@@ -30,11 +30,10 @@ pub(crate) fn stands() -> &'static str {
     STANDS.get().map_or("nothing", String::as_str)
 }
 
-/// Sandboxes a daemon irrevocably, according to `serves`.
-pub(crate) fn enter(cx: &Context, serves: Serves<'_>) {
-    let model = serves.model.or(cx.config.model.default.as_ref());
-    let mut needed = Needs::of(cx, model);
-    if may_use_cards(serves.engine, &cx.config) {
+/// Sandboxes a daemon irrevocably, according to the arguments that name its model and engine.
+pub(crate) fn enter(cx: &Context, model: Option<&ModelRef>, engine: &HostEngineArgs) {
+    let mut needed = Needs::of(cx, model.or(cx.config.model.default.as_ref()));
+    if may_use_cards(engine, &cx.config) {
         needed.cards();
     }
     // The daemon's memory holds keys and prompts.

@@ -163,17 +163,13 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Arguments of the daemon, if the command starts one.
-    pub(crate) fn serves(&self) -> Option<Serves<'_>> {
-        let (model, engine) = match self {
-            Self::Serve(args) => (&args.model, &args.engine),
-            Self::Shard(ShardCommand::Serve(args)) => (&args.model, &args.engine),
-            _ => return None,
-        };
-        Some(Serves {
-            model: model.as_ref(),
-            engine,
-        })
+    /// Model and engine of the daemon, if the command starts one.
+    pub(crate) fn serves(&self) -> Option<(Option<&ModelRef>, &HostEngineArgs)> {
+        match self {
+            Self::Serve(args) => Some((args.model.as_ref(), &args.engine)),
+            Self::Shard(ShardCommand::Serve(args)) => Some((args.model.as_ref(), &args.engine)),
+            _ => None,
+        }
     }
 
     /// Model that the command reads and file that it writes, if the command does nothing else.
@@ -200,13 +196,6 @@ impl Command {
             Self::Serve(_) | Self::Shard(_) | Self::Chat(_) | Self::Demo(_) | Self::Bench(_)
         )
     }
-}
-
-/// Arguments of a daemon.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Serves<'a> {
-    pub(crate) model: Option<&'a ModelRef>,
-    pub(crate) engine: &'a HostEngineArgs,
 }
 
 #[derive(Debug, Subcommand)]
