@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::answering::chat_setup::{model_of, settings};
 use crate::answering::http::{close, count, open_http};
 use crate::answering::local_service::StandaloneApi;
-use crate::cli::args::RunArgs;
+use crate::cli::args::{HostEngineArgs, RunArgs};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
 use crate::daemon::{self, Plan};
@@ -20,7 +20,7 @@ use crate::node::open_home;
 pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
     let host = &cx.config.research.distributed_inference.host;
     let layers = args.layers.is_some() || (host.serve_shards && !args.answers.is_standalone());
-    if args.engine.are_given() && !layers {
+    if args.engine != HostEngineArgs::default() && !layers {
         return Err(Failure::new(
             Kind::Config,
             "--backend, --device and --dtype are for layers that this node serves, and it serves none",

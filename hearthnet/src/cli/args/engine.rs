@@ -27,12 +27,6 @@ pub(crate) struct TorchArgs {
     pub(crate) dtype: Option<String>,
 }
 
-impl TorchArgs {
-    pub(crate) fn are_given(&self) -> bool {
-        *self != Self::default()
-    }
-}
-
 #[derive(Debug, Default, Clone, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
 pub(crate) struct HostEngineArgs {
     /// Engine that computes the layers [default: research.distributed_inference.backend, exact].
@@ -42,12 +36,6 @@ pub(crate) struct HostEngineArgs {
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) torch: TorchArgs,
-}
-
-impl HostEngineArgs {
-    pub(crate) fn are_given(&self) -> bool {
-        *self != Self::default()
-    }
 }
 
 /// Parses a libtorch device name.

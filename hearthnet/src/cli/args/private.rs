@@ -1,6 +1,6 @@
 //! Arguments for private layers, shared by several commands.
 
-#[derive(Debug, Default, Clone, Copy, clap::Args)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, clap::Args)]
 pub(crate) struct PrivateArgs {
     /// First layers that this machine computes itself, so that no host receives rows of the
     /// embedding table, which reveal the prompt [default:
@@ -11,10 +11,4 @@ pub(crate) struct PrivateArgs {
     /// research.distributed_inference.private_last_layers, 0].
     #[arg(long, value_name = "N")]
     pub(crate) private_last: Option<u32>,
-}
-
-impl PrivateArgs {
-    pub(crate) fn are_given(&self) -> bool {
-        self.private_first.is_some() || self.private_last.is_some()
-    }
 }

@@ -65,11 +65,11 @@ impl Interrupts {
 
     /// From now on Ctrl-C stops this answer only. If the answer does not stop, a second Ctrl-C ends
     /// the program.
-    pub(super) fn answering(&self) -> Answering<'_> {
+    pub(super) fn answering(&self) -> Answering {
         let cancel = Cancel::default();
         self.0.lock().answer = Some(cancel.clone());
         Answering {
-            all: self,
+            state: Arc::clone(&self.0),
             cancel,
             _quiet: quiet(),
         }
@@ -81,8 +81,8 @@ impl Interrupts {
 }
 
 /// Guard of an answer in progress.
-pub(super) struct Answering<'a> {
-    all: &'a Interrupts,
+pub(super) struct Answering {
+    state: Arc<Mutex<State>>,
     pub(super) cancel: Cancel,
     _quiet: Option<HiddenInput>,
 }
@@ -94,9 +94,9 @@ fn quiet() -> Option<HiddenInput> {
     may.then(HiddenInput::begin)?.ok()
 }
 
-impl Drop for Answering<'_> {
+impl Drop for Answering {
     fn drop(&mut self) {
-        self.all.0.lock().answer = None;
+        self.state.lock().answer = None;
     }
 }
 

@@ -42,7 +42,7 @@ use crate::answering::chat_backends::{pooled_hosts, transient_hosts};
 use crate::answering::chat_setup::{converse, hosted_model, local_model};
 use crate::answering::local_service::{AskedService, Found, find_service};
 use crate::answering::private_layers;
-use crate::cli::args::{ChatArgs, SamplingArgs};
+use crate::cli::args::{ChatArgs, PrivateArgs, SamplingArgs};
 use crate::cli::{Failure, Kind, Spinner, TerminalStyle, failure, note, runtime};
 use crate::config::{Config, Context};
 use crate::home::{Home, now_ms};
@@ -58,7 +58,7 @@ pub(crate) fn run(args: ChatArgs, cx: &Context) -> Result<(), Failure> {
         args: &args,
         cx,
         runtime: &runtime,
-        interrupts: Arc::new(Interrupts::watch(&runtime, style, args.json)),
+        interrupts: Interrupts::watch(&runtime, style, args.json),
         style,
         model: args.model.clone(),
         resolved: None,
@@ -86,7 +86,7 @@ struct Chat<'a> {
     args: &'a ChatArgs,
     cx: &'a Context,
     runtime: &'a Runtime,
-    interrupts: Arc<Interrupts>,
+    interrupts: Interrupts,
     style: TerminalStyle,
     /// Model if it was named, sampling, and whether the times of each answer are shown. Commands in
     /// a conversation may change them.
@@ -166,7 +166,7 @@ impl Chat<'_> {
             || args.local
             || !args.shard.is_empty()
             || args.no_fallback
-            || args.private.are_given();
+            || args.private != PrivateArgs::default();
         let own_settings = self.cx.global.set.iter().any(|s| !s.starts_with("policy."));
         if own_way || own_settings {
             return None;

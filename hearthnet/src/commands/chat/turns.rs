@@ -63,8 +63,7 @@ impl Printed<'_> {
 impl Chat<'_> {
     /// Answers one prompt and prints the answer in the requested form. Ctrl-C stops it.
     pub(super) fn turn(&mut self, prompt: Prompt, started: Instant) -> Turn {
-        let interrupts = std::sync::Arc::clone(&self.interrupts);
-        let answering = interrupts.answering();
+        let answering = self.interrupts.answering();
         self.cancel = answering.cancel.clone();
         let sampling = self.model_sampling();
         let mut printed = Printed {

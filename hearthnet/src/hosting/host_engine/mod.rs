@@ -152,7 +152,7 @@ pub(crate) fn named_layers_fit(
 
 /// Refuses libtorch's options for the exact engine.
 pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
-    if !torch.are_given() {
+    if *torch == TorchArgs::default() {
         return Ok(());
     }
     Err(Failure::new(
