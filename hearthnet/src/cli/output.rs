@@ -88,7 +88,8 @@ pub(crate) fn span(ms: u64) -> String {
 /// Abilities of the terminal on standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TerminalStyle {
-    moves: bool,
+    /// Whether a written line can be overwritten.
+    pub(crate) moves: bool,
     colours: bool,
 }
 
@@ -106,11 +107,6 @@ impl TerminalStyle {
             // https://no-color.org: any value but the empty one.
             colours: moves && no_color.is_empty(),
         }
-    }
-
-    /// Whether a written line can be overwritten.
-    pub(crate) fn moves(&self) -> bool {
-        self.moves
     }
 
     /// Style of notices beside an answer.
@@ -183,7 +179,7 @@ pub(crate) struct Spinner(ProgressBar);
 impl Spinner {
     pub(crate) fn new(style: &TerminalStyle, what: &str) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        if style.moves() {
+        if style.moves {
             bar.set_draw_target(ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
                 bar.set_style(style.tick_chars("|/-\\ "));
@@ -353,7 +349,7 @@ impl Progress {
     pub(crate) fn set(&self, done: u64, total: u64) {
         let bar = &self.0;
         if bar.is_hidden()
-            && TerminalStyle::of_this_terminal().moves()
+            && TerminalStyle::of_this_terminal().moves
             && bar.elapsed().as_millis() > 300
         {
             bar.set_draw_target(ProgressDrawTarget::stderr());
@@ -413,8 +409,8 @@ mod tests {
         assert!(plain(true, "", ""));
         assert!(plain(true, "xterm-256color", "1"));
         // NO_COLOR does not disable the spinner.
-        assert!(TerminalStyle::of(true, "xterm", "1").moves());
-        assert!(!TerminalStyle::of(true, "dumb", "").moves());
+        assert!(TerminalStyle::of(true, "xterm", "1").moves);
+        assert!(!TerminalStyle::of(true, "dumb", "").moves);
     }
 
     #[test]

@@ -89,8 +89,7 @@ pub(crate) fn check(file: Option<&Path>, global: &Global) -> Result<(), Failure>
 fn named_model(global: &Global, model: &ModelRef) -> Result<Option<Resolved>, Failure> {
     match (resolve(global, model), model) {
         (Ok(resolved), _) => Ok(Some(resolved)),
-        (Err(why), ModelRef::Path(_)) => Err(of_default_model(&why)),
-        (Err(why), _) if why.kind == Kind::Model => {
+        (Err(why), model) if why.kind == Kind::Model && !matches!(model, ModelRef::Path(_)) => {
             note(format!("model.default: {why}"));
             Ok(None)
         }

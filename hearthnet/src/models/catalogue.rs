@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use hearthnet_files::cache::NoCacheDirectory;
-use hearthnet_files::magnitude::Band;
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_files::{Gguf, WeightsId};
 use hearthnet_hub::catalogue::{Catalogue, ModelEntry, ResolveError};
@@ -86,12 +85,6 @@ pub(crate) fn pin<'a>(
         "`hearthnet model pull {}` fetches it again",
         entry.id
     )))
-}
-
-/// Magnitude bands of a model's boundaries, if the catalogue has them.
-pub(crate) fn bands(catalogue: &Catalogue, weights: WeightsId) -> Option<Vec<Band>> {
-    let entry = catalogue.by_weights(weights)?;
-    entry.boundary_magnitude.clone()
 }
 
 /// Default sampling of a model: from the catalogue, else from the file, else the usual values.

@@ -73,10 +73,8 @@ pub(crate) fn open_resolved(cx: &Context, resolved: Resolved) -> Result<OpenMode
     });
     let weights = manifest.map_err(|e| changed(&e))?.weights_id();
     // Magnitudes do not depend on the rounding of activations, so the bands still apply.
-    let bands = match pin {
-        Some(pin) => pin.boundary_magnitude.clone(),
-        None => catalogue::bands(&catalogue, weights),
-    };
+    let entry = pin.or_else(|| catalogue.by_weights(weights));
+    let bands = entry.and_then(|entry| entry.boundary_magnitude.clone());
     let sampling = catalogue::sampling(&catalogue, weights, file.gguf());
     Ok(OpenModel {
         id,

@@ -183,7 +183,7 @@ fn moved(frame: &Frame, name: &dyn Fn(&str) -> String) -> Option<String> {
 
 /// Removes what a spinner has left on the terminal's last line.
 pub(super) fn clear_line(style: &TerminalStyle) {
-    if style.moves() {
+    if style.moves {
         let _ = write!(std::io::stderr(), "\r\u{1b}[K");
     }
 }

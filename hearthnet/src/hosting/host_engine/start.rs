@@ -6,16 +6,13 @@ use crate::cli::{Failure, Kind, Progress, no_thread};
 use crate::models::open_file::out_of_memory;
 
 pub(crate) fn start_failure(listen: &str, error: &StartError) -> Failure {
-    match error {
+    let (kind, hint) = match error {
         StartError::TooLittle {
             resource: Resource::Memory,
             ..
         } => return out_of_memory(error),
         StartError::Model(model) if model.is_out_of_memory() => return out_of_memory(error),
         StartError::TooLittle { .. } | StartError::Thread(_) => return no_thread(error),
-        _ => {}
-    }
-    let (kind, hint) = match error {
         StartError::Listen(error) => (
             Kind::of_bind(error),
             format!("is another program using {listen}? port 0 takes a free one"),

@@ -29,7 +29,7 @@ impl Lines {
     /// `file` keeps the history, unencrypted. Without a file the history ends with this chat.
     pub(super) fn new(style: &TerminalStyle, file: Option<PathBuf>) -> Self {
         #[cfg(feature = "line-editor")]
-        if style.moves() {
+        if style.moves {
             return Self::Edited(Box::new(edited::Editor::new(style, file)));
         }
         #[cfg(not(feature = "line-editor"))]
