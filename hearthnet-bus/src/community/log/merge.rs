@@ -301,7 +301,9 @@ impl<'a> Merge<'a> {
         }
         it.fork = fork(conn, author, it)?;
         self.durable_changed = true;
-        match it.is_root || self.view.fold.had_effect(author, at) {
+        // A fold that is not plain also depends on events that have no effect in its last pass.
+        let fold = &self.view.fold;
+        match it.is_root || !fold.is_plain() || fold.had_effect(author, at) {
             true => self.view.fold_again(conn, Redo::All),
             false => Ok(()),
         }

@@ -24,7 +24,9 @@
 //!    by anchors hold. Being an anchor depends on the root and on anchors only, never on nodes that
 //!    anchors may revoke or demote.
 //! 3. If step 2 cuts off an event that had an effect, all events are applied once more, with the
-//!    revocations of step 2 that are not cut off themselves, and under their cuts.
+//!    revocations of step 2 that are not cut off themselves, and under their cuts. If a change of
+//!    level holds only now, because step 2 took its author for revoked, this pass is repeated with
+//!    its limit, at most [`MAX_REPEATS`] times.
 //!
 //! Normally no effect is cut off, because the revocation or demotion names the node's last event.
 //! Then one pass gives the same result, and events that sort last are applied as they come.
@@ -50,6 +52,10 @@ pub const MAX_MEMBERS: usize = 4096;
 
 /// Maximum number of invites in the state. Closed ones are removed to make room for new ones.
 pub const MAX_INVITES: usize = 1024;
+
+/// Maximum number of repetitions of step 3. Each reads all events, and no honest log needs more than
+/// one.
+const MAX_REPEATS: u8 = 3;
 
 /// Result of applying an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -223,10 +229,23 @@ impl Fold {
         }
         third.decided = Some(decided);
         third.acted = second.acted;
-        scan(&mut |event| {
-            third.step(event, true);
-        })?;
-        Ok(third)
+        // A change of level may hold only now: step 2 took its author for revoked, by a revocation
+        // that is void. It must limit events that sort before it too. The limits only grow, so that
+        // the repetitions end.
+        let mut repeats = 0..MAX_REPEATS;
+        loop {
+            let mut pass = third.clone();
+            scan(&mut |event| {
+                pass.step(event, true);
+            })?;
+            if pass.levels == third.levels || repeats.next().is_none() {
+                // A replay starts from the limits under which this pass started.
+                pass.levels = third.levels;
+                return Ok(pass);
+            }
+            third.levels = pass.levels;
+            third.acted = pass.acted;
+        }
     }
 
     /// Creates a fold without applied events. Applying all events to it leads to the state of this

@@ -428,6 +428,88 @@ fn a_revocation_by_a_node_that_was_revoked_for_the_past_cuts_nothing() {
     home.assert_same(&second);
 }
 
+/// Two logs with events that reached them in opposite orders. Anchor 2 revokes node 3, but anchor 1
+/// revokes 2 for the past. So node 3 is the anchor to which the root promotes it.
+///
+/// Node 3 demotes nodes 20, 21 and so on. Each of them lets a node in, 20 higher, that 3 has not
+/// heard of. The next of them is a member only if that node is none. Node 3 also revokes node 40.
+fn void_revocation_of_an_anchor(demotions: u8) -> (Home, Home) {
+    use Level::{Anchor, Member, Trusted};
+    let (home, mut me, mut root) = two_anchors();
+    let mut all = home.all();
+    let mut two = Author::after(root.lamport, 2);
+    all.push(two.make(revoked(3, 0)));
+    root.lamport = two.lamport;
+    all.push(root.make(level_of(3, Anchor, 0)));
+    me.lamport = root.lamport;
+    all.extend([
+        me.make(open_policy()),
+        me.make(invited(60, Trusted, 1)),
+        me.make(admitted(60, 20, Trusted)),
+    ]);
+    for n in 0..demotions {
+        let mut demoted = Author::after(me.lamport, 20 + n);
+        all.push(demoted.make(invited(70 + n, Member, 1)));
+        all.push(demoted.make(admitted(70 + n, 40 + n, Member)));
+        me.lamport = demoted.lamport;
+        all.push(me.make(admitted(70 + n, 21 + n, Member)));
+        all.push(me.make(level_of(21 + n, Trusted, 0)));
+    }
+    let mut three = Author::after(me.lamport, 3);
+    all.extend((0..demotions).map(|n| three.make(level_of(20 + n, Member, 0))));
+    all.push(three.make(revoked(40, 0)));
+    root.lamport = three.lamport;
+    all.push(root.make(level_of(2, Trusted, 1)));
+    me.lamport = root.lamport;
+    all.push(me.make(revoked(2, 0)));
+    let (one, other) = (Home::joining(), Home::joining());
+    one.takes(&all);
+    all.reverse();
+    other.takes(&all);
+    one.assert_same(&other);
+    assert_eq!((one.level(2), one.level(3)), (None, Some(Anchor)));
+    // A replay judges every admission alike.
+    let replay = one.log.records(|record| {
+        if let Body::Admitted { request, .. } = &record.event.body {
+            let is_in = one.log.state().member(&request.node).is_some();
+            let was_in = is_in || request.node == key(2).id();
+            assert_eq!(record.status == Status::Effective, was_in, "{record:?}");
+        }
+        Ok(true)
+    });
+    replay.unwrap();
+    (one, other)
+}
+
+#[test]
+fn a_demotion_that_a_void_revocation_hid_is_retroactive() {
+    let (home, other) = void_revocation_of_an_anchor(1);
+    let levels = [20, 21, 40].map(|seed| home.level(seed));
+    assert_eq!(levels, [Some(Level::Member), Some(Level::Trusted), None]);
+    let void = BTreeMap::from([(key(2).id(), 1), (key(20).id(), 2)]);
+    assert_eq!(home.log.verify().unwrap().void, void);
+    // The revocation by node 3 had no effect in step 2, and so has none.
+    assert!(!home.log.state().is_revoked(&key(40).id()));
+    // It has one as soon as the history of node 2 forks before the void revocation.
+    let fork = [Author::new(key(2)).make(named("attic"))];
+    for home in [&home, &other] {
+        home.takes(&fork);
+        assert!(home.log.state().is_revoked(&key(40).id()));
+    }
+    home.assert_same(&other);
+}
+
+#[test]
+fn demotions_that_depend_on_each_other_have_a_bounded_cost() {
+    let (home, _) = void_revocation_of_an_anchor(5);
+    let levels = [20, 21, 22, 23, 24, 25].map(|seed| home.level(seed));
+    let member = Some(Level::Member);
+    assert_eq!(levels, [member, member, member, member, None, None]);
+    // The last repetition finds the fourth demotion. It holds, but not for earlier events.
+    let admitted = [40, 41, 42, 43, 44].map(|seed| home.level(seed));
+    assert_eq!(admitted, [None, None, None, member, None]);
+}
+
 #[test]
 fn a_change_of_level_without_a_bound_is_read_as_it_was() {
     let (home, mut me, _) = two_anchors();
