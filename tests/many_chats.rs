@@ -9,7 +9,7 @@ use hearthnet_orchestrator::sharded::PumpSettings;
 use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;
 
-use crate::support::caller::{Caller, Heard, request, same};
+use crate::support::caller::{Caller, Heard, request};
 use crate::support::gauges::{self, Gauges};
 use crate::support::{Host, wait_for_end};
 
@@ -52,13 +52,11 @@ fn together(
             .map(|(index, ((chat, expected), mut conversation))| {
                 let at = &at;
                 scope.spawn(move || {
-                    let mut heard = Heard::default();
-                    let result =
-                        caller.answer(&mut conversation, chat, &mut heard, |token, who| {
-                            at(index, token, who);
-                        });
-                    same(&result, &heard, expected, &format!("chat {index}"));
-                    heard
+                    let at = |token: u32, who: &[String]| at(index, token, who);
+                    let what = format!("chat {index}");
+                    caller
+                        .same_answer(&mut conversation, chat, expected, &what, at)
+                        .1
                 })
             })
             .collect();
@@ -210,9 +208,8 @@ fn idle_conversations_yield_their_slots_at_once_and_continue_later() {
     let links = caller.connect(&addresses);
     let chats = questions(3);
     let ask = |conversation: &mut Conversation, chat: &ChatRequest| {
-        let mut heard = Heard::default();
-        let result = caller.answer(conversation, chat, &mut heard, |_, _| {});
-        same(&result, &heard, &caller.alone(chat), "a chat");
+        let alone = caller.alone(chat);
+        let (_, heard) = caller.same_answer(conversation, chat, &alone, "a chat", |_, _| {});
         assert!(heard.degraded.is_empty() && heard.aborted.is_empty());
     };
     // The first two conversations take all stream slots; the third one makes an idle slot free.
@@ -242,9 +239,7 @@ fn more_new_chats_than_slots_wait_and_are_all_answered() {
             scope.spawn(move || {
                 // Panics if it is refused.
                 let mut conversation = caller.open(links, false);
-                let mut heard = Heard::default();
-                let result = caller.answer(&mut conversation, chat, &mut heard, |_, _| {});
-                same(&result, &heard, expected, "a chat");
+                caller.same_answer(&mut conversation, chat, expected, "a chat", |_, _| {});
             });
         }
     });

@@ -18,19 +18,19 @@
 mod silence;
 
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::NodeKey;
 use hearthnet_files::ModelFile;
-use hearthnet_orchestrator::ChatError;
-use hearthnet_orchestrator::chat::{ChatRequest, Done};
+use hearthnet_orchestrator::chat::{ChatRequest, Conversation, Done};
 use hearthnet_orchestrator::sharded::PumpSettings;
 use hearthnet_shard::{RunningHost, ServeConfig, Served, ShardHost};
 use hearthnet_testkit::{TamperedSource, one_thread};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 
-use crate::support::caller::{Caller, Heard, TOKENS, request, same};
+use crate::support::caller::{Caller, Heard, TOKENS, request};
 use crate::support::{self, Host, TIMEOUT, model, wait_for_end};
 
 /// Question of these tests.
@@ -39,38 +39,59 @@ fn usual() -> ChatRequest {
     request(question, 7)
 }
 
-/// Caller with the default settings.
-fn caller() -> Caller {
-    caller_with((2, 0))
-}
-
-/// Caller that computes this many first and last layers itself.
+/// Caller with the default settings, which computes this many first and last layers itself.
 fn caller_with(private: (u32, u32)) -> Caller {
     Caller::with(u32::MAX, PumpSettings::default().health_timeout, private)
 }
 
-/// Answer of a chat, and the events during it.
-struct Answer {
-    result: Result<Done, ChatError>,
-    heard: Heard,
+/// Caller, its question, and the answer if nothing disturbs it.
+struct Scene {
+    caller: Caller,
+    request: ChatRequest,
+    undisturbed: Done,
 }
 
-/// Asks hosts the usual question. `at` is called as [`Caller::answer`] describes.
-fn ask(
-    caller: &Caller,
-    hosts: &[String],
-    fallback: bool,
-    at: impl FnMut(u32, &[String]),
-) -> Answer {
-    let mut conversation = caller.open(&caller.connect(hosts), fallback);
-    let mut heard = Heard::default();
-    let result = caller.answer(&mut conversation, &usual(), &mut heard, at);
-    Answer { result, heard }
-}
+impl Scene {
+    /// The usual question of a caller with the default settings.
+    fn new() -> Self {
+        Self::of(caller_with((2, 0)), usual())
+    }
 
-impl Answer {
-    fn says(&self, undisturbed: &Done, what: &str) {
-        same(&self.result, &self.heard, undisturbed, what);
+    fn of(caller: Caller, request: ChatRequest) -> Self {
+        let undisturbed = caller.alone(&request);
+        Self {
+            caller,
+            request,
+            undisturbed,
+        }
+    }
+
+    fn open(&self, hosts: &[String], fallback: bool) -> Conversation {
+        self.caller.open(&self.caller.connect(hosts), fallback)
+    }
+
+    /// Asks hosts. The answer must equal the undisturbed one. `at` is called as [`Caller::answer`]
+    /// describes.
+    fn ask(
+        &self,
+        hosts: &[String],
+        fallback: bool,
+        what: &str,
+        at: impl FnMut(u32, &[String]),
+    ) -> (Done, Heard) {
+        self.ask_in(&mut self.open(hosts, fallback), what, at)
+    }
+
+    /// The same in a conversation.
+    fn ask_in(
+        &self,
+        conversation: &mut Conversation,
+        what: &str,
+        at: impl FnMut(u32, &[String]),
+    ) -> (Done, Heard) {
+        let (request, undisturbed) = (&self.request, &self.undisturbed);
+        self.caller
+            .same_answer(conversation, request, undisturbed, what, at)
     }
 }
 
@@ -138,33 +159,31 @@ impl Fleet {
 /// Two hosts and a spare for each. Every host in use gets the fault at each position in turn.
 /// Returns the recovery times in ms.
 fn matrix(fault: Fault, positions: &[u32]) -> Vec<f64> {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    assert_eq!(undisturbed.token_ids.len() as u32, TOKENS);
-    let mut fleet = Fleet::new(&caller, 2);
+    let scene = Scene::new();
+    assert_eq!(scene.undisturbed.token_ids.len() as u32, TOKENS);
+    let mut fleet = Fleet::new(&scene.caller, 2);
     let mut recoveries = Vec::new();
     for victim in 0..RANGES.len() {
         for &position in positions {
             let what = format!("{fault:?} host {victim} at token {position}");
             let mut struck = String::new();
-            let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+            let (_, heard) = scene.ask(&fleet.addresses(), false, &what, |token, route| {
                 if token == position {
                     struck.clone_from(&route[victim]);
                     fleet.strike(&struck, fault);
                 }
             });
-            answer.says(&undisturbed, &what);
             // A host hit after the last token is not needed any more. A host hit at the token
             // before may have sent its last step already.
-            let failures = answer.heard.degraded.len();
+            let failures = heard.degraded.len();
             match position {
                 _ if position + 1 < TOKENS => assert_eq!(failures, 1, "{what}"),
                 TOKENS => assert_eq!(failures, 0, "{what}"),
                 _ => assert!(failures <= 1, "{what}"),
             }
-            assert_eq!(answer.heard.recoveries.len(), failures, "{what}");
-            recoveries.extend(answer.heard.recoveries.iter().map(|(_, ms)| ms));
-            fleet.mend(&caller, &struck, fault);
+            assert_eq!(heard.recoveries.len(), failures, "{what}");
+            recoveries.extend(heard.recoveries.iter().map(|(_, ms)| ms));
+            fleet.mend(&scene.caller, &struck, fault);
         }
     }
     recoveries
@@ -196,11 +215,11 @@ fn the_whole_fault_matrix_gives_the_same_answer() {
 
 #[test]
 fn two_failures_in_one_answer_cost_no_token() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let fleet = Fleet::new(&caller, 3);
+    let scene = Scene::new();
+    let fleet = Fleet::new(&scene.caller, 3);
     let mut struck = Vec::new();
-    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+    let what = "two failures";
+    let (_, heard) = scene.ask(&fleet.addresses(), false, what, |token, route| {
         // Hits the same half twice: its host, and then the replacement.
         if token == 5 || token == 9 {
             let node = match struck.len() {
@@ -211,37 +230,35 @@ fn two_failures_in_one_answer_cost_no_token() {
             struck.push(node);
         }
     });
-    answer.says(&undisturbed, "two failures");
     assert_ne!(struck[0], struck[1]);
-    assert_eq!(answer.heard.recoveries.len(), 2);
-    assert!(!answer.heard.local);
+    assert_eq!(heard.recoveries.len(), 2);
+    assert!(!heard.local);
 }
 
 #[test]
 fn without_a_spare_the_answer_continues_locally() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let mut fleet = Fleet::new(&caller, 1);
+    let scene = Scene::new();
+    let mut fleet = Fleet::new(&scene.caller, 1);
     for position in [0, 1, 20, TOKENS - 1] {
         let mut struck = String::new();
-        let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+        let what = format!("local fallback at token {position}");
+        let (_, heard) = scene.ask(&fleet.addresses(), true, &what, |token, route| {
             if token == position {
                 struck.clone_from(&route[1]);
                 fleet.strike(&struck, Fault::Kill);
             }
         });
-        answer.says(&undisturbed, &format!("local fallback at token {position}"));
-        assert!(answer.heard.local, "at token {position}");
-        fleet.mend(&caller, &struck, Fault::Kill);
+        assert!(heard.local, "at token {position}");
+        fleet.mend(&scene.caller, &struck, Fault::Kill);
     }
 }
 
 #[test]
 fn if_the_spare_dies_too_the_answer_continues_locally() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let fleet = Fleet::new(&caller, 2);
-    let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+    let scene = Scene::new();
+    let fleet = Fleet::new(&scene.caller, 2);
+    let what = "the spare dies as well";
+    let (_, heard) = scene.ask(&fleet.addresses(), true, what, |token, route| {
         if token == 8 {
             fleet.strike(&route[0], Fault::Kill);
         }
@@ -249,36 +266,38 @@ fn if_the_spare_dies_too_the_answer_continues_locally() {
             fleet.strike(&route[route.len() - 1], Fault::Kill);
         }
     });
-    answer.says(&undisturbed, "the spare dies as well");
-    assert!(answer.heard.local);
-    assert_eq!(answer.heard.degraded.len(), 2);
+    assert!(heard.local);
+    assert_eq!(heard.degraded.len(), 2);
 }
 
 #[test]
 fn a_killed_host_costs_no_token_for_any_number_of_private_layers() {
     let mut undisturbed = None;
     for private in [(0, 0), (1, 1), (5, 0), (0, 3), (26, 3)] {
-        let caller = caller_with(private);
-        let undisturbed = undisturbed.get_or_insert_with(|| caller.alone(&usual()));
+        let (caller, request) = (caller_with(private), usual());
+        let undisturbed = undisturbed.get_or_insert_with(|| caller.alone(&request));
+        let scene = Scene {
+            undisturbed: undisturbed.clone(),
+            caller,
+            request,
+        };
         // The last host of the route dies in the prompt or in the answer, and a spare takes over.
         // Then the spare dies, and this machine takes over.
-        let (mut fleet, mut struck) = (Fleet::new(&caller, 2), Vec::<String>::new());
+        let (mut fleet, mut struck) = (Fleet::new(&scene.caller, 2), Vec::<String>::new());
         for position in [0, 9] {
             for node in struck.drain(..) {
-                fleet.mend(&caller, &node, Fault::Kill);
+                fleet.mend(&scene.caller, &node, Fault::Kill);
             }
-            let answer = ask(&caller, &fleet.addresses(), true, |token, route| {
+            let what = format!("{private:?} private, killed at token {position}");
+            let (done, heard) = scene.ask(&fleet.addresses(), true, &what, |token, route| {
                 if token == position || token == 20 {
                     struck.push(route[route.len() - 1].clone());
                     fleet.strike(&route[route.len() - 1], Fault::Kill);
                 }
             });
-            let what = format!("{private:?} private, killed at token {position}");
-            answer.says(undisturbed, &what);
-            assert_eq!(answer.heard.degraded.len(), 2, "{what}");
-            assert!(answer.heard.local, "{what}");
-            let route = answer.result.expect("an answer").route;
-            let layers: Vec<(u32, u32)> = route.iter().map(|hop| hop.layers).collect();
+            assert_eq!(heard.degraded.len(), 2, "{what}");
+            assert!(heard.local, "{what}");
+            let layers: Vec<(u32, u32)> = done.route.iter().map(|hop| hop.layers).collect();
             assert_eq!(layers.first().map(|first| first.0), Some(0), "{what}");
             assert_eq!(layers.last().map(|last| last.1), Some(29), "{what}");
         }
@@ -287,19 +306,23 @@ fn a_killed_host_costs_no_token_for_any_number_of_private_layers() {
 
 #[test]
 fn without_any_host_left_the_answer_ends_with_a_clear_error() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let fleet = Fleet::new(&caller, 1);
-    let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+    let scene = Scene::new();
+    let fleet = Fleet::new(&scene.caller, 1);
+    let mut conversation = scene.open(&fleet.addresses(), false);
+    let mut heard = Heard::default();
+    let at = |token: u32, route: &[String]| {
         if token == 12 {
             fleet.strike(&route[1], Fault::Kill);
         }
-    });
-    let error = answer.result.expect_err("no host is left");
+    };
+    let result = scene
+        .caller
+        .answer(&mut conversation, &usual(), &mut heard, at);
+    let error = result.expect_err("no host is left");
     assert_eq!(error.code(), "shard_unavailable", "{error}");
-    assert_eq!(answer.heard.aborted, ["shard_unavailable"]);
-    assert!(!answer.heard.text.is_empty());
-    assert!(undisturbed.text.starts_with(&answer.heard.text));
+    assert_eq!(heard.aborted, ["shard_unavailable"]);
+    assert!(!heard.text.is_empty());
+    assert!(scene.undisturbed.text.starts_with(&heard.text));
 }
 
 /// Hosts that drain until no caller needs them, instead of a short deadline.
@@ -330,13 +353,12 @@ fn has_left(mut host: Host) {
 
 #[test]
 fn a_draining_host_is_replaced_during_an_answer_without_a_failure() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
+    let scene = Scene::new();
     for victims in [&[0][..], &[1], &[0, 1]] {
         let what = format!("hosts {victims:?} leave");
-        let mut fleet = Fleet::with(&caller, 2, &PATIENT);
+        let mut fleet = Fleet::with(&scene.caller, 2, &PATIENT);
         let mut asked = Vec::new();
-        let answer = ask(&caller, &fleet.addresses(), false, |token, route| {
+        let (_, heard) = scene.ask(&fleet.addresses(), false, &what, |token, route| {
             if token == 9 {
                 for &victim in victims {
                     ask_to_leave(&fleet.0[fleet.place(&route[victim])]);
@@ -344,9 +366,8 @@ fn a_draining_host_is_replaced_during_an_answer_without_a_failure() {
                 }
             }
         });
-        answer.says(&undisturbed, &what);
-        assert_eq!(answer.heard.degraded, [""; 0], "{what}");
-        let codes = answer.heard.recoveries.iter().map(|(code, _)| code);
+        assert_eq!(heard.degraded, [""; 0], "{what}");
+        let codes = heard.recoveries.iter().map(|(code, _)| code);
         assert_eq!(
             codes.collect::<Vec<_>>(),
             vec!["leaving"; victims.len()],
@@ -360,31 +381,28 @@ fn a_draining_host_is_replaced_during_an_answer_without_a_failure() {
 
 #[test]
 fn a_draining_host_without_a_spare_finishes_the_answer() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let mut fleet = Fleet::with(&caller, 1, &PATIENT);
-    let answer = ask(&caller, &fleet.addresses(), false, |token, _| {
+    let scene = Scene::new();
+    let mut fleet = Fleet::with(&scene.caller, 1, &PATIENT);
+    let what = "no other host has the layers";
+    let (_, heard) = scene.ask(&fleet.addresses(), false, what, |token, _| {
         if token == 9 {
             ask_to_leave(&fleet.0[1]);
         }
     });
-    answer.says(&undisturbed, "no other host has the layers");
-    assert!(answer.heard.degraded.is_empty() && answer.heard.recoveries.is_empty());
+    assert!(heard.degraded.is_empty() && heard.recoveries.is_empty());
     has_left(fleet.0.remove(1));
 }
 
 #[test]
 fn an_idle_conversation_does_not_delay_a_draining_host() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let mut fleet = Fleet::with(&caller, 2, &PATIENT);
-    let mut conversation = caller.open(&caller.connect(&fleet.addresses()), false);
+    let scene = Scene::new();
+    let mut fleet = Fleet::with(&scene.caller, 2, &PATIENT);
+    let mut conversation = scene.open(&fleet.addresses(), false);
     let mut turn = || {
-        let (mut heard, mut route) = (Heard::default(), Vec::new());
-        let result = caller.answer(&mut conversation, &usual(), &mut heard, |_, now| {
+        let mut route = Vec::new();
+        let (_, heard) = scene.ask_in(&mut conversation, "a turn", |_, now| {
             route = now.to_vec();
         });
-        same(&result, &heard, &undisturbed, "a turn");
         assert_eq!(heard.degraded, [""; 0]);
         (heard.recoveries, route)
     };
@@ -398,22 +416,17 @@ fn an_idle_conversation_does_not_delay_a_draining_host() {
 
 #[test]
 fn the_replacement_of_a_drained_host_may_die() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let fleet = Fleet::with(&caller, 3, &PATIENT);
-    let answer = ask(
-        &caller,
-        &fleet.addresses(),
-        false,
-        |token, route| match token {
-            5 => ask_to_leave(&fleet.0[fleet.place(&route[1])]),
-            // The chat has moved by now. If not, the host that runs the layers dies.
-            20 => fleet.strike(&route[route.len() - 1], Fault::Kill),
-            _ => {}
-        },
-    );
-    answer.says(&undisturbed, "one leaves, one dies");
-    assert_eq!(answer.heard.degraded.len(), 1);
+    let scene = Scene::new();
+    let fleet = Fleet::with(&scene.caller, 3, &PATIENT);
+    let strike = |token: u32, route: &[String]| match token {
+        5 => ask_to_leave(&fleet.0[fleet.place(&route[1])]),
+        // The chat has moved by now. If not, the host that runs the layers dies.
+        20 => fleet.strike(&route[route.len() - 1], Fault::Kill),
+        _ => {}
+    };
+    let what = "one leaves, one dies";
+    let (_, heard) = scene.ask(&fleet.addresses(), false, what, strike);
+    assert_eq!(heard.degraded.len(), 1);
 }
 
 /// Ways in which a host tampers with its answers.
@@ -427,16 +440,7 @@ enum Lie {
     Input,
 }
 
-fn liar(caller: &Caller, lie: Lie, at: u32) -> (RunningHost, String) {
-    liar_with(caller, lie, at, 15..30)
-}
-
-fn liar_with(
-    caller: &Caller,
-    lie: Lie,
-    at: u32,
-    layers: std::ops::Range<u32>,
-) -> (RunningHost, String) {
+fn liar(caller: &Caller, lie: Lie, at: u32, layers: Range<u32>) -> (RunningHost, String) {
     let file = Arc::new(ModelFile::open(model().as_ref()).expect("the real model"));
     let spec = file.spec().clone();
     let served = Served {
@@ -480,12 +484,10 @@ fn liar_with(
 
 #[test]
 fn a_host_that_tampers_once_is_replaced_and_costs_no_token() {
-    let caller = caller();
-    let undisturbed = caller.alone(&usual());
-    let prompt = undisturbed.usage.prompt_tokens;
-    let first = caller.host("0-14", &[]);
-    let spare = caller.host("20-29", &[]);
-    let bridge = caller.host("15-19", &[]);
+    let scene = Scene::new();
+    let prompt = scene.undisturbed.usage.prompt_tokens;
+    let honest = ["0-14", "15-19", "20-29"].map(|layers| scene.caller.host(layers, &[]));
+    let mut all: Vec<String> = honest.iter().map(|host| host.address.clone()).collect();
     for (lie, token, code) in [
         (Lie::Nan, 1, "tensor_nonfinite"),
         (Lie::Nan, 13, "tensor_nonfinite"),
@@ -493,15 +495,14 @@ fn a_host_that_tampers_once_is_replaced_and_costs_no_token() {
         (Lie::Input, 1, "tensor_band"),
         (Lie::Input, 13, "tensor_band"),
     ] {
-        let (_host, lies) = liar(&caller, lie, prompt + token - 1);
+        let (_host, lies) = liar(&scene.caller, lie, prompt + token - 1, 15..30);
         // The tampering host is chosen: it reaches the end of the model alone, the others need two
         // hops.
-        let all = [&first.address, &bridge.address, &spare.address, &lies];
-        let all: Vec<String> = all.into_iter().cloned().collect();
-        let answer = ask(&caller, &all, false, |_, _| {});
-        answer.says(&undisturbed, &format!("{lie:?} at token {token}"));
-        assert_eq!(answer.heard.degraded, [code]);
-        let done = answer.result.expect("an answer");
+        all.truncate(honest.len());
+        all.push(lies);
+        let what = format!("{lie:?} at token {token}");
+        let (done, heard) = scene.ask(&all, false, &what, |_, _| {});
+        assert_eq!(heard.degraded, [code]);
         let hosts = done.route.iter().filter(|hop| hop.host.is_some());
         assert_eq!(hosts.count(), 3, "two hosts took over for one");
     }

@@ -294,17 +294,32 @@ impl Caller {
         };
         conversation.answer(&self.text, request, now, &cancel, &mut hear)
     }
+
+    /// Asks as [`Caller::answer`] does. The answer must equal the undisturbed one.
+    pub(crate) fn same_answer(
+        &self,
+        conversation: &mut Conversation,
+        request: &ChatRequest,
+        undisturbed: &Done,
+        what: &str,
+        at: impl FnMut(u32, &[String]),
+    ) -> (Done, Heard) {
+        let mut heard = Heard::default();
+        let result = self.answer(conversation, request, &mut heard, at);
+        (same(result, &heard, undisturbed, what), heard)
+    }
 }
 
-/// Asserts that an answer equals the undisturbed one, each token streamed once.
+/// Asserts that an answer equals the undisturbed one, each token streamed once. Returns it.
 pub(crate) fn same(
-    result: &Result<Done, ChatError>,
+    result: Result<Done, ChatError>,
     heard: &Heard,
     undisturbed: &Done,
     what: &str,
-) {
-    let done = result.as_ref().unwrap_or_else(|e| panic!("{what}: {e}"));
+) -> Done {
+    let done = result.unwrap_or_else(|e| panic!("{what}: {e}"));
     assert_eq!(done.token_ids, undisturbed.token_ids, "{what}");
     assert_eq!(done.text, undisturbed.text, "{what}");
     assert_eq!(heard.text, undisturbed.text, "{what}: what was streamed");
+    done
 }
