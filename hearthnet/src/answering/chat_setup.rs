@@ -106,7 +106,7 @@ pub(crate) fn converse(
 
 /// Engine options with KV memory for all running and kept conversations at full context.
 fn local_options(model: &OpenModel, config: &Config) -> EngineOptions {
-    let all = kv_bytes(model.file.spec(), private_layers::chats(config));
+    let all = kv_bytes(model.file.spec(), most_chats(config));
     let options = config.engine_options(None);
     EngineOptions {
         max_kv_bytes: options.max_kv_bytes.max(all),
@@ -133,6 +133,12 @@ pub(crate) fn settings(config: &Config) -> ServiceSettings {
     }
 }
 
+/// Most conversations of `serve`, running or kept.
+pub(crate) fn most_chats(config: &Config) -> usize {
+    let settings = settings(config);
+    settings.turns.most_running() + settings.keep.count
+}
+
 /// Model that `args` request, over named hosts or on this machine.
 pub(crate) async fn model_of(
     args: &AnswerArgs,
@@ -143,8 +149,7 @@ pub(crate) async fn model_of(
     let Some(key) = key.filter(|_| !args.local) else {
         return local_model(model, config);
     };
-    let chats = private_layers::chats(config);
-    private_layers::load(model, args.private, chats, config)?;
+    private_layers::load(model, args.private, most_chats(config), config)?;
     let runtime = Handle::current();
     let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config);
     // The host may start later, so this is only a warning.

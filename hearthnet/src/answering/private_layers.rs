@@ -2,8 +2,6 @@
 
 use hearthnet_engine::EngineOptions;
 use hearthnet_orchestrator::private_layers::PrivateLayers;
-use hearthnet_orchestrator::service::ServiceSettings;
-use hearthnet_orchestrator::service::fair_queue::QueueLimits;
 
 use crate::answering::chat_backends::kv_bytes;
 use crate::cli::args::PrivateArgs;
@@ -56,16 +54,6 @@ pub(crate) fn load(
     model.private = PrivateLayers::load(&model.file, &model.id, taken, rows, &options)
         .map_err(|e| load_failure(&model.path, &e))?;
     Ok(())
-}
-
-/// Most conversations of `serve`, running or kept.
-pub(crate) fn chats(config: &Config) -> usize {
-    let inference = &config.research.distributed_inference;
-    let turns = QueueLimits {
-        places: inference.max_concurrent_pipelines.0,
-        ..ServiceSettings::default().turns
-    };
-    turns.most_running() + inference.kept_conversations.0
 }
 
 /// Numbers of first and last layers that fit, of those requested. Leaves at least one layer to

@@ -40,7 +40,7 @@ use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use self::metrics_server::MetricsServer;
 pub(crate) use self::plan::Plan;
 use crate::answering::chat_backends::community_hosts;
-use crate::answering::chat_setup::{hosted_model, settings};
+use crate::answering::chat_setup::{hosted_model, most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
 use crate::cli::args::PrivateArgs;
@@ -295,8 +295,7 @@ fn chat_model(
 ) -> Result<OpenModel, Failure> {
     home.require_research(config)?;
     let mut model = model?;
-    let chats = private_layers::chats(config);
-    private_layers::load(&mut model, private, chats, config)?;
+    private_layers::load(&mut model, private, most_chats(config), config)?;
     Ok(model)
 }
 
