@@ -26,7 +26,14 @@ const NODE_MODELS: &str = "node.models@1.0";
 
 /// Subfolder of the data directory for the local API of a standalone service, since a node of the
 /// community may use the same directory.
-pub(crate) const STANDALONE: &str = "service";
+const STANDALONE: &str = "service";
+
+/// Directories of the nodes and services that run on this data directory. A lock is held there, so
+/// that leftovers of a killed process are ignored.
+pub(crate) fn running_in(data_dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    let all = [data_dir.to_owned(), data_dir.join(STANDALONE)];
+    all.into_iter().filter(|dir| Lock::is_held(dir))
+}
 
 /// Result of the search for a service.
 pub(crate) enum Found {
@@ -38,8 +45,7 @@ pub(crate) enum Found {
 }
 
 /// Finds a running service of `data_dir`, in the community or standalone, that answers with the
-/// model file `wanted`, or with any model if `None`. Requires a held lock, so that leftovers of a
-/// killed service are ignored.
+/// model file `wanted`, or with any model if `None`.
 pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> Found {
     let file = match wanted.map(|wanted| (&wanted.id, wanted.path.canonicalize())) {
         Some((id, Ok(path))) => Some((id, path)),
@@ -47,10 +53,7 @@ pub(crate) async fn find_service(data_dir: &Path, wanted: Option<&Resolved>) -> 
         None => None,
     };
     let mut found = Found::Nothing;
-    for dir in [data_dir.to_owned(), data_dir.join(STANDALONE)] {
-        if !Lock::is_held(&dir) {
-            continue;
-        }
+    for dir in running_in(data_dir) {
         let asking = async {
             let client = Client::connect_local(&dir).await.ok()?;
             let offer: Models = ask_over(&client, NODE_MODELS, &json!({})).await?;

@@ -27,11 +27,11 @@ use hearthnet_transport::{CloseCode, Config as Transport, ConnectError, connect_
 use serde_json::json;
 
 use self::flight_report::Asked;
-use crate::answering::local_service::STANDALONE;
+use crate::answering::local_service::running_in;
 use crate::cli::args::{DiagnoseArgs, Global};
 use crate::cli::{Failure, Kind, block_on, failure, note, print, print_json};
 use crate::config::{Config, Context};
-use crate::home::{Home, Lock, now_ms};
+use crate::home::{Home, now_ms};
 use crate::models::text_disagreement;
 use crate::node::{NODE_FLIGHT, NODE_STATUS, Running, find_home, local_api, with_synced_node};
 
@@ -153,10 +153,7 @@ fn find(line: &[Entry], wanted: &str) -> Result<PipelineId, Failure> {
 /// Record of the node that runs on this data directory.
 async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Failure> {
     let mut nodes = Vec::new();
-    for dir in [dir.to_owned(), dir.join(STANDALONE)] {
-        if !Lock::is_held(&dir) {
-            continue;
-        }
+    for dir in running_in(dir) {
         let asking = async {
             let client = Client::connect_local(&dir).await?;
             ask(&client, NODE_FLIGHT, age_ms).await
