@@ -31,9 +31,6 @@ pub(crate) const CLOCK_FILE: &str = "clock.json";
 /// Largest size that is read: the file holds four numbers.
 const MAX_CLOCK_BYTES: u64 = 4096;
 
-/// Hint for a revoked or frozen key.
-pub(crate) const NEW_KEY: &str = "`hearthnet community leave` puts the key and the log away; then a new code and `hearthnet community join CODE` make this home a member again";
-
 /// Validity of this node's key in its community.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeyStatus {
@@ -89,13 +86,15 @@ impl KeyStatus {
     }
 
     /// Hint for the user.
-    pub(crate) fn remedy(&self, has_root: bool) -> String {
+    pub(crate) fn remedy(&self, has_root: bool) -> &'static str {
         match (self, has_root) {
-            (Self::Good, _) => String::new(),
-            (_, false) => NEW_KEY.to_owned(),
+            (Self::Good, _) => "",
+            (_, false) => {
+                "`hearthnet community leave` puts the key and the log away; then a new code and `hearthnet community join CODE` make this home a member again"
+            }
             // A node cannot revoke the root key, which belongs to none.
             (_, true) => {
-                "the root key here is still valid: `hearthnet community renew` gives this home a new key".to_owned()
+                "the root key here is still valid: `hearthnet community renew` gives this home a new key"
             }
         }
     }

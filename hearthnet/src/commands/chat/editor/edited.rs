@@ -250,9 +250,7 @@ impl Editor {
         };
         let fits = |name: &&str| typed.starts_with('/') && name.starts_with(&typed);
         let names = NAMES.iter().copied().filter(fits).chain([typed.as_str()]);
-        let shown: Vec<&str> = names.collect();
-        let shown = shown.iter().cycle().nth(turn).copied().unwrap_or_default();
-        let shown = shown.to_owned();
+        let shown = names.cycle().nth(turn).unwrap_or_default().to_owned();
         self.editor.run_edit_commands(&[
             EditCommand::MoveToPosition {
                 position: 0,
