@@ -52,7 +52,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let state = home.state();
     let now = now_ms();
     // Hosts that advertised after the probe count as reachable.
-    let answers = |host: &NodeId| hosts.get(&host.to_string()).copied().unwrap_or(true);
+    let answers = |host: &NodeId| hosts.get(host).copied().unwrap_or(true);
     let models = by_model(state.shards(now), answers);
     let (health, reason) = health(home.log.health());
     let disk = try_disk(&home.dir);
@@ -64,7 +64,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
     let back = key_status::dated_back(&home);
     let log = json!({
         "dated_ahead": ahead,
-        "dated_back": back.iter().map(|(node, n)| (node.to_string(), *n)).collect::<BTreeMap<_, _>>(),
+        "dated_back": back,
         "durable_events": durable,
         "ephemeral_events": ephemeral,
         "bytes": size,
@@ -131,7 +131,7 @@ pub(crate) fn run(json: bool, cx: &Context) -> Result<(), Failure> {
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Probes the addresses of all hosts at once with a TCP connection, without a running node.
-async fn probe_hosts(home: &Home) -> BTreeMap<String, bool> {
+async fn probe_hosts(home: &Home) -> BTreeMap<NodeId, bool> {
     let (state, now) = (home.state(), now_ms());
     let own = home.key.id();
     let claims = Claims::new(&state, &[], Local::read(&[]), now);
@@ -145,7 +145,7 @@ async fn probe_hosts(home: &Home) -> BTreeMap<String, bool> {
             // No node runs here, so its own layers are not served.
             let is_there =
                 advert.author != own && timeout(PROBE_TIMEOUT, connects).await.unwrap_or(false);
-            (advert.author.to_string(), is_there)
+            (advert.author, is_there)
         }
     });
     join_all(asked).await.into_iter().collect()
@@ -195,9 +195,8 @@ fn heading(out: &mut String, home: &Home, state: &Community, config: &Config) {
 
 fn roster(out: &mut String, home: &Home, state: &Community, now: u64, running: Option<&Running>) {
     let all = members::table(state, "member", |node| {
-        let id = node.to_string();
-        let connected =
-            running.is_some_and(|r| r.peers.iter().any(|p| p.connected && p.node == id));
+        let mut peers = running.into_iter().flat_map(|running| &running.peers);
+        let connected = peers.any(|peer| peer.connected && peer.node == *node);
         match (state.is_frozen(node), *node == home.key.id()) {
             (true, _) => "frozen",
             (_, true) if running.is_some() => "this node, running",
@@ -229,10 +228,9 @@ fn peers(out: &mut String, state: &Community, now: u64, running: Option<&Running
         return;
     }
     let rows = running.peers.iter().map(|peer| {
-        let name = peer.node.parse().map(|node| state.shown_name(&node, now));
-        let name = name.ok().filter(|name| !name.is_empty());
+        let name = Some(state.shown_name(&peer.node, now)).filter(|name| !name.is_empty());
         [
-            name.unwrap_or_else(|| peer.node.clone()),
+            name.unwrap_or_else(|| peer.node.to_string()),
             peer.endpoint.clone(),
             peer.found.clone(),
             if peer.connected {

@@ -214,13 +214,9 @@ pub(crate) fn warn_of_clock(dir: &Path) {
 
 /// Warnings about events dated so far ahead that other nodes do not accept them: this node's from
 /// its own log, others' as its daemon refused them.
-pub(crate) fn dated_ahead(home: &Home, by_daemon: Option<&BTreeMap<String, u64>>) -> Vec<String> {
+pub(crate) fn dated_ahead(home: &Home, by_daemon: Option<&BTreeMap<NodeId, u64>>) -> Vec<String> {
     let (state, own) = (home.state(), home.key.id());
-    let mut ahead: BTreeMap<NodeId, u64> = by_daemon
-        .into_iter()
-        .flatten()
-        .filter_map(|(node, ms)| Some((node.parse().ok()?, *ms)))
-        .collect();
+    let mut ahead = by_daemon.cloned().unwrap_or_default();
     ahead.extend(home.log.dated_ahead(now_ms()).unwrap_or_default());
     let line = |(node, ms): (NodeId, u64)| match node == own {
         true => format!(
@@ -368,7 +364,7 @@ mod tests {
         let log = EventLog::create(dir.path(), &root, node, "Elm", policy, now).unwrap();
         let home = Home::new(dir.path().to_owned(), Arc::new(own), log);
         assert!(dated_ahead(&home, None).is_empty());
-        let refused = |node: &NodeId| BTreeMap::from([(node.to_string(), 3_600_000)]);
+        let refused = |node: &NodeId| BTreeMap::from([(*node, 3_600_000)]);
         let [line] = &dated_ahead(&home, Some(&refused(&root.id())))[..] else {
             panic!("one line");
         };

@@ -43,18 +43,18 @@ pub(crate) struct Running {
     pub(crate) suspended: Option<String>,
     pub(crate) url: Option<String>,
     /// Whether each host that advertises layers responds, by node id.
-    pub(crate) hosts: BTreeMap<String, bool>,
+    pub(crate) hosts: BTreeMap<NodeId, bool>,
     /// Health of hosts as measured by its chats.
     pub(crate) host_health: Vec<ShardHealth>,
     /// Parts of the sandbox that are in force.
     pub(crate) isolation: String,
     /// Members whose last event is dated too far ahead to be accepted, and how far, in ms.
-    pub(crate) dated_ahead: BTreeMap<String, u64>,
+    pub(crate) dated_ahead: BTreeMap<NodeId, u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Peer {
-    pub(crate) node: String,
+    pub(crate) node: NodeId,
     /// Address of the link, or the address to try.
     pub(crate) endpoint: String,
     pub(crate) connected: bool,
@@ -102,12 +102,7 @@ async fn status(
     running.peers = peers(&node);
     let log = node.log().clone();
     let ahead = tokio::task::spawn_blocking(move || log.dated_ahead(now_ms())).await;
-    let ahead = ahead
-        .ok()
-        .and_then(Result::ok)
-        .unwrap_or_default()
-        .into_iter();
-    running.dated_ahead = ahead.map(|(node, ms)| (node.to_string(), ms)).collect();
+    running.dated_ahead = ahead.ok().and_then(Result::ok).unwrap_or_default();
     running.host_health = health.all();
     if params["hosts"] == true {
         running.hosts = hosts_that_answer(&node).await;
@@ -120,12 +115,12 @@ async fn status(
 const PROBE: Duration = Duration::from_millis(1500);
 
 /// Probes every host that advertises layers.
-async fn hosts_that_answer(node: &Node) -> BTreeMap<String, bool> {
+async fn hosts_that_answer(node: &Node) -> BTreeMap<NodeId, bool> {
     let state = node.log().state();
     let hosts: BTreeSet<NodeId> = state.shards(now_ms()).map(|a| a.author).collect();
     let asked = hosts.into_iter().map(|host| async move {
         let answers = host == node.id() || answers(node, host).await;
-        (host.to_string(), answers)
+        (host, answers)
     });
     join_all(asked).await.into_iter().collect()
 }
@@ -152,7 +147,7 @@ fn peers(node: &Node) -> Vec<Peer> {
         Vec::from_iter(how).join(", ")
     };
     let peers = node.peers().into_iter().map(|peer| Peer {
-        node: peer.node.to_string(),
+        node: peer.node,
         endpoint: peer
             .endpoints
             .first()

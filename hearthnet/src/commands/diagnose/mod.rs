@@ -239,10 +239,9 @@ fn addresses(
     node: NodeId,
 ) -> Vec<String> {
     let (state, now) = (home.state(), now_ms());
-    let id = node.to_string();
     let linked = running.into_iter().flat_map(|running| &running.peers);
     let linked = linked
-        .filter(|peer| peer.node == id)
+        .filter(|peer| peer.node == node)
         .map(|peer| peer.endpoint.clone());
     let shards = state.shards(now).filter(|advert| advert.author == node);
     let shards = shards.map(|advert| advert.descriptor.endpoint.clone());
