@@ -42,10 +42,8 @@ pub(crate) fn parse_layers(text: &str) -> Result<Layers, String> {
     }
     let wrong = || "write the first and the last layer, for example 0-14, or auto".to_owned();
     let (lo, hi) = text.split_once('-').ok_or_else(wrong)?;
-    let (lo, hi) = (
-        lo.parse().map_err(|_| wrong())?,
-        hi.parse().map_err(|_| wrong())?,
-    );
+    let layer = |text: &str| text.parse::<u32>().map_err(|_| wrong());
+    let (lo, hi) = (layer(lo)?, layer(hi)?);
     if lo > hi {
         return Err(format!("the range {lo}-{hi} runs backwards"));
     }

@@ -184,16 +184,10 @@ fn find(text: &str, state: &Community) -> Result<NodeId, Failure> {
     if begin.len() < LEAST {
         return Err(unknown());
     }
-    let fits: Vec<NodeId> = state
-        .invites()
-        .map(|(id, _)| *id)
-        .filter(|id| {
-            let id = id.to_string();
-            id.strip_prefix("ed25519:")
-                .unwrap_or(&id)
-                .starts_with(begin)
-        })
-        .collect();
+    let begin = format!("ed25519:{begin}");
+    let ids = state.invites().map(|(id, _)| *id);
+    let fits = ids.filter(|id| id.to_string().starts_with(&begin));
+    let fits: Vec<NodeId> = fits.collect();
     match fits.as_slice() {
         [id] => Ok(*id),
         [] => Err(unknown()),
