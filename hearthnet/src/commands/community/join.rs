@@ -126,21 +126,9 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
             let others = block_on(second_opinion(&home.log, ids, start))?;
             let level = home.level()?;
             Membership::note(&home.dir, &home.state(), &home.key.id());
-            let written = configuration(args, cx, &home)?;
-            if let Some((path, research)) = &written
-                && !args.json
-            {
-                let (path, state) = (path.display(), if *research { "on" } else { "off" });
-                note(format!(
-                    "wrote {path}: distributed inference is {state} on this machine; enable = {} under [policy.research] changes that",
-                    !research
-                ));
-            }
-            let now = match written {
-                Some(_) => Loaded::load(cx.global.config.as_deref(), &cx.global.set)?.config,
-                None => cx.config.clone(),
-            };
-            report(args, level, &home, Some(Joined { took, by, others }), &now)
+            let config = configuration(args, cx, &home)?;
+            let joined = Joined { took, by, others };
+            report(args, level, &home, Some(joined), &config)
         }
         Err(failure) => {
             drop((search, log));
@@ -151,19 +139,13 @@ pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
 }
 
 /// Writes a configuration if there is none, so that the recommended next step works: a node that
-/// joins a community with distributed inference usually wants to use it. Returns the path, and
-/// whether distributed inference is on.
-fn configuration(
-    args: &JoinArgs,
-    cx: &Context,
-    home: &Home,
-) -> Result<Option<(PathBuf, bool)>, Failure> {
-    let Some(path) = cx.global.config.clone().or_else(default_path) else {
-        return Ok(None);
+/// joins a community with distributed inference usually wants to use it. Returns the configuration
+/// in force.
+fn configuration(args: &JoinArgs, cx: &Context, home: &Home) -> Result<Config, Failure> {
+    let path = cx.global.config.clone().or_else(default_path);
+    let Some(path) = path.filter(|path| !path.exists()) else {
+        return Ok(cx.config.clone());
     };
-    if path.exists() {
-        return Ok(None);
-    }
     let together = home.state().policy.research;
     let research = match args.research {
         Some(research) => research,
@@ -171,7 +153,14 @@ fn configuration(
         None => together && crate::commands::init::agrees_to_research(args.json, true)?,
     };
     crate::commands::init::write_new(&path, research, args.name.as_deref())?;
-    Ok(Some((path, research)))
+    if !args.json {
+        let (path, state) = (path.display(), if research { "on" } else { "off" });
+        note(format!(
+            "wrote {path}: distributed inference is {state} on this machine; enable = {} under [policy.research] changes that",
+            !research
+        ));
+    }
+    Ok(Loaded::load(cx.global.config.as_deref(), &cx.global.set)?.config)
 }
 
 fn report(
