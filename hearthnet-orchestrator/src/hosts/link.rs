@@ -79,44 +79,7 @@ pub(crate) enum Inbound {
     /// The host is leaving, and the idle stream was closed.
     Closed,
     /// The session has ended.
-    Lost(Ended),
-}
-
-/// End of a session.
-#[derive(Debug, Clone)]
-pub(crate) struct Ended {
-    /// Reason, for messages.
-    pub(crate) why: String,
-    pub(crate) cause: EndCause,
-}
-
-/// Cause of the end of a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum EndCause {
-    /// The connection was lost, or closed without fault.
-    Lost,
-    /// The host violated the protocol; the code names the violation.
-    Broken(Code),
-    /// This node closed the session, because the host lost its authorisation.
-    Unauthorized(Code),
-    /// The host closed the session, because this node lost its authorisation.
-    Refused(Code),
-}
-
-impl Ended {
-    pub(crate) fn of(closed: &SessionClosed) -> Self {
-        let code = closed.code.into();
-        let cause = match (closed.code, closed.by_us) {
-            (CloseCode::Revoked | CloseCode::Unauthorized, true) => EndCause::Unauthorized(code),
-            (CloseCode::Revoked | CloseCode::Unauthorized, false) => EndCause::Refused(code),
-            (broken, true) if broken.is_violation() => EndCause::Broken(code),
-            _ => EndCause::Lost,
-        };
-        Self {
-            why: sanitize(&closed.to_string()).into_owned(),
-            cause,
-        }
-    }
+    Lost(SessionClosed),
 }
 
 /// Queue of a chat.
@@ -140,7 +103,7 @@ struct Routes {
     last: u32,
     leaving: bool,
     /// End of the session, once it has ended.
-    ended: Option<Ended>,
+    ended: Option<SessionClosed>,
 }
 
 type Streams = Arc<Mutex<Routes>>;
@@ -438,13 +401,12 @@ impl Handler for Reader {
             // Messages that arrived before the end still count.
             self.drained();
         }
-        let ended = Ended::of(closed);
         let mut routes = self.streams.lock();
         for route in std::mem::take(&mut routes.by_stream).into_values() {
-            let lost = Inbound::Lost(ended.clone());
+            let lost = Inbound::Lost(closed.clone());
             let _ = route.inbox.send((route.hop, lost));
         }
-        routes.ended = Some(ended);
+        routes.ended = Some(closed.clone());
     }
 }
 

@@ -308,7 +308,7 @@ impl ShardedBackend {
                 None
             }
             Inbound::Closed => Some(hop.leaving(false)),
-            Inbound::Lost(ended) => Some(hop.lost(&ended)),
+            Inbound::Lost(closed) => Some(hop.lost(&closed)),
         };
         self.hop_failures.extend(hop_failure);
     }

@@ -7,14 +7,16 @@ use bytes::Bytes;
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::StreamTrace;
 use hearthnet_files::WeightsId;
-use hearthnet_transport::{Code, Message, SendError, StreamOpen, Truncate};
+use hearthnet_text::sanitize;
+use hearthnet_transport::{
+    CloseCode, Code, Message, SendError, SessionClosed, StreamOpen, Truncate,
+};
 
 use super::failure::{Cause, HopFailure};
 use super::hop_timeout::{CHECK_INTERVAL, HopTimeout, OFFLINE_AFTER, PROBE_AFTER, Silence};
 use crate::error::ChatError;
 use crate::hosts::RoutedSpan;
 use crate::hosts::checks::BoundaryCheck;
-use crate::hosts::link::{EndCause, Ended};
 use crate::steps::chat_loop;
 use crate::times::HopClock;
 
@@ -116,34 +118,38 @@ impl Hop {
         }
     }
 
-    pub(super) fn lost(&self, ended: &Ended) -> HopFailure {
-        let Ended { why, cause } = ended;
-        let (code, cause, what) = match cause.clone() {
-            EndCause::Unauthorized(code) => {
-                return self.hop_failure(code, Cause::Unauthorized, |host| {
+    /// Failure after the end of the session.
+    pub(super) fn lost(&self, closed: &SessionClosed) -> HopFailure {
+        use CloseCode::{Revoked, Unauthorized};
+        let (code, cause, what) = match (closed.code, closed.by_us) {
+            // This node closed the session, because the host lost its authorisation.
+            (code @ (Revoked | Unauthorized), true) => {
+                return self.hop_failure(code.into(), Cause::Unauthorized, |host| {
                     ChatError::ShardUnavailable(format!(
                         "{host} is not authorised to compute for this node any more"
                     ))
                 });
             }
-            EndCause::Lost => (Code::CONNECTION_LOST, Cause::Lost, "lost"),
-            EndCause::Refused(code) => (code, Cause::Failed, "lost"),
-            EndCause::Broken(code) => (code, Cause::Failed, "left"),
+            // The host closed it, because this node lost its authorisation.
+            (code @ (Revoked | Unauthorized), false) => (code.into(), Cause::Failed, "lost"),
+            // The host violated the protocol.
+            (code, true) if code.is_violation() => (code.into(), Cause::Failed, "left"),
+            _ => (Code::CONNECTION_LOST, Cause::Lost, "lost"),
         };
         self.hop_failure(code, cause, |host| {
-            ChatError::ShardUnavailable(format!("{what} {host}: {why}"))
+            let why = closed.to_string();
+            ChatError::ShardUnavailable(format!("{what} {host}: {}", sanitize(&why)))
         })
     }
 
     /// Failure after a send error.
     pub(super) fn unsendable(&self, error: &SendError) -> HopFailure {
-        self.lost(&match error {
-            SendError::Closed(closed) => Ended::of(closed),
-            other => Ended {
-                why: other.to_string(),
-                cause: EndCause::Lost,
-            },
-        })
+        match error {
+            SendError::Closed(closed) => self.lost(closed),
+            other => self.hop_failure(Code::CONNECTION_LOST, Cause::Lost, |host| {
+                ChatError::ShardUnavailable(format!("lost {host}: {other}"))
+            }),
+        }
     }
 
     /// Queues a message for the next boundary, or for when the send queue has room.
