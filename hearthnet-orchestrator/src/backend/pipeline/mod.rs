@@ -136,6 +136,23 @@ pub(crate) fn even_cut(rows: usize, most: usize) -> usize {
     even.next_multiple_of(GRAIN).min(most)
 }
 
+/// Cuts rows, the first of them at `position`, into chunks of at most `chunk_rows` rows.
+fn cut(mut position: u32, mut rows: Bytes, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
+    let chunk_rows = even_cut(rows.len() / row_bytes, chunk_rows);
+    let mut chunks = Vec::new();
+    while rows.len() >= row_bytes {
+        let count = chunk_rows.min(rows.len() / row_bytes);
+        let chunk = Chunk {
+            position,
+            rows: u32::try_from(count).unwrap_or(u32::MAX),
+            data: rows.split_to(count * row_bytes),
+        };
+        position = chunk.end();
+        chunks.push(chunk);
+    }
+    chunks
+}
+
 /// Input rows of a span, from position 0 on.
 #[derive(Debug)]
 struct Boundary {
@@ -185,36 +202,12 @@ impl Boundary {
 
     /// The kept rows as chunks of at most `chunk_rows` rows.
     fn replay(&self, chunk_rows: usize, row_bytes: usize) -> Vec<Chunk> {
-        let chunk_rows = even_cut(self.have as usize, chunk_rows);
-        let mut chunks = Vec::new();
-        let mut position = 0;
-        let mut pieces = self.kept.iter().flatten().cloned();
-        let mut piece = Bytes::new();
-        while position < self.have {
-            let rows = (self.have - position).min(u32::try_from(chunk_rows).unwrap_or(u32::MAX));
-            let wanted = rows as usize * row_bytes;
-            let mut data = BytesMut::with_capacity(wanted);
-            while data.len() < wanted {
-                if piece.is_empty() {
-                    match pieces.next() {
-                        Some(next) => piece = next,
-                        None => {
-                            debug_assert!(false, "`have` counts rows that were pushed");
-                            return chunks;
-                        }
-                    }
-                }
-                let take = piece.split_to(piece.len().min(wanted - data.len()));
-                data.extend_from_slice(&take);
-            }
-            chunks.push(Chunk {
-                position,
-                rows,
-                data: data.freeze(),
-            });
-            position += rows;
+        let mut rows = BytesMut::with_capacity(self.bytes());
+        for piece in self.kept.iter().flatten() {
+            rows.extend_from_slice(piece);
         }
-        chunks
+        debug_assert_eq!(rows.len(), self.have as usize * row_bytes);
+        cut(0, rows.freeze(), chunk_rows, row_bytes)
     }
 }
 
@@ -298,23 +291,11 @@ impl Pipeline {
         let Some(first) = self.spans.first_mut() else {
             return;
         };
-        let mut at = position;
-        let mut rest = rows;
-        let chunk_rows = even_cut(rest.len() / self.row_bytes, self.limits.chunk_rows);
-        while rest.len() >= self.row_bytes {
-            let rows = (rest.len() / self.row_bytes).min(chunk_rows);
-            let data = rest.split_to(rows * self.row_bytes);
-            let rows = u32::try_from(rows).unwrap_or(u32::MAX);
-            let chunk = Chunk {
-                position: at,
-                rows,
-                data,
-            };
-            at += rows;
+        for chunk in cut(position, rows, self.limits.chunk_rows, self.row_bytes) {
             first.input.push(&chunk);
             first.waiting.push_back(chunk);
         }
-        self.target = at.saturating_add(more);
+        self.target = first.input.have.saturating_add(more);
     }
 
     /// Positions that have been through every span.
@@ -362,6 +343,7 @@ impl Pipeline {
         }
         // From the back: the chunk that is furthest along frees its slot first.
         for index in (0..self.spans.len()).rev() {
+            let passed_on = self.passed_on(index);
             let span = self.spans.get_mut(index)?;
             if span.in_flight.len() >= self.limits.depth {
                 continue;
@@ -369,17 +351,15 @@ impl Pipeline {
             let Some(mut chunk) = span.waiting.pop_front() else {
                 continue;
             };
-            let epoch = span.epoch;
-            let passed_on = self.passed_on(index);
-            let span = self.spans.get_mut(index)?;
             // A chunk that contains both replayed and new rows is cut in two.
             if chunk.position < passed_on && passed_on < chunk.end() {
                 span.waiting
                     .push_front(chunk.split_off(passed_on, self.row_bytes));
             }
+            let epoch = span.epoch;
             let want = self.wanted(index, &chunk);
-            let span = self.spans.get_mut(index)?;
-            span.in_flight.push_back((chunk.clone(), want));
+            let in_flight = &mut self.spans.get_mut(index)?.in_flight;
+            in_flight.push_back((chunk.clone(), want));
             return Some(Action::Send {
                 span: index,
                 epoch,
@@ -407,7 +387,7 @@ impl Pipeline {
                 "it answered for position {position}, which was not requested"
             ))
         };
-        let Some(state) = self.spans.get(span) else {
+        let Some(state) = self.spans.get_mut(span) else {
             return Err(unexpected());
         };
         if epoch < state.epoch {
@@ -415,14 +395,14 @@ impl Pipeline {
         }
         let (asked, want) = match state.in_flight.front() {
             Some((chunk, want)) if epoch == state.epoch && chunk.position == position => {
-                (chunk, *want)
+                (chunk.rows, *want)
             }
             _ => return Err(unexpected()),
         };
         let wanted = match want {
             Want::None => 0,
             Want::Last => 1,
-            Want::All => asked.rows,
+            Want::All => asked,
         };
         if rows != wanted || data.len() != self.row_bytes * wanted as usize {
             let bytes = data.len();
@@ -430,11 +410,7 @@ impl Pipeline {
                 "it returned {rows} rows in {bytes} bytes where {wanted} rows were asked for"
             )));
         }
-        let Some((asked, _)) = self
-            .spans
-            .get_mut(span)
-            .and_then(|state| state.in_flight.pop_front())
-        else {
+        let Some((asked, _)) = state.in_flight.pop_front() else {
             return Err(unexpected());
         };
         let end = asked.end();
