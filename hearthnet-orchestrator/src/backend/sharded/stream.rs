@@ -243,6 +243,7 @@ impl Hop {
     }
 
     /// Returns the time until which this host is waited for; `None` if no step is pending.
+    /// `health_timeout` limits the time without progress, `silence` that of complete silence.
     /// `reference` is the time that other hosts need for the oldest pending step.
     ///
     /// # Errors
@@ -250,10 +251,10 @@ impl Hop {
     pub(super) fn waits_until(
         &mut self,
         now: Instant,
-        limits: WaitLimits,
+        health_timeout: Duration,
+        silence: Option<Duration>,
         reference: Option<Duration>,
     ) -> Result<Option<Instant>, HopFailure> {
-        let health_timeout = limits.health_timeout;
         let oldest = self.sent.front().filter(|_| self.opened);
         let oldest = oldest.map(|sent| (sent.at, sent.rows));
         if oldest.is_none() && self.opened {
@@ -290,7 +291,7 @@ impl Hop {
         if silent >= PROBE_AFTER {
             sender.probe();
         }
-        if limits.silence.is_some_and(|most| silent >= most) {
+        if silence.is_some_and(|most| silent >= most) {
             return Err(self.gone(Cause::Failed));
         }
         if silent >= OFFLINE_AFTER && may_move {
@@ -325,15 +326,6 @@ impl Hop {
             false => Code::SILENT,
         })
     }
-}
-
-/// Timeouts of a host.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct WaitLimits {
-    /// Limit without progress.
-    pub(super) health_timeout: Duration,
-    /// Limit of complete silence; `None`: only the health timeout applies.
-    pub(super) silence: Option<Duration>,
 }
 
 /// Wait after which the caller is notified.

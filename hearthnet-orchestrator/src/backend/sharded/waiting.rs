@@ -7,7 +7,6 @@ use tokio::time::sleep_until;
 
 use super::ShardedBackend;
 use super::failure::Interrupted;
-use super::stream::WaitLimits;
 use crate::Cancel;
 use crate::hosts::link::Inbound;
 use crate::steps::chat_loop;
@@ -79,13 +78,12 @@ impl ShardedBackend {
 
     /// Checks the timeouts of all hosts with pending steps; returns the time of the next check.
     fn look(&mut self, now: Instant) -> Result<Option<Instant>, Interrupted> {
-        let limits = WaitLimits {
-            health_timeout: self.settings.health_timeout,
-            silence: self.settings.give_up_after.map(|_| match self.running {
-                true => SILENCE_BEFORE_FALLBACK,
-                false => SILENCE_BEFORE_START,
-            }),
-        };
+        let health_timeout = self.settings.health_timeout;
+        // If this machine may not continue, only the health timeout applies.
+        let silence = self.settings.give_up_after.map(|_| match self.running {
+            true => SILENCE_BEFORE_FALLBACK,
+            false => SILENCE_BEFORE_START,
+        });
         let mut until: Option<Instant> = None;
         for index in 0..self.hops.len() {
             let oldest = self.hops.get(index).and_then(|hop| hop.sent.front());
@@ -93,7 +91,7 @@ impl ShardedBackend {
             let Some(hop) = self.hops.get_mut(index) else {
                 continue;
             };
-            let waits = hop.waits_until(now, limits, reference);
+            let waits = hop.waits_until(now, health_timeout, silence, reference);
             let Some(at) = waits.map_err(Interrupted::HopFailure)? else {
                 continue;
             };
