@@ -2,17 +2,6 @@
 
 use hearthnet_transport::Code;
 
-/// Party that caused a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
-    /// This program or this machine.
-    Us,
-    /// A participating host.
-    Peer,
-    /// The caller's request.
-    User,
-}
-
 /// Reason that a chat ended without an answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -36,7 +25,8 @@ pub enum ChatError {
     #[error("{0}")]
     BadRequest(String),
     /// An activation leaves the range of the boundary dtype. No host is at fault: every exact
-    /// engine reports it for this text.
+    /// engine reports it for this text. A host can report it falsely, so this machine computes the
+    /// step again if it can.
     #[error("{0}")]
     BoundaryOverflow(String),
     /// The prompt alone exceeds the model's context.
@@ -65,72 +55,63 @@ pub enum ChatError {
 }
 
 impl ChatError {
-    /// Stable code, HTTP status, blame and hint for the user.
-    fn facts(&self) -> (&'static str, u16, Blame, &'static str) {
-        use Blame::{Peer, Us, User};
+    /// Stable code, HTTP status and hint for the user.
+    fn facts(&self) -> (&'static str, u16, &'static str) {
         match self {
             Self::ExperimentalDisabled => (
                 "experimental_disabled",
                 403,
-                User,
                 "set policy.research.enable = true in the configuration, or add \
                  --set policy.research.enable=true; --local needs neither",
             ),
             Self::ShardUnavailable(_) => (
                 "shard_unavailable",
                 503,
-                Peer,
                 "start hosts for the missing layers with `hearthnet shard serve`, or answer on \
                  this machine alone with --local",
             ),
             Self::PipelineStalled(_) => (
                 "pipeline_stalled",
                 503,
-                Peer,
                 "check the named host, then ask again; --local answers on this machine alone",
             ),
             Self::WeightsMismatch(_) => (
                 "weights_mismatch",
                 503,
-                Peer,
                 "every host must serve the same model file: compare `hearthnet model inspect` on \
                  each machine",
             ),
             Self::ArithmeticMismatch(_) => (
                 "arithmetic_mismatch",
                 503,
-                Peer,
                 "start hosts with the exact engine (`hearthnet shard serve` without --backend), \
                  or set exact = \"any\" to accept other hosts as well",
             ),
             Self::BadRequest(_) | Self::TooLong { .. } => {
-                ("bad_request", 400, User, "change the request and ask again")
+                ("bad_request", 400, "change the request and ask again")
             }
-            // A host can report it falsely, so this machine computes the step again if it can.
             Self::BoundaryOverflow(_) => (
                 "boundary_overflow",
                 400,
-                Peer,
                 "rephrase the prompt, or set \
                  research.distributed_inference.activation_dtype = \"fp32\" here and on the hosts",
             ),
             // The client is still listening, so another component has cancelled the chat.
-            Self::Cancelled => ("cancelled", 503, User, "ask again"),
-            Self::Busy(_) => ("busy", 429, Us, "wait a little and ask again"),
+            Self::Cancelled => ("cancelled", 503, "ask again"),
+            Self::Busy(_) => ("busy", 429, "wait a little and ask again"),
             Self::HostsFull(_) => (
                 "busy",
                 429,
-                Peer,
                 "wait a little and ask again; for more room, add a host for these layers, or raise \
                  max_concurrent_streams and kv_budget_mb on the hosts",
             ),
             Self::ShuttingDown => {
                 let hint = "ask another node, or this one when it is back";
-                ("shutting_down", 503, Us, hint)
+                ("shutting_down", 503, hint)
             }
             Self::Engine(_) => {
                 let hint = "check the memory and the model file of this machine";
-                ("engine_failed", 500, Us, hint)
+                ("engine_failed", 500, hint)
             }
         }
     }
@@ -143,12 +124,22 @@ impl ChatError {
         self.facts().1
     }
 
-    pub fn blame(&self) -> Blame {
-        self.facts().2
+    /// Returns true if a participating host caused the failure, or may have reported it falsely:
+    /// this machine may be able to answer.
+    pub fn blames_host(&self) -> bool {
+        matches!(
+            self,
+            Self::ShardUnavailable(_)
+                | Self::PipelineStalled(_)
+                | Self::WeightsMismatch(_)
+                | Self::ArithmeticMismatch(_)
+                | Self::BoundaryOverflow(_)
+                | Self::HostsFull(_)
+        )
     }
 
     /// Advice for the user.
     pub fn hint(&self) -> &'static str {
-        self.facts().3
+        self.facts().2
     }
 }

@@ -13,7 +13,7 @@
 //! | frames of an answer | `frames` |
 //! | measured times | `times` (pure) |
 //! | arithmetics that an answer may be computed with | [`exact`] (pure) |
-//! | error codes, hints, blame | [`error`] |
+//! | error codes, hints | [`error`] |
 
 mod api;
 pub mod backend;

@@ -18,7 +18,7 @@ use crate::Cancel;
 use crate::backend::events::{Failover, fell_back};
 use crate::backend::sharded::ShardedBackend;
 use crate::backend::{Backend, Output, Rows, Run};
-use crate::error::{Blame, ChatError};
+use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
 use crate::steps::chat_loop;
 
@@ -73,7 +73,7 @@ impl WithFallback {
                     answering: false,
                 });
             }
-            Err(error) if error.blame() == Blame::Peer => error,
+            Err(error) if error.blames_host() => error,
             Err(error) => return Err(error),
         };
         fell_back(&error, "answering");
@@ -91,7 +91,7 @@ impl WithFallback {
             return Err(ChatError::Engine("it failed earlier in this chat".into()));
         };
         let (out, left, why) = match active.output(run).await {
-            Err(error) if error.blame() == Blame::Peer => {
+            Err(error) if error.blames_host() => {
                 let (out, left, since) = self.take_over(&error, run).await?;
                 (out, Some(left), Some((error, since)))
             }

@@ -19,7 +19,7 @@ use hearthnet_tokens::{ChatMessage, ChatTemplate, Detokenizer, Special, Tokenize
 use crate::Cancel;
 use crate::backend::events::report_event;
 use crate::backend::{Backend, Rows, Run};
-use crate::error::{Blame, ChatError};
+use crate::error::ChatError;
 use crate::exact::{Arithmetics, Exact};
 use crate::frames::RouteHop;
 pub use crate::frames::{Done, FinishReason, Frame, Timings, Usage};
@@ -333,7 +333,7 @@ impl Conversation {
         let result = self.backend.output(&mut run).await;
         match &result {
             Ok(_) => self.held.extend_from_slice(ids),
-            Err(error) if error.blame() == Blame::Peer => {
+            Err(error) if error.blames_host() => {
                 call.listener.on_frame(&Frame::PipelineAborted {
                     code: error.code(),
                     message: error.to_string(),
