@@ -10,12 +10,9 @@ use ciborium::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
-use crate::honest::Call;
-use crate::raw::{Arrived, Frame, Peer, Step, cbor, kind};
+use super::prelude::*;
 use crate::target::Target;
-use crate::victim::until;
 use crate::victim::{PAGE, Scene};
-use crate::{Bench, Findings, HarnessError};
 
 /// KV pages of the host. Three callers run: the honest one of every attack, a guest with a long
 /// conversation, and the grabber.

@@ -5,9 +5,8 @@
 use std::path::Path;
 
 use hearthnet_files::{ModelFile, TextId, WeightsId};
-use hearthnet_testkit::TinyLlama;
 
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let folder = tempfile::tempdir()?;

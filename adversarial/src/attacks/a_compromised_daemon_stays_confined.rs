@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::prelude::*;
 use crate::intruder::{Intruded, Intrusion, Part, furnish};
-use crate::{Bench, Findings, HarnessError};
 
 /// Time limit of an intruder process.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,10 +3,8 @@
 //! sessions that announce the largest message and fall silent must cost almost nothing and end by a
 //! deadline.
 
-use hearthnet_transport::CloseCode;
-
-use crate::raw::{Frame, Message, kind};
-use crate::{Bench, Budget, Findings, HarnessError};
+use super::prelude::*;
+use crate::Budget;
 
 const MIB: u64 = 1 << 20;
 

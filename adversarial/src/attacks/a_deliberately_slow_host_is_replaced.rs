@@ -10,12 +10,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use hearthnet_shard::StreamFault;
-use hearthnet_testkit::Tamper;
-use tokio::runtime::Handle;
 
-use crate::bench::new_key;
-use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
+use crate::fleet::Hosts;
 
 /// No host is slow yet.
 const NOBODY: usize = usize::MAX;

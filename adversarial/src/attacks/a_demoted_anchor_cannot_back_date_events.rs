@@ -2,14 +2,7 @@
 //! its demotion. If the fold only checked the level at that position, it could go on admitting
 //! Sybils, revoking members and changing the policy for ever, with a log that passes every check.
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, Level};
-
-use crate::raw::cbor;
-use crate::raw::event::{Event, admission, bytes, invitation, now_ms};
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Room for Lamport times before the demotion.
 const ROOM: u64 = 1000;

@@ -5,11 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use hearthnet_bus::{Descriptor, NodeId};
 use hearthnet_orchestrator::router::Candidate;
 
-use crate::fleet::Fleet;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Descriptors of the flood: more than are examined.
 const FLOOD: u32 = 10_000;

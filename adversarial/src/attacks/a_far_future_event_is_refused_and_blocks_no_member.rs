@@ -3,8 +3,7 @@
 //! numbers by their times. An event can still be up to ten minutes ahead, which must not block
 //! other members.
 
-use crate::raw::event::{Lane, now_ms};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 const MINUTE_MS: u64 = 60_000;
 const TEN_YEARS_MS: u64 = 10 * 365 * 24 * 60 * MINUTE_MS;

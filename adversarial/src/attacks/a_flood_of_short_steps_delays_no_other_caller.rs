@@ -3,9 +3,7 @@
 
 use tokio::sync::watch;
 
-use crate::honest::Call;
-use crate::raw::{Arrived, Frame, Peer, kind};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Streams that the honest caller and the guest leave, and rows per step: the most that counts as
 /// short.

@@ -9,9 +9,8 @@ use std::time::UNIX_EPOCH;
 use ciborium::Value;
 use hearthnet_files::manifest::{FileState, file_state, record_path};
 use hearthnet_files::{ModelFile, WeightsId};
-use hearthnet_testkit::TinyLlama;
 
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Bytes of the proof in front of a record.
 const PROOF: usize = 32;

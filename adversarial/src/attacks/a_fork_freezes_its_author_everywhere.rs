@@ -1,10 +1,7 @@
 //! An author that signs different histories for different members would divide a community for
 //! good. Every node that sees both keeps them as proof, passes them on, and freezes that author.
 
-use crate::raw::Pushed;
-use crate::raw::event::Lane;
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();

@@ -1,13 +1,9 @@
 //! A root key used in two disconnected places writes two histories. A node would be frozen for
 //! that. The root key must stay usable, so both histories count.
 
-use hearthnet_bus::log::{Body, EventLog, Level, Policy};
-use hearthnet_bus::now_ms;
-use hearthnet_bus::testing::{ROOT, key};
+use hearthnet_bus::log::Policy;
 
-use crate::victim::Gauges;
-use crate::victim::until;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Events that the root signs in one place.
 fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessError> {

@@ -3,15 +3,7 @@
 //! replaces its key. The frozen node itself can deliver that event, although it receives none any
 //! more. No other key can do this.
 
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, EventLog, Level};
-use hearthnet_bus::testing::{ROOT, key};
-use hearthnet_bus::{NodeKey, now_ms};
-
-use crate::bench::new_key;
-use crate::raw::Gossip;
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Events signed by `by` that replace an old key by a new one.
 fn successor(

@@ -7,14 +7,12 @@ use std::sync::Arc;
 use hearthnet_bus::calls::Registry;
 use hearthnet_bus::discovery::StaticPeer;
 use hearthnet_bus::joining::{self, SecondOpinion, join_through, second_opinion};
-use hearthnet_bus::log::{Body, Event, EventLog, Lane, Level};
+use hearthnet_bus::log::{Event, Lane};
 use hearthnet_bus::node::{Node, NodeSettings};
 use hearthnet_bus::testing::{TruncatingMember, durable_copy};
-use hearthnet_bus::{NodeId, NodeKey};
 
-use crate::bench::{Target, new_key};
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
+use crate::bench::Target;
 
 /// Starts a node that knows only these addresses of other nodes.
 async fn start(

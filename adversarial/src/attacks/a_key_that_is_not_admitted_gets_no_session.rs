@@ -1,10 +1,7 @@
 //! Access is decided in the TLS handshake: a valid key that is not admitted gets no session, and
 //! neither does a client without a certificate.
 
-use crate::bench::new_key;
-
-use crate::raw::Credentials;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     for _ in 0..8 {

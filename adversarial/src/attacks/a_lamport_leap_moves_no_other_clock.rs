@@ -3,8 +3,7 @@
 //! of others, and an event with a life of two minutes would live for twelve. A node therefore holds
 //! such an event until its time has come, and does not adopt its Lamport time.
 
-use crate::raw::event::now_ms;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Just below the limit of the host.
 const LEAP_MS: u64 = 595_000;

@@ -10,9 +10,7 @@ use std::time::Duration;
 use ciborium::Value;
 use tokio::net::TcpListener;
 
-use crate::raw::cbor;
-use crate::raw::event::{Author, now_ms};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Announced services of the host's machine, per batch, and number of batches.
 const AT_ONCE: usize = 8;

@@ -4,12 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use hearthnet_transport::CloseCode;
 use tokio::time::interval;
 
-use crate::honest::Call;
-use crate::raw::{Arrived, Peer, kind};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Maximum sessions of a member.
 const SESSIONS: usize = 16;

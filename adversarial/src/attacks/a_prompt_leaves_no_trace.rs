@@ -18,18 +18,14 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::NodeKey;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 use tokio::time::interval;
 
+use super::prelude::*;
 use crate::canary::Canary;
 use crate::household::{ask, send};
 use crate::program::{Daemon, Program};
-use crate::raw::Tap;
-use crate::victim::{KEY_FILE, Model};
-use crate::{Bench, Findings, HarnessError};
 
 /// Time limit until freed data must be gone.
 const SETTLE: Duration = Duration::from_secs(20);

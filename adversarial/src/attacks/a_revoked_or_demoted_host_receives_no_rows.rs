@@ -3,16 +3,10 @@
 //! that host and sends it no further step. Here the host's node never receives the event, so it
 //! would go on serving.
 
-use hearthnet_bus::log::{Body, EventLog, Level};
-use hearthnet_bus::{NodeId, NodeKey, now_ms};
 use hearthnet_orchestrator::error::ChatError;
-use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::fleet::{Fleet, PROMPT, TOKENS};
-use crate::victim::until;
-use crate::victim::{KEY_FILE, MODEL_ID};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let revoked = |node| Body::Revoked { node, last_seq: 1 };

@@ -5,13 +5,10 @@
 use std::future::Future;
 use std::time::Duration;
 
-use hearthnet_transport::CloseCode;
 use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::raw::{Ending, Frame, Message, Peer, Step, chunk, dtype, kind};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Pause between two bytes. At the minimum rate of 16 KiB/s, 1,600 bytes would arrive in this time.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -2,10 +2,7 @@
 //! over a channel of its own. The subject of a token must be the key of the TLS handshake. A failed
 //! attempt by another node does not use the token up.
 
-use hearthnet_transport::CloseCode;
-
-use crate::raw::{Credentials, Hello, Peer};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let owner = &bench.honest_key;

@@ -1,11 +1,7 @@
 //! A token that was observed must not be usable again: not at its own node, which remembers it, and
 //! not at another node, which it does not name.
 
-use hearthnet_transport::CloseCode;
-
-use crate::bench::new_key;
-use crate::raw::Hello;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let attacker = &bench.attacker;

@@ -2,9 +2,8 @@
 //! for years, or only from tomorrow on, is refused.
 
 use hearthnet_bus::Grant;
-use hearthnet_transport::CloseCode;
 
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// More than the 30 s of clock skew that the victim tolerates, with room for a slow machine.
 const SKEW: u64 = 40;

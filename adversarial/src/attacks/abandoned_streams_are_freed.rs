@@ -1,9 +1,7 @@
 //! An open stream holds memory, so their number is limited. All streams end with the connection
 //! that opened them, including their work in progress.
 
-use crate::raw::kind;
-use crate::victim::until;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Stream limit of the victim over all callers; the honest caller has one stream.
 const STREAMS: u32 = 8;

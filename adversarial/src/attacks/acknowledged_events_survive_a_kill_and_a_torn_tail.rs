@@ -4,13 +4,11 @@
 
 use std::path::Path;
 
-use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::FILE_NAME;
 use tokio::sync::watch;
 
-use crate::raw::{Gossip, Pushed};
+use super::prelude::*;
 use crate::victim::Victim;
-use crate::{Bench, Findings, HarnessError};
 
 /// Number of times the node is killed while it writes.
 const KILLS: usize = 6;

@@ -2,11 +2,9 @@
 //! never sent would widen the window beyond its grant.
 
 use hearthnet_testkit::raw::violations::{ack, acks, nack};
-use hearthnet_transport::CloseCode;
 
+use super::prelude::*;
 use super::table::{breaking, carry_out};
-use crate::raw::{Arrived, Frame, chunk, dtype, flag, kind};
-use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let code = CloseCode::CreditAck;

@@ -2,11 +2,7 @@
 //! All unknown authors share one small quota, and their events are not passed on. Otherwise a
 //! member could fill every disk, with its own key or with generated ones.
 
-use crate::bench::new_key;
-
-use crate::raw::Pushed;
-use crate::raw::event::{Author, MAX_BODY};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Quota of an author (`specs/event-log.md` section 4).
 const AUTHOR_BYTES: usize = 8 << 20;

@@ -2,12 +2,8 @@
 //! must not be stored, even if it is valid otherwise. Its sender is disconnected, because honest
 //! peers check events before they pass them on.
 
-use hearthnet_transport::CloseCode;
-
 use super::only_strictly_valid_signatures_are_accepted::respelled;
-use crate::raw::cbor;
-use crate::raw::event::DOMAIN;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Signature domain of calls, which members sign all the time.
 const CALLS: &[u8] = b"hearthnet/call/v1\0";

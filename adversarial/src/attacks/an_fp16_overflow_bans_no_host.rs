@@ -8,13 +8,10 @@ use std::sync::Arc;
 use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::health::{FailureKind, ShardHealth, Standing};
 use hearthnet_shard::StreamFault;
-use hearthnet_testkit::{Tamper, TinyLlama};
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
-use crate::bench::new_key;
-use crate::fleet::{Fleet, Hosts, PROMPT, TOKENS, blocking, question};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
+use crate::fleet::{Hosts, question};
 
 /// Token whose row overflows.
 const LOUD: u32 = 20;

@@ -7,19 +7,13 @@
 use std::sync::Arc;
 
 use ciborium::Value;
-use hearthnet_bus::log::Body;
-use hearthnet_bus::{Descriptor, NodeKey, now_ms};
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
-use hearthnet_orchestrator::link::{HostAddr, HostLink};
-use hearthnet_transport::{Config, Message};
-use tokio::runtime::Handle;
+use hearthnet_orchestrator::link::HostAddr;
+use hearthnet_transport::Message;
 
-use crate::bench::new_key;
-use crate::fleet::{Fleet, PROMPT};
+use super::prelude::*;
 use crate::puppet::Puppet;
-use crate::victim::{KEY_FILE, MODEL_ID};
-use crate::{Bench, Findings, HarnessError};
 
 /// Event kind of a descriptor.
 const ADVERTISED: &str = "experimental.shard.advertised";

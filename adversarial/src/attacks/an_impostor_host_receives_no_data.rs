@@ -6,13 +6,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hearthnet_http::{Metrics, Part};
-use hearthnet_orchestrator::link::{HostAddr, HostLink};
-use hearthnet_transport::Config;
+use hearthnet_orchestrator::link::HostAddr;
 
-use crate::bench::new_key;
-use crate::raw::{Credentials, Impostor, Trick};
+use super::prelude::*;
 use crate::victim::raised;
-use crate::{Bench, Findings, HarnessError};
 
 const CODE: &str = "identity_mismatch";
 

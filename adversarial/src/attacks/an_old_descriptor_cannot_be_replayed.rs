@@ -2,12 +2,7 @@
 //! not be able to bring it back: not over a newer one, not over a withdrawal, not after its expiry,
 //! and not in the slot of another host.
 
-use hearthnet_bus::Descriptor;
-
-use crate::raw::cbor;
-use crate::raw::event::{Event, Lane, now_ms};
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Event kinds of shards.
 const ADVERTISED: &str = "experimental.shard.advertised";

@@ -9,10 +9,9 @@
 use std::net::SocketAddr;
 
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
+use super::prelude::*;
 use crate::household::{MODEL, answer, connect_as_nobody, interface, send, service};
-use crate::{Bench, Findings, HarnessError};
 
 const TARGET: &str = "/v1/completions";
 /// Long answers that the other user requests, each under its own name: more than can run and queue.

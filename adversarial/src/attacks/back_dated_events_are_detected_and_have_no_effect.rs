@@ -2,12 +2,7 @@
 //! nothing by that. Back-dating is visible on every node, also on one that joins later: each event
 //! names the last event that its author knew, and so proves which events were missing at that time.
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::log::{Body, Level};
-
-use crate::raw::event::admission;
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();

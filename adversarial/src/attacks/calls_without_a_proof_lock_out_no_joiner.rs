@@ -3,17 +3,13 @@
 
 use std::sync::Arc;
 
-use hearthnet_bus::calls::{Client, Code};
-use hearthnet_bus::invite::Invite;
+use hearthnet_bus::calls::Code;
 use hearthnet_bus::joining;
-use hearthnet_bus::log::Level;
 use hearthnet_bus::node::bus_rule;
-use hearthnet_transport::{Config, connect_path};
+use hearthnet_transport::connect_path;
 use serde_json::json;
 
-use crate::bench::new_key;
-use crate::raw::event::now_ms;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Connections of strangers, and calls on each: several times the common budget.
 const CONNECTIONS: usize = 10;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hearthnet_tokens::{ChatMessage, ChatTemplate};
 use tokio::time::timeout;
 
+use super::prelude::*;
 use crate::memory;
-use crate::{Bench, Findings, HarnessError};
 
 /// Longer than the slowest permitted template, which takes seconds on an idle machine.
 const TIMEOUT: Duration = Duration::from_secs(60);

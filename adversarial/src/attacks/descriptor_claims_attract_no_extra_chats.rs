@@ -3,13 +3,7 @@
 //! known hash favours. Here a host has searched such a key for one caller, whose id is known from
 //! the log. Whatever it claims, other capable hosts get their part.
 
-use hearthnet_bus::{NodeId, NodeKey};
-use hearthnet_testkit::Tamper;
-use tokio::runtime::Handle;
-
-use crate::bench::new_key;
-use crate::fleet::Fleet;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Questions that are asked; the attacker may get half.
 const CHATS: usize = 10;

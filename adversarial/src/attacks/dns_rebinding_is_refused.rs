@@ -7,10 +7,9 @@ use std::net::SocketAddr;
 
 use hearthnet_http::{Health, HttpSettings, Metrics, Part, serve_metrics};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Names that resolve to this machine, or that a lenient parser takes for its name.
 const PRETENDERS: [&str; 10] = [

@@ -2,8 +2,8 @@
 //! lies within the band. Different rows never give equal results, so the caller drops the host, and
 //! the answer is the correct one.
 
+use super::prelude::*;
 use super::swapped_prompt_rows_are_detected::{Lie, tried};
-use crate::{Bench, Findings, HarnessError};
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let all: [(&'static str, Lie); 3] = [

@@ -3,8 +3,7 @@
 //! clock vouches for the early one: it contains its hash, so it was made later. Nothing else
 //! vouches for it.
 
-use crate::raw::event::{Event, now_ms};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 const DAY_MS: u64 = 86_400_000;
 

@@ -6,12 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_files::magnitude::{Band, magnitude};
-use hearthnet_testkit::{Passing, Tamper};
+use hearthnet_testkit::Passing;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
-use crate::fleet::{Fleet, PROMPT, TOKENS, blocking};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Step in which a host lies, in the middle of the answer.
 const AT: u32 = PROMPT + TOKENS / 2;

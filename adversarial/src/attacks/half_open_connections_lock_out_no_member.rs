@@ -5,10 +5,9 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 
-use crate::honest::Call;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 const CONNECTIONS: u32 = 10_000;
 /// Source addresses of the crowd, spread over four networks.

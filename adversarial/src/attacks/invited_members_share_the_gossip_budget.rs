@@ -4,12 +4,8 @@
 
 use std::time::Duration;
 
-use hearthnet_bus::NodeKey;
-
 use super::no_member_fills_the_replay_cache::let_in;
-use crate::raw::Pushed;
-use crate::raw::event::{Author, now_ms};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Batch sizes that use up the budget. An event checked in vain costs 51 units of 400,000
 /// (`specs/gossip.md`, section 4). The last batch begins with almost nothing left, and earning its

@@ -3,8 +3,7 @@
 //! therefore counts together with it and gets at most a quarter of the sockets.
 
 use super::no_member_fills_the_replay_cache::let_in;
-use crate::raw::{Credentials, SWITCHING};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Keys that would hold all sockets of either path at the limit per key.
 const CROWD: u32 = 50;

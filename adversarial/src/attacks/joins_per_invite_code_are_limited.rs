@@ -4,14 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::Capability;
-use hearthnet_bus::invite::Invite;
 use hearthnet_bus::joining::JOINS_PER_CODE;
-use hearthnet_bus::log::Level;
 
-use crate::bench::new_key;
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Time limit for retries.
 const TIMEOUT: Duration = Duration::from_secs(60);

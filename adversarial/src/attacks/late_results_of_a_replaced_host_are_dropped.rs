@@ -8,21 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_http::{Metrics, Part};
 use hearthnet_orchestrator::chat::Conversation;
 use hearthnet_orchestrator::error::ChatError;
 use hearthnet_orchestrator::hosts::{Choice, HostSource, RoutedSpan, Search};
-use hearthnet_orchestrator::link::HostLink;
-use hearthnet_testkit::Tamper;
-use hearthnet_transport::{Config, Message, StepResult};
+use hearthnet_transport::{Message, StepResult};
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
-use crate::bench::new_key;
-use crate::fleet::{Fleet, PROMPT, TOKENS, blocking};
+use super::prelude::*;
 use crate::puppet::{Layers, Puppet};
-use crate::{Bench, Findings, HarnessError};
 
 /// Position whose answer the host holds back, in the middle of the answer.
 const AT: u32 = PROMPT + TOKENS / 2;

@@ -1,17 +1,14 @@
 //! A home also answers its neighbours. Neighbours with long chats, running and queued, must not
 //! block the service for the owner of the machine.
 
-use hearthnet_bus::Capability;
-use hearthnet_bus::calls::Client;
 use hearthnet_files::sampling::SamplerConfig;
 use hearthnet_orchestrator::chat::{ChatRequest, Prompt};
 use hearthnet_orchestrator::service::ServiceSettings;
 use serde_json::json;
 use tokio::time::timeout;
 
-use crate::bench::new_key;
+use super::prelude::*;
 use crate::household::{MODEL, SOON, local_api, service};
-use crate::{Bench, Findings, HarnessError};
 
 /// Length of a neighbour's answer. The neighbour does not read it, so its chat does not end.
 const LONG: u32 = 4000;

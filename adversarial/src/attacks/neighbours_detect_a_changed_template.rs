@@ -3,13 +3,10 @@
 //! text identity of their files, so that neighbours detect the difference.
 
 use hearthnet_bus::log::Advert;
-use hearthnet_bus::{Descriptor, NodeKey};
 use hearthnet_orchestrator::coverage::by_model;
 use hearthnet_shard::{ShardConfig, ShardHost};
-use hearthnet_testkit::TinyLlama;
 
-use crate::bench::new_key;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let folder = tempfile::tempdir()?;

@@ -6,15 +6,11 @@
 
 use std::time::Instant;
 
-use hearthnet_bus::calls::{Client, Code};
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, Level, Policy};
-use hearthnet_bus::{Capability, NodeKey};
+use hearthnet_bus::calls::Code;
+use hearthnet_bus::log::Policy;
 use serde_json::json;
 
-use crate::bench::new_key;
-use crate::raw::event::{admission, invitation, now_ms};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Limits of all calls together and of one member (`specs/capability-bus.md`, section 5).
 const REMEMBERED: u64 = 8192;

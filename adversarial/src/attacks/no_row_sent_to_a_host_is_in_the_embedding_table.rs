@@ -8,10 +8,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
-use crate::fleet::Fleet;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     // With one private layer or more, no row may be found. Without one, all are found, which proves

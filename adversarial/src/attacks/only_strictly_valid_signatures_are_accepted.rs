@@ -2,12 +2,8 @@
 //! one. A respelled signature would then be a second token, and a small-order key would validate
 //! any signature. A certificate is public, so showing one proves nothing.
 
-use hearthnet_transport::CloseCode;
-
+use super::prelude::*;
 use crate::bench::token;
-use crate::raw::event::bytes;
-use crate::raw::{Credentials, cbor};
-use crate::{Bench, Findings, HarnessError};
 
 /// Group order, little-endian: 2^252 + 27742317777372353535851937790883648493.
 const ORDER: [u8; 32] = [

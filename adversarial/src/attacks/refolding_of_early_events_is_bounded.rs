@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Existing events, and events that are sent to sort before them.
 const THERE: usize = 500;

@@ -2,13 +2,7 @@
 //! host's log has the revocation. Afterwards the key is refused, and so are grants issued before
 //! the revocation.
 
-use hearthnet_bus::log::Body;
-use hearthnet_transport::CloseCode;
-
-use crate::honest::Call;
-use crate::raw::{Came, Credentials, Hello, Peer, Pushed, SWITCHING, kind};
-use crate::victim::Gauges;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();

@@ -1,14 +1,7 @@
 //! A revoked member still has its invite code, and can generate any number of keys. An invite with
 //! uses left would let it back in at once, with or without a trusted member as an accomplice.
 
-use hearthnet_bus::NodeKey;
-use hearthnet_bus::invite::Invite;
-use hearthnet_bus::log::{Body, Level};
-
-use crate::bench::new_key;
-use crate::raw::event::admission;
-use crate::raw::{Credentials, SWITCHING};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// The attacker, a trusted member, admits a key by an invite. Returns whether the host then accepts
 /// the key.

@@ -1,8 +1,7 @@
 //! One NaN in a row turns all later results of its sequence into NaN. The host detects it before
 //! the engine does, ends the stream, and reports that the preceding host is at fault.
 
-use crate::raw::{Step, kind};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let width = bench.target.width;

@@ -2,14 +2,12 @@
 //! Without the token no call is possible, but silent connections also take slots. They must not
 //! lock out the owner's programs, which connect through the socket or show the token.
 
-use hearthnet_bus::Capability;
-use hearthnet_bus::calls::{Client, SOCKET_FILE};
+use hearthnet_bus::calls::SOCKET_FILE;
 use serde_json::json;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::prelude::*;
 use crate::household::{SOON, local_api};
-use crate::{Bench, Findings, HarnessError};
 
 /// More than the limit of 32 connections.
 const SILENT: usize = 40;

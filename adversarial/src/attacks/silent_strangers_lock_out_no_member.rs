@@ -3,11 +3,9 @@
 
 use std::net::SocketAddr;
 
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpSocket;
 
-use crate::honest::Call;
-use crate::raw::{Credentials, Peer, SWITCHING};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Addresses of the crowd, all in the home's own network, and connections of each: together the
 /// limit of pending handshakes.

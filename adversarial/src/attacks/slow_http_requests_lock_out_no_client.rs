@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use hearthnet_http::{Health, HttpServer, HttpSettings, Metrics, Part, serve_metrics};
 use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
+use super::prelude::*;
 use crate::household::{answer, connect_as_nobody, send};
-use crate::{Bench, Findings, HarnessError};
 
 /// Limit of connections with a request; the total limit is twice as high.
 const CONNECTIONS: usize = 32;

@@ -1,12 +1,7 @@
 //! While an invite is open, strangers may connect in order to join, with any number of keys. They
 //! could hold all call sockets of a node without making a call.
 
-use hearthnet_bus::log::Level;
-
-use crate::bench::new_key;
-use crate::raw::{Credentials, SWITCHING};
-use crate::victim::until;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// More than all call sockets of a node.
 const STRANGERS: usize = 160;

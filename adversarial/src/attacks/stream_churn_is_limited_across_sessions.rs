@@ -3,9 +3,7 @@
 
 use std::time::Instant;
 
-use crate::honest::Call;
-use crate::raw::{Frame, kind, life};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Maximum sessions, and streams in each, within the limit of a session.
 const SESSIONS: usize = 32;

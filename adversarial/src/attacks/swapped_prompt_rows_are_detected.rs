@@ -6,11 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearthnet_files::magnitude::Band;
-use hearthnet_testkit::Tamper;
-use tokio::runtime::Handle;
 
-use crate::fleet::{Fleet, PROMPT, blocking};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Changes the rows of a prompt chunk; the second argument is the values per row.
 pub(super) type Lie = fn(&mut [f32], usize);

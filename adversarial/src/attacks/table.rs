@@ -5,13 +5,8 @@
 use std::iter::{once, repeat_n};
 
 use hearthnet_testkit::raw::violations::{self, Reached, Violation};
-use hearthnet_transport::CloseCode;
 
-use crate::raw::{
-    Frame, Hello, Message, Outgoing, Peer, Step, chunk, dtype, flag, kind, life, opcode,
-    stream_open,
-};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Messages of a flood without any limit.
 const MILLION: usize = 1_000_000;

@@ -1,9 +1,7 @@
 //! A machine serves neighbours, but belongs to its owner. Neighbours that keep all stream slots
 //! busy must not lock the owner out.
 
-use crate::honest::Call;
-use crate::raw::{Hello, kind};
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Stream slots that the honest caller leaves.
 const STREAMS: u32 = 7;

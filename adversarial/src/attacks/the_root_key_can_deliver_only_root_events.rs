@@ -2,12 +2,9 @@
 //! session by itself. Such a session delivers only events signed by the root key; it receives no
 //! events.
 
-use hearthnet_bus::log::{Body, Event, Heads, Level};
-use hearthnet_bus::now_ms;
-use hearthnet_bus::testing::{ROOT, key};
+use hearthnet_bus::log::{Event, Heads};
 
-use crate::raw::Gossip;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
     let [attacker, guest] = bench.members();

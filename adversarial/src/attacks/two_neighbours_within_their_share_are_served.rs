@@ -2,9 +2,7 @@
 //! decoding and one with a prompt in chunks. The latency of the honest caller here is the reference
 //! for the attacks of this group.
 
-use crate::honest::Call;
-use crate::raw::kind;
-use crate::{Bench, Findings, HarnessError};
+use super::prelude::*;
 
 /// Tokens of the first neighbour, and how many of them per prompt chunk of the second.
 const TOKENS: u32 = 32;

@@ -7,8 +7,8 @@ use hearthnet_text::is_plain;
 use hearthnet_tokens::{ChatMessage, ChatTemplate};
 use serde_json::{Value, json};
 
+use super::prelude::*;
 use crate::household::{MODEL, ask, interface, service};
-use crate::{Bench, Findings, HarnessError};
 
 /// Each ends in a word by which the test finds it again.
 const WORDS: [(&str, &str); 4] = [

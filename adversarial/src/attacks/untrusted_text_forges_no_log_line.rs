@@ -3,18 +3,14 @@
 
 use std::sync::Arc;
 
-use hearthnet_bus::NodeKey;
 use hearthnet_shard::{RunningHost, StreamFault};
-use hearthnet_testkit::Tamper;
 use hearthnet_text::is_plain;
 use serde_json::json;
 
-use crate::bench::new_key;
+use super::prelude::*;
 use crate::fleet::tampered_host;
 use crate::household::ask;
 use crate::program::Program;
-use crate::victim::{KEY_FILE, Model};
-use crate::{Bench, Findings, HarnessError};
 
 /// Error text of the host, in every failure.
 const FORGED: &str = "2026-01-01T00:00:00.000000Z ERROR evil";

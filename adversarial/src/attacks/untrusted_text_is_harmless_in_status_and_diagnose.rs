@@ -3,16 +3,13 @@
 //! programs. The text must be harmless, and none of it may become a line of its own.
 
 use hearthnet_bus::calls::{CallError, Code};
-use hearthnet_bus::log::{Body, EventLog};
 use hearthnet_bus::node::bus_rule;
 use hearthnet_bus::testing::DiagnoseHost;
-use hearthnet_bus::{Descriptor, now_ms};
 use hearthnet_text::is_plain;
 use serde_json::{Value, json};
 
+use super::prelude::*;
 use crate::program::{Program, Said};
-use crate::raw::cbor;
-use crate::{Bench, Findings, HarnessError};
 
 /// Looks like a line of the program's own output.
 const FORGED: &str = "10:00:00.000 all is well";

@@ -3,10 +3,9 @@
 //! a type that can run, all forbid type sniffing, and all forbid scripts and subresources.
 
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
+use super::prelude::*;
 use crate::household::{interface, send, service_of, whole_answer};
-use crate::{Bench, Findings, HarnessError};
 
 /// Runs if it is taken for HTML; also ends an attribute, a script and a metrics line.
 const WORDS: &str = "\"'><script>alert('evil')</script><img src=x onerror=evil()>\n\u{202e}";
