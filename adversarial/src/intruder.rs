@@ -1,7 +1,7 @@
 //! Compromised daemon in a process of its own. It isolates itself with the code of the real daemon
 //! and then tries actions that the isolation must block.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -111,15 +111,12 @@ fn attempts(plan: &Intrusion) -> Vec<Tried> {
     attempt(None, "read a system file", read(&elsewhere.join("file")));
 
     let files = Some(Part::Files);
-    let secrets = [
+    let other_key = "another-community/root.key";
+    for (what, file) in [
         ("read its user's SSH key", ".ssh/id_ed25519"),
-        (
-            "read the root key of another community",
-            "another-community/root.key",
-        ),
+        ("read the root key of another community", other_key),
         ("read its user's letters", "letters/to-ana"),
-    ];
-    for (what, file) in secrets {
+    ] {
         attempt(files, what, read(&home.join(file)));
     }
     let letter = home.join("letters/to-ana");
@@ -127,11 +124,8 @@ fn attempts(plan: &Intrusion) -> Vec<Tried> {
     attempt(files, "list its user's letters", list);
     let linked = data.join("linked");
     let linking = fs::hard_link(&letter, &linked).and_then(|()| read(&linked));
-    attempt(
-        files,
-        "read a letter through a hard link in its data folder",
-        linking,
-    );
+    let what = "read a letter through a hard link in its data folder";
+    attempt(files, what, linking);
     let append = OpenOptions::new().append(true).open(home.join(".profile"));
     let append = append.and_then(|mut file| file.write_all(b"\ntrue\n"));
     attempt(files, "write its user's shell profile", append);
@@ -172,61 +166,35 @@ fn system(plan: &Intrusion, attempt: &mut impl FnMut(Option<Part>, &str, io::Res
         kill_process, pidfd_getfd, pidfd_open,
     };
 
-    let refused = |what: &str| io::Error::other(what.to_owned());
-    let parent = getppid();
-    let memory = || {
-        let parent = parent.ok_or_else(|| refused("no parent"))?;
+    let (files, rights) = (Some(Part::Files), Some(Part::Rights));
+    let parent = || getppid().ok_or_else(|| io::Error::other("no parent"));
+    let memory = parent().and_then(|parent| {
         let path = format!("/proc/{}/mem", parent.as_raw_nonzero());
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(path)
-            .map(drop)
-    };
-    attempt(Some(Part::Files), "open the memory of its parent", memory());
-    let socket = || {
-        let parent = parent.ok_or_else(|| refused("no parent"))?;
+        OpenOptions::new().read(true).write(true).open(path)
+    });
+    attempt(files, "open the memory of its parent", memory.map(drop));
+    let taken = parent().and_then(|parent| {
         let parent = pidfd_open(parent, PidfdFlags::empty())?;
-        pidfd_getfd(parent, 0, PidfdGetfdFlags::empty())?;
-        Ok(())
-    };
-    attempt(
-        Some(Part::SystemCalls),
-        "take an open file of its parent",
-        socket(),
-    );
-    let signal = || {
-        // SIGCONT has no effect on a running process.
-        let parent = parent.ok_or_else(|| refused("no parent"))?;
-        Ok(kill_process(parent, Signal::CONT)?)
-    };
-    attempt(Some(Part::Files), "signal its parent", signal());
+        Ok(pidfd_getfd(parent, 0, PidfdGetfdFlags::empty())?)
+    });
+    let what = "take an open file of its parent";
+    attempt(Some(Part::SystemCalls), what, taken.map(drop));
+    // SIGCONT has no effect on a running process.
+    let signalled = parent().and_then(|parent| Ok(kill_process(parent, Signal::CONT)?));
+    attempt(files, "signal its parent", signalled);
     let reach = SocketAddr::from_abstract_name(&plan.abstract_name);
     let reach = reach.and_then(|at| UnixStream::connect_addr(&at)).map(drop);
-    attempt(
-        Some(Part::Files),
-        "connect to a service of its user's session",
-        reach,
-    );
+    attempt(files, "connect to a service of its user's session", reach);
     let dump = match dumpable_behavior() {
-        Ok(DumpableBehavior::NotDumpable) => Err(refused("not dumpable")),
+        Ok(DumpableBehavior::NotDumpable) => Err(io::Error::other("not dumpable")),
         _ => Ok(()),
     };
-    attempt(
-        Some(Part::Rights),
-        "have its memory written to a core dump",
-        dump,
-    );
-    let mut status = String::new();
-    let gain = File::open("/proc/self/status")
-        .and_then(|mut file| io::Read::read_to_string(&mut file, &mut status))
-        .and_then(|_| match status.contains("NoNewPrivs:\t1") {
-            true => Err(refused("no new privileges")),
-            false => Ok(()),
-        });
-    attempt(
-        Some(Part::Rights),
-        "gain privileges through a setuid file",
-        gain,
-    );
+    attempt(rights, "have its memory written to a core dump", dump);
+    let gain = match fs::read_to_string("/proc/self/status") {
+        Ok(status) if status.contains("NoNewPrivs:\t1") => {
+            Err(io::Error::other("no new privileges"))
+        }
+        status => status.map(drop),
+    };
+    attempt(rights, "gain privileges through a setuid file", gain);
 }

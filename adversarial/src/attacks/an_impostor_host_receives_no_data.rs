@@ -33,7 +33,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         ("another node with the host's certificate", real, None),
     ] {
         let shown = Credentials::forged(&certificate, &own.secret());
-        let impostor = Impostor::listen(Trick::Answer(Box::new(shown))).await?;
+        let impostor = Impostor::listen(&shown).await?;
         let before = counted();
         let refused = call(honest(impostor.addr)).await.err();
         let told = refused
@@ -56,7 +56,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 
     // A relay cannot be told from the network and does no harm: the caller reaches the intended
     // host through it.
-    let relay = Impostor::listen(Trick::Relay(target.addr)).await?;
+    let relay = Tap::listen(target.addr).await?;
     let called = call(honest(relay.addr)).await;
     found.done("the host itself, through a relay", "a session", called);
     Ok(())

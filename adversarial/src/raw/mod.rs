@@ -12,5 +12,5 @@ mod tap;
 
 pub(crate) use gossip::{Gossip, Pushed};
 pub(crate) use hearthnet_testkit::raw::*;
-pub(crate) use impostor::{Impostor, Trick};
+pub(crate) use impostor::Impostor;
 pub(crate) use tap::Tap;
