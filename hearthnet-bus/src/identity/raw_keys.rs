@@ -7,6 +7,11 @@ use serde_bytes::ByteArray;
 
 use crate::NodeId;
 
+/// Node id that is always serialised as its raw key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct RawKey(#[serde(with = "crate::identity::raw_keys")] pub(crate) NodeId);
+
 pub(crate) fn serialize<S: Serializer>(node: &NodeId, serializer: S) -> Result<S::Ok, S::Error> {
     ByteArray::new(*node.as_bytes()).serialize(serializer)
 }
@@ -34,74 +39,61 @@ pub(crate) mod community {
 }
 
 pub(crate) mod option {
-    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{Deserialize, Deserializer, NodeId, RawKey, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(
         node: &Option<NodeId>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        node.map(|node| ByteArray::new(*node.as_bytes()))
-            .serialize(serializer)
+        node.map(RawKey).serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<NodeId>, D::Error> {
-        let key: Option<ByteArray<32>> = Option::deserialize(deserializer)?;
-        Ok(key.map(|key| NodeId::from_checked(*key)))
+        let key: Option<RawKey> = Option::deserialize(deserializer)?;
+        Ok(key.map(|key| key.0))
     }
 }
 
 pub(crate) mod option_set {
     use std::collections::BTreeSet;
 
-    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{Deserialize, Deserializer, NodeId, RawKey, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer>(
         nodes: &Option<BTreeSet<NodeId>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        let keys = nodes.as_ref().map(|nodes| {
-            let keys = nodes.iter().map(|node| ByteArray::new(*node.as_bytes()));
-            keys.collect::<Vec<_>>()
-        });
+        let keys = |nodes: &BTreeSet<NodeId>| nodes.iter().copied().map(RawKey).collect();
+        let keys: Option<Vec<RawKey>> = nodes.as_ref().map(keys);
         keys.serialize(serializer)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<BTreeSet<NodeId>>, D::Error> {
-        let keys: Option<Vec<ByteArray<32>>> = Option::deserialize(deserializer)?;
-        let nodes = |keys: Vec<ByteArray<32>>| {
-            let nodes = keys.into_iter().map(|key| NodeId::from_checked(*key));
-            nodes.collect()
-        };
-        Ok(keys.map(nodes))
+        let keys: Option<Vec<RawKey>> = Option::deserialize(deserializer)?;
+        Ok(keys.map(|keys| keys.into_iter().map(|key| key.0).collect()))
     }
 }
 
 pub(crate) mod map {
     use std::collections::BTreeMap;
 
-    use super::{ByteArray, Deserialize, Deserializer, NodeId, Serialize, Serializer};
+    use super::{Deserialize, Deserializer, NodeId, RawKey, Serialize, Serializer};
 
     pub(crate) fn serialize<S: Serializer, V: Serialize>(
         map: &BTreeMap<NodeId, V>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(
-            map.iter()
-                .map(|(node, v)| (ByteArray::new(*node.as_bytes()), v)),
-        )
+        serializer.collect_map(map.iter().map(|(node, v)| (RawKey(*node), v)))
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
         deserializer: D,
     ) -> Result<BTreeMap<NodeId, V>, D::Error> {
-        let map: BTreeMap<ByteArray<32>, V> = Deserialize::deserialize(deserializer)?;
-        let nodes = map.into_iter();
-        Ok(nodes
-            .map(|(key, v)| (NodeId::from_checked(*key), v))
-            .collect())
+        let map: BTreeMap<RawKey, V> = Deserialize::deserialize(deserializer)?;
+        Ok(map.into_iter().map(|(key, v)| (key.0, v)).collect())
     }
 }

@@ -174,7 +174,7 @@ fn next(
     // After all events that have taken effect, and so at most the current time. A post-dated event
     // does not move the dates of other authors.
     let tip = it.tip.map_or(0, |(_, lamport)| lamport);
-    let last = view.fold.at().map_or(0, |at| at.lamport).max(tip);
+    let last = view.fold.at.map_or(0, |at| at.lamport).max(tip);
     let lamport = last.saturating_add(1);
     // The Lamport time of an event is at most its time. Of several events in one millisecond, the
     // later ones are dated a few milliseconds ahead.

@@ -12,7 +12,7 @@ use unicode_security::skeleton;
 use super::body::{Body, Level, Policy};
 use super::event::EventHash;
 use crate::identity::cbor;
-use crate::identity::raw_keys;
+use crate::identity::raw_keys::{self, RawKey};
 use crate::{CommunityId, Descriptor, NodeId};
 
 /// Maximum number of invites between a member and the member that answers for it.
@@ -80,11 +80,6 @@ pub struct Fork {
     pub proof: Vec<EventHash>,
 }
 
-/// Key of the invite by which a node was a member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(super) struct Code(#[serde(with = "raw_keys")] pub(super) NodeId);
-
 /// Durable part of the view: the result of the fold over the durable events. The state hash is the
 /// hash of its encoding, so its fields stand in canonical order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,7 +92,7 @@ pub(super) struct Durable {
         skip_serializing_if = "BTreeMap::is_empty",
         with = "raw_keys::map"
     )]
-    pub(super) left: BTreeMap<NodeId, Code>,
+    pub(super) left: BTreeMap<NodeId, RawKey>,
     pub(super) name: String,
     #[serde(with = "raw_keys::map")]
     pub(super) frozen: BTreeMap<NodeId, Fork>,

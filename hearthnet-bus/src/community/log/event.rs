@@ -176,9 +176,10 @@ pub struct Event {
 }
 
 /// Position of an event in the total order: by Lamport time, then author, then sequence number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
     pub lamport: u64,
+    #[serde(with = "raw_keys")]
     pub author: NodeId,
     pub seq: u64,
 }

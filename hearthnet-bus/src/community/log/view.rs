@@ -323,7 +323,7 @@ impl View {
         let mut plain = true;
         let cost = db::scan(
             conn,
-            fold.at(),
+            fold.at,
             |at| counts(authors, *activation_ms, at),
             |event| plain &= fold.apply(event) != Applied::Retroactive,
         )?;

@@ -32,7 +32,7 @@ pub(crate) fn last_snapshot(conn: &Connection) -> Result<u64, LogError> {
 /// Stores a snapshot. If there are more than `keep`, deletes every second of the older half, so
 /// that older snapshots are further apart.
 pub(crate) fn add_snapshot(conn: &Connection, fold: &Fold, keep: usize) -> Result<(), LogError> {
-    let Some(at) = fold.at() else { return Ok(()) };
+    let Some(at) = fold.at else { return Ok(()) };
     let mut bytes = Vec::new();
     ciborium::into_writer(fold, &mut bytes)
         .map_err(|_| LogError::corrupt("its state cannot be encoded"))?;

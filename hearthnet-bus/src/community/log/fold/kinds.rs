@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 
 use super::no_effect::NoEffect;
 use super::rights::{ANCHOR, Actor};
-use super::{Applied, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off, key};
+use super::{Applied, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off};
 use crate::NodeId;
 use crate::community::log::body::{Body, Level};
-use crate::community::log::community::{Code, Member, OpenInvite, Revocation};
+use crate::community::log::community::{Member, OpenInvite, Revocation};
 use crate::community::log::event::Event;
+use crate::identity::raw_keys::RawKey;
 
 impl Fold {
     /// Applies an event, if its author may make it.
@@ -66,8 +67,8 @@ impl Fold {
 
     fn apply_revocation(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {
         if actor != Actor::Root {
-            let cut = (*node.as_bytes(), last_seq);
-            self.found.insert(key(event.position()), cut);
+            let cut = (RawKey(node), last_seq);
+            self.found.insert(event.position(), cut);
         }
         // The revoked node has the code of its invite and could come back with another key. The
         // same holds for a node that left before its revocation.
@@ -266,7 +267,7 @@ impl Fold {
                 if let Some(invite) = gone.and_then(|member| member.invite)
                     && self.state.left.len() < MAX_MEMBERS
                 {
-                    self.state.left.insert(event.author, Code(invite));
+                    self.state.left.insert(event.author, RawKey(invite));
                 }
                 Ok(())
             }

@@ -44,7 +44,7 @@ pub use self::no_effect::NoEffect;
 use super::body::{Body, Level};
 use super::community::{Durable, Fork};
 use super::event::{Event, Position};
-use crate::identity::raw_keys;
+use crate::identity::raw_keys::{self, RawKey};
 use crate::{CommunityId, NodeId};
 
 /// Maximum number of members and revoked nodes together. Heads and views list them all.
@@ -90,17 +90,14 @@ pub(super) struct Fold {
     /// does not list the authors as members.
     acted: BTreeSet<[u8; 32]>,
     /// Positions of the revocations that hold, in step 3 and in a replay.
-    decided: Option<BTreeSet<Place>>,
+    decided: Option<BTreeSet<Position>>,
     /// Revocations by anchors that were found to hold, with the cuts that they make.
-    found: BTreeMap<Place, ([u8; 32], u64)>,
+    found: BTreeMap<Position, (RawKey, u64)>,
     /// Position of the last applied event.
-    at: Option<Place>,
+    pub(super) at: Option<Position>,
     /// Number of applied events.
     pub(super) count: u64,
 }
-
-/// Sort key of an event: Lamport time, author and number.
-type Place = (u64, [u8; 32], u64);
 
 /// Last event of each of these authors that counts.
 type Cuts = BTreeMap<NodeId, u64>;
@@ -114,14 +111,10 @@ fn is_cut_off(cuts: &Cuts, author: &NodeId, seq: u64) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct LevelCut {
     /// Position of the change.
-    place: Place,
+    place: Position,
     /// Last event of the member that the author of the change had seen.
     last_seq: u64,
     level: Level,
-}
-
-fn key(at: Position) -> Place {
-    (at.lamport, *at.author.as_bytes(), at.seq)
 }
 
 impl Fold {
@@ -151,18 +144,9 @@ impl Fold {
         self.state.knows(self.community(), author) || self.acted.contains(author.as_bytes())
     }
 
-    /// Position of the last applied event.
-    pub(super) fn at(&self) -> Option<Position> {
-        self.at.map(|(lamport, author, seq)| Position {
-            lamport,
-            author: NodeId::from_checked(author),
-            seq,
-        })
-    }
-
     /// Returns whether an event at this position sorts after all applied ones.
     pub(super) fn is_before(&self, position: Position) -> bool {
-        self.at.is_none_or(|at| at < key(position))
+        self.at.is_none_or(|at| at < position)
     }
 
     /// Returns whether events that sort last can be applied and snapshots used. After a retroactive
@@ -214,17 +198,15 @@ impl Fold {
         // A revocation is cut off only by one that sorts after it, because a revoked node has no
         // rights from there on. So the last one holds, and then decides about those before it.
         for (place, (node, last_seq)) in second.found.into_iter().rev() {
-            let (_, author, seq) = place;
-            if !is_cut_off(&third.cuts, &NodeId::from_checked(author), seq) {
-                third.cut(NodeId::from_checked(node), last_seq);
+            if !is_cut_off(&third.cuts, &place.author, place.seq) {
+                third.cut(node.0, last_seq);
                 decided.insert(place);
             }
         }
         third.levels = second.levels;
         for limits in third.levels.values_mut() {
-            limits.retain(|limit| {
-                let (_, author, seq) = limit.place;
-                !is_cut_off(&third.cuts, &NodeId::from_checked(author), seq)
+            limits.retain(|LevelCut { place, .. }| {
+                !is_cut_off(&third.cuts, &place.author, place.seq)
             });
         }
         third.decided = Some(decided);
@@ -295,7 +277,7 @@ impl Fold {
     /// Records that `event` sets a level. If all cuts are known already, this changes nothing.
     fn cut_level(&mut self, event: &Event, node: NodeId, level: Level, last_seq: u64) {
         let cut = LevelCut {
-            place: key(event.position()),
+            place: event.position(),
             last_seq,
             level,
         };
@@ -319,7 +301,7 @@ impl Fold {
             self.effective.insert(event.author, event.seq);
             self.acted.insert(*event.author.as_bytes());
         }
-        self.at = Some(key(event.position()));
+        self.at = Some(event.position());
         self.count = self.count.saturating_add(1);
         applied
     }

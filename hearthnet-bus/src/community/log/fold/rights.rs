@@ -1,7 +1,7 @@
 //! Rights: the role in which an author acts, and what it takes.
 
 use super::no_effect::NoEffect;
-use super::{Fold, MAX_MEMBERS, key};
+use super::{Fold, MAX_MEMBERS};
 use crate::community::log::body::Level;
 use crate::community::log::community::Durable;
 use crate::community::log::event::Event;
@@ -71,7 +71,7 @@ impl Fold {
     /// changes of level whose authors had not seen the event.
     pub(super) fn actor(&self, event: &Event) -> Actor {
         let actor = self.state.actor(self.community(), &event.author);
-        let place = key(event.position());
+        let place = event.position();
         let cuts = self.levels.get(&event.author).into_iter().flatten();
         let later = cuts.filter(|cut| event.seq > cut.last_seq && place < cut.place);
         match later.map(|cut| Actor::Member(cut.level)).min() {
@@ -89,7 +89,7 @@ impl Fold {
         match (&self.decided, actor) {
             _ if *node == self.root => return Err(NoEffect::Root),
             (_, Actor::Root) => {}
-            (Some(decided), _) if decided.contains(&key(event.position())) => {}
+            (Some(decided), _) if decided.contains(&event.position()) => {}
             (None, ANCHOR) if self.state.actor(self.community(), node) == ANCHOR => {
                 return Err(Actor::Root.needed());
             }
