@@ -75,7 +75,13 @@ impl Client {
 
 /// Whether the client is authorised. `/healthz` answers other clients too, but without the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Admitted(pub bool);
+pub struct Admitted(pub(crate) bool);
+
+impl Admitted {
+    pub fn is(self) -> bool {
+        self.0
+    }
+}
 
 /// Router with the paths of `inner` for authorised clients, and `/healthz` for all.
 pub(super) fn guarded(inner: Router, key: Option<ApiKey>, health: MethodRouter) -> Router {

@@ -77,7 +77,7 @@ pub fn connect_here(
     (end(CALLER), end(HOST))
 }
 
-/// Side of an [`End`]; also its index in [`Inner::sides`].
+/// Side of an [`End`]; also its index in [`Inner::sides`] and [`Session::receivers`].
 const CALLER: usize = 0;
 const HOST: usize = 1;
 
@@ -281,15 +281,19 @@ impl Link for End {
         if let Some(message) = inner.sides[self.side].pop() {
             // The caller's side closes a failed stream as soon as the error is received: later
             // steps may have crossed the error.
+            let mut closes = false;
             if let Message::StreamError(StreamError { stream, epoch, .. }) = message
                 && inner.closed.is_none()
             {
                 inner.end_stream((stream, epoch));
                 let close = StreamClose { stream, epoch };
                 inner.sides[1 - self.side].push(Message::StreamClose(close));
-                self.session.receivers[1 - self.side].wake();
+                closes = true;
             }
             drop(inner);
+            if closes {
+                self.session.receivers[1 - self.side].wake();
+            }
             self.session.changed.notify_waiters();
             return Poll::Ready(Ok(message));
         }

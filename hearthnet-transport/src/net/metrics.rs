@@ -168,7 +168,7 @@ impl SessionMetrics {
         }
     }
 
-    /// Updates the metrics. With `ended`, takes the session's share out of the gauges.
+    /// Updates the metrics; called at the end of a driver's turn. With `ended`, takes the session's share out of the gauges.
     pub(crate) fn note(&mut self, stats: &SessionStats, ended: Option<&SessionClosed>) {
         let before = std::mem::replace(&mut self.noted, *stats);
         let received = stats.bytes_received - before.bytes_received;

@@ -141,7 +141,7 @@ async fn health(
         false => (StatusCode::OK, "ok"),
         true => (StatusCode::SERVICE_UNAVAILABLE, "shutting_down"),
     };
-    let body = match admitted.0 {
+    let body = match admitted.is() {
         true => json!({
             "status": word, "running": load.running, "waiting": load.waiting, "kept": load.kept,
         }),
