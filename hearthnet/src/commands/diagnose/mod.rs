@@ -49,10 +49,8 @@ pub(crate) fn run(args: &DiagnoseArgs, cx: &Context) -> Result<(), Failure> {
     let (nodes, isolation) = block_on(async {
         let mut nodes = here(&dir, &cx.global, age_ms).await?;
         let running: Option<Running> = local_api::ask(&dir, NODE_STATUS, &json!({})).await;
-        let named = args.shard.iter().map(|host| Target {
-            node: host.node,
-            addresses: vec![host.endpoint.clone()],
-        });
+        let named = args.shard.iter();
+        let named = named.map(|host| (host.node, vec![host.endpoint.clone()]));
         let mut others: Vec<Target> = named.collect();
         if let Some(home) = &home {
             others.extend(members(home, &cx.config).await?);
@@ -167,11 +165,8 @@ async fn here(dir: &Path, global: &Global, age_ms: u64) -> Result<Vec<Asked>, Fa
     Ok(nodes)
 }
 
-struct Target {
-    node: NodeId,
-    /// Candidate addresses, best first.
-    addresses: Vec<String>,
-}
+/// Node, and its candidate addresses, best first.
+type Target = (NodeId, Vec<String>);
 
 async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
     home.level()?;
@@ -181,11 +176,9 @@ async fn members(home: &Home, config: &Config) -> Result<Vec<Target>, Failure> {
         let own = home.key.id();
         let state = home.state();
         let others = state.members().map(|(node, _)| *node);
-        let targets = others.filter(|node| *node != own).map(|node| Target {
-            node,
-            addresses: addresses(home, guest, running.as_ref(), node),
-        });
-        Ok(targets.collect())
+        let others = others.filter(|node| *node != own);
+        let target = |node| (node, addresses(home, guest, running.as_ref(), node));
+        Ok(others.map(target).collect())
     })
     .await
 }
@@ -197,7 +190,7 @@ async fn elsewhere(
     age_ms: u64,
 ) -> Vec<Asked> {
     let name = &Capability::diagnose().to_string();
-    let asked = iter(targets).map(|Target { node, addresses }| async move {
+    let asked = iter(targets).map(|(node, addresses)| async move {
         let asking = async {
             let client = connect(node, &addresses, key, transport).await?;
             ask(&client, name, age_ms).await
