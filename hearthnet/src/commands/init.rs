@@ -22,16 +22,11 @@ pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
     };
     let key = global.node_key()?;
 
-    let config = match &global.config {
-        Some(path) => path.clone(),
-        None => default_path().ok_or_else(|| {
-            Failure::new(
-                Kind::Host,
-                "there is no home directory for the configuration",
-            )
-            .hint("name the file with --config")
-        })?,
-    };
+    let config = global.config.clone().or_else(default_path);
+    let config = config.ok_or_else(|| {
+        let why = "there is no home directory for the configuration";
+        Failure::new(Kind::Host, why).hint("name the file with --config")
+    })?;
     let config_state = if config.exists() {
         "exists"
     } else {

@@ -39,10 +39,7 @@ impl Home {
     /// Reads the data directory, without contacting other nodes.
     pub(crate) fn on_disk(global: &Global, dir: &Path) -> Result<OnDisk, Failure> {
         let noted = Membership::read(dir);
-        let lost = |noted: Option<Membership>| match noted {
-            Some(noted) => OnDisk::Lost(noted),
-            None => OnDisk::Nothing,
-        };
+        let lost = |noted: Option<Membership>| noted.map_or(OnDisk::Nothing, OnDisk::Lost);
         if !dir.join(LOG_FILE).exists() {
             return Ok(lost(noted));
         }
