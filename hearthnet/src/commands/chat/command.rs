@@ -67,22 +67,20 @@ const QUOTES: &str = "\"\"\"";
 /// Parses typed or pasted text.
 pub(super) fn read(text: &str) -> Line {
     let text = text.trim();
+    let message = |text: &str| match text.trim().is_empty() {
+        true => Line::Nothing,
+        false => Line::Message(text.to_owned()),
+    };
     if let Some(quoted) = text.strip_prefix(QUOTES) {
         let quoted = quoted
             .split(QUOTES)
             .next()
             .unwrap_or_default()
             .trim_matches('\n');
-        return match quoted.trim().is_empty() {
-            true => Line::Nothing,
-            false => Line::Message(quoted.to_owned()),
-        };
+        return message(quoted);
     }
     let Some(command) = text.strip_prefix('/') else {
-        return match text.is_empty() {
-            true => Line::Nothing,
-            false => Line::Message(text.to_owned()),
-        };
+        return message(text);
     };
     if command.starts_with('/') {
         return Line::Message(command.to_owned());
