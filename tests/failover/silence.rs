@@ -8,7 +8,7 @@
 use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::Prompt;
-use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
+use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_testkit::lab::Lab;
 
@@ -219,21 +219,16 @@ fn a_host_slow_from_its_first_token_is_replaced_by_an_idle_spare() {
 }
 
 /// Conversation over hosts known by address, as `serve --shard` keeps them.
-fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, Arc<HostPool>), ChatError> {
+fn pooled(caller: &Caller, hosts: &[String]) -> Result<(Conversation, HostPool), ChatError> {
     let address = |host: &String| host.parse::<HostAddr>().expect("an address");
-    let choice = caller.choice();
-    let pool = Arc::new(HostPool::new(
+    let pool = HostPool::new(
         caller.runtime.handle().clone(),
         Arc::new(NodeKey::from_secret(&caller.key.secret())),
         hearthnet_transport::Config::default(),
         hosts.iter().map(address),
-        choice.health.clone(),
-    ));
-    let source = PooledHosts {
-        pool: Arc::clone(&pool),
-        choice,
-    };
-    Ok((caller.open_over(Box::new(source), true)?, pool))
+        caller.choice(),
+    );
+    Ok((caller.open_over(Box::new(pool.clone()), true)?, pool))
 }
 
 #[test]
@@ -265,10 +260,8 @@ fn the_next_chat_skips_a_session_whose_host_has_stopped() {
     for node in used {
         fleet.strike(&node, Fault::Stop);
         let began = Instant::now();
-        let source = PooledHosts {
-            pool: Arc::clone(&pool),
-            choice: scene.caller.choice(),
-        };
+        let mut source = pool.clone();
+        source.choice = scene.caller.choice();
         let next = scene.caller.open_over(Box::new(source), true);
         let mut next = next.expect("a route");
         println!("connected in {:.2} s", began.elapsed().as_secs_f64());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ciborium::Value;
 use hearthnet_orchestrator::chat::Conversation;
-use hearthnet_orchestrator::hosts::{HostPool, PooledHosts};
+use hearthnet_orchestrator::hosts::HostPool;
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_transport::Message;
 
@@ -209,12 +209,10 @@ async fn as_answers(found: &mut Findings) -> Result<(), HarnessError> {
             vec![(key, Box::new(|_| {}))],
         )?;
         let honest = hosts.addrs();
-        let choice = fleet.choice(caller.id());
-        let (health, config) = (choice.health.clone(), Config::default());
+        let (choice, config) = (fleet.choice(caller.id()), Config::default());
         let all = addrs.into_iter().chain(honest.clone());
-        let pool = HostPool::new(runtime, Arc::new(caller), config, all, health);
-        let pool = Arc::new(pool);
-        let backend = fleet.backend(Box::new(PooledHosts { pool, choice }))?;
+        let pool = HostPool::new(runtime, Arc::new(caller), config, all, choice);
+        let backend = fleet.backend(Box::new(pool))?;
         let endpoints = ask(&fleet, Conversation::new(Box::new(backend)))?;
         Ok((honest, endpoints))
     });

@@ -16,23 +16,24 @@ use super::source::{
 };
 use crate::error::ChatError;
 use crate::exact::Exact;
-use crate::hosts::health::{FailureKind, SharedHealth};
+use crate::hosts::health::FailureKind;
 use crate::hosts::link::{HostAddr, HostLink};
 
 /// Retry delay after a failed connection: initial and maximum.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Hosts known by address. Sessions are opened on demand, shared by all chats, and renewed before
-/// their lifetime ends.
+/// their lifetime ends. Clones share them.
 ///
 /// All hosts are connected, including unused ones, so that a spare is ready when a host fails. A
 /// host that does not answer delays no chat that others can serve.
+#[derive(Clone)]
 pub struct HostPool {
     runtime: Handle,
     key: Arc<NodeKey>,
     transport: Config,
     hosts: Vec<Arc<Known>>,
-    health: SharedHealth,
+    pub choice: Choice,
 }
 
 /// Host and its session.
@@ -62,14 +63,13 @@ pub struct Reached {
 }
 
 impl HostPool {
-    /// Creates a pool without connections. Sessions run on `runtime`; `health` must be that of
-    /// every [`Choice`] used with the pool.
+    /// Creates a pool without connections. Sessions run on `runtime`.
     pub fn new(
         runtime: Handle,
         key: Arc<NodeKey>,
         transport: Config,
         hosts: impl IntoIterator<Item = HostAddr>,
-        health: SharedHealth,
+        choice: Choice,
     ) -> Self {
         let known = |addr| {
             let session = Mutex::default();
@@ -80,7 +80,7 @@ impl HostPool {
             key,
             transport,
             hosts: hosts.into_iter().map(known).collect(),
-            health,
+            choice,
         }
     }
 
@@ -161,7 +161,7 @@ impl HostPool {
         session.link.take_if(|link| !link.is_fresh());
         let link = session.link.clone();
         let (host, key) = (Arc::clone(host), Arc::clone(&self.key));
-        let (transport, health) = (self.transport.clone(), self.health.clone());
+        let (transport, health) = (self.transport.clone(), self.choice.health.clone());
         let heard = SignOfLife::default();
         let opening = Opening::begin(&self.runtime, heard, async move {
             if let Some(link) = link
@@ -196,14 +196,7 @@ impl HostPool {
     }
 }
 
-/// A pool as the host source of one chat.
-#[derive(Clone)]
-pub struct PooledHosts {
-    pub pool: Arc<HostPool>,
-    pub choice: Choice,
-}
-
-impl HostSource for PooledHosts {
+impl HostSource for HostPool {
     fn route(&mut self, search: &Search<'_>) -> Result<Vec<RoutedSpan>, ChatError> {
         // Limits of the wait for connections, and for a host that may be restarting.
         let (limit, patience) = match search.patience {
@@ -221,8 +214,8 @@ impl HostSource for PooledHosts {
             let enough = |links: &[Arc<HostLink>]| self.choice.among(links, search).is_ok();
             let reach = search
                 .cancel
-                .run_until_cancelled(self.pool.reach_enough(enough, limit));
-            let reached = self.pool.runtime.block_on(reach);
+                .run_until_cancelled(self.reach_enough(enough, limit));
+            let reached = self.runtime.block_on(reach);
             let reached = reached.ok_or(ChatError::Cancelled)?;
             let error = match self.choice.among(&reached.links, search) {
                 // The error of an unreachable host explains more than the missing layers.
@@ -231,18 +224,17 @@ impl HostSource for PooledHosts {
                 }
                 spans => return spans,
             };
-            let mut hosts = self.pool.hosts.iter();
+            let mut hosts = self.hosts.iter();
             let in_vain = !hosts.any(|host| is_absent(host, &reached.links));
             if in_vain || until.is_none_or(|until| until <= Instant::now() + SEARCH_INTERVAL) {
                 return Err(error);
             }
             let pause = async { tokio::time::sleep(SEARCH_INTERVAL).await };
             let paused = self
-                .pool
                 .runtime
                 .block_on(search.cancel.run_until_cancelled(pause));
             paused.ok_or(ChatError::Cancelled)?;
-            self.pool.forget_failures(search.exclude);
+            self.forget_failures(search.exclude);
         }
     }
 
@@ -255,7 +247,7 @@ impl HostSource for PooledHosts {
     }
 
     fn prepare(&mut self, _: &[RoutedSpan]) {
-        let pool = Arc::clone(&self.pool);
-        self.pool.runtime.spawn(async move { pool.reach().await });
+        let pool = self.clone();
+        self.runtime.spawn(async move { pool.reach().await });
     }
 }

@@ -13,7 +13,7 @@ use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
 use hearthnet_orchestrator::hosts::{
-    Choice, CommunityHosts, HostPool, Links, ModelOnWire, PooledHosts,
+    Choice, CommunityHosts, HostPool, Links, ModelOnWire,
 };
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
@@ -92,12 +92,10 @@ pub(crate) fn pooled_hosts(
     key: &Arc<NodeKey>,
     model: &OpenModel,
     config: &Config,
-) -> PooledHosts {
+) -> HostPool {
     let (transport, hosts) = (config.transport(), hosts.iter().cloned());
     let choice = choice(model, key.id(), config);
-    let (runtime, key, health) = (runtime.clone(), Arc::clone(key), choice.health.clone());
-    let pool = Arc::new(HostPool::new(runtime, key, transport, hosts, health));
-    PooledHosts { pool, choice }
+    HostPool::new(runtime.clone(), Arc::clone(key), transport, hosts, choice)
 }
 
 /// Hosts of `home`'s community, for chats with `model`. All chats share `links`.

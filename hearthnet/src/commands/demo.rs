@@ -1,7 +1,6 @@
 //! `hearthnet demo`: an answer over host processes on this machine, and the same answer without
 //! them.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use hearthnet_files::sampling::SamplingChoice;
@@ -79,9 +78,8 @@ pub(crate) fn run(args: &DemoArgs, cx: &Context) -> Result<(), Failure> {
     let mut show: Print = if args.json { |_| Ok(()) } else { print_text };
     // No fallback, so that the comparison below is between hosts and this machine.
     let handle = runtime.handle();
-    let named = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config);
-    let pool = Arc::clone(&named.pool);
-    let served = hosted_model(&model, config, false, handle, named)?;
+    let pool = pooled_hosts(handle, &hosts.addresses(), &hosts.key, &model, config);
+    let served = hosted_model(&model, config, false, handle, pool.clone())?;
     let started = Instant::now();
     let (mut conversation, warnings) = converse(handle, &served, Some(&pool), None, &cancel)?;
     warnings.iter().for_each(note);

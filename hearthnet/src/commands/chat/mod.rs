@@ -114,7 +114,7 @@ struct Chat<'a> {
 struct LocalBackend {
     model: ServedModel,
     /// Hosts named on the command line.
-    named: Option<Arc<HostPool>>,
+    named: Option<HostPool>,
     /// Community whose hosts answer.
     home: Option<Home>,
     transient: TransientNode,
@@ -342,8 +342,8 @@ impl Chat<'_> {
                 }
                 None => {
                     let key = Arc::new(cx.global.node_key()?);
-                    let hosts = pooled_hosts(handle, &args.shard, &key, &model, config);
-                    let pool = Arc::clone(&hosts.pool);
+                    let pool = pooled_hosts(handle, &args.shard, &key, &model, config);
+                    let hosts = pool.clone();
                     let served = hosted_model(&model, config, fallback, handle, hosts)?;
                     (served, Some(pool))
                 }
@@ -377,7 +377,7 @@ impl Chat<'_> {
             true => Some(Exact::Require),
             false => self.args.exact,
         };
-        let named = own.named.as_deref();
+        let named = own.named.as_ref();
         let begun = converse(runtime, &own.model, named, exact, &self.cancel);
         drop(connecting);
         let (conversation, warnings) = begun?;

@@ -24,7 +24,7 @@ use crate::backend::tests::run_rows;
 use crate::exact::{Arithmetics, Exact};
 use crate::hosts::health::{FailureKind, ShardHealth, Standing};
 use crate::hosts::link::{HostAddr, HostLink};
-use crate::hosts::{Choice, HostPool, PooledHosts, Search};
+use crate::hosts::{Choice, HostPool, Search};
 use crate::tests::{descriptor, layer, node};
 
 const LAYERS: u32 = 4;
@@ -480,13 +480,9 @@ impl Stage {
     ) -> Result<ShardedBackend, ChatError> {
         let runtime = self.runtime.handle().clone();
         let key = Arc::new(NodeKey::from_secret(&[200; 32]));
-        let health = self.health.clone();
-        let pool = HostPool::new(runtime.clone(), key, Config::default(), addresses, health);
-        let source = PooledHosts {
-            pool: Arc::new(pool),
-            choice: self.choice(0..LAYERS),
-        };
-        ShardedBackend::open(runtime, Box::new(source), settings, &self.cancel)
+        let (config, choice) = (Config::default(), self.choice(0..LAYERS));
+        let pool = HostPool::new(runtime.clone(), key, config, addresses, choice);
+        ShardedBackend::open(runtime, Box::new(pool), settings, &self.cancel)
     }
 
     fn open(&self) -> ShardedBackend {
