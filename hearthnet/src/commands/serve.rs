@@ -13,7 +13,7 @@ use crate::answering::local_service::StandaloneApi;
 use crate::cli::args::{HostEngineArgs, RunArgs};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
-use crate::daemon::{self, Plan};
+use crate::daemon;
 use crate::models::open_model;
 use crate::node::open_home;
 
@@ -28,13 +28,7 @@ pub(crate) fn run(args: RunArgs, cx: &Context) -> Result<(), Failure> {
         .hint("add --layers LO-HI, or --layers auto"));
     }
     if !args.answers.is_standalone() {
-        let plan = Plan {
-            args,
-            for_layers: false,
-            threads: None,
-            metrics: None,
-        };
-        return daemon::run(&plan, &open_home(cx)?, cx);
+        return daemon::run(&args, &open_home(cx)?, cx);
     }
     if !args.answers.local && !cx.config.policy.research.enable {
         return Err(ChatError::ExperimentalDisabled.into());

@@ -8,8 +8,8 @@ use hearthnet_orchestrator::ChatError;
 use crate::cli::args::{AnswerArgs, Layers, RunArgs, ServeArgs, ShardCommand};
 use crate::cli::{Failure, Kind, Stop, block_on, note, print_result};
 use crate::config::Context;
+use crate::daemon;
 use crate::daemon::metrics_server::MetricsServer;
-use crate::daemon::{self, Plan};
 use crate::hosting::host_config::{Ready, announcement, engine_failed, shard_config, stopping};
 use crate::hosting::host_engine::{HostEngine, named_layers_fit};
 use crate::models::open_model;
@@ -29,24 +29,22 @@ pub(crate) fn run(command: ShardCommand, cx: &Context) -> Result<(), Failure> {
         false => None,
     };
     if let Some(home) = home {
-        let plan = Plan {
-            args: RunArgs {
-                model: args.model,
-                layers: Some(args.layers),
-                engine: args.engine,
-                listen: args.listen,
-                json: args.json,
-                lifeline: args.lifeline,
-                answers: AnswerArgs {
-                    http: args.http,
-                    ..AnswerArgs::default()
-                },
+        let args = RunArgs {
+            model: args.model,
+            layers: Some(args.layers),
+            engine: args.engine,
+            listen: args.listen,
+            json: args.json,
+            lifeline: args.lifeline,
+            answers: AnswerArgs {
+                http: args.http,
+                ..AnswerArgs::default()
             },
             for_layers: true,
             threads: args.threads,
             metrics: args.metrics,
         };
-        return daemon::run(&plan, &home, cx);
+        return daemon::run(&args, &home, cx);
     }
     block_on(serve_standalone(args, cx))
 }

@@ -16,8 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::layers::{EventSink, LayerHost, LayerRequest, print_event};
-use super::plan::Plan;
-use crate::cli::args::{HostEngineArgs, Layers};
+use crate::cli::args::{HostEngineArgs, Layers, RunArgs};
 use crate::cli::{Failure, Kind, Stop, failure, note, print, print_json};
 use crate::config::Context;
 use crate::home::Home;
@@ -49,10 +48,10 @@ struct Wanted {
 }
 
 /// `serve` with a running daemon: prints the daemon's addresses.
-pub(super) async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failure> {
+pub(super) async fn tell_endpoints(args: &RunArgs, home: &Home) -> Result<(), Failure> {
     let running: Option<Running> = local_api::ask(&home.dir, NODE_STATUS, &json!({})).await;
     let running = running.ok_or_else(|| local_api::silent(&home.dir))?;
-    if plan.args.json {
+    if args.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
             "community": home.state().name,
@@ -76,13 +75,13 @@ pub(super) async fn tell_endpoints(plan: &Plan, home: &Home) -> Result<(), Failu
 
 /// `shard serve` with a running daemon: the daemon serves the layers.
 pub(super) async fn serve_there(
-    plan: &Plan,
+    args: &RunArgs,
     layers: Layers,
     home: &Home,
     cx: &Context,
     stop: Stop,
 ) -> Result<(), Failure> {
-    let name = pick(cx, plan.args.model.as_ref(), Some(home))?;
+    let name = pick(cx, args.model.as_ref(), Some(home))?;
     let resolved = resolve(&cx.global, &name)?;
     let path = resolved.path.canonicalize().map_err(|e| {
         failure!(Model, "{}: {e}", resolved.path.display())
@@ -95,8 +94,8 @@ pub(super) async fn serve_there(
             Layers::Auto => None,
             Layers::Range(lo, hi) => Some((lo, hi)),
         },
-        threads: plan.threads,
-        engine: plan.args.engine.clone(),
+        threads: args.threads,
+        engine: args.engine.clone(),
     };
     let gone = |why: String| {
         failure!(Host, "the daemon of this node runs, and cannot be asked to serve layers: {why}")
@@ -108,10 +107,9 @@ pub(super) async fn serve_there(
     let params = serde_json::to_value(&wanted).map_err(Failure::internal)?;
     let mut call =
         local_api::call(&client, NODE_LAYERS, &params).map_err(|e| gone(e.to_string()))?;
-    if !plan.args.json {
+    if !args.json {
         note("asking the daemon of this node to serve them, with the daemon's settings");
-        if plan.args.listen.is_some() || plan.args.answers.http.is_some() || plan.metrics.is_some()
-        {
+        if args.listen.is_some() || args.answers.http.is_some() || args.metrics.is_some() {
             note("--listen, --http and --metrics have no effect: the daemon keeps its addresses");
         }
     }
@@ -119,7 +117,7 @@ pub(super) async fn serve_there(
         let event = tokio::select! {
             event = call.next() => event,
             () = stop.asked() => {
-                if !plan.args.json {
+                if !args.json {
                     note("the daemon no longer serves these layers, and keeps running");
                 }
                 // Dropping the call cancels it.
@@ -142,7 +140,7 @@ pub(super) async fn serve_there(
             }
         };
         if let Some(news) = news {
-            print_event(plan.args.json, news);
+            print_event(args.json, news);
         }
     }
 }

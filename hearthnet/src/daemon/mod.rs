@@ -19,7 +19,6 @@ mod attach;
 pub(crate) mod isolation;
 pub(crate) mod layers;
 pub(crate) mod metrics_server;
-mod plan;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,12 +37,11 @@ use tokio_util::sync::DropGuard;
 
 use self::layers::{EventSink, LayerHost, LayerRequest, print_event};
 use self::metrics_server::MetricsServer;
-pub(crate) use self::plan::Plan;
 use crate::answering::chat_backends::community_hosts;
 use crate::answering::chat_setup::{hosted_model, most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
-use crate::cli::args::PrivateArgs;
+use crate::cli::args::{PrivateArgs, RunArgs};
 use crate::cli::{Failure, Stop, block_on, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, Lock, now_ms};
@@ -57,25 +55,25 @@ const DRAIN_DEADLINE: Duration = Duration::from_secs(5);
 const WITHDRAW_GRACE: Duration = Duration::from_millis(300);
 
 /// Runs the daemon until it is asked to stop, or uses the daemon that already runs.
-pub(crate) fn run(plan: &Plan, home: &Home, cx: &Context) -> Result<(), Failure> {
+pub(crate) fn run(args: &RunArgs, home: &Home, cx: &Context) -> Result<(), Failure> {
     block_on(async {
         // Signals are handled from here on, so that Ctrl-C while loading ends the program cleanly.
-        let stop = Stop::listen(plan.args.lifeline)?;
+        let stop = Stop::listen(args.lifeline)?;
         if Lock::is_held(&home.dir) {
-            return match plan.args.layers {
-                None => attach::tell_endpoints(plan, home).await,
-                Some(layers) => attach::serve_there(plan, layers, home, cx, stop).await,
+            return match args.layers {
+                None => attach::tell_endpoints(args, home).await,
+                Some(layers) => attach::serve_there(args, layers, home, cx, stop).await,
             };
         }
-        let daemon = Daemon::start(plan, home, cx, &stop).await?;
-        daemon.run(plan, home, &stop).await
+        let daemon = Daemon::start(args, home, cx, &stop).await?;
+        daemon.run(args, home, &stop).await
     })
 }
 
 struct Daemon {
     daemon_node: Arc<DaemonNode>,
     layer_host: Arc<LayerHost>,
-    /// Task that serves the layers of the plan.
+    /// Task that serves the layers that were requested at the start.
     layers: Option<JoinHandle<Result<(), Failure>>>,
     /// When dropped, stops all layers, including those of other commands.
     stops: DropGuard,
@@ -85,34 +83,39 @@ struct Daemon {
 }
 
 impl Daemon {
-    async fn start(plan: &Plan, home: &Home, cx: &Context, stop: &Stop) -> Result<Self, Failure> {
+    async fn start(
+        args: &RunArgs,
+        home: &Home,
+        cx: &Context,
+        stop: &Stop,
+    ) -> Result<Self, Failure> {
         let level = home.level()?;
-        let wanted = plan.args.layers.or_else(|| cx.config.layers());
+        let wanted = args.layers.or_else(|| cx.config.layers());
         let engine = match wanted {
-            Some(_) => HostEngine::of(&plan.args.engine, &cx.config)?,
+            Some(_) => HostEngine::of(&args.engine, &cx.config)?,
             None => HostEngine::Exact,
         };
         count(Part::Caller)?;
         let numbers = match wanted {
             Some(_) => {
                 count(Part::Host)?;
-                MetricsServer::open(plan.metrics.as_deref(), &cx.config).await?
+                MetricsServer::open(args.metrics.as_deref(), &cx.config).await?
             }
             None => MetricsServer::closed(),
         };
-        let model = open_model(cx, plan.args.model.as_ref(), Some(home));
+        let model = open_model(cx, args.model.as_ref(), Some(home));
         let request = match (&model, wanted) {
             (Ok(model), Some(layers)) => Some(LayerRequest {
                 model: model.clone(),
                 layers,
-                threads: plan.threads,
+                threads: args.threads,
                 engine,
             }),
-            (Err(why), Some(_)) if !plan.for_layers => {
+            (Err(why), Some(_)) if !args.for_layers => {
                 note(format!("no layers are served: {why}"));
                 None
             }
-            (Err(why), _) if plan.for_layers => return Err(why.clone()),
+            (Err(why), _) if args.for_layers => return Err(why.clone()),
             _ => None,
         };
         if let Some(request) = &request {
@@ -122,11 +125,11 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
-        let chats = chat_model(model, plan.args.answers.private, home, &cx.config);
+        let chats = chat_model(model, args.answers.private, home, &cx.config);
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(request.is_some().then(|| short_name(SHARD_SERVE)));
-        let listen = plan.args.listen.as_deref();
+        let listen = args.listen.as_deref();
         let isolation = isolation::stands();
         let daemon_node = tokio::select! {
             node = DaemonNode::start(home, &cx.config, listen, registry, caps, isolation) => node?,
@@ -155,12 +158,12 @@ impl Daemon {
             numbers,
         };
         let opened = tokio::select! {
-            opened = this.open(plan, (home, level), &cx.config, request, chats, until_end) => opened,
+            opened = this.open(args, (home, level), &cx.config, request, chats, until_end) => opened,
             () = stop.asked() => Err(ChatError::Cancelled.into()),
         };
         // The layers may be advertised already.
         if let Err(why) = opened {
-            this.end(plan, stop).await;
+            this.end(args, stop).await;
             return Err(why);
         }
         Ok(this)
@@ -169,21 +172,21 @@ impl Daemon {
     /// Starts the parts that need the node.
     async fn open(
         &mut self,
-        plan: &Plan,
+        args: &RunArgs,
         (home, level): (&Home, Level),
         config: &Config,
         request: Option<LayerRequest>,
         model: Result<OpenModel, Failure>,
         stop: Stop,
     ) -> Result<(), Failure> {
-        let silent = plan.args.json && !plan.for_layers;
-        let json = plan.args.json;
+        let silent = args.json && !args.for_layers;
+        let json = args.json;
         let tell: EventSink = Arc::new(move |news| match silent {
             // With --json the output is one object.
             true => {}
             false => print_event(json, news),
         });
-        if plan.for_layers {
+        if args.for_layers {
             self.layer_host.settled_right(&tell).await?;
         }
         if let Some(request) = request {
@@ -199,11 +202,11 @@ impl Daemon {
                 self.chats = Some(chats);
             }
             // An explicit HTTP address requires chats.
-            Err(why) if plan.args.answers.http.is_some() => return Err(why),
+            Err(why) if args.answers.http.is_some() => return Err(why),
             Err(why) => note(format!("no chats for programs on this machine: {why}")),
         }
         if let Some(chats) = &self.chats {
-            let listen = plan.args.answers.http.as_deref();
+            let listen = args.answers.http.as_deref();
             let opened = open_http(chats, listen, config).await;
             let what = "HTTP for programs on this machine";
             self.http = unless_taken(opened, listen.is_some(), what)?;
@@ -211,15 +214,15 @@ impl Daemon {
         let url = self.http.as_ref();
         let url = url.map(|http| format!("http://{}/v1", http.local_addr()));
         self.daemon_node.set_url(url.clone());
-        match plan.for_layers {
-            true if plan.args.json => Ok(()),
+        match args.for_layers {
+            true if args.json => Ok(()),
             true => print(local_endpoints(home, url.as_deref())),
-            false => ready(plan, home, &self.daemon_node, level, url.as_deref()),
+            false => ready(args, home, &self.daemon_node, level, url.as_deref()),
         }
     }
 
     /// Runs until a stop or until membership is lost, then shuts down.
-    async fn run(mut self, plan: &Plan, home: &Home, stop: &Stop) -> Result<(), Failure> {
+    async fn run(mut self, args: &RunArgs, home: &Home, stop: &Stop) -> Result<(), Failure> {
         let outcome = loop {
             let layers = self.layers.as_mut();
             let layers = async {
@@ -234,21 +237,20 @@ impl Daemon {
                 ended = layers => {
                     self.layers = None;
                     match ended.map_err(Failure::internal).flatten() {
-                        Ok(()) if plan.for_layers => break Ok(()),
-                        Err(why) if plan.for_layers => break Err(why),
+                        outcome if args.for_layers => break outcome,
                         Ok(()) => {}
                         Err(why) => note(format!("layers are no longer served: {why}")),
                     }
                 }
             }
         };
-        self.end(plan, stop).await;
+        self.end(args, stop).await;
         outcome
     }
 
     /// Shuts down in request, or at once after a second request.
-    async fn end(self, plan: &Plan, stop: &Stop) {
-        if !plan.args.json {
+    async fn end(self, args: &RunArgs, stop: &Stop) {
+        if !args.json {
             note("stopping");
         }
         tokio::select! {
@@ -337,7 +339,7 @@ async fn lost(home: &Home) -> Failure {
 }
 
 fn ready(
-    plan: &Plan,
+    args: &RunArgs,
     home: &Home,
     daemon_node: &DaemonNode,
     level: Level,
@@ -345,7 +347,7 @@ fn ready(
 ) -> Result<(), Failure> {
     let state = home.state();
     let addresses = daemon_node.addresses();
-    if plan.args.json {
+    if args.json {
         return print_json(&json!({
             "node": home.key.id().to_string(),
             "community": state.name,

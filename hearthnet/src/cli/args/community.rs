@@ -255,6 +255,15 @@ pub(crate) struct RunArgs {
     pub(crate) lifeline: bool,
     #[command(flatten)]
     pub(crate) answers: AnswerArgs,
+    /// Only of `shard serve`: prints the layers when ready, and ends if they cannot be served.
+    #[arg(skip)]
+    pub(crate) for_layers: bool,
+    /// Compute threads. Only of `shard serve`.
+    #[arg(skip)]
+    pub(crate) threads: Option<usize>,
+    /// Address for Prometheus; overrides the configuration. Only of `shard serve`.
+    #[arg(skip)]
+    pub(crate) metrics: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
