@@ -11,6 +11,7 @@ use crate::config::xdg;
 
 /// Failure for a key file.
 pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
+    let another = || "choose another directory for this node's key with --data-dir".to_owned();
     let (kind, hint) = match error {
         KeyFileError::Folder { folder, .. } => (Kind::Refused, close_folder(folder)),
         KeyFileError::Io { source, .. } => (Kind::of_io(source), another()),
@@ -18,10 +19,6 @@ pub(crate) fn key_failure(error: &KeyFileError) -> Failure {
         _ => (Kind::Refused, another()),
     };
     Failure::new(kind, error.to_string()).hint(hint)
-}
-
-fn another() -> String {
-    "choose another directory for this node's key with --data-dir".to_owned()
 }
 
 /// Hint for a folder that other users may write to.

@@ -113,40 +113,36 @@ pub(crate) fn as_text(nodes: &[Asked], line: &[Entry], state: Option<&Community>
 
 /// Timeline as JSON.
 pub(crate) fn as_json(nodes: &[Asked], line: &[Entry], state: Option<&Community>) -> Value {
-    let nodes: Vec<Value> = nodes
-        .iter()
-        .map(|asked| match &asked.answer {
-            Ok(answer) => {
-                let clock = answer.clock();
-                json!({
-                    "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
-                    "records": answer.records.len(), "forgotten": answer.forgotten,
-                    "unreadable": answer.unreadable, "cut": answer.cut,
-                    "partial": answer.partial,
-                    "clock_ahead_ms": clock.ahead_ms,
-                    "give_or_take_ms": clock.give_or_take_us as f64 / 1e3,
-                })
-            }
-            Err(error) => json!({
-                "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
-                "error": {"code": error.code().as_str(), "message": error.message()},
-            }),
-        })
-        .collect();
-    let events: Vec<Value> = line
-        .iter()
-        .map(|entry| {
+    let node = |asked: &Asked| match &asked.answer {
+        Ok(answer) => {
+            let clock = answer.clock();
             json!({
-                "unix_ms": entry.at_us as f64 / 1e3,
-                "give_or_take_ms": entry.give_or_take_us as f64 / 1e3,
-                "doubtful": entry.doubtful,
-                "node": entry.node,
-                "pipeline": entry.pipeline,
-                "times": entry.record.times,
-                "event": entry.record.event,
+                "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
+                "records": answer.records.len(), "forgotten": answer.forgotten,
+                "unreadable": answer.unreadable, "cut": answer.cut,
+                "partial": answer.partial,
+                "clock_ahead_ms": clock.ahead_ms,
+                "give_or_take_ms": clock.give_or_take_us as f64 / 1e3,
             })
+        }
+        Err(error) => json!({
+            "node": asked.node, "name": name(&asked.node, state), "here": asked.here,
+            "error": {"code": error.code().as_str(), "message": error.message()},
+        }),
+    };
+    let event = |entry: &Entry| {
+        json!({
+            "unix_ms": entry.at_us as f64 / 1e3,
+            "give_or_take_ms": entry.give_or_take_us as f64 / 1e3,
+            "doubtful": entry.doubtful,
+            "node": entry.node,
+            "pipeline": entry.pipeline,
+            "times": entry.record.times,
+            "event": entry.record.event,
         })
-        .collect();
+    };
+    let nodes: Vec<Value> = nodes.iter().map(node).collect();
+    let events: Vec<Value> = line.iter().map(event).collect();
     json!({"nodes": nodes, "events": events})
 }
 
