@@ -15,14 +15,15 @@
     reason = "a test fails by panicking, and prints what it measured"
 )]
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Instant;
 
 use hearthnet_testkit::lab::{Host, Lab};
 use serde_json::Value;
 
-use crate::support::{Home, assert_complains, assert_fails, model, text, until, until_answered};
+use crate::support::{
+    Home, Running, assert_complains, assert_fails, model, text, until, until_answered,
+};
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
@@ -34,12 +35,6 @@ struct Household {
     name: &'static str,
     host: Host,
     home: Home,
-}
-
-/// Running program, killed when dropped.
-struct Running {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
 }
 
 impl Household {
@@ -62,27 +57,15 @@ impl Household {
         let little = ["--set", MEMORY, "--set", "engine.threads=1"];
         let serve = ["serve", "--model", model, "--layers", "auto"];
         let tail = ["--json", "--lifeline"];
-        let mut serving = self.start(&[&little[..], &serve, &tail].concat());
-        let ready = serving.line();
-        assert!(!ready.is_empty(), "{}: {}", self.name, serving.complaint());
+        let mut command = self.home.hearthnet(&[&little[..], &serve, &tail].concat());
+        let mut serving = Running::start(command.stdin(Stdio::piped()));
+        let ready = serving.lines.next();
+        assert!(ready.is_some(), "{}: {}", self.name, serving.complaint());
         serving
     }
 
     fn start(&self, args: &[&str]) -> Running {
-        let mut child = self
-            .home
-            .hearthnet(args)
-            // Standard input would become part of the question.
-            .stdin(match args {
-                ["chat", ..] => Stdio::null(),
-                _ => Stdio::piped(),
-            })
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        Running { child, stdout }
+        Running::start(&mut self.home.hearthnet(args))
     }
 
     /// Asks the question with flags that make answers comparable.
@@ -101,39 +84,10 @@ fn chat<'a>(extra: &[&'a str]) -> Vec<&'a str> {
     [&ask[..], &["--temperature", "0.8", "--seed", "7"], extra].concat()
 }
 
-impl Running {
-    /// Next line; empty at the end.
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).expect("a pipe");
-        line
-    }
-
-    /// Whether another token arrives before the end.
-    fn token(&mut self) -> bool {
-        loop {
-            let line = self.line();
-            if line.is_empty() || line.contains("token_delta") {
-                return !line.is_empty();
-            }
-        }
-    }
-
-    /// Standard error, up to the end of the program.
-    fn complaint(&mut self) -> String {
-        let mut why = String::new();
-        if let Some(mut stderr) = self.child.stderr.take() {
-            let _ = stderr.read_to_string(&mut why);
-        }
-        why
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Whether another token arrives before the end.
+fn token(chat: &mut Running) -> bool {
+    let mut lines = chat.lines.by_ref().map(|line| line.expect("a pipe"));
+    lines.any(|line| line.contains("token_delta"))
 }
 
 /// Missing layers of the only model, as a household sees it. `None`: it knows no model.
@@ -245,7 +199,7 @@ fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Runn
         let mut questions = 0;
         until("a first token", || {
             questions += 1;
-            cellar.start(&args).token()
+            token(&mut cellar.start(&args))
         });
         let first = start.elapsed();
         let (attic, attic_after) = attic.join().expect("it serves");
@@ -259,26 +213,20 @@ fn from_cold(attic: &Household, bakery: &Household, cellar: &Household) -> (Runn
 
 /// A member that is revoked during an answer gets no more of it.
 fn revoked_mid_stream(attic: &Household, cellar: &Household) {
-    let id = cellar.home.json(&["id", "--json"])["node_id"]
-        .as_str()
-        .expect("a node id")
-        .to_owned();
+    let id = cellar.home.node_id();
     let args = chat(&["--no-fallback", "--frames"]);
     // Slows the line down, so that the answer takes longer than the command.
     cellar.host.bandwidth(0, 1);
     let mut asking = cellar.start(&args);
     let mut tokens = 5;
     for _ in 0..tokens {
-        assert!(asking.token(), "{}", asking.complaint());
+        assert!(token(&mut asking), "{}", asking.complaint());
     }
     attic.home.says(&["community", "revoke", &id]);
     let revoked = Instant::now();
     let mut last = revoked;
-    loop {
-        let line = asking.line();
-        if line.is_empty() {
-            break;
-        }
+    for line in asking.lines.by_ref() {
+        let line = line.expect("a pipe");
         if line.contains("token_delta") {
             tokens += 1;
             last = Instant::now();
@@ -291,7 +239,7 @@ fn revoked_mid_stream(attic: &Household, cellar: &Household) {
         last.duration_since(revoked),
         revoked.elapsed()
     );
-    assert!(!asking.child.wait().expect("it ended").success());
+    assert_ne!(asking.status(), Some(0));
     let after = cellar.chat(&["--no-fallback", "--max-tokens", "1", "--json"]);
     assert!(!after.status.success(), "{}", text(&after.stdout));
     assert_complains(&after, "revoked");

@@ -7,8 +7,8 @@ use std::process::{Output, Stdio};
 use rustix::process::{Signal, kill_process};
 
 use crate::support::{
-    ENABLE, Home, Host, assert_complains, assert_contains, assert_fails, children_of, interrupt,
-    model, pid, shards, text, wait_for_end, words,
+    ENABLE, Home, Host, Running, assert_complains, assert_contains, assert_fails, children_of,
+    interrupt, model, pid, shards, text, wait_for_end, words, wrap,
 };
 
 /// Chat with a very long answer, frame by frame.
@@ -232,14 +232,8 @@ fn a_data_directory_writable_by_others_is_refused_with_a_hint() {
 
 /// Exit status of a command, within a time that no correct run needs.
 fn ends(home: &Home, args: &[&str]) -> Option<i32> {
-    let hearthnet = home.hearthnet(args);
     let mut patient = std::process::Command::new("timeout");
-    patient.arg("60").arg(hearthnet.get_program()).args(args);
-    patient.envs(
-        hearthnet
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
+    wrap(patient.arg("60"), &home.hearthnet(args));
     let output = patient.stdin(Stdio::null()).output().expect("timeout");
     output.status.code()
 }
@@ -406,25 +400,18 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let mut first = Host::start(&a, model(), "0-14", &home.node_id(), &[]);
     let second = Host::start(&b, model(), "15-29", &home.node_id(), &[]);
     let over = shards([&first.address, &second.address]);
-    let mut chat = home.spawn(&[&ENABLE[..], &LONG, &["--no-fallback"], &over].concat());
-    let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
+    let args = [&ENABLE[..], &LONG, &["--no-fallback"], &over].concat();
+    let mut chat = Running::start(&mut home.hearthnet(&args));
     // Kills the host once the answer flows.
-    let flowing = lines
-        .by_ref()
-        .map_while(Result::ok)
-        .filter(|l| l.contains("token_delta"));
+    let lines = chat.lines.by_ref().map_while(Result::ok);
+    let flowing = lines.filter(|line| line.contains("token_delta"));
     assert_eq!(flowing.take(5).count(), 5);
     second.signal(Signal::KILL);
-    for line in lines {
+    for line in chat.lines.by_ref() {
         line.expect("UTF-8 frames to the end");
     }
-    let mut error = String::new();
-    chat.stderr
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut error)
-        .expect("UTF-8");
-    assert_eq!(chat.wait().expect("an end").code(), Some(4), "{error}");
+    let error = chat.complaint();
+    assert_eq!(chat.status(), Some(4), "{error}");
     let endpoint = second.address.split('#').next().expect("an endpoint");
     assert_contains(&error, &[endpoint, "hint: "]);
     // The other host goes on serving, and ends cleanly when it is asked to.
@@ -438,12 +425,11 @@ fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
 #[test]
 fn ctrl_c_ends_a_chat_at_once_with_its_own_status() {
     let home = Home::new();
-    let mut chat = home.spawn(&[&LONG[..], &["--local"]].concat());
-    let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
-    lines.next().expect("a frame").expect("UTF-8");
-    interrupt(&chat);
-    assert!(lines.map_while(Result::ok).count() < 4000);
-    assert_eq!(chat.wait().expect("an end").code(), Some(130));
+    let mut chat = Running::start(&mut home.hearthnet(&[&LONG[..], &["--local"]].concat()));
+    chat.line();
+    interrupt(&chat.child);
+    assert!(chat.lines.by_ref().map_while(Result::ok).count() < 4000);
+    assert_eq!(chat.status(), Some(130));
 }
 
 #[test]
@@ -453,13 +439,9 @@ fn a_reader_that_goes_away_ends_the_chat_without_a_panic() {
     let mut lines = BufReader::new(chat.stdout.take().expect("a pipe")).lines();
     lines.next().expect("a frame").expect("UTF-8");
     drop(lines);
-    let mut error = String::new();
-    chat.stderr
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut error)
-        .expect("UTF-8");
-    assert_eq!(chat.wait().expect("an end").code(), Some(141), "{error}");
+    let output = chat.wait_with_output().expect("its end");
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(141), "{error}");
     assert!(!error.contains("panicked"), "{error}");
 }
 

@@ -15,9 +15,8 @@
     reason = "a test fails by panicking, and prints what it measured"
 )]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::Capability;
@@ -27,7 +26,9 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::support::gauges::{self, Gauges};
-use crate::support::{Home, Host, PROCESSORS, Server, TIMEOUT, hosts, http, model, shards};
+use crate::support::{
+    Home, Host, PROCESSORS, Running, Server, TIMEOUT, hosts, http, model, shards,
+};
 
 /// Layer range of each host.
 const LAYERS: [&str; 3] = ["0-9", "10-19", "20-29"];
@@ -84,18 +85,9 @@ enum Manner {
 
 /// Caller with a running chat. Dropping it ends the chat in the caller's manner.
 enum Asking {
-    Http(BufReader<TcpStream>),
+    Http(Lines<BufReader<TcpStream>>),
     Bus(CallStream),
-    Process(Child, BufReader<ChildStdout>),
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        if let Self::Process(child, _) = self {
-            child.kill().expect("it runs");
-            child.wait().expect("its end");
-        }
-    }
+    Process(Running),
 }
 
 /// Three hosts that admit one home.
@@ -159,7 +151,7 @@ impl Mesh {
             Manner::HangsUp => {
                 params["model"] = service.server.ready["models"][0].clone();
                 params["stream"] = true.into();
-                Asking::Http(BufReader::new(http::post_chat(&service.address, &params)))
+                Asking::Http(BufReader::new(http::post_chat(&service.address, &params)).lines())
             }
             Manner::Cancels => {
                 let _within = self.runtime.enter();
@@ -172,10 +164,7 @@ impl Mesh {
                 args.extend(["--no-fallback", "--max-tokens", "4000", "--seed", "7"]);
                 args.extend(["--temperature", "0.8", "--model", self.model]);
                 args.extend(self.shards());
-                let child = self.home.hearthnet(&args).stdout(Stdio::piped()).spawn();
-                let mut child = child.expect("hearthnet starts");
-                let stdout = child.stdout.take().expect("a pipe");
-                Asking::Process(child, BufReader::new(stdout))
+                Asking::Process(Running::start(&mut self.home.hearthnet(&args)))
             }
         };
         match stage {
@@ -193,7 +182,7 @@ impl Mesh {
         for _ in 0..tokens {
             match asking {
                 Asking::Http(lines) => line_with(lines, "\"content\":\""),
-                Asking::Process(_, lines) => line_with(lines, "token_delta"),
+                Asking::Process(chat) => line_with(&mut chat.lines, "token_delta"),
                 Asking::Bus(call) => self.runtime.block_on(async {
                     let mut next = async || call.next().await.expect("no error").expect("no end");
                     while next().await.name != "token_delta" {}
@@ -285,13 +274,12 @@ fn until(what: &str, limit: Duration, mut is: impl FnMut() -> bool) {
 }
 
 /// Reads up to a line that contains this.
-fn line_with(lines: &mut impl BufRead, what: &str) {
-    let mut line = String::new();
-    while !line.contains(what) {
-        line.clear();
-        let read = lines.read_line(&mut line).expect("a line");
-        assert!(read > 0, "the answer has ended");
-    }
+fn line_with(lines: &mut Lines<impl BufRead>, what: &str) {
+    let mut lines = lines.map(|line| line.expect("a line"));
+    assert!(
+        lines.any(|line| line.contains(what)),
+        "the answer has ended"
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -13,12 +13,10 @@ use std::time::Instant;
 use hearthnet_bus::NodeKey;
 use hearthnet_testkit::TinyLlama;
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{Mode, OFlags, open};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
-use crate::support::{Home, TIMEOUT, interrupt, text};
+use crate::support::{self, Home, TIMEOUT, interrupt, succeeded, text};
 
 /// Prompt of a chat that is ready for input.
 const READY: &str = "Ctrl-D leaves.\n> ";
@@ -43,41 +41,24 @@ impl Terminal {
     }
 
     fn start_with(command: &Command, columns: u16, term: &str, answers: bool) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
-            .expect("a terminal");
-        grantpt(&master).expect("a terminal of our own");
-        unlockpt(&master).expect("a terminal that can be opened");
+        let (keys, stream) = support::terminal();
         let size = Winsize {
             ws_row: ROWS,
             ws_col: columns,
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        tcsetwinsize(&master, size).expect("a size");
-        let name = ptsname(&master, Vec::new()).expect("a name");
-        let slave = || -> Stdio {
-            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-            let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
-            file.into()
-        };
+        tcsetwinsize(&keys, size).expect("a size");
         // From util-linux: starts a session with this controlling terminal.
         let mut session = Command::new("setsid");
-        session.arg("--ctty").arg(command.get_program());
-        session.args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => session.env(name, value),
-                None => session.env_remove(name),
-            };
-        }
+        support::wrap(session.arg("--ctty"), command);
         session.env("TERM", term);
-        session.stdin(slave()).stdout(slave()).stderr(slave());
+        session.stdin(stream()).stdout(stream()).stderr(stream());
         let child = session.spawn().expect("setsid of util-linux starts");
         // Only the program has the terminal open, so that reading ends with it.
         drop(session);
         let screen: Arc<(Mutex<Vec<u8>>, Condvar)> = Arc::default();
         let shown = Arc::clone(&screen);
-        let keys = File::from(master);
         let mut output = keys.try_clone().expect("another handle");
         let reader = std::thread::spawn(move || {
             let mut piece = [0; 4096];
@@ -382,14 +363,7 @@ fn commands_are_completed_and_standard_output_gets_only_answers() {
     let chat = home.hearthnet(&["chat", "--local", "--max-tokens", "2"]);
     let mut shell = Command::new("sh");
     shell.args(["-c", "out=$1; shift; exec \"$@\" > \"$out\"", "sh"]);
-    shell
-        .arg(&answers)
-        .arg(chat.get_program())
-        .args(chat.get_args());
-    shell.envs(
-        chat.get_envs()
-            .filter_map(|(name, value)| Some((name, value?))),
-    );
+    support::wrap(shell.arg(&answers), &chat);
     let mut terminal = Terminal::start(&shell, 80, "xterm-256color");
     terminal.wait_for(READY);
     terminal.enter("Hello.");
@@ -648,22 +622,11 @@ fn standard_input_is_one_message_and_belongs_to_the_question() {
             &GREEDY,
         ]
         .concat();
-        let mut child = home
-            .hearthnet(&args)
-            .stdin(match input {
-                Some(_) => Stdio::piped(),
-                None => Stdio::null(),
-            })
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        if let (Some(mut stdin), Some(input)) = (child.stdin.take(), input) {
-            stdin.write_all(input.as_bytes()).expect("a pipe");
-        }
-        let output = child.wait_with_output().expect("its end");
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        let mut value: Value = serde_json::from_slice(&output.stdout).expect("one object");
+        let output = match input {
+            Some(input) => home.run_with(&args, input),
+            None => home.run(&args),
+        };
+        let mut value: Value = serde_json::from_str(&succeeded(&output)).expect("one object");
         value["usage"]["prompt_tokens"].take()
     };
     let file = home.path().join("letter.txt");
@@ -676,16 +639,8 @@ fn standard_input_is_one_message_and_belongs_to_the_question() {
     assert_eq!(ask(&[], Some(&format!("{letter}\n"))), ask(&[letter], None));
     assert_eq!(ask(&[file], None), ask(&[letter], None));
     // `--lines`: each line is a message of the same conversation, with two answers.
-    let mut child = home
-        .hearthnet(&["chat", "--local", "--json", "--lines", "--max-tokens", "3"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let mut stdin = child.stdin.take().expect("a pipe");
-    stdin.write_all(b"Hello.\nAnd you?\n").expect("a pipe");
-    drop(stdin);
-    let output = child.wait_with_output().expect("its end");
+    let talk = ["chat", "--local", "--json", "--lines", "--max-tokens", "3"];
+    let output = home.run_with(&talk, "Hello.\nAnd you?\n");
     assert_eq!(text(&output.stdout).lines().count(), 2);
 }
 
@@ -701,14 +656,12 @@ fn ctrl_c_while_connecting_ends_at_once_with_its_own_status() {
     );
     let enable = ["--set", "policy.research.enable=true"];
     let ask = ["chat", "Hello.", "--no-fallback", "--shard", &host];
-    let mut child = home.spawn(&[&enable[..], &ask].concat());
+    let child = home.spawn(&[&enable[..], &ask].concat());
     let (_connection, _) = silent.accept().expect("a caller");
     interrupt(&child);
-    let status = child.wait().expect("its end");
-    assert_eq!(status.code(), Some(130));
-    let mut said = String::new();
-    let mut stderr = child.stderr.take().expect("a pipe");
-    stderr.read_to_string(&mut said).expect("UTF-8");
+    let output = child.wait_with_output().expect("its end");
+    assert_eq!(output.status.code(), Some(130));
+    let said = text(&output.stderr);
     assert!(
         said.contains("error: cancelled") && !said.contains("panicked"),
         "{said}"

@@ -4,10 +4,9 @@
 //! The host is a node in this process that serves real layers and never checks its own rights. It
 //! is reached over a slow line, so that an answer takes long enough.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use tokio::runtime::Runtime;
 
 use crate::support::community::{address, founded, host, join, join_as, peers, serve};
 use crate::support::http::{self, Reply};
-use crate::support::{ENABLE, Home, QUIET, Server, model, text, until};
+use crate::support::{ENABLE, Home, QUIET, Running, Server, model, text, until};
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
@@ -204,15 +203,10 @@ impl Street {
     fn ends_mid_answer(&self, command: &[&str], code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
         let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
-        let mut child = self
-            .chat(&["--no-fallback", "--no-service", "--frames"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let stdout = child.stdout.take().expect("a pipe");
+        let command = &mut self.chat(&["--no-fallback", "--no-service", "--frames"]);
+        let mut chat = Running::start(command);
         let (mut tokens, mut left, mut done) = (0, None, None);
-        for line in BufReader::new(stdout).lines() {
+        for line in chat.lines.by_ref() {
             let frame: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");
             let data = &frame["data"];
             match frame["event"].as_str().unwrap_or_default() {
@@ -232,8 +226,7 @@ impl Street {
                 _ => {}
             }
         }
-        let output = child.wait_with_output().expect("its end");
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(chat.status(), Some(0), "{}", chat.complaint());
         let (left, done) = (
             left.expect("a replacement took over"),
             done.expect("an end"),

@@ -11,7 +11,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{ENABLE, Home, QUIET, assert_contains, model, text};
+use crate::support::{ENABLE, Home, QUIET, assert_contains, model, text, wrap};
 
 /// Pulls onto a disk that is too small for the file, and again once it is large enough. `$1` is the
 /// mount point, `$2` the model's file, the rest the command.
@@ -45,15 +45,8 @@ fn on_a_disk(home: &Home, script: &str, more: &[&str], program: &Command) -> Opt
         .args(["sh", "-c", script, "sh"])
         .arg(&disk)
         .args(more)
-        .arg(program.get_program())
-        .args(program.get_args())
         .stdin(Stdio::null());
-    for (name, value) in program.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    wrap(&mut command, program);
     Some(command.output().expect("unshare starts"))
 }
 

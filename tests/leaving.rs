@@ -2,7 +2,7 @@
 //! asked, no token is lost, and no failure is reported. Real model, real processes, discovery
 //! through the community only.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::process::Stdio;
 
 use rustix::process::Signal;
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::support::community::Street;
 use crate::support::gauges::Gauges;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, frames, http, model, serving, told, until, wait_for_end, words,
+    ENABLE, Home, Host, QUIET, Running, frames, http, model, serving, told, until, wait_for_end,
+    words,
 };
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
@@ -210,19 +211,12 @@ fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);
     let chat = words("chat --lines --frames --max-tokens 8 --model");
     let args = [&ENABLE[..], &chat, &[model, "--shard", &host.address]].concat();
-    let mut child = home
-        .hearthnet(&args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("hearthnet starts");
-    let mut questions = child.stdin.take().expect("a pipe");
-    let mut frames = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut chat = Running::start(home.hearthnet(&args).stdin(Stdio::piped()));
+    let mut questions = chat.child.stdin.take().expect("a pipe");
     let mut hosts = |question: &str| -> Vec<bool> {
         writeln!(questions, "{question}").expect("it reads");
         loop {
-            let line = frames.next().expect("a frame").expect("a line");
-            let frame: Value = serde_json::from_str(&line).expect("JSON");
+            let frame: Value = serde_json::from_str(&chat.line()).expect("JSON");
             if frame["event"] == "done" {
                 let route = frame["data"]["route"].as_array().expect("a route");
                 return route.iter().map(|hop| hop["host"].is_string()).collect();
@@ -236,5 +230,5 @@ fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     host.signal(Signal::CONT);
     assert_eq!(hosts("And a third."), [false, true]);
     drop(questions);
-    assert!(child.wait().expect("its end").success());
+    assert_eq!(chat.status(), Some(0));
 }

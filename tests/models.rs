@@ -515,42 +515,13 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     // `nohup` ignores SIGHUP, so the host runs until it is asked to end.
     let mut command = std::process::Command::new("nohup");
     let kept = words("serve --local --json --http 127.0.0.1:0 --model");
-    let kept = own.hearthnet(&[&kept[..], &[path]].concat());
-    command.arg(kept.get_program()).args(kept.get_args());
-    for (name, value) in kept.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let mut child = command
-        .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .expect("nohup");
-    let mut ready = String::new();
-    let stdout = child.stdout.take().expect("a pipe");
-    BufReader::new(stdout)
-        .read_line(&mut ready)
-        .expect("a line");
-    let ready: Value = serde_json::from_str(&ready).expect("JSON");
-    let process = support::pid(child.id());
-    rustix::process::kill_process(process, Signal::HUP).expect("it runs");
+    support::wrap(&mut command, &own.hearthnet(&[&kept[..], &[path]].concat()));
+    let mut kept = support::Server::run(&mut command);
+    kept.signal(Signal::HUP);
     // It still answers.
-    let url = ready["url"].as_str().expect("a URL");
-    let address = url.trim_start_matches("http://").trim_end_matches("/v1");
-    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
-    stream
-        .write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        .expect("sent");
-    let mut first = String::new();
-    BufReader::new(stream)
-        .read_line(&mut first)
-        .expect("an answer");
-    assert!(first.contains("200"), "{first}");
-    rustix::process::kill_process(process, Signal::TERM).expect("it runs");
-    assert!(child.wait().expect("an end").success());
+    support::http::get(&support::http::address(&kept), "/healthz");
+    kept.signal(Signal::TERM);
+    assert!(kept.child.wait().expect("an end").success());
 }
 
 /// Tiny model directory in Hugging Face's format, and the file that llama.cpp's converter makes of

@@ -4,16 +4,16 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::gauges::Gauges;
 use crate::support::{
-    ENABLE, Home, QUIET, Server, TOGETHER, assert_complains, assert_contains, assert_fails,
-    chat_app, community, http, interrupt, model, succeeded, text, until, until_answered,
-    wait_for_end,
+    ENABLE, Home, QUIET, Running, Server, TOGETHER, assert_complains, assert_contains,
+    assert_fails, chat_app, community, http, interrupt, model, succeeded, text, until,
+    until_answered, wait_for_end,
 };
 
 const QUESTION: &str = "Name three colours.";
@@ -266,7 +266,7 @@ fn a_host_prints_the_missing_layers_and_when_the_model_is_complete() {
     let serve = ["serve", "--model", model(), "--layers", "0-14"];
     let endpoints = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
     let args = [&here()[..], &["--set", &peers], &serve, &endpoints].concat();
-    let mut going = RunningCommand::start(&one, &args);
+    let mut going = Running::start(one.hearthnet(&args).stdin(Stdio::piped()));
     let terminal = BufReader::new(going.child.stderr.take().expect("a pipe"));
     let mut lines = terminal.lines().map(|line| line.expect("a line"));
     let mut says = |words: &str| {
@@ -314,34 +314,6 @@ fn a_second_serve_says_where_the_daemon_is_and_succeeds() {
     assert!(said.contains(url), "{said}");
 }
 
-/// Running command, and the lines of one of its outputs.
-struct RunningCommand {
-    child: Child,
-    lines: Box<dyn Iterator<Item = String>>,
-}
-
-impl RunningCommand {
-    fn start(home: &Home, args: &[&str]) -> Self {
-        let mut child = home
-            .hearthnet(args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
-        let lines = Box::new(stdout.lines().map(|line| line.expect("text")));
-        Self { child, lines }
-    }
-}
-
-impl Drop for RunningCommand {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
 fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
     let (founder, daemon) = founded(&[]);
@@ -349,8 +321,9 @@ fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
 
     let shard = ["shard", "serve", "--model", model(), "--json"];
     let args = [&here()[..], &shard, &["--layers", "0-29"]].concat();
-    let mut attached = RunningCommand::start(&founder, &args);
-    let ready: Value = serde_json::from_str(&attached.lines.next().expect("a line")).expect("JSON");
+    let start = || Running::start(founder.hearthnet(&args).stdin(Stdio::piped()));
+    let mut attached = start();
+    let ready: Value = serde_json::from_str(&attached.line()).expect("JSON");
     assert_eq!(ready["descriptor"]["layer_range"], json!([0, 29]));
     let shard_id = ready["descriptor"]["shard_id"].as_str().expect("an id");
     assert_eq!(serving(&founder).as_deref(), Some(shard_id));
@@ -364,12 +337,12 @@ fn shard_serve_beside_a_daemon_makes_it_serve_the_layers_until_it_is_stopped() {
     // Ctrl-C ends the serving of layers, but not the daemon.
     interrupt(&attached.child);
     wait_for_end(attached.child.id());
-    assert_eq!(attached.child.wait().expect("our own").code(), Some(0));
+    assert_eq!(attached.status(), Some(0));
     until("the layers are withdrawn", || serving(&founder).is_none());
 
     // Killing the client ends its request too.
-    let mut killed = RunningCommand::start(&founder, &args);
-    killed.lines.next().expect("a line");
+    let mut killed = start();
+    killed.line();
     until("they are served again", || serving(&founder).is_some());
     drop(killed);
     until("the layers are withdrawn again", || {

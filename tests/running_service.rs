@@ -1,9 +1,9 @@
 //! `hearthnet chat` beside a running `hearthnet serve`: it asks the service, and its output is the
 //! same as without one. Real model, real processes.
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpListener;
-use std::process::{Output, Stdio};
+use std::process::Output;
 
 use hearthnet_testkit::TinyLlama;
 use rustix::process::Signal;
@@ -105,18 +105,7 @@ fn a_conversation_continues_from_the_services_prefix_cache() {
     let talk = |more: &[&str]| {
         let chat = ["chat", "--lines", "--json", "--model", model()];
         let args = [&chat[..], &TOKENS, more].concat();
-        let mut child = home
-            .hearthnet(&args)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("hearthnet starts");
-        let mut stdin = child.stdin.take().expect("a pipe");
-        stdin
-            .write_all(b"Hello there, friend.\nWhy is that?\n")
-            .expect("a pipe");
-        drop(stdin);
-        let turns = succeeded(&child.wait_with_output().expect("its end"));
+        let turns = succeeded(&home.run_with(&args, "Hello there, friend.\nWhy is that?\n"));
         let turns: Vec<Value> = turns
             .lines()
             .map(|line| serde_json::from_str(line).expect("JSON"))

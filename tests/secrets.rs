@@ -2,13 +2,9 @@
 //! line, and a sealed root key is useless without its passphrase. The root key keeps its rights,
 //! whatever the level of its node. Real processes, and a terminal.
 
-use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
-
-use rustix::fs::{Mode, OFlags, open};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::support::community::{found, founded, join, peers};
 use crate::support::{self, Home, QUIET, assert_complains, assert_fails, succeeded, text};
@@ -22,15 +18,7 @@ fn root_key(home: &Home) -> PathBuf {
 
 /// Runs a command with these lines on its standard input.
 fn with_input(home: &Home, args: &[&str], lines: &str) -> Output {
-    let mut command = home.hearthnet(&[&QUIET[..], args].concat());
-    command.stdin(Stdio::piped());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("hearthnet starts");
-    let mut input = child.stdin.take().expect("a pipe");
-    // The command may have refused without reading.
-    let _ = input.write_all(lines.as_bytes());
-    drop(input);
-    child.wait_with_output().expect("its end")
+    home.run_with(&[&QUIET[..], args].concat(), lines)
 }
 
 /// Community with a sealed root key.
@@ -127,24 +115,14 @@ fn a_passphrase_can_be_set_changed_and_removed() {
 #[test]
 fn a_passphrase_prompt_does_not_echo() {
     let home = sealed();
-    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC);
-    let master = master.expect("a terminal");
-    grantpt(&master).expect("a terminal of our own");
-    unlockpt(&master).expect("a terminal that can be opened");
-    let name = ptsname(&master, Vec::new()).expect("a name");
-    let slave = || -> Stdio {
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
-        file.into()
-    };
+    let (mut terminal, stream) = support::terminal();
     let mut command = home.hearthnet(&ANCHOR);
     command
-        .stdin(slave())
+        .stdin(stream())
         .stdout(Stdio::piped())
-        .stderr(slave());
+        .stderr(stream());
     let child = command.spawn().expect("hearthnet starts");
     drop(command);
-    let mut terminal = File::from(master);
     let mut screen = Vec::new();
     let mut piece = [0; 1024];
     let mut typed = false;

@@ -6,16 +6,19 @@ pub(crate) mod community;
 pub(crate) mod gauges;
 pub(crate) mod http;
 
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Lines, Read, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use hearthnet_testkit::lab;
 use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use serde_json::Value;
 
 /// Long enough for a loaded machine; reaching it is a failure, never a wait.
@@ -101,6 +104,19 @@ impl Home {
         self.hearthnet(args).output().expect("hearthnet starts")
     }
 
+    /// Runs a command with a text on its standard input.
+    pub(crate) fn run_with(&self, args: &[&str], input: &str) -> Output {
+        let mut command = self.hearthnet(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = command.stdin(Stdio::piped()).spawn();
+        let mut child = started.expect("hearthnet starts");
+        let mut stdin = child.stdin.take().expect("a pipe");
+        // The command may have refused without reading.
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        child.wait_with_output().expect("its end")
+    }
+
     /// Output of a command that must succeed.
     #[track_caller]
     pub(crate) fn says(&self, args: &[&str]) -> String {
@@ -132,6 +148,79 @@ impl Home {
         let hosts = shards(hosts.iter().map(|host| &host.address));
         self.run(&[&ENABLE[..], &["chat", prompt, "--json"], &hosts, extra].concat())
     }
+}
+
+/// Lets `outer` run the command `inner`, in its environment.
+pub(crate) fn wrap(outer: &mut Command, inner: &Command) {
+    outer.arg(inner.get_program()).args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+}
+
+/// Running program, killed when dropped.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    /// Lines of its standard output.
+    pub(crate) lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let started = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = started.expect("hearthnet starts");
+        let stdout = child.stdout.take().expect("a pipe");
+        let lines = BufReader::new(stdout).lines();
+        Self { child, lines }
+    }
+
+    /// Next line, which there must be.
+    pub(crate) fn line(&mut self) -> String {
+        let line = self.lines.next().expect("another line");
+        line.expect("a line")
+    }
+
+    /// Standard error, up to the end of the program.
+    pub(crate) fn complaint(&mut self) -> String {
+        let mut why = String::new();
+        let stderr = self.child.stderr.as_mut().expect("a pipe");
+        stderr.read_to_string(&mut why).expect("UTF-8");
+        why
+    }
+
+    /// Exit status.
+    pub(crate) fn status(&mut self) -> Option<i32> {
+        self.child.wait().expect("its end").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The test itself may have ended it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// New terminal, and the standard streams of programs on it.
+pub(crate) fn terminal() -> (File, impl Fn() -> Stdio) {
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC);
+    let master = master.expect("a terminal");
+    grantpt(&master).expect("a terminal of our own");
+    unlockpt(&master).expect("a terminal that can be opened");
+    let name = ptsname(&master, Vec::new()).expect("a name");
+    let stream = move || {
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = open(name.as_c_str(), flags, Mode::empty()).expect("a terminal");
+        Stdio::from(file)
+    };
+    (File::from(master), stream)
 }
 
 /// Serving process, stopped when dropped, and its message when it became ready.
