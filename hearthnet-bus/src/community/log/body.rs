@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use hearthnet_transport::Code;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteArray;
+use strum::VariantNames as _;
 
 use crate::community::invite::{JoinProof, JoinRequest, MAX_NAME_BYTES, fits_log};
 use crate::identity::cbor;
@@ -78,11 +79,12 @@ impl Default for Policy {
 
 /// Content of an event. For people, it serialises as the fields alone, because the kind stands
 /// beside it; this is not the canonical form.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum Body {
     /// `community.created`: first event of the root and of every community.
+    #[strum(serialize = "community.created")]
     CommunityCreated {
         /// Display name of the community: 1 to 64 bytes, no control characters.
         name: String,
@@ -91,8 +93,10 @@ pub enum Body {
         founder: NodeId,
     },
     /// `community.policy`: replaces the policy.
+    #[strum(serialize = "community.policy")]
     PolicyChanged(Policy),
     /// `member.invited`: nodes that can sign with the key `invite` may join.
+    #[strum(serialize = "member.invited")]
     Invited {
         /// Public key of the invite, made for it. Its secret is in the invite code.
         invite: NodeId,
@@ -104,6 +108,7 @@ pub enum Body {
         expires_ms: u64,
     },
     /// `invite.withdrawn`: the invite admits no further node.
+    #[strum(serialize = "invite.withdrawn")]
     InviteWithdrawn {
         invite: NodeId,
         /// Members that joined with the invite, as far as the author knew; at most [`MAX_NAMED`].
@@ -113,11 +118,13 @@ pub enum Body {
         members: Option<BTreeSet<NodeId>>,
     },
     /// `member.admitted`: a node with an invite becomes a member.
+    #[strum(serialize = "member.admitted")]
     Admitted {
         /// Request that the joining node signed with the invite's key.
         request: JoinRequest,
         level: Level,
     },
+    #[strum(serialize = "member.level")]
     LevelChanged {
         node: NodeId,
         level: Level,
@@ -127,6 +134,7 @@ pub enum Body {
         last_seq: Option<u64>,
     },
     /// `member.revoked`: removes a node for ever.
+    #[strum(serialize = "member.revoked")]
     Revoked {
         node: NodeId,
         /// Last durable event of the node that the author had seen. Later ones have no effect,
@@ -134,21 +142,26 @@ pub enum Body {
         last_seq: u64,
     },
     /// `member.left`: the author leaves the community. It may join again with an invite.
+    #[strum(serialize = "member.left")]
     Left {},
     /// `member.named`: changes the author's display name.
+    #[strum(serialize = "member.named")]
     Named {
         /// Display name: 1 to 64 bytes, no control characters.
         name: String,
     },
     /// `experimental.shard.advertised`: the author serves these layers. Ephemeral.
+    #[strum(serialize = "experimental.shard.advertised")]
     ShardAdvertised(Box<Descriptor>),
     /// `experimental.shard.withdrawn`: the author no longer serves the shard. Ephemeral, in the
     /// slot of the advertisement.
+    #[strum(serialize = "experimental.shard.withdrawn")]
     ShardWithdrawn {
         /// Shard id, `<model_id>:<lo>-<hi>`.
         shard_id: String,
     },
     /// `node.seen`: addresses and name of the author. Ephemeral.
+    #[strum(serialize = "node.seen")]
     NodeSeen {
         /// Addresses `ADDR:PORT`, at most [`MAX_ENDPOINTS`] of at most [`MAX_LINE_BYTES`] bytes.
         endpoints: Vec<String>,
@@ -158,6 +171,7 @@ pub enum Body {
         software: String,
     },
     /// `grant.revoked`: invalidates a session token. Ephemeral; it lives longer than any token.
+    #[strum(serialize = "grant.revoked")]
     GrantRevoked {
         issuer: NodeId,
         #[serde(serialize_with = "hex::serialize")]
@@ -174,56 +188,17 @@ pub enum Body {
     },
 }
 
-const CREATED: &str = "community.created";
-const POLICY: &str = "community.policy";
-const INVITED: &str = "member.invited";
-const WITHDRAWN: &str = "invite.withdrawn";
 const ADMITTED: &str = "member.admitted";
-const LEVEL: &str = "member.level";
-const REVOKED: &str = "member.revoked";
-const LEFT: &str = "member.left";
-const NAMED: &str = "member.named";
 const SHARD_ADVERTISED: &str = "experimental.shard.advertised";
-const SHARD_WITHDRAWN: &str = "experimental.shard.withdrawn";
-const SEEN: &str = "node.seen";
-const GRANT_REVOKED: &str = "grant.revoked";
 /// Kind without a record of its own: the author's clock was wrong and is right now.
 pub(super) const CLOCK_SET: &str = "clock.set";
-
-/// Kinds with a [`Record`].
-const RECORDS: [&str; 12] = [
-    CREATED,
-    POLICY,
-    INVITED,
-    WITHDRAWN,
-    LEVEL,
-    REVOKED,
-    LEFT,
-    NAMED,
-    SHARD_ADVERTISED,
-    SHARD_WITHDRAWN,
-    SEEN,
-    GRANT_REVOKED,
-];
 
 impl Body {
     /// Name of the kind, as in the event.
     pub fn kind(&self) -> &str {
         match self {
-            Self::CommunityCreated { .. } => CREATED,
-            Self::PolicyChanged(_) => POLICY,
-            Self::Invited { .. } => INVITED,
-            Self::InviteWithdrawn { .. } => WITHDRAWN,
-            Self::Admitted { .. } => ADMITTED,
-            Self::LevelChanged { .. } => LEVEL,
-            Self::Revoked { .. } => REVOKED,
-            Self::Left {} => LEFT,
-            Self::Named { .. } => NAMED,
-            Self::ShardAdvertised(_) => SHARD_ADVERTISED,
-            Self::ShardWithdrawn { .. } => SHARD_WITHDRAWN,
-            Self::NodeSeen { .. } => SEEN,
-            Self::GrantRevoked { .. } => GRANT_REVOKED,
             Self::Unknown { kind, .. } => kind,
+            known => <&'static str>::from(known),
         }
     }
 
@@ -346,7 +321,8 @@ impl Body {
                     level: it.level,
                 }
             }
-            _ if RECORDS.contains(&kind) => {
+            // `Unknown` is a variant, and no kind.
+            _ if is_kind(kind) && Self::VARIANTS.contains(&kind) => {
                 let tagged = [&tag(kind)?, bytes].concat();
                 let Tagged(body) = cbor::decode(&tagged, DEPTH + 1).map_err(wrong)?;
                 body
