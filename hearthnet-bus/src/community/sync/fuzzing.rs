@@ -5,7 +5,7 @@ use bytes::Bytes;
 use hearthnet_transport::CloseCode;
 
 use super::budget::{Stored, SyncConfig};
-use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage};
+use super::message::SyncMessage;
 use super::session::{Done, SyncSession, WINDOW, Work};
 use crate::{CommunityId, NodeKey};
 
@@ -83,16 +83,10 @@ fn done(session: &mut SyncSession, work: Option<Work>, now: u64, how: u8) {
         _ if how == 0 => Done::Failed(None),
         Work::Heads => Done::Heads(vec![how; 9]),
         Work::Learn(_) => Done::Learned(how != 1),
-        Work::Collect {
-            max_events,
-            max_bytes,
-        } => {
-            assert_eq!((max_events, max_bytes), (MAX_BATCH_EVENTS, MAX_BATCH_BYTES));
-            Done::Collected {
-                events: vec![Bytes::from_static(b"event"); usize::from(how) % 3],
-                more: how.is_multiple_of(2),
-            }
-        }
+        Work::Collect => Done::Collected {
+            events: vec![Bytes::from_static(b"event"); usize::from(how) % 3],
+            more: how.is_multiple_of(2),
+        },
         Work::Store(events) => Done::Stored(Stored {
             accepted: u64::from(how) % 4,
             known: events.len() as u64,

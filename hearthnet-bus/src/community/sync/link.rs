@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::OptionFuture;
 use hearthnet_transport::{
     CloseCode, Code, Frame, PathRule, PeerSocket, SendError, SessionClosed, background,
 };
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 
 use super::SYNC_PATH;
 use super::budget::{Account, Budgets, Stored, SyncConfig};
-use super::message::MAX_MESSAGE_BYTES;
+use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, MAX_MESSAGE_BYTES};
 use super::session::{Done, Progress, SyncSession, Work};
 use crate::NodeId;
 use crate::community::log::{Batch, Event, EventLog, Heads, LogError, Received, Refusal};
@@ -47,15 +48,6 @@ impl Accounts {
     fn now(&self) -> u64 {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
-
-    /// Account of a peer. Its work is charged to `counted`, the member that answers for it.
-    fn of(&self, peer: NodeId, counted: NodeId) -> Account {
-        Account {
-            budgets: Arc::clone(&self.budgets),
-            peer,
-            counted,
-        }
-    }
 }
 
 /// The log, and the heads that the peer is believed to have.
@@ -63,8 +55,9 @@ struct Replica {
     log: EventLog,
     peer: NodeId,
     theirs: Heads,
-    /// Either end is the community's root key: the session is limited to the root's own events.
-    by_root: bool,
+    /// Set to the community's root key if that is either end: the session is limited to the root's
+    /// own events.
+    only: Option<NodeId>,
 }
 
 impl Replica {
@@ -73,10 +66,10 @@ impl Replica {
         match work {
             Work::Heads => {
                 let mut heads = self.log.heads();
-                let root = self.log.community().root();
+                let only = self.only;
                 heads
                     .authors
-                    .retain(|author, _| !self.by_root || *author == root);
+                    .retain(|author, _| only.is_none_or(|root| *author == root));
                 Done::Heads(heads.to_cbor())
             }
             Work::Learn(heads) => {
@@ -90,18 +83,15 @@ impl Replica {
             }
             // A dialled node may turn out not to be a member. If it becomes one, the log changes
             // and this work is requested again.
-            Work::Collect { .. }
-                if !self.by_root && self.log.state().level(&self.peer).is_none() =>
+            Work::Collect
+                if self.only.is_none() && self.log.state().level(&self.peer).is_none() =>
             {
                 Done::Collected {
                     events: Vec::new(),
                     more: false,
                 }
             }
-            Work::Collect {
-                max_events,
-                max_bytes,
-            } => match self.missing(max_events, max_bytes) {
+            Work::Collect => match self.missing() {
                 Ok(batch) => {
                     self.theirs = batch.then;
                     Done::Collected {
@@ -116,8 +106,7 @@ impl Replica {
             },
             Work::Store(events) => {
                 let mut raw: Vec<Vec<u8>> = events.iter().map(|event| event.to_vec()).collect();
-                let root = self.log.community().root();
-                raw.retain(|event| !self.by_root || Event::is_by(event, &root));
+                raw.retain(|event| self.only.is_none_or(|root| Event::is_by(event, &root)));
                 let others = events.len().saturating_sub(raw.len()) as u64;
                 match self.log.receive(&raw, self.peer, now_ms()) {
                     Ok(received) => {
@@ -135,15 +124,12 @@ impl Replica {
             }
         }
     }
-}
 
-impl Replica {
     /// Events that the peer lacks.
-    fn missing(&mut self, max_events: usize, max_bytes: usize) -> Result<Batch, LogError> {
-        if self.by_root {
+    fn missing(&mut self) -> Result<Batch, LogError> {
+        if let Some(root) = self.only {
             // Pretend that the peer has all other authors' events, so that only the root's are
             // sent.
-            let root = self.log.community().root();
             let theirs = self.theirs.authors.remove(&root);
             self.theirs = self.log.heads();
             match theirs {
@@ -151,7 +137,8 @@ impl Replica {
                 None => self.theirs.authors.remove(&root),
             };
         }
-        self.log.missing(&self.theirs, max_events, max_bytes)
+        self.log
+            .missing(&self.theirs, MAX_BATCH_EVENTS, MAX_BATCH_BYTES)
     }
 }
 
@@ -196,10 +183,14 @@ pub async fn gossip(
 ) -> SessionClosed {
     let peer = socket.peer();
     let (begin, now) = (accounts.begin, || accounts.now());
-    let account = accounts.of(peer, log.state().answers_for(&peer));
+    let account = Account {
+        budgets: Arc::clone(&accounts.budgets),
+        peer,
+        counted: log.state().answers_for(&peer),
+    };
 
     let community = log.community();
-    let by_root = [own, peer].contains(&community.root());
+    let only = Some(community.root()).filter(|root| [own, peer].contains(root));
     let mut changes = log.changes();
     let mut session = SyncSession::new(community, config, now()).on(account);
     let repaired = log.clone();
@@ -208,7 +199,7 @@ pub async fn gossip(
         log,
         peer,
         theirs: Heads::empty(community),
-        by_root,
+        only,
     });
     let mut job: Option<JoinHandle<(Replica, Done)>> = None;
     let mut outgoing: Option<Frame> = None;
@@ -262,15 +253,16 @@ pub async fn gossip(
                 Ok(Frame::Text(_)) => session.close(CloseCode::WebSocket),
                 Err(closed) => return closed,
             },
-            sent = send(&sender, outgoing.as_ref()) => match sent {
+            // If this is dropped while it waits, nothing was sent.
+            Some(sent) = OptionFuture::from(outgoing.clone().map(|it| sender.send(it))) => match sent {
                 Ok(()) => outgoing = None,
                 Err(SendError::Closed(closed)) => return closed,
                 // A message of this side exceeded its own limit.
                 Err(_) => session.close(CloseCode::Internal),
             },
-            done = finish(job.as_mut()) => {
+            Some(done) = OptionFuture::from(job.as_mut()) => {
                 job = None;
-                let Some((idle, done)) = done else {
+                let Ok((idle, done)) = done else {
                     // The work panicked, and the log's handle is lost.
                     session.close(CloseCode::Internal);
                     continue;
@@ -284,23 +276,5 @@ pub async fn gossip(
             },
             () = tokio::time::sleep_until(sleep) => {}
         }
-    }
-}
-
-async fn send(
-    sender: &hearthnet_transport::PeerSender,
-    frame: Option<&Frame>,
-) -> Result<(), SendError> {
-    match frame {
-        // Cancel-safe: if dropped while waiting, nothing was sent.
-        Some(frame) => sender.send(frame.clone()).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn finish(job: Option<&mut JoinHandle<(Replica, Done)>>) -> Option<(Replica, Done)> {
-    match job {
-        Some(job) => job.await.ok(),
-        None => std::future::pending().await,
     }
 }

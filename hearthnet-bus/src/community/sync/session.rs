@@ -32,7 +32,7 @@ use hearthnet_transport::{CloseCode, Violation};
 use parking_lot::Mutex;
 
 use super::budget::{Account, Budgets, Stored, SyncConfig, cost, cost_of_heads};
-use super::message::{MAX_BATCH_BYTES, MAX_BATCH_EVENTS, SyncMessage, VERSION};
+use super::message::{SyncMessage, VERSION};
 use crate::{CommunityId, NodeId};
 
 /// Maximum number of unacknowledged batches: enough to keep both sides busy, 2 MiB at most.
@@ -50,12 +50,9 @@ pub enum Work {
     Heads,
     /// Store these as the peer's heads.
     Learn(Bytes),
-    /// Find events that the peer lacks.
-    Collect {
-        max_events: usize,
-        /// Maximum total bytes of the events.
-        max_bytes: usize,
-    },
+    /// Find events that the peer lacks, at most [`MAX_BATCH_EVENTS`](super::MAX_BATCH_EVENTS)
+    /// with [`MAX_BATCH_BYTES`](super::MAX_BATCH_BYTES).
+    Collect,
     /// Store the peer's events in one transaction.
     Store(Vec<Bytes>),
 }
@@ -67,7 +64,7 @@ pub(crate) enum Done {
     Heads(Vec<u8>),
     /// Whether the bytes were heads of this community.
     Learned(bool),
-    /// At most the requested number of events, and whether there are more.
+    /// At most a batch of events, and whether there are more.
     Collected {
         events: Vec<Bytes>,
         more: bool,
@@ -399,10 +396,7 @@ impl SyncSession {
             self.stored_last = false;
             self.dirty = false;
             self.working = Some(Doing::Collect);
-            return Some(Work::Collect {
-                max_events: MAX_BATCH_EVENTS,
-                max_bytes: MAX_BATCH_BYTES,
-            });
+            return Some(Work::Collect);
         }
         if !may_store {
             return None;

@@ -66,13 +66,13 @@ impl Side {
                 self.theirs = heads.chunks(9).filter_map(read).collect();
                 Done::Learned(heads.len() % 9 == 0)
             }
-            Work::Collect { max_events, .. } => {
+            Work::Collect => {
                 let mut events = Vec::new();
                 let mut more = false;
                 for (author, seq) in log.iter() {
                     let theirs = self.theirs.entry(*author).or_default();
                     while *theirs < *seq {
-                        if events.len() == max_events {
+                        if events.len() == MAX_BATCH_EVENTS {
                             more = true;
                             break;
                         }
@@ -398,7 +398,7 @@ fn do_work(session: &mut SyncSession, now: u64, work: Work, store: impl FnOnce(u
     let done = match work {
         Work::Heads => Done::Heads(Vec::new()),
         Work::Learn(_) => Done::Learned(true),
-        Work::Collect { .. } => Done::Collected {
+        Work::Collect => Done::Collected {
             events: Vec::new(),
             more: false,
         },
