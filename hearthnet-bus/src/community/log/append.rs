@@ -197,7 +197,7 @@ fn next(
             (last.saturating_add(1), Lane::Durable { prev })
         }
         Some(slot) => {
-            let replaced = view.live.get(&(author, slot.clone()));
+            let replaced = view.shown.live.get(&(author, slot.clone()));
             let until = replaced.map_or(0, |live| live.expires_ms);
             let expires_ms = time_ms
                 .saturating_add(life_ms)

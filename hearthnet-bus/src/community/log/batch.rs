@@ -38,7 +38,7 @@ pub(super) fn heads_of(view: &View) -> Heads {
             heads.authors.insert(*author, head);
         }
     }
-    for ((author, slot), live) in view.live.iter() {
+    for ((author, slot), live) in view.shown.live.iter() {
         if let Some(head) = heads.authors.get_mut(author) {
             let new = SlotHead::new(live.seq, live.hash);
             head.slots.insert(slot_key(slot), new);
@@ -226,7 +226,7 @@ impl Pack<'_> {
             now_ms,
             ..
         } = *self;
-        for ((author, slot), live) in view.live.iter() {
+        for ((author, slot), live) in view.shown.live.iter() {
             if live.expires_ms <= now_ms || !view.fold.knows(author) {
                 continue;
             }

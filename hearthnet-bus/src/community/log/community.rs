@@ -212,23 +212,29 @@ pub struct Community {
     durable: Arc<Durable>,
     /// Members whose name looks like the name of another member.
     lookalikes: Arc<BTreeSet<NodeId>>,
-    live: Arc<BTreeMap<(NodeId, String), Live>>,
+    pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
 }
 
 impl Community {
-    pub(super) fn new(
-        id: CommunityId,
-        durable: Arc<Durable>,
-        lookalikes: Arc<BTreeSet<NodeId>>,
-        live: Arc<BTreeMap<(NodeId, String), Live>>,
-    ) -> Self {
+    /// Community without events.
+    pub(super) fn empty(id: CommunityId) -> Self {
         Self {
             id,
-            name: sanitize_name(&durable.name).into_owned(),
-            policy: durable.policy,
-            durable,
-            lookalikes,
-            live,
+            name: String::new(),
+            policy: Policy::default(),
+            durable: Arc::default(),
+            lookalikes: Arc::default(),
+            live: Arc::default(),
+        }
+    }
+
+    /// Replaces the durable part.
+    pub(super) fn update(&mut self, durable: &Durable) {
+        if *self.durable != *durable {
+            self.name = sanitize_name(&durable.name).into_owned();
+            self.policy = durable.policy;
+            self.lookalikes = Arc::new(durable.lookalikes());
+            self.durable = Arc::new(durable.clone());
         }
     }
 

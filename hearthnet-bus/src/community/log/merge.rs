@@ -23,7 +23,7 @@
 
 use std::sync::Arc;
 
-use hearthnet_transport::give_way;
+use hearthnet_transport::{Time, give_way};
 use rusqlite::Connection;
 
 use super::db::{self, EphemeralRow};
@@ -135,14 +135,14 @@ impl<'a> Merge<'a> {
         let mut done = Compacted::default();
         for place in db::expired(conn, now_ms)? {
             db::delete_ephemeral(conn, &place.0, &place.1)?;
-            Arc::make_mut(&mut self.view.live).remove(&place);
+            Arc::make_mut(&mut self.view.shown.live).remove(&place);
             done.ephemeral = done.ephemeral.saturating_add(1);
         }
         // Strangers that were not admitted within a day. If the admission arrives later, other
         // nodes still have their events.
         let mut strangers = Vec::new();
         for (author, it) in &self.view.authors {
-            let live = self.view.live.keys().any(|(a, _)| a == author);
+            let live = self.view.shown.live.keys().any(|(a, _)| a == author);
             if self.view.fold.knows(author) || live {
                 continue;
             }
@@ -197,7 +197,7 @@ impl<'a> Merge<'a> {
                 stored += it.row.bytes;
             }
         }
-        let live = self.view.live.keys();
+        let live = self.view.shown.live.keys();
         events += live
             .map(|(author, _)| u64::from(is_stranger(author)))
             .sum::<u64>();
@@ -367,19 +367,21 @@ impl<'a> Merge<'a> {
         // If the author's clock is ahead, the life of the event starts at its arrival.
         let expires_ms = until_ms - event.time_ms.saturating_sub(self.now_ms).min(until_ms);
         let place = (author, slot.to_owned());
-        let old = self.view.live.get(&place).map(|live| (live.seq, live.hash));
+        let old = self.view.shown.live.get(&place);
+        let old = old.map(|live| (live.seq, live.hash));
         if old == Some((event.seq, hash)) {
             return Ok(Ok(Taken::Known));
         }
         if expires_ms <= self.now_ms || old.is_some_and(|old| old > (event.seq, hash)) {
             return Ok(Err(Refusal::Stale));
         }
-        if !self.view.take_ephemeral(author, self.now_ms) {
+        let now = Time::from_millis(self.now_ms);
+        if !self.view.ephemeral_buckets.take(&author, now) {
             return Ok(Err(Refusal::Quota { author }));
         }
         if old.is_none() {
             let first = (author, String::new());
-            let slots = self.view.live.range(first..);
+            let slots = self.view.shown.live.range(first..);
             let slots = slots.take_while(|((a, _), _)| *a == author);
             let oldest = slots.clone().min_by_key(|(_, live)| (live.seq, live.hash));
             if slots.count() >= MAX_SLOTS
@@ -390,7 +392,7 @@ impl<'a> Merge<'a> {
                 }
                 let slot = slot.clone();
                 db::delete_ephemeral(self.conn, &author, &slot)?;
-                Arc::make_mut(&mut self.view.live).remove(&(author, slot));
+                Arc::make_mut(&mut self.view.shown.live).remove(&(author, slot));
             }
             if !self.has_room(&author, 0)? {
                 return Ok(Err(Refusal::Quota { author }));
@@ -417,7 +419,7 @@ impl<'a> Merge<'a> {
             self.save(&author, it)?;
         }
         let live = live_of(&row, event.body.clone());
-        Arc::make_mut(&mut self.view.live).insert(place, live);
+        Arc::make_mut(&mut self.view.shown.live).insert(place, live);
         Ok(Ok(Taken::New))
     }
 }

@@ -137,7 +137,7 @@ impl EventLog {
                         .iter()
                         .any(|row| row.hash == hash),
                     Lane::Ephemeral { slot, .. } => {
-                        let live = writer.view.live.get(&(event.author, slot));
+                        let live = writer.view.shown.live.get(&(event.author, slot));
                         live.is_some_and(|live| live.hash == hash)
                     }
                 },

@@ -161,7 +161,7 @@ impl EventLog {
             path,
             community: view.community,
             quotas,
-            state: RwLock::new(Arc::new(view.community())),
+            state: RwLock::new(Arc::new(view.shown.clone())),
             health: Mutex::new(LogHealth::Ok),
             changes: watch::Sender::new(view.changes),
             now_ms: AtomicU64::new(view.activation_ms),
@@ -434,7 +434,7 @@ impl Writer {
 
 impl Inner {
     fn publish(&self, writer: &Writer) {
-        let state = Arc::new(writer.view.community());
+        let state = Arc::new(writer.view.shown.clone());
         *self.state.write() = state;
         self.changes.send_replace(writer.view.changes);
     }

@@ -10,14 +10,14 @@
 //!   sort last.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearthnet_transport::{KeyedBuckets, Time, TokenBucket};
 use rusqlite::Connection;
 
 use super::body::{Body, Level};
-use super::community::{Community, Durable, Entry, Fork, Live};
+use super::community::{Community, Entry, Fork, Live};
 use super::db::{self, AuthorRow, EphemeralRow};
 use super::error::LogError;
 use super::event::{Event, EventHash, Position};
@@ -79,13 +79,13 @@ pub(super) struct View {
     rework: TokenBucket,
     /// Number of events folded again since the log was opened.
     pub(super) reworked: u64,
-    ephemeral_buckets: KeyedBuckets<NodeId>,
+    /// Rates of ephemeral events by author.
+    pub(super) ephemeral_buckets: KeyedBuckets<NodeId>,
     pub(super) changes: u64,
     pub(super) authors: BTreeMap<NodeId, Author>,
     pub(super) fold: Fold,
-    durable: Arc<Durable>,
-    lookalikes: Arc<BTreeSet<NodeId>>,
-    pub(super) live: Arc<BTreeMap<(NodeId, String), Live>>,
+    /// State for readers. [`View::publish`] brings its durable part up to date.
+    pub(super) shown: Community,
 }
 
 impl View {
@@ -107,9 +107,7 @@ impl View {
             ),
             authors: BTreeMap::new(),
             fold: Fold::new(community),
-            durable: Arc::default(),
-            lookalikes: Arc::default(),
-            live: Arc::default(),
+            shown: Community::empty(community),
         };
         for (author, row) in db::authors(conn)? {
             let mut it = Author {
@@ -132,7 +130,7 @@ impl View {
             live.insert((row.author, row.slot.clone()), live_of(&row, body));
             Ok(())
         })?;
-        view.live = Arc::new(live);
+        view.shown.live = Arc::new(live);
         // A snapshot made while the clock ran ahead may include later events.
         let end = Position {
             lamport: view.activation_ms.saturating_add(1),
@@ -280,22 +278,6 @@ impl View {
         Ok(())
     }
 
-    /// Immutable snapshot for readers.
-    pub(super) fn community(&self) -> Community {
-        Community::new(
-            self.community,
-            Arc::clone(&self.durable),
-            Arc::clone(&self.lookalikes),
-            Arc::clone(&self.live),
-        )
-    }
-
-    /// Takes an ephemeral event from its author's rate. Returns false if the rate is used up.
-    pub(super) fn take_ephemeral(&mut self, author: NodeId, now_ms: u64) -> bool {
-        self.ephemeral_buckets
-            .take(&author, Time::from_millis(now_ms))
-    }
-
     /// Makes the current state of the fold visible to readers.
     pub(super) fn publish(&mut self) {
         let frozen = self
@@ -305,10 +287,7 @@ impl View {
             .filter_map(|(author, it)| Some((*author, it.fork.clone()?)))
             .collect();
         self.fold.set_frozen(frozen);
-        if *self.durable != self.fold.state {
-            self.durable = Arc::new(self.fold.state.clone());
-            self.lookalikes = Arc::new(self.durable.lookalikes());
-        }
+        self.shown.update(&self.fold.state);
     }
 
     /// Applies the stored events after the fold's last event. Returns whether that is possible
