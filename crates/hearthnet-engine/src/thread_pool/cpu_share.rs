@@ -29,6 +29,15 @@ impl Share {
         self.starved
     }
 
+    /// Runs a job on the calling thread, and records its times.
+    pub(super) fn measure(&mut self, job: impl FnOnce()) {
+        let on_core = thread_cpu_time();
+        let wall = Instant::now();
+        job();
+        let wall = wall.elapsed();
+        self.note(wall, thread_cpu_time().saturating_sub(on_core));
+    }
+
     /// Records a job that took `wall` time, of which its thread ran for `on_core`.
     fn note(&mut self, wall: Duration, on_core: Duration) {
         self.wall += wall;
@@ -40,27 +49,6 @@ impl Share {
                 ..Self::default()
             };
         }
-    }
-}
-
-/// Stopwatch for a job of the calling thread.
-pub(super) struct Watch {
-    wall: Instant,
-    on_core: Duration,
-}
-
-impl Watch {
-    pub(super) fn start() -> Self {
-        Self {
-            on_core: thread_cpu_time(),
-            wall: Instant::now(),
-        }
-    }
-
-    /// Must be called on the thread that called [`Self::start`].
-    pub(super) fn stop(self, share: &mut Share) {
-        let wall = self.wall.elapsed();
-        share.note(wall, thread_cpu_time().saturating_sub(self.on_core));
     }
 }
 
@@ -93,9 +81,7 @@ mod tests {
     #[test]
     fn a_thread_that_sleeps_is_on_no_core() {
         let mut share = Share::default();
-        let watch = Watch::start();
-        std::thread::sleep(WINDOW);
-        watch.stop(&mut share);
+        share.measure(|| std::thread::sleep(WINDOW));
         assert!(share.starved());
     }
 }

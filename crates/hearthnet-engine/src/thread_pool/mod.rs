@@ -31,9 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use cpu_share::{Share, Watch};
+use cpu_share::Share;
 use hearthnet_platform::affinity::WorkerAffinity;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 
 /// Polling time before a waiting thread sleeps. Phases of a decode step take 2 to 50 µs; waking a
 /// sleeping thread costs its waker about 5 µs, and itself more.
@@ -130,13 +130,11 @@ impl ThreadPool {
             return alone(job);
         }
         let mut share = self.turn.lock();
-        let watch = Watch::start();
-        if share.starved() {
-            alone(job);
-        } else {
-            self.together(job);
-        }
-        watch.stop(&mut share);
+        let starved = share.starved();
+        share.measure(|| match starved {
+            true => alone(job),
+            false => self.together(job),
+        });
     }
 
     /// Runs `job` on the calling thread and on every worker that wakes in time.
@@ -154,7 +152,7 @@ impl ThreadPool {
         common.done.0.store(base, Ordering::Relaxed);
         common.broken.store(false, Ordering::Relaxed);
         {
-            let mut slot = common.slot();
+            let mut slot = common.slot.lock();
             slot.job = Some(erased);
             slot.base = base;
             slot.panic = None;
@@ -169,7 +167,7 @@ impl ThreadPool {
             base,
         });
         drop(recall);
-        let panic = common.slot().panic.take();
+        let panic = common.slot.lock().panic.take();
         if let Some(payload) = panic {
             resume_unwind(payload);
         }
@@ -186,7 +184,7 @@ fn alone(job: &(dyn Fn(&mut PoolThread<'_>) + Sync)) {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.common.slot().stop = true;
+        self.common.slot.lock().stop = true;
         self.common.jobs.0.fetch_add(1, Ordering::SeqCst);
         self.common.start.notify();
         for worker in self.workers.drain(..) {
@@ -262,10 +260,6 @@ impl PoolThread<'_> {
 }
 
 impl Common {
-    fn slot(&self) -> MutexGuard<'_, JobSlot> {
-        self.slot.lock()
-    }
-
     fn work(&self, index: usize) {
         self.affinity.register();
         let mut seen = 0;
@@ -273,7 +267,7 @@ impl Common {
             self.start
                 .wait(|| self.jobs.0.load(Ordering::SeqCst) != seen);
             let (job, base) = {
-                let slot = self.slot();
+                let slot = self.slot.lock();
                 if slot.stop {
                     return;
                 }
@@ -289,7 +283,7 @@ impl Common {
                 base,
             };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(&mut thread))) {
-                self.slot().panic.get_or_insert(payload);
+                self.slot.lock().panic.get_or_insert(payload);
                 self.give_up();
             }
             if self.active.0.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -312,7 +306,7 @@ impl Drop for Recall<'_> {
         if std::thread::panicking() {
             self.0.give_up();
         }
-        self.0.slot().job = None;
+        self.0.slot.lock().job = None;
         self.0
             .progress
             .wait(|| self.0.active.0.load(Ordering::Acquire) == 0);
