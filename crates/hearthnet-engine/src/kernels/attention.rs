@@ -391,9 +391,13 @@ unsafe fn mix_all<K: Inner>(
                 left => left.min(3),
             };
             // Positions that all `n` queries attend to. Empty if the last query's window starts
-            // after the first query's limit.
+            // after the first query's limit, and for heads that do not fill a register.
             let limit = queries.limits[i];
-            let common = queries.starts[i + n - 1].min(limit)..limit;
+            let start = match d < LANES {
+                true => limit,
+                false => queries.starts[i + n - 1].min(limit),
+            };
+            let common = start..limit;
             for j in 0..n {
                 let sums = &mut sums.0[j * columns..][..columns];
                 sums.fill(0.0);
@@ -415,7 +419,7 @@ unsafe fn mix_all<K: Inner>(
                 let weights = weights.add(i * stride);
                 let (range, to) = (common.clone(), sums.0.as_mut_ptr());
                 match (n, wide) {
-                    _ if d < LANES => mix_small_heads(a, n, range, weights, stride, &mut sums.0),
+                    _ if d < LANES => {}
                     (6, true) => K::mix::<6, 4>(a, column, range, weights, stride, to),
                     (3, true) => K::mix::<3, 4>(a, column, range, weights, stride, to),
                     (2, true) => K::mix::<2, 4>(a, column, range, weights, stride, to),
@@ -483,33 +487,6 @@ unsafe fn mix_one<V: Lanes>(values: &[u16], weight: f32, sums: &mut [f32]) {
         } else {
             for (sum, v) in sums.iter_mut().zip(values) {
                 *sum = f16_to_f32(*v).mul_add(weight, *sum);
-            }
-        }
-    }
-}
-
-/// [`mix`] for heads of fewer than sixteen components; adds to `sums[query][component]`.
-///
-/// # Safety
-/// `weights` has `n` rows, `stride` apart, that cover the positions.
-#[inline(always)]
-unsafe fn mix_small_heads(
-    a: &Attention<'_>,
-    n: usize,
-    positions: Range<usize>,
-    weights: *const f32,
-    stride: usize,
-    sums: &mut [f32],
-) {
-    let d = a.head_dim;
-    for (j, sums) in sums.chunks_exact_mut(d).take(n).enumerate() {
-        for position in positions.clone() {
-            // SAFETY: by the contract.
-            let w = unsafe { *weights.add(j * stride + position) };
-            let start = value_cell(d, position % PAGE, 0);
-            let values = &a.pages[position / PAGE][start..start + d];
-            for (sum, v) in sums.iter_mut().zip(values) {
-                *sum = f16_to_f32(*v).mul_add(w, *sum);
             }
         }
     }
