@@ -159,8 +159,8 @@ pub(super) unsafe fn gate<V: Lanes>(activation: Activation, g: &mut [f32], u: &[
     unsafe {
         match activation {
             Activation::Silu => swiglu::<V>(g, u),
-            Activation::Gelu => geglu::<V>(g, u),
-            Activation::Clamped => clamped_swiglu::<V>(g, u),
+            Activation::Gelu => gated::<V, false>(g, u),
+            Activation::Clamped => gated::<V, true>(g, u),
         }
     }
 }
@@ -190,36 +190,23 @@ unsafe fn swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
     }
 }
 
-/// `g = gelu(g) * u`.
+/// `g = gelu(g) * u`, or with `CLAMPED` `g = clamped(g, u)`: see [`super::math::clamped`].
 ///
 /// # Safety
 /// See [`Lanes`].
 #[inline(always)]
-unsafe fn geglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
-    for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
-        // SAFETY: both have as many values as the shorter one, at most sixteen.
-        unsafe {
-            let n = g.len().min(u.len());
-            let v = super::math::gelu(V::load_partial(g.as_ptr(), n, 0.0));
-            v.mul(V::load_partial(u.as_ptr(), n, 0.0))
-                .store_partial(g.as_mut_ptr(), n);
-        }
-    }
-}
-
-/// `g = clamped(g, u)`: see [`super::math::clamped`].
-///
-/// # Safety
-/// See [`Lanes`].
-#[inline(always)]
-unsafe fn clamped_swiglu<V: Lanes>(g: &mut [f32], u: &[f32]) {
+unsafe fn gated<V: Lanes, const CLAMPED: bool>(g: &mut [f32], u: &[f32]) {
     for (g, u) in g.chunks_mut(LANES).zip(u.chunks(LANES)) {
         // SAFETY: both have as many values as the shorter one, at most sixteen.
         unsafe {
             let n = g.len().min(u.len());
             let up = V::load_partial(u.as_ptr(), n, 0.0);
-            super::math::clamped(V::load_partial(g.as_ptr(), n, 0.0), up)
-                .store_partial(g.as_mut_ptr(), n);
+            let gate = V::load_partial(g.as_ptr(), n, 0.0);
+            let product = match CLAMPED {
+                true => super::math::clamped(gate, up),
+                false => super::math::gelu(gate).mul(up),
+            };
+            product.store_partial(g.as_mut_ptr(), n);
         }
     }
 }
