@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hearthnet_files::ModelFile;
 use hearthnet_files::spec::ModelSpec;
 
-use crate::engine::{Backend, Batch, EngineOn};
+use crate::engine::{Backend, Batch, EngineOn, WeightBytes};
 use crate::error::{EngineError, LoadError};
 use crate::forward::{self, EngineContext, Overflow, Scratch};
 use crate::kernels::Kernels;
@@ -41,8 +41,6 @@ pub type Engine = EngineOn<Cpu>;
 /// Layers on this machine's cores, with bit-exact arithmetic.
 pub struct Cpu {
     layers: Vec<Layer>,
-    weight_bytes: u64,
-    token_bytes: u64,
     pub(crate) kernels: Kernels,
     pub(crate) thread_pool: Arc<ThreadPool>,
     scratch: Scratch,
@@ -72,9 +70,11 @@ impl EngineOn<Cpu> {
         let thread_pool = options.thread_pool()?;
         let packed = Loader::layers(file, thread_pool.threads(), layers.clone(), progress)?;
         let used = spec.experts.map_or(0, |experts| experts.used as usize);
+        let weight_bytes = WeightBytes {
+            all: packed.iter().map(|layer| layer.bytes as u64).sum(),
+            per_row: packed.iter().map(|l| l.token_bytes(used) as u64).sum(),
+        };
         let backend = Cpu {
-            weight_bytes: packed.iter().map(|layer| layer.bytes as u64).sum(),
-            token_bytes: packed.iter().map(|l| l.token_bytes(used) as u64).sum(),
             layers: packed,
             kernels,
             thread_pool,
@@ -82,20 +82,12 @@ impl EngineOn<Cpu> {
         };
         let geometry = Geometry::of(spec, layers.end - layers.start);
         let pages = Pages::new(geometry, options.max_kv_bytes);
-        Self::new(file, layers, options, backend, pages)
+        Self::new(file, layers, options, backend, weight_bytes, pages)
     }
 }
 
 impl Backend for Cpu {
     type Storage = Pages;
-
-    fn weight_bytes(&self) -> u64 {
-        self.weight_bytes
-    }
-
-    fn token_bytes(&self) -> u64 {
-        self.token_bytes
-    }
 
     fn all_finite(&self, row: &[f32]) -> bool {
         self.kernels.all_finite(row)

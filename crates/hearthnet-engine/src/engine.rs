@@ -16,12 +16,6 @@ use crate::sequences::{Storage, Table};
 pub trait Backend: fmt::Debug {
     type Storage: Storage;
 
-    /// Memory of the weights, in bytes.
-    fn weight_bytes(&self) -> u64;
-
-    /// Bytes of weights that one row reads; of the experts, only those that it is routed to.
-    fn token_bytes(&self) -> u64;
-
     /// Whether no value is a NaN or an infinity.
     fn all_finite(&self, row: &[f32]) -> bool;
 
@@ -56,11 +50,21 @@ pub struct Batch<'a> {
     pub spans: &'a [Span],
 }
 
+/// Bytes of the weights of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightBytes {
+    /// Memory of all weights.
+    pub all: u64,
+    /// Weights that one row reads; of the experts, only those that it is routed to.
+    pub per_row: u64,
+}
+
 /// Contiguous range of a model's layers, and the sequences that run through them.
 pub struct EngineOn<B: Backend> {
     pub(crate) backend: B,
     spec: ModelSpec,
     range: Range<u32>,
+    weight_bytes: WeightBytes,
     ropes: RopeTables,
     table: Table<B::Storage>,
     /// An operation of the device has failed since the last [`Self::is_lost`].
@@ -68,8 +72,8 @@ pub struct EngineOn<B: Backend> {
 }
 
 impl<B: Backend> EngineOn<B> {
-    /// An engine without sequences. `backend` has the layers of `range`, half-open, and `storage`
-    /// is empty. Of the options, only limits apply.
+    /// An engine without sequences. `backend` has the layers of `range`, half-open, in
+    /// `weight_bytes`, and `storage` is empty. Of the options, only limits apply.
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] when a frequency factor of the model is not a positive number.
@@ -78,6 +82,7 @@ impl<B: Backend> EngineOn<B> {
         range: Range<u32>,
         options: &EngineOptions,
         backend: B,
+        weight_bytes: WeightBytes,
         storage: B::Storage,
     ) -> Result<Self, LoadError> {
         let spec = file.spec().clone();
@@ -87,6 +92,7 @@ impl<B: Backend> EngineOn<B> {
             table: Table::new(storage, options.limits(&spec)),
             spec,
             range,
+            weight_bytes,
             suspect: false,
         })
     }
@@ -102,12 +108,12 @@ impl<B: Backend> EngineOn<B> {
 
     /// Memory of the weights, in bytes.
     pub fn weight_bytes(&self) -> u64 {
-        self.backend.weight_bytes()
+        self.weight_bytes.all
     }
 
     /// Bytes of weights that one row reads; of the experts, only those that it is routed to.
     pub fn token_bytes(&self) -> u64 {
-        self.backend.token_bytes()
+        self.weight_bytes.per_row
     }
 
     /// Memory that a sequence takes.

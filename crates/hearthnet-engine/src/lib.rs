@@ -44,7 +44,7 @@ mod thread_pool;
 mod weights;
 
 pub use cpu::{Cpu, Engine};
-pub use engine::{Backend, Batch, EngineOn};
+pub use engine::{Backend, Batch, EngineOn, WeightBytes};
 pub use error::{EngineError, LoadError};
 pub use head::Head;
 pub use kv::footprint;

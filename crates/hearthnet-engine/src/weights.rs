@@ -16,7 +16,8 @@ pub(super) struct Layer {
     /// the low-rank rows.
     pub(super) qkv: Qkv,
     pub(super) latent: Option<Latent>,
-    pub(super) qk_norm: Option<QkNorms>,
+    /// Norms of queries and of keys.
+    pub(super) qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     pub(super) rotation: Rotation,
     /// Sliding window in positions; `None` for all positions.
     pub(super) window: Option<usize>,
@@ -30,13 +31,6 @@ pub(super) struct Layer {
     pub(super) ffn_post_norm: Option<Vec<f32>>,
     /// Bytes of memory of all weights.
     pub(super) bytes: usize,
-}
-
-/// RMSNorm weights of queries and keys.
-#[derive(Debug)]
-pub(super) struct QkNorms {
-    pub(super) q: Vec<f32>,
-    pub(super) k: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -254,18 +248,13 @@ impl<'a> Loader<'a> {
             }
             qkv.bias = Some(bias);
         }
-        let qk_norm = match file.has(layer, T::AttnQNorm) {
-            true => Some(QkNorms {
-                q: self.vector(&get(T::AttnQNorm)?)?,
-                k: self.vector(&get(T::AttnKNorm)?)?,
-            }),
-            false => None,
-        };
+        let q_norm = self.optional(layer, T::AttnQNorm)?;
+        let k_norm = self.optional(layer, T::AttnKNorm)?;
         Ok(Layer {
             attn_norm,
             qkv,
             latent,
-            qk_norm,
+            qk_norm: q_norm.zip(k_norm),
             rotation: block.rotation,
             window: block.window.map(|positions| positions as usize),
             sinks: self.optional(layer, T::AttnSinks)?,

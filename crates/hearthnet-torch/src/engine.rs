@@ -12,7 +12,7 @@ use crate::error::{TorchLoadError, failed};
 use crate::forward::{Pass, download, upload};
 use crate::kv::{Geometry, KvTensors};
 use crate::options::{Target, TorchOptions};
-use crate::weights::{Bytes, Layer, layers};
+use crate::weights::{Layer, layers};
 
 /// Engine on a libtorch device. It is not `Send`.
 pub type TorchEngine = EngineOn<Torch>;
@@ -21,7 +21,6 @@ pub type TorchEngine = EngineOn<Torch>;
 pub struct Torch {
     target: Target,
     layers: Vec<Layer>,
-    bytes: Bytes,
 }
 
 /// Loads the layers of a half-open range, and no other tensors, onto the device. `progress`
@@ -40,7 +39,7 @@ pub fn load(
     let threads = i32::try_from(options.engine.threads).unwrap_or(i32::MAX);
     tch::set_num_threads(threads.max(1));
     let _no_grad = tch::no_grad_guard();
-    let (layers, bytes) = layers(file, range.clone(), target, progress)?;
+    let (layers, weight_bytes) = layers(file, range.clone(), target, progress)?;
     let storage = KvTensors::new(Geometry {
         layers: range.end - range.start,
         heads: spec.kv_heads,
@@ -49,16 +48,13 @@ pub fn load(
         dtype: target.dtype,
         device: target.device,
     });
-    let backend = Torch {
-        target,
-        layers,
-        bytes,
-    };
+    let backend = Torch { target, layers };
     Ok(EngineOn::new(
         file,
         range,
         &options.engine,
         backend,
+        weight_bytes,
         storage,
     )?)
 }
@@ -104,14 +100,6 @@ impl Torch {
 
 impl Backend for Torch {
     type Storage = KvTensors;
-
-    fn weight_bytes(&self) -> u64 {
-        self.bytes.weights
-    }
-
-    fn token_bytes(&self) -> u64 {
-        self.bytes.token
-    }
 
     fn all_finite(&self, row: &[f32]) -> bool {
         all_finite(row)

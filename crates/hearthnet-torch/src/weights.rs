@@ -1,9 +1,9 @@
 //! Weights of a layer range as tensors on the device.
 
-use hearthnet_engine::LoadError;
+use hearthnet_engine::{LoadError, WeightBytes};
 use hearthnet_files::spec::Rotation;
 use hearthnet_files::{LayerTensor, ModelFile, TensorView, quantize};
-use tch::{Device, Kind, TchError, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::error::TorchLoadError;
 use crate::options::{Dtype, Target};
@@ -66,12 +66,11 @@ pub(crate) struct Ffn {
 }
 
 /// Loads tensors of a file onto a device.
-pub(crate) struct Loader<'a> {
+struct Loader<'a> {
     file: &'a ModelFile,
-    device: Device,
-    dtype: Dtype,
+    target: Target,
     /// Bytes on the device, over all tensors.
-    pub(crate) bytes: u64,
+    bytes: u64,
     /// Bytes of the experts among them.
     expert_bytes: u64,
     done: u64,
@@ -79,29 +78,8 @@ pub(crate) struct Loader<'a> {
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
-impl<'a> Loader<'a> {
-    /// `total`: bytes of the file that will be read.
-    pub(crate) fn new(
-        file: &'a ModelFile,
-        target: Target,
-        total: u64,
-        progress: &'a mut dyn FnMut(u64, u64),
-    ) -> Self {
-        progress(0, total);
-        let Target { device, dtype } = target;
-        Self {
-            file,
-            device,
-            dtype,
-            bytes: 0,
-            expert_bytes: 0,
-            done: 0,
-            total,
-            progress,
-        }
-    }
-
-    pub(crate) fn layer(&mut self, layer: u32) -> Result<Layer, TorchLoadError> {
+impl Loader<'_> {
+    fn layer(&mut self, layer: u32) -> Result<Layer, TorchLoadError> {
         use LayerTensor as T;
         let file = self.file;
         let block = file.spec().block(layer);
@@ -128,13 +106,8 @@ impl<'a> Loader<'a> {
             }),
             false => None,
         };
-        let qk_norm = match file.has(layer, T::AttnQNorm) {
-            true => Some((
-                self.vector(&get(T::AttnQNorm)?)?,
-                self.vector(&get(T::AttnKNorm)?)?,
-            )),
-            false => None,
-        };
+        let q_norm = self.optional(layer, T::AttnQNorm)?;
+        let k_norm = self.optional(layer, T::AttnKNorm)?;
         let bias = match file.has(layer, T::AttnOutputBias) {
             true => vec![get(T::AttnOutputBias)?],
             false => Vec::new(),
@@ -143,7 +116,7 @@ impl<'a> Loader<'a> {
             attn_norm,
             qkv,
             latent,
-            qk_norm,
+            qk_norm: q_norm.zip(k_norm),
             rotation: block.rotation,
             window: block.window,
             sinks: self.optional(layer, T::AttnSinks)?,
@@ -174,13 +147,9 @@ impl<'a> Loader<'a> {
             true => Ok::<_, TorchLoadError>(get(which)?.parts(count)),
             false => Ok(Vec::new()),
         };
-        let router_bias = match file.has(layer, T::RouterBias) {
-            true => Some(self.vector(&get(T::RouterBias)?)?),
-            false => None,
-        };
         let router = Linear {
+            bias: self.optional(layer, T::RouterBias)?,
             weight: self.tensor(&[get(T::Router)?], Dtype::Fp32)?,
-            bias: router_bias,
         };
         let [gates, ups, downs] = [T::ExpertGate, T::ExpertUp, T::ExpertDown]
             .map(|which| Ok::<_, TorchLoadError>(get(which)?.parts(count)));
@@ -208,12 +177,12 @@ impl<'a> Loader<'a> {
         matrices: &[TensorView<'_>],
         biases: &[TensorView<'_>],
     ) -> Result<Linear, TorchLoadError> {
-        let weight = self.tensor(matrices, self.dtype)?;
+        let weight = self.tensor(matrices, self.target.dtype)?;
         let bias = match biases {
             [] => None,
             _ => {
                 // Their lengths may differ.
-                let one = |bias| Ok(self.tensor(&[bias], self.dtype)?.f_flatten(0, -1)?);
+                let one = |bias| Ok(self.tensor(&[bias], self.target.dtype)?.f_flatten(0, -1)?);
                 let biases = biases.iter().copied().map(one);
                 let biases = biases.collect::<Result<Vec<_>, TorchLoadError>>()?;
                 Some(Tensor::f_cat(&biases, 0)?)
@@ -244,7 +213,7 @@ impl<'a> Loader<'a> {
         let rows: usize = views.iter().map(TensorView::rows).sum();
         self.bytes += (rows * cols * dtype.bytes()) as u64;
         let size = [rows as i64, cols as i64];
-        let out = Tensor::f_empty(size, (dtype.kind(), self.device))?;
+        let out = Tensor::f_empty(size, (dtype.kind(), self.target.device))?;
         let (mut start, mut values) = (0, Vec::new());
         for view in views {
             if !view.is_finite() {
@@ -285,34 +254,35 @@ fn all_finite(x: &Tensor) -> Result<bool, TchError> {
     x.f_isfinite()?.f_all()?.f_is_nonzero()
 }
 
-/// Memory of weights on the device, in bytes.
-#[derive(Clone, Copy)]
-pub(crate) struct Bytes {
-    pub(crate) weights: u64,
-    /// Bytes multiplied per row; of experts, only those that the row is routed to.
-    pub(crate) token: u64,
-}
-
 /// Loads the layers of a half-open, already checked range.
 pub(crate) fn layers(
     file: &ModelFile,
     range: std::ops::Range<u32>,
     target: Target,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Vec<Layer>, Bytes), TorchLoadError> {
+) -> Result<(Vec<Layer>, WeightBytes), TorchLoadError> {
     let spec = file.spec();
     if range.start >= range.end || range.end > spec.layers {
         let layers = spec.layers;
         return Err(LoadError::Layers { range, layers }.into());
     }
     let total = range.clone().map(|layer| file.layer_bytes(layer)).sum();
-    let mut loader = Loader::new(file, target, total, progress);
+    progress(0, total);
+    let mut loader = Loader {
+        file,
+        target,
+        bytes: 0,
+        expert_bytes: 0,
+        done: 0,
+        total,
+        progress,
+    };
     let layers: Result<Vec<_>, _> = range.map(|layer| loader.layer(layer)).collect();
-    let (weights, of_experts) = (loader.bytes, loader.expert_bytes);
+    let (all, of_experts) = (loader.bytes, loader.expert_bytes);
     let elsewhere = spec.experts.map_or(0, |experts| {
         let (all, used) = (u64::from(experts.count.max(1)), u64::from(experts.used));
         of_experts / all * all.saturating_sub(used)
     });
-    let token = weights - elsewhere;
-    Ok((layers?, Bytes { weights, token }))
+    let per_row = all - elsewhere;
+    Ok((layers?, WeightBytes { all, per_row }))
 }

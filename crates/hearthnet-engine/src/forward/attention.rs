@@ -136,9 +136,9 @@ impl LayerRun<'_> {
                 if let Some(bias) = bias {
                     kernels.add_round(values, bias, BoundaryDtype::F32);
                 }
-                if let Some(norms) = qk_norm {
-                    kernels.rms_norm_in_place(&mut values[..q], &norms.q, spec.norm_eps);
-                    kernels.rms_norm_in_place(&mut values[q..q + kv], &norms.k, spec.norm_eps);
+                if let Some((q_norm, k_norm)) = qk_norm {
+                    kernels.rms_norm_in_place(&mut values[..q], q_norm, spec.norm_eps);
+                    kernels.rms_norm_in_place(&mut values[q..q + kv], k_norm, spec.norm_eps);
                 }
                 if let Some(latent) = &spec.attention.latent {
                     let (width, dims) = (self.widths.latent, spec.rope.dims as usize);
