@@ -203,8 +203,8 @@ impl Street {
     fn ends_mid_answer(&self, command: &[&str], code: &str) {
         let alone = self.chat(&["--local", "--json"]).output().expect("it runs");
         let alone: Value = serde_json::from_slice(&alone.stdout).expect("JSON");
-        let command = &mut self.chat(&["--no-fallback", "--no-service", "--frames"]);
-        let mut chat = Running::start(command);
+        let mut chat = self.chat(&["--no-fallback", "--no-service", "--frames"]);
+        let mut chat = Running::start(&mut chat);
         let (mut tokens, mut left, mut done) = (0, None, None);
         for line in chat.lines.by_ref() {
             let frame: Value = serde_json::from_str(&line.expect("a line")).expect("JSON");

@@ -12,9 +12,7 @@ use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::fallback::LoadLocal;
 use hearthnet_orchestrator::health::SharedHealth;
-use hearthnet_orchestrator::hosts::{
-    Choice, CommunityHosts, HostPool, Links, ModelOnWire,
-};
+use hearthnet_orchestrator::hosts::{Choice, CommunityHosts, HostPool, Links, ModelOnWire};
 use hearthnet_orchestrator::link::HostAddr;
 use hearthnet_orchestrator::local::{EngineOnDemand, SharedEngine};
 use hearthnet_orchestrator::sharded::PumpSettings;
