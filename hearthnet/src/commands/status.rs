@@ -346,21 +346,17 @@ fn model_json(
     now: u64,
     answers: &dyn Fn(&NodeId) -> bool,
 ) -> Value {
-    let shards: Vec<Value> = model
-        .shards
-        .iter()
-        .map(|advert| {
-            json!({
-                "node": advert.author.to_string(),
-                "name": state.name_of(&advert.author, now),
-                "expires_in_ms": advert.expires_ms.saturating_sub(now),
-                "reachable": answers(&advert.author),
-                "address": address(advert, state, now),
-                "descriptor": advert.descriptor,
-                "text": advert.descriptor.text_id(),
-            })
+    let shards = model.shards.iter().map(|advert| {
+        json!({
+            "node": advert.author.to_string(),
+            "name": state.name_of(&advert.author, now),
+            "expires_in_ms": advert.expires_ms.saturating_sub(now),
+            "reachable": answers(&advert.author),
+            "address": address(advert, state, now),
+            "descriptor": advert.descriptor,
+            "text": advert.descriptor.text_id(),
         })
-        .collect();
+    });
     json!({
         "model_id": model.names.first(),
         "names": model.names,
@@ -368,7 +364,7 @@ fn model_json(
         "total_layers": model.total,
         "missing_layers": model.missing,
         "complete": model.missing.is_empty(),
-        "shards": shards,
+        "shards": shards.collect::<Vec<_>>(),
     })
 }
 

@@ -36,30 +36,27 @@ pub(super) fn list(home: &Home, all: bool, as_json: bool) -> Result<(), Failure>
         .collect();
     shown.sort_by_key(|(_, invite)| invite.expires_ms);
     if as_json {
-        let invites: Vec<_> = shown
-            .iter()
-            .map(|(id, invite)| {
-                let joined = joined.remove(*id).unwrap_or_default();
-                json!({
-                    "invite": id.to_string(),
-                    "short": id.short(),
-                    "level": invite.level,
-                    "used": invite.used,
-                    "uses": invite.uses,
-                    "expires_ms": invite.expires_ms,
-                    "withdrawn": invite.withdrawn,
-                    "open": left(&state, invite, now).is_ok(),
-                    "by": by(&state, invite),
-                    "used_by": joined.iter().map(|it| json!({
-                        "node": it.node.to_string(),
-                        "name": it.name,
-                        "at_ms": it.at_ms,
-                        "member": state.member(&it.node).is_some(),
-                    })).collect::<Vec<_>>(),
-                })
+        let invites = shown.iter().map(|(id, invite)| {
+            let joined = joined.remove(*id).unwrap_or_default();
+            json!({
+                "invite": id.to_string(),
+                "short": id.short(),
+                "level": invite.level,
+                "used": invite.used,
+                "uses": invite.uses,
+                "expires_ms": invite.expires_ms,
+                "withdrawn": invite.withdrawn,
+                "open": left(&state, invite, now).is_ok(),
+                "by": by(&state, invite),
+                "used_by": joined.iter().map(|it| json!({
+                    "node": it.node.to_string(),
+                    "name": it.name,
+                    "at_ms": it.at_ms,
+                    "member": state.member(&it.node).is_some(),
+                })).collect::<Vec<_>>(),
             })
-            .collect();
-        return print_json(&json!({ "invites": invites }));
+        });
+        return print_json(&json!({ "invites": invites.collect::<Vec<_>>() }));
     }
     if shown.is_empty() {
         note(match all {

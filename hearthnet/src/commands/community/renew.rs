@@ -37,8 +37,7 @@ pub(super) fn run(args: &RenewArgs, cx: &Context) -> Result<(), Failure> {
                 state.name
             );
             confirm(args.yes, &question)?;
-            let aside = new_key(&mut home, &cx.config)?;
-            Some(aside)
+            Some(new_key(&mut home, &cx.config)?)
         }
     };
     let told = bring_as_root(&home, &cx.config)?;

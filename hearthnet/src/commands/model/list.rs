@@ -120,23 +120,20 @@ fn listing(known: &[Row], fetched: &[Row], capacity: &Capacity) -> String {
         Some(_) => "model|size|licence|on disk|here|community",
         None => "model|size|licence|on disk|here",
     };
-    let cells: Vec<Vec<String>> = known
-        .iter()
-        .map(|row| {
-            let mark = if row.terms.is_some() { "*" } else { "" };
-            let license = row.license.as_deref().unwrap_or_default();
-            let mut cells = vec![
-                row.model.clone(),
-                bytes(row.expected_bytes.unwrap_or(row.bytes)),
-                format!("{license}{mark}"),
-                on_disk(row.state).to_owned(),
-                here(row).to_owned(),
-            ];
-            cells.extend(row.community.map(|there| there.to_string()));
-            cells
-        })
-        .collect();
-    let mut out = table(header, &cells);
+    let cells = known.iter().map(|row| {
+        let mark = if row.terms.is_some() { "*" } else { "" };
+        let license = row.license.as_deref().unwrap_or_default();
+        let mut cells = vec![
+            row.model.clone(),
+            bytes(row.expected_bytes.unwrap_or(row.bytes)),
+            format!("{license}{mark}"),
+            on_disk(row.state).to_owned(),
+            here(row).to_owned(),
+        ];
+        cells.extend(row.community.map(|there| there.to_string()));
+        cells
+    });
+    let mut out = table(header, cells);
     if !fetched.is_empty() {
         out.push_str("\n also on this machine:\n");
     }
