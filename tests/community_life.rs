@@ -7,10 +7,11 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::community::{
-    address, founded_bare, join, join_as, json, log_is_whole, peers, run, says, serve_bare,
+    address, code, founded_bare, invites, join, join_as, json, log_is_whole, members, run, says,
+    serve_bare, static_peer,
 };
 use crate::support::{
-    Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until,
+    ENABLE, Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until,
 };
 
 fn data(home: &Home) -> PathBuf {
@@ -34,25 +35,9 @@ fn lose_log(home: &Home) {
     }
 }
 
-/// Code of a new invite.
-fn code(founder: &Home) -> String {
-    let invite = json(founder, &[], &["community", "invite"]);
-    invite["code"].as_str().expect("a code").to_owned()
-}
-
-/// Members as a home sees them: name, level, frozen.
-fn members(home: &Home, settings: &[&str]) -> Vec<(String, String, bool)> {
-    let said = json(home, settings, &["community", "members"]);
-    let list = said["members"].as_array().expect("a list");
-    list.iter()
-        .map(|one| {
-            (
-                one["name"].as_str().unwrap_or_default().to_owned(),
-                one["level"].as_str().unwrap_or_default().to_owned(),
-                one["frozen"] == true,
-            )
-        })
-        .collect()
+/// Whether a home takes a member's key for frozen.
+fn knows_a_frozen_key(home: &Home) -> bool {
+    members(home).iter().any(|one| one["frozen"] == true)
 }
 
 /// Waits until other nodes have the events written by a home without a daemon. If the command
@@ -94,17 +79,12 @@ fn roll_back(home: &Home, to: &Path) {
 fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
     let (founder, node) = founded_bare();
     let bakery = second_anchor(&founder, &node);
-    let known = peers(&node);
-    let near = ["--set", &known];
+    let near = static_peer(&node);
     says(&bakery, &near, &["community", "invite"]);
     let earlier = bakery.path().join("earlier");
     copy(&data(&bakery), &earlier);
     says(&bakery, &near, &["community", "invite"]);
-    let invites = |home: &Home| {
-        let said = json(home, &[], &["community", "invites"]);
-        said["invites"].as_array().expect("a list").len()
-    };
-    let known_to_founder = invites(&founder);
+    let known_to_founder = invites(&founder).len();
     roll_back(&bakery, &earlier);
 
     // The daemon starts while the only node with newer events does not answer yet.
@@ -124,9 +104,9 @@ fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
     node.signal(Signal::CONT);
     succeeded(&invite.wait_with_output().expect("its end"));
     until("the founder hears of it", || {
-        invites(&founder) == known_to_founder + 1
+        invites(&founder).len() == known_to_founder + 1
     });
-    assert!(members(&founder, &[]).iter().all(|(_, _, frozen)| !frozen));
+    assert!(!knows_a_frozen_key(&founder));
     log_is_whole(&founder);
 }
 
@@ -134,8 +114,7 @@ fn a_rolled_back_disk_freezes_no_node_that_can_sync_first() {
 fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
     let (founder, node) = founded_bare();
     let bakery = second_anchor(&founder, &node);
-    let known = peers(&node);
-    let near = ["--set", &known];
+    let near = static_peer(&node);
     // Delivers the new level to the node.
     says(&bakery, &near, &["community", "invite"]);
     let file = bakery.path().join("bakery.backup");
@@ -147,11 +126,7 @@ fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
     // The home writes later events, which reach the founder.
     let invite = ["community", "invite", "--level", "trusted", "--json"];
     says(&bakery, &near, &invite[..4]);
-    let invites = |home: &Home| {
-        let said = json(home, &[], &["community", "invites"]);
-        said["invites"].as_array().expect("a list").len()
-    };
-    until_synced(&bakery, &near, || invites(&founder) == 2);
+    until_synced(&bakery, &near, || invites(&founder).len() == 2);
     assert_fails(&bakery.run(&["restore", file, "--json"]), 9, "not_empty");
 
     // The data of the machine is lost.
@@ -168,21 +143,20 @@ fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
     assert_fails(&run(&bakery, &[], &invite), 10, "log_behind");
 
     let node = serve_bare(&founder, &[]);
-    let known = peers(&node);
-    let near = ["--set", &known];
+    let near = static_peer(&node);
     says(&bakery, &near, &invite[..4]);
-    assert_eq!(invites(&bakery), 3);
-    until_synced(&bakery, &near, || invites(&founder) == 3);
-    assert!(members(&founder, &[]).iter().all(|(.., frozen)| !frozen));
+    assert_eq!(invites(&bakery).len(), 3);
+    until_synced(&bakery, &near, || invites(&founder).len() == 3);
+    assert!(!knows_a_frozen_key(&founder));
 
     // The same with a copy of the directory, restored by hand.
     std::fs::remove_dir_all(data(&bakery)).expect("it was there");
     copy(&copied, &data(&bakery));
     says(&bakery, &near, &invite[..4]);
-    assert_eq!(invites(&bakery), 4);
-    until_synced(&bakery, &near, || invites(&founder) == 4);
+    assert_eq!(invites(&bakery).len(), 4);
+    until_synced(&bakery, &near, || invites(&founder).len() == 4);
     for home in [&founder, &bakery] {
-        assert!(members(home, &[]).iter().all(|(.., frozen)| !frozen));
+        assert!(!knows_a_frozen_key(home));
         log_is_whole(home);
     }
 }
@@ -191,7 +165,11 @@ fn a_home_restored_from_an_old_backup_rejoins_without_a_freeze() {
 fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
-    let before = members(&bakery, &[]);
+    let known = || -> Vec<[Value; 3]> {
+        let parts = |one: &Value| ["name", "level", "frozen"].map(|part| one[part].clone());
+        members(&bakery).iter().map(parts).collect()
+    };
+    let before = known();
     assert_eq!(before.len(), 2);
 
     // The founder's address is stored beside the log, so no address is given.
@@ -199,7 +177,7 @@ fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     let output = run(&bakery, &[], &["status", "--json"]);
     succeeded(&output);
     assert_complains(&output, "is back");
-    assert_eq!(members(&bakery, &[]), before);
+    assert_eq!(known(), before);
     log_is_whole(&bakery);
 
     // A zeroed log, and the file that names the community is deleted.
@@ -207,7 +185,7 @@ fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     let length = std::fs::metadata(&log).expect("a log").len();
     std::fs::write(&log, vec![0; usize::try_from(length).expect("small")]).expect("written");
     std::fs::remove_file(data(&bakery).join("log.community")).expect("it was there");
-    assert_eq!(members(&bakery, &[]), before);
+    assert_eq!(known(), before);
     let kept = std::fs::read_dir(data(&bakery)).expect("a folder");
     let kept = kept.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     assert_eq!(kept.filter(|name| name.contains("damaged")).count(), 1);
@@ -221,8 +199,7 @@ fn a_deleted_or_damaged_log_is_restored_from_a_member() {
     assert_fails(&run(&bakery, &[], &create), 10, "in_community");
     assert_fails(&run(&bakery, &[], &["status", "--json"]), 10, "log_lost");
     let node = serve_bare(&founder, &[]);
-    let known = peers(&node);
-    let status = json(&bakery, &["--set", &known], &["status"]);
+    let status = json(&bakery, &static_peer(&node), &["status"]);
     assert_eq!(status["community"]["id"], community);
 }
 
@@ -247,8 +224,14 @@ fn the_founder_has_its_name_at_once_and_names_are_case_insensitive() {
     let founder = Home::new();
     let create = ["community", "create", "Elm Street", "--as", "Attic"];
     says(&founder, &[], &create);
-    let anchor = |name: &str| (name.to_owned(), "anchor".to_owned(), false);
-    assert_eq!(members(&founder, &[]), [anchor("Attic")]);
+    let members = members(&founder);
+    assert_eq!(members.len(), 1);
+    let only = &members[0];
+    assert_eq!(
+        (&only["name"], &only["level"]),
+        (&"Attic".into(), &"anchor".into())
+    );
+    assert!(!knows_a_frozen_key(&founder));
     log_is_whole(&founder);
     // The member is found, and then refused as the last anchor.
     let demote = ["community", "demote", "ATTIC", "--json"];
@@ -294,10 +277,9 @@ fn invites_are_listed_with_their_users_and_a_withdrawn_one_is_refused() {
     says(&founder, &[], &["community", "withdraw", id]);
     assert!(list(&[]).is_empty());
     let late = Home::new();
-    let known = peers(&node);
     let code = made["code"].as_str().expect("a code");
     let join = ["community", "join", "--wait", "3s", code, "--json"];
-    assert_fails(&run(&late, &["--set", &known], &join), 10, "bad_invite");
+    assert_fails(&run(&late, &static_peer(&node), &join), 10, "bad_invite");
     let again = ["community", "withdraw", id, "--json"];
     assert_fails(&run(&founder, &[], &again), 10, "bad_invite");
 }
@@ -312,21 +294,20 @@ fn a_member_that_leaves_is_removed_and_can_join_again() {
     drop(node);
     let leave = ["community", "leave", "--yes", "--json"];
     assert_fails(&run(&bakery, &unheard, &leave), 10, "unreachable");
-    assert_eq!(members(&bakery, &[]).len(), 2);
+    assert_eq!(members(&bakery).len(), 2);
 
     let node = serve_bare(&founder, &[]);
-    let known_again = peers(&node);
-    let near_again = ["--set", &known_again];
+    let near_again = static_peer(&node);
     let left = json(&bakery, &near_again, &["community", "leave", "--yes"]);
     assert_eq!(left["told"], 1);
-    assert_eq!(members(&founder, &[]).len(), 1);
+    assert_eq!(members(&founder).len(), 1);
     let members_of_none = ["community", "members", "--json"];
     assert_fails(&run(&bakery, &[], &members_of_none), 10, "no_community");
 
-    let code = code(&founder);
+    let code = code(&founder, &[]);
     says(&bakery, &near_again, &["community", "join", &code]);
     assert_eq!(bakery.node_id(), id, "the key is as good as before");
-    assert_eq!(members(&founder, &[]).len(), 2);
+    assert_eq!(members(&founder).len(), 2);
     log_is_whole(&bakery);
 }
 
@@ -334,8 +315,7 @@ fn a_member_that_leaves_is_removed_and_can_join_again() {
 fn a_revoked_node_stops_and_warns_and_rejoins_with_a_new_key() {
     let (founder, node) = founded_bare();
     let bakery = join(&founder, &node);
-    let (id, known) = (bakery.node_id(), peers(&node));
-    let near = ["--set", &known];
+    let (id, near) = (bakery.node_id(), static_peer(&node));
     let connected = || {
         let status = json(&founder, &[], &["status"]);
         let peers = status["node"]["running"]["peers"].as_array().cloned();
@@ -368,17 +348,16 @@ fn a_revoked_node_stops_and_warns_and_rejoins_with_a_new_key() {
     assert_eq!(standing["state"], "revoked");
 
     says(&bakery, &[], &["community", "leave", "--yes"]);
-    let code = code(&founder);
+    let code = code(&founder, &[]);
     says(&bakery, &near, &["community", "join", &code]);
     assert_ne!(bakery.node_id(), id);
-    assert_eq!(members(&founder, &[]).len(), 2);
+    assert_eq!(members(&founder).len(), 2);
 }
 
 #[test]
 fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command() {
     let (founder, node) = founded_bare();
-    let known = peers(&node);
-    let near = ["--set", &known, "--set", "policy.research.enable=true"];
+    let near = [static_peer(&node), ENABLE].concat();
     let put_out = || {
         let home = join(&founder, &node);
         says(&founder, &[], &["community", "revoke", &home.node_id()]);
@@ -411,7 +390,7 @@ fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command()
 
     // An invite code does not readmit a revoked key, and the error is `revoked`.
     let home = put_out();
-    let fresh = code(&founder);
+    let fresh = code(&founder, &[]);
     let join_again = ["community", "join", &fresh, "--json"];
     assert_fails(&run(&home, &near, &join_again), 10, "revoked");
     warns(&home, &["status"]);
@@ -425,7 +404,7 @@ fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command()
             (&left["told"], &left["kept_key"]),
             (&Value::Null, &false.into())
         );
-        says(&home, &near, &["community", "join", &code(&founder)]);
+        says(&home, &near, &["community", "join", &code(&founder, &[])]);
         assert_ne!(home.node_id(), id);
     }
 
@@ -435,7 +414,7 @@ fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command()
     for name in ["log.community", "community.json"] {
         let _ = std::fs::remove_file(data(&home).join(name));
     }
-    let fresh = code(&founder);
+    let fresh = code(&founder, &[]);
     let join_again = ["community", "join", &fresh, "--json"];
     assert_fails(&run(&home, &near, &join_again), 10, "revoked");
     std::fs::remove_file(data(&home).join("node.key")).expect("a key");
@@ -445,21 +424,15 @@ fn a_revoked_home_without_a_daemon_learns_of_it_from_the_first_network_command()
 #[test]
 fn only_one_of_three_nodes_admits_a_joiner() {
     let (founder, node) = founded_bare();
-    let known = peers(&node);
-    let near = ["--set", &known];
+    let near = static_peer(&node);
     let others = [join(&founder, &node), join(&founder, &node)];
     let serving = others.each_ref().map(|home| serve_bare(home, &near));
-    let code = json(&founder, &[], &["community", "invite", "--uses", "5"]);
-    let code = code["code"].as_str().expect("a code").to_owned();
-    let invite = json(&founder, &[], &["community", "invites"]);
-    let invite = invite["invites"][0]["invite"].clone();
+    let code = code(&founder, &["--uses", "5"]);
+    let invite = invites(&founder)[0]["invite"].clone();
     // All three nodes know the invite before the joiner starts.
     for home in &others {
         until("all nodes know the invite", || {
-            let said = json(home, &[], &["community", "invites"]);
-            said["invites"]
-                .as_array()
-                .is_some_and(|all| all.iter().any(|one| one["invite"] == invite))
+            invites(home).iter().any(|one| one["invite"] == invite)
         });
     }
     let addresses: Vec<&str> = [&node, &serving[0], &serving[1]].map(address).to_vec();
@@ -468,7 +441,7 @@ fn only_one_of_three_nodes_admits_a_joiner() {
     let joined = json(&late, &["--set", &everybody], &["community", "join", &code]);
     assert_eq!(joined["members"], 4);
     until("all nodes know the joiner", || {
-        members(&others[0], &[]).len() == 4 && members(&founder, &[]).len() == 4
+        members(&others[0]).len() == 4 && members(&founder).len() == 4
     });
     let id = late.node_id();
     let shown = says(&founder, &[], &["log", "show", "--json"]);
@@ -482,11 +455,11 @@ fn only_one_of_three_nodes_admits_a_joiner() {
 #[test]
 fn a_joiner_without_a_configuration_gets_a_working_one() {
     let (founder, node) = founded_bare();
-    let known = peers(&node);
-    let code = code(&founder);
+    let near = static_peer(&node);
+    let code = code(&founder, &[]);
     let late = Home::new();
     let join = ["community", "join", &code, "--name", "Cellar"];
-    let output = run(&late, &["--set", &known], &join);
+    let output = run(&late, &near, &join);
     succeeded(&output);
     // The output says how to switch the experiment off.
     assert_complains(&output, "enable = false");
@@ -496,7 +469,6 @@ fn a_joiner_without_a_configuration_gets_a_working_one() {
     // The recommended command works: it looks for hosts, of which there are none.
     let chat = ["chat", "hello", "--no-fallback", "--json", "--model"];
     let chat = [&chat[..], &[model()]].concat();
-    let near = ["--set", &known];
     assert_fails(&run(&late, &near, &chat), 4, "shard_unavailable");
 }
 
@@ -504,15 +476,13 @@ fn a_joiner_without_a_configuration_gets_a_working_one() {
 fn root_events_spread_from_a_revoked_home() {
     let (founder, node) = founded_bare();
     let other = second_anchor(&founder, &node);
-    let near = peers(&node);
-    let elsewhere = serve_bare(&other, &["--set", &near]);
+    let elsewhere = serve_bare(&other, &static_peer(&node));
     let own = founder.node_id();
     says(&founder, &[], &["community", "demote", &own, "trusted"]);
     until("the other anchor hears of both levels", || {
-        let said = json(&other, &[], &["community", "members"]);
+        let all = members(&other);
         let level = |node: &str| {
-            let mut all = said["members"].as_array().into_iter().flatten();
-            let one = all.find(|one| one["node"] == node);
+            let one = all.iter().find(|one| one["node"] == node);
             one.map(|one| one["level"].clone())
         };
         level(&own) == Some("trusted".into()) && level(&other.node_id()) == Some("anchor".into())
@@ -520,8 +490,7 @@ fn root_events_spread_from_a_revoked_home() {
     says(&other, &[], &["community", "revoke", &own, "--yes"]);
     // The revocation ends its daemon.
     drop(node);
-    let known = peers(&elsewhere);
-    let near = ["--set", &known];
+    let near = static_peer(&elsewhere);
     let research = || json(&other, &[], &["community", "policy"])["research"].clone();
     let before = research();
     let turned = if before == true { "off" } else { "on" };
@@ -535,7 +504,7 @@ fn root_events_spread_from_a_revoked_home() {
     until("the other anchor hears the root", || research() != before);
     log_is_whole(&other);
     // Only the event of the root key is accepted: the node stays revoked.
-    assert_eq!(members(&other, &[]).len(), 1);
+    assert_eq!(members(&other).len(), 1);
 }
 
 #[test]
@@ -549,8 +518,7 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     // reachable.
     says(&founder, &[], &["community", "invite"]);
     let node = serve_bare(&founder, &[]);
-    let known = peers(&node);
-    says(&bakery, &["--set", &known], &["status"]);
+    says(&bakery, &static_peer(&node), &["status"]);
     drop(node);
     std::fs::remove_dir_all(data(&founder)).expect("it was there");
     copy(&earlier, &data(&founder));
@@ -558,12 +526,10 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
     says(&founder, &[], &["community", "invite"]);
     let old = founder.node_id();
     let elsewhere = serve_bare(&bakery, &[]);
-    let known = peers(&elsewhere);
-    let near = ["--set", &known];
-    let frozen = || members(&bakery, &[]).iter().any(|one| one.2);
+    let near = static_peer(&elsewhere);
     until("its key is frozen", || {
         run(&founder, &near, &["status"]);
-        frozen()
+        knows_a_frozen_key(&bakery)
     });
     let output = run(&founder, &near, &["status"]);
     assert_complains(&output, "community renew");
@@ -574,17 +540,19 @@ fn the_only_anchor_frozen_by_an_old_copy_recovers_by_its_root_key() {
         (&"anchor".into(), &1.into())
     );
     assert_ne!(founder.node_id(), old);
-    assert!(!frozen(), "the old key is no member any more");
-    assert_eq!(members(&bakery, &[]).len(), 2);
+    assert!(
+        !knows_a_frozen_key(&bakery),
+        "the old key is no member any more"
+    );
+    assert_eq!(members(&bakery).len(), 2);
     // The new key is an anchor: its events spread, and its invites work.
     says(&founder, &near, &["community", "invite"]);
     drop(elsewhere);
     let node = serve_bare(&founder, &[]);
     let guest = join_as("member", &founder, &node);
-    assert_eq!(members(&guest, &[]).len(), 3);
-    let known = peers(&node);
-    says(&bakery, &["--set", &known], &["status"]);
-    assert_eq!(members(&bakery, &[]).len(), 3);
+    assert_eq!(members(&guest).len(), 3);
+    says(&bakery, &static_peer(&node), &["status"]);
+    assert_eq!(members(&bakery).len(), 3);
     log_is_whole(&founder);
     // A key in good standing is not renewed.
     let again = json(&founder, &[], &["community", "renew"]);

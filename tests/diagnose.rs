@@ -181,9 +181,8 @@ fn a_plain_member_is_refused_by_every_node_and_learns_nothing() {
     }
     assert!(secrets.len() >= 2, "a pipeline and its session: {whole:#}");
 
-    let peers = community::peers(&node);
-    let known = ["--set", &peers, "diagnose"];
-    let ask = |json: &[&str]| member.run(&[&QUIET[..], &known, json].concat());
+    let near = community::static_peer(&node);
+    let ask = |json: &[&str]| member.run(&[&QUIET[..], &near, &["diagnose"], json].concat());
     let (people, programs) = (ask(&[]), ask(&["--json"]));
     assert_fails(&programs, 10, "unauthorized");
     let seen: Value = serde_json::from_slice(&programs.stdout).expect("one JSON object");

@@ -20,7 +20,7 @@ use hearthnet_testkit::one_thread;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::support::community::{address, founded, host, join, join_as, peers, serve};
+use crate::support::community::{address, founded, host, join, join_as, serve, static_peer};
 use crate::support::http::{self, Reply};
 use crate::support::{ENABLE, Home, QUIET, Running, Server, model, text, until};
 
@@ -190,9 +190,8 @@ impl Street {
     }
 
     fn chat(&self, extra: &[&str]) -> std::process::Command {
-        let (model, peers) = (model(), peers(&self.founder_runs));
-        let known = [&ENABLE[..], &QUIET, &["--set", &peers]].concat();
-        let ask = ["chat", QUESTION, "--model", model, "--max-tokens", "96"];
+        let known = [ENABLE, QUIET, static_peer(&self.founder_runs)].concat();
+        let ask = ["chat", QUESTION, "--model", model(), "--max-tokens", "96"];
         let how = ["--temperature", "0.8", "--seed", "7"];
         self.asks
             .hearthnet(&[&known[..], &ask, &how, extra].concat())
@@ -254,9 +253,8 @@ fn a_host_revoked_during_an_answer_gets_no_more_rows() {
 fn a_host_demoted_during_an_answer_beside_a_running_node_gets_no_more_rows() {
     let street = Street::new();
     let id = street.stubborn.id();
-    let known = peers(&street.founder_runs);
     // The home also runs a node, and the chat in another process watches its own connections.
-    let _runs = serve(&street.asks, &["--set", &known]);
+    let _runs = serve(&street.asks, &static_peer(&street.founder_runs));
     until_hosts_are_known(&street.asks);
     street.ends_mid_answer(&["community", "demote", &id], "unauthorized");
 }
@@ -264,8 +262,7 @@ fn a_host_demoted_during_an_answer_beside_a_running_node_gets_no_more_rows() {
 #[test]
 fn the_next_turn_of_a_conversation_avoids_a_former_host() {
     let street = Street::new();
-    let known = peers(&street.founder_runs);
-    let service = serve(&street.asks, &["--set", &known]);
+    let service = serve(&street.asks, &static_peer(&street.founder_runs));
     // An earlier question would be answered without the hosts.
     until_hosts_are_known(&street.asks);
     let mut messages = vec![json!({"role": "user", "content": QUESTION})];

@@ -97,9 +97,9 @@ fn assert_asked(answer: &Value, node: &str) {
 fn two_homes_with_half_the_layers_each_can_both_chat_as_can_their_apps() {
     let (founder, attic) = founded(&["--layers", "0-14"]);
     let member = community::join(&founder, &attic);
-    let peers = community::peers(&attic);
+    let near = community::static_peer(&attic);
     let shard = ["shard", "serve", "--model", model(), "--layers", "15-29"];
-    let cellar = daemon(&member, &["--set", &peers], &shard);
+    let cellar = daemon(&member, &near, &shard);
     assert_eq!(cellar.ready["descriptor"]["layer_range"], json!([15, 29]));
 
     let expected = alone(&founder);
@@ -262,10 +262,10 @@ fn a_restarted_host_is_shown_at_its_new_address() {
 fn a_host_prints_the_missing_layers_and_when_the_model_is_complete() {
     let (founder, node) = founded(&[]);
     let [one, two] = [(); 2].map(|()| community::join(&founder, &node));
-    let peers = community::peers(&node);
+    let near = community::static_peer(&node);
     let serve = ["serve", "--model", model(), "--layers", "0-14"];
     let endpoints = ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"];
-    let args = [&here()[..], &["--set", &peers], &serve, &endpoints].concat();
+    let args = [&here()[..], &near, &serve, &endpoints].concat();
     let mut going = Running::start(one.hearthnet(&args).stdin(Stdio::piped()));
     let terminal = BufReader::new(going.child.stderr.take().expect("a pipe"));
     let mut lines = terminal.lines().map(|line| line.expect("a line"));
@@ -289,9 +289,9 @@ fn a_host_prints_the_missing_layers_and_when_the_model_is_complete() {
 fn chat_syncs_before_it_decides_by_its_own_log() {
     let (founder, node) = founded(&["--layers", "0-29"]);
     let member = community::join_as("member", &founder, &node);
-    let peers = community::peers(&node);
-    let args = ["--set", &peers, "chat", QUESTION, "--no-fallback"];
-    let ask = [&here()[..], &args, &greedy()].concat();
+    let near = community::static_peer(&node);
+    let chat = ["chat", QUESTION, "--no-fallback"];
+    let ask = [&here()[..], &near, &chat, &greedy()].concat();
     founder.json(&["community", "policy", "--research", "off", "--json"]);
     // Its own log allows it, so it asks in vain; afterwards it has the new policy.
     assert!(!member.run(&ask).status.success());
@@ -415,9 +415,9 @@ fn layers_pause_while_the_community_has_research_off() {
 fn a_node_promoted_while_offline_syncs_before_it_decides() {
     let (founder, node) = founded(&[]);
     let member = community::join_as("member", &founder, &node);
-    let peers = community::peers(&node);
+    let near = community::static_peer(&node);
     let shard = ["shard", "serve", "--model", model(), "--layers", "0-29"];
-    let refused = member.run(&[&here()[..], &["--set", &peers], &shard].concat());
+    let refused = member.run(&[&here()[..], &near, &shard].concat());
     assert_eq!(refused.status.code(), Some(10), "{}", text(&refused.stderr));
     let why = text(&refused.stderr);
     assert_contains(&why, &["asking other members", "promote"]);
@@ -425,6 +425,6 @@ fn a_node_promoted_while_offline_syncs_before_it_decides() {
     founder.says(&["community", "promote", &member.node_id(), "trusted"]);
     // Its own log does not have the promotion yet.
     assert_eq!(events(&member, "member.level"), 0);
-    let host = daemon(&member, &["--set", &peers], &shard);
+    let host = daemon(&member, &near, &shard);
     assert_eq!(host.ready["descriptor"]["layer_range"], json!([0, 29]));
 }

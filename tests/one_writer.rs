@@ -21,7 +21,9 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use crate::support::community::{address, found, join_as, log_is_whole, serve_bare};
+use crate::support::community::{
+    self, address, found, join_as, log_is_whole, serve_bare, static_peer,
+};
 use crate::support::{Home, QUIET, assert_complains, assert_fails, succeeded, until};
 
 const INVITE: [&str; 3] = ["community", "invite", "--json"];
@@ -47,8 +49,7 @@ fn invited(command: Child) -> Output {
 /// Number of invites in the log, which must be intact.
 fn invites(home: &Home) -> usize {
     log_is_whole(home);
-    let listed = home.json(&["community", "invites", "--json"]);
-    listed["invites"].as_array().expect("a list").len()
+    community::invites(home).len()
 }
 
 /// Daemon played by this test: it holds the lock and offers the capabilities of `registry`.
@@ -94,20 +95,17 @@ impl Handler for Hangs {
 fn a_daemon_applies_at_once_the_events_written_for_a_command() {
     let founder = founder();
     let node = serve_bare(&founder, &[]);
-    let code = founder.json(&[&QUIET[..], &INVITE].concat());
-    let code = code["code"].as_str().expect("a code").to_owned();
+    let code = community::code(&founder, &[]);
     // The daemon accepts the invite without reading the log from disk again.
     let member = Home::new();
-    let peer = format!("discovery.static_peers=[\"{}\"]", address(&node));
-    member.says(&[&QUIET[..], &["--set", &peer, "community", "join", &code]].concat());
+    community::says(&member, &static_peer(&node), &["community", "join", &code]);
     for (how, level) in [("promote", "trusted"), ("demote", "member")] {
-        founder.says(&["community", how, &member.node_id(), level]);
-        let members = founder.json(&["community", "members", "--json"]);
         let id = member.node_id();
-        let found = members["members"].as_array().expect("a list").iter();
-        let found = found.filter(|one| one["node"] == *id);
+        founder.says(&["community", how, &id, level]);
+        let members = community::members(&founder);
+        let found = members.iter().filter(|one| one["node"] == *id);
         let levels: Vec<&Value> = found.map(|one| &one["level"]).collect();
-        assert_eq!(levels, [level], "{members:#}");
+        assert_eq!(levels, [level], "{members:#?}");
     }
     founder.says(&["community", "revoke", &member.node_id(), "--yes"]);
     assert_eq!(invites(&founder), 0);

@@ -6,7 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
-use crate::support::community::{found, founded, join, peers};
+use crate::support::community::{code, found, founded, invites, join, members, static_peer};
 use crate::support::{self, Home, QUIET, assert_complains, assert_fails, succeeded, text};
 
 const WORDS: &str = "correct horse battery staple";
@@ -34,11 +34,9 @@ const ANCHOR: [&str; 5] = ["community", "invite", "--level", "anchor", "--json"]
 #[test]
 fn invite_codes_can_be_read_from_standard_input() {
     let (founder, node) = founded(&[]);
-    let invite = founder.json(&["community", "invite", "--uses", "2", "--json"]);
-    let code = invite["code"].as_str().expect("a code");
+    let code = code(&founder, &["--uses", "2"]);
     let member = Home::new();
-    let near = peers(&node);
-    let join = ["--set", &near, "community", "join", "-"];
+    let join = [&static_peer(&node)[..], &["community", "join", "-"]].concat();
     succeeded(&with_input(&member, &join, &format!("{code}\r\n")));
     let withdraw = ["community", "withdraw", "-"];
     succeeded(&with_input(&founder, &withdraw, &format!("{code}\n")));
@@ -74,9 +72,9 @@ fn a_sealed_root_key_signs_only_with_its_passphrase() {
     assert_fails(&wrong, 9, "wrong_passphrase");
     succeeded(&with_input(&home, &ANCHOR, &format!("{WORDS}\n")));
     drop(node);
-    let invites = home.json(&["community", "invites", "--json"]);
-    let anchors = invites["invites"].as_array().expect("a list").iter();
-    assert_eq!(anchors.filter(|it| it["level"] == "anchor").count(), 3);
+    let invites = invites(&home);
+    let anchors = invites.iter().filter(|it| it["level"] == "anchor");
+    assert_eq!(anchors.count(), 3);
 }
 
 #[test]
@@ -147,9 +145,8 @@ fn the_root_key_keeps_its_rights_whatever_the_level_of_its_node() {
     founder.says(&["community", "promote", &other.node_id(), "anchor"]);
     let own = founder.node_id();
     let level = || {
-        let members = founder.json(&["community", "members", "--json"]);
-        let members = members["members"].as_array().expect("a list").clone();
-        let own = members.into_iter().find(|one| one["this_node"] == true);
+        let mut members = members(&founder).into_iter();
+        let own = members.find(|one| one["this_node"] == true);
         own.expect("this node")["level"].clone()
     };
     // Signed by the root key, because the level of its own node is lowered.

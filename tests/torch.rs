@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, Signal, prlimit};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::support::community::{founded, host_with, join, peers, serve};
+use crate::support::community::{founded, host_with, join, serve, static_peer};
 use crate::support::gauges;
 use crate::support::{
     ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, kernel_number, model, pid,
@@ -199,7 +199,7 @@ fn a_community_gets_libtorch_hosts_by_configuration_and_by_a_daemon_request() {
     ];
     let first = host_with(&one, &node, &configured, "0-14");
     // The daemon's own settings do not name libtorch, and it is isolated.
-    let daemon = serve(&two, &["--set", &peers(&node)]);
+    let daemon = serve(&two, &static_peer(&node));
     let what = ["shard", "serve", "--model", model(), "--layers", "15-29"];
     let how = words("--backend torch --device cpu --dtype bf16 --json --lifeline");
     let second = Server::start(&two, &[&ENABLE[..], &QUIET, &what, &how].concat());

@@ -5,8 +5,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use serde_json::Value;
+
 use crate::support::community::{
-    address, founded_bare, join, join_as, json, log_is_whole, peers, says, serve_bare,
+    founded_bare, join, join_as, json, log_is_whole, members, says, serve_bare, static_peer,
 };
 use crate::support::{
     self, Home, Host, QUIET, assert_complains, assert_fails, succeeded, until, until_answered,
@@ -53,10 +55,8 @@ fn ahead(home: &Home, seconds: i64, settings: &[&str], command: &[&str]) -> Outp
 }
 
 fn ids(home: &Home) -> Vec<String> {
-    let said = json(home, &[], &["community", "members"]);
-    let list = said["members"].as_array().expect("a list").iter();
-    let ids = list.map(|one| one["node"].as_str().expect("an id").to_owned());
-    ids.collect()
+    let id = |one: &Value| one["node"].as_str().expect("an id").to_owned();
+    members(home).iter().map(id).collect()
 }
 
 /// Founder, trusted neighbour, and a guest to be revoked; none of them runs.
@@ -64,8 +64,7 @@ fn three() -> (Home, Home, Home) {
     let (founder, node) = founded_bare();
     let neighbour = join(&founder, &node);
     let guest = join_as("member", &founder, &node);
-    let known = peers(&node);
-    says(&neighbour, &["--set", &known], &["status"]);
+    says(&neighbour, &static_peer(&node), &["status"]);
     assert_eq!(ids(&neighbour).len(), 3);
     (founder, neighbour, guest)
 }
@@ -77,8 +76,7 @@ fn events_written_offline_a_day_ahead_do_no_harm_once_the_clock_is_right() {
 
     // The clock is right again, and a neighbour is reachable.
     let elsewhere = serve_bare(&neighbour, &[]);
-    let known = peers(&elsewhere);
-    let near = ["--set", &known];
+    let near = static_peer(&elsewhere);
     let out = guest.node_id();
     let revoke = ["community", "revoke", &out, "--yes"];
     let revoked = founder.run(&[&QUIET[..], &near, &revoke].concat());
@@ -92,8 +90,7 @@ fn events_written_offline_a_day_ahead_do_no_harm_once_the_clock_is_right() {
     let code = json(&founder, &near, &["community", "invite"]);
     let code = code["code"].as_str().expect("a code").to_owned();
     let joiner = Home::new();
-    let at = format!("discovery.static_peers=[\"{}\"]", address(&elsewhere));
-    let join = [&QUIET[..], &["--set", &at, "community", "join", &code]].concat();
+    let join = [&QUIET[..], &near, &["community", "join", &code]].concat();
     succeeded(&until_answered(|| joiner.run(&join)));
     assert!(ids(&neighbour).contains(&joiner.node_id()));
     for home in [&founder, &neighbour] {
@@ -110,8 +107,7 @@ fn a_daemon_with_a_corrected_clock_passes_on_its_early_events() {
     succeeded(&revoked);
     assert_complains(&revoked, "no other member could be told yet");
     let elsewhere = serve_bare(&neighbour, &[]);
-    let known = peers(&elsewhere);
-    let node = serve_bare(&founder, &["--set", &known]);
+    let node = serve_bare(&founder, &static_peer(&elsewhere));
     until("the neighbour hears it", || !ids(&neighbour).contains(&out));
     drop((node, elsewhere));
 }
@@ -120,8 +116,7 @@ fn a_daemon_with_a_corrected_clock_passes_on_its_early_events() {
 fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
     let (founder, neighbour, guest) = three();
     let elsewhere = serve_bare(&neighbour, &[]);
-    let known = peers(&elsewhere);
-    let near = ["--set", &known];
+    let near = static_peer(&elsewhere);
     let out = guest.node_id();
     let revoke = ["community", "revoke", &out, "--yes"];
     for seconds in [DAY, 720] {

@@ -83,6 +83,24 @@ pub(crate) fn address(server: &Server) -> &str {
     server.ready["addresses"][0].as_str().expect("an address")
 }
 
+/// Code of a new invite.
+pub(crate) fn code(founder: &Home, how: &[&str]) -> String {
+    let invite = json(founder, &[], &[&["community", "invite"], how].concat());
+    invite["code"].as_str().expect("a code").to_owned()
+}
+
+/// Members as a home sees them.
+pub(crate) fn members(home: &Home) -> Vec<Value> {
+    let said = json(home, &[], &["community", "members"]);
+    said["members"].as_array().expect("a list").clone()
+}
+
+/// Invites in a home's log.
+pub(crate) fn invites(home: &Home) -> Vec<Value> {
+    let said = json(home, &[], &["community", "invites"]);
+    said["invites"].as_array().expect("a list").clone()
+}
+
 /// New trusted member, admitted by the founder's running node.
 pub(crate) fn join(founder: &Home, node: &Server) -> Home {
     join_as("trusted", founder, node)
@@ -91,10 +109,9 @@ pub(crate) fn join(founder: &Home, node: &Server) -> Home {
 /// New member of a level.
 pub(crate) fn join_as(level: &str, founder: &Home, node: &Server) -> Home {
     let member = Home::new();
-    let invite = founder.json(&["community", "invite", "--level", level, "--json"]);
-    let code = invite["code"].as_str().expect("a code");
-    let peers = peers(node);
-    member.says(&[&ALONE[..], &["--set", &peers, "community", "join", code]].concat());
+    let code = &code(founder, &["--level", level]);
+    let join = ["community", "join", code];
+    member.says(&[&ALONE[..], &static_peer(node), &join].concat());
     member
 }
 
@@ -105,12 +122,11 @@ pub(crate) fn host(member: &Home, node: &Server, layers: &str) -> Server {
 
 /// `hearthnet shard serve` with extra settings.
 pub(crate) fn host_with(member: &Home, node: &Server, settings: &[&str], layers: &str) -> Server {
-    let model = model();
-    let peers = peers(node);
-    let command = ["shard", "serve", "--model", model, "--layers", layers];
+    let settings = [&static_peer(node)[..], settings].concat();
+    let command = ["shard", "serve", "--model", model(), "--layers", layers];
     start(
         member,
-        &[&["--set", &peers], settings].concat(),
+        &settings,
         &[&command[..], &["--threads", "1"]].concat(),
     )
 }
@@ -143,9 +159,10 @@ impl Street {
     }
 }
 
-/// Setting that names the founder's running node.
-pub(crate) fn peers(node: &Server) -> String {
-    format!("discovery.static_peers=[\"{}\"]", address(node))
+/// Setting that names a running node. Its text is leaked, so that it can stand beside constants.
+pub(crate) fn static_peer(node: &Server) -> [&'static str; 2] {
+    let peers = format!("discovery.static_peers=[\"{}\"]", address(node));
+    ["--set", peers.leak()]
 }
 
 fn start(home: &Home, settings: &[&str], command: &[&str]) -> Server {
