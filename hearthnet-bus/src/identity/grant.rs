@@ -10,7 +10,7 @@ use serde_bytes::ByteArray;
 
 use crate::identity::cbor;
 use crate::identity::replay::ReplayError;
-use crate::{Capability, Domain, InvalidSignature, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
+use crate::{Capability, Domain, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
 
 /// Maximum token length in bytes. Tokens have about 300; the rest is room for longer names.
 pub const MAX_GRANT_BYTES: usize = 512;
@@ -168,12 +168,6 @@ impl GrantError {
     }
 }
 
-impl From<InvalidSignature> for GrantError {
-    fn from(_: InvalidSignature) -> Self {
-        Self::Signature
-    }
-}
-
 impl Grant {
     /// Encodes and signs the grant.
     ///
@@ -251,7 +245,8 @@ impl Grant {
             .split_last_chunk::<SIGNATURE_BYTES>()
             .ok_or(GrantError::Length { found })?;
         let grant = Body::read(body)?;
-        Domain::SessionGrant.verify(&grant.issuer, body, signature)?;
+        let verified = Domain::SessionGrant.verify(&grant.issuer, body, signature);
+        verified.map_err(|_| GrantError::Signature)?;
         grant.check_lifetime()?;
         Ok(grant)
     }

@@ -11,7 +11,7 @@ use crate::NodeId;
 /// Ed25519 key pair of a node. Overwritten in memory when dropped; its `Debug` shows the public
 /// half only. Stored on disk by [`NodeKey::load_or_create`].
 pub struct NodeKey {
-    signing: SigningKey,
+    pub(super) signing: SigningKey,
     id: NodeId,
 }
 
@@ -58,10 +58,6 @@ impl NodeKey {
     /// If the certificate cannot be made, which is a bug of the TLS libraries.
     pub fn identity(&self) -> Result<Identity, IdentityError> {
         Identity::from_secret(&self.secret())
-    }
-
-    pub(crate) fn signing_key(&self) -> &SigningKey {
-        &self.signing
     }
 }
 

@@ -36,9 +36,7 @@ use hearthnet_transport::Code;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::{
-    CommunityId, Domain, InvalidSignature, NodeId, NodeKey, RandomnessError, SIGNATURE_BYTES,
-};
+use crate::{CommunityId, Domain, NodeId, NodeKey, RandomnessError, SIGNATURE_BYTES};
 
 /// Prefix of every code, before the separator `1`.
 const PREFIX: Hrp = Hrp::parse_unchecked("hearth");
@@ -374,12 +372,6 @@ impl JoinError {
     }
 }
 
-impl From<InvalidSignature> for JoinError {
-    fn from(_: InvalidSignature) -> Self {
-        Self::Signature
-    }
-}
-
 impl JoinRequest {
     /// Signs a request with an invite's key.
     ///
@@ -414,8 +406,9 @@ impl JoinRequest {
             return Err(JoinError::Name);
         }
         let record = record(self.community, self.node, &self.name);
-        Domain::JoinRequest.verify(&self.invite, &record, &self.proof.0)?;
-        Ok(())
+        Domain::JoinRequest
+            .verify(&self.invite, &record, &self.proof.0)
+            .map_err(|_| JoinError::Signature)
     }
 }
 

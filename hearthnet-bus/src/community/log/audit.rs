@@ -137,12 +137,8 @@ impl EventLog {
             return Ok(());
         }
         db::ephemerals(&tx, |row| {
-            if !go_on {
-                return Ok(());
-            }
             let event = Event::decode_stored(&row.raw)?;
-            go_on = visit(Record::new(row.hash, Status::Live, event, row.raw))?;
-            Ok(())
+            visit(Record::new(row.hash, Status::Live, event, row.raw))
         })
     }
 
@@ -212,7 +208,7 @@ impl EventLog {
             if let Err(error) = Event::verify_with(&row.raw, &mut checked) {
                 found.problem(format!("the slot {} of {}: {error}", row.slot, row.author));
             }
-            Ok(())
+            Ok(true)
         })?;
         (found.void, found.late) = dating.found();
         if view.fold_anew(&tx)?.state != view.fold.state {

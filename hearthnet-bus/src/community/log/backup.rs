@@ -68,17 +68,12 @@ pub fn write(path: &Path, log: Option<&EventLog>, parts: &Parts) -> Result<(), L
 pub fn read(path: &Path) -> Result<(Parts, bool), LogError> {
     // SQLite would wait for the other end of a pipe. No process has locks on this file.
     regular_file::open(path).map_err(LogError::io("read", path))?;
-    let conn = Connection::open_with_flags(
-        path,
-        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
+    let conn = db::connect(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let application: i64 = conn.pragma_query_value(None, "application_id", |row| row.get(0))?;
     if application != APPLICATION_ID {
         return Err(LogError::corrupt("this file is not a backup of a node"));
     }
-    if let Some(what) = db::integrity(&conn)?.first() {
-        return Err(LogError::corrupt(what));
-    }
+    db::check_pages(&conn)?;
     let mut parts = Parts::new();
     let mut statement = conn.prepare("SELECT name, length(bytes), bytes, sum FROM part")?;
     let mut rows = statement.query([])?;
@@ -111,10 +106,7 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
     if path.exists() {
         return Err(LogError::Exists { path });
     }
-    let conn = Connection::open_with_flags(
-        backup,
-        OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
+    let conn = db::connect(backup, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let draft = draft(&path, Access::Owner).map_err(LogError::io("write", &path))?;
     conn.execute("VACUUM INTO ?1", [text(draft.path())?])?;
     drop(conn);
@@ -132,10 +124,7 @@ pub fn restore_log(backup: &Path, dir: &Path) -> Result<(), LogError> {
 /// Opens a database that only this function's caller uses. It needs no journal, because a failed
 /// write discards the whole file.
 fn open_draft(draft: &Path) -> Result<Connection, LogError> {
-    let conn = Connection::open_with_flags(
-        draft,
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
-    )?;
+    let conn = db::connect(draft, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
     conn.pragma_update(None, "journal_mode", "off")?;
     conn.pragma_update(None, "synchronous", "full")?;
     Ok(conn)

@@ -47,17 +47,6 @@ pub(super) fn heads_of(view: &View) -> Heads {
     heads
 }
 
-impl Batch {
-    /// Empty batch for a peer with these heads.
-    pub(super) fn new(theirs: &Heads) -> Self {
-        Self {
-            events: Vec::new(),
-            more: false,
-            then: theirs.clone(),
-        }
-    }
-}
-
 /// Batch that is being filled.
 pub(super) struct Pack<'a> {
     pub(super) conn: &'a Connection,

@@ -319,10 +319,6 @@ pub(super) fn check(path: &Path, community: CommunityId) -> Result<(), LogError>
     }
 }
 
-fn wal_of(path: &Path) -> PathBuf {
-    suffixed(path, "-wal")
-}
-
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
@@ -363,7 +359,7 @@ fn rebuild(dir: &Path, path: &Path, quotas: &Quotas, what: &str) -> Result<Recov
         .map(|n: u32| suffixed(path, &format!(".damaged-{n}")))
         .find(|aside| !aside.exists())
         .unwrap_or_else(|| suffixed(path, ".damaged"));
-    let wal = wal_of(path);
+    let wal = suffixed(path, "-wal");
     if wal.exists() {
         std::fs::rename(&wal, suffixed(&aside, "-wal")).map_err(LogError::io("move", &wal))?;
     }
@@ -394,10 +390,9 @@ type Salvaged = Vec<(Event, EventHash, Vec<u8>)>;
 
 /// Undamaged, correctly signed events of a damaged file, and their community.
 fn salvage(dir: &Path, path: &Path) -> Option<(CommunityId, Salvaged)> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut events = Vec::new();
     let mut community = named(dir);
-    if let Ok(conn) = Connection::open_with_flags(path, flags) {
+    if let Ok(conn) = db::connect(path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
         community = community.or_else(|| Some(db::head(&conn).ok()?.0));
         let mut checked = Checked::default();
         db::salvage(&conn, |raw| {

@@ -314,7 +314,11 @@ impl EventLog {
             view: &writer.view,
             theirs,
             now_ms: self.moment(),
-            batch: Batch::new(theirs),
+            batch: Batch {
+                events: Vec::new(),
+                more: false,
+                then: theirs.clone(),
+            },
             events_left: max_events,
             bytes_left: max_bytes,
         };

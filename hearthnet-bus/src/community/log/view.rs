@@ -128,7 +128,7 @@ impl View {
         db::ephemerals(conn, |row| {
             let body = db::stored_event(&row.raw)?.body;
             live.insert((row.author, row.slot.clone()), live_of(&row, body));
-            Ok(())
+            Ok(true)
         })?;
         view.shown.live = Arc::new(live);
         // A snapshot made while the clock ran ahead may include later events.

@@ -34,16 +34,13 @@ fn ephemeral_of(row: &Row<'_>) -> Result<EphemeralRow, LogError> {
 
 const EPHEMERAL: &str = "author, slot, seq, hash, expires, keep, raw, sum";
 
-/// Visits every ephemeral event.
+/// Visits the ephemeral events until `visit` returns false.
 pub(crate) fn ephemerals(
     conn: &Connection,
-    mut visit: impl FnMut(EphemeralRow) -> Result<(), LogError>,
+    mut visit: impl FnMut(EphemeralRow) -> Result<bool, LogError>,
 ) -> Result<(), LogError> {
     let sql = format!("SELECT {EPHEMERAL} FROM ephemeral");
-    each(conn, &sql, [], |row| {
-        visit(ephemeral_of(row)?)?;
-        Ok(true)
-    })
+    each(conn, &sql, [], |row| visit(ephemeral_of(row)?))
 }
 
 pub(crate) fn ephemeral(

@@ -170,16 +170,21 @@ fn node_of(row: &Row<'_>, column: usize) -> rusqlite::Result<NodeId> {
     row.get(column).map(NodeId::from_checked)
 }
 
+/// Opens a database for use by one thread at a time.
+pub(super) fn connect(path: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
+    Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)
+}
+
 /// Opens the file; creates it if `create`.
 pub(super) fn open(path: &Path, create: bool) -> Result<Connection, LogError> {
-    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE;
     flags.set(OpenFlags::SQLITE_OPEN_CREATE, create);
     // Not by opening the file: closing it would release the locks that this process has on it.
     if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         let other = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
         return Err(LogError::io("open", path)(other));
     }
-    let conn = Connection::open_with_flags(path, flags)?;
+    let conn = connect(path, flags)?;
     conn.busy_timeout(BUSY)?;
     conn.pragma_update(None, "journal_mode", "wal")?;
     conn.pragma_update(None, "synchronous", "full")?;
