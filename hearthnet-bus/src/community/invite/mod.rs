@@ -294,11 +294,8 @@ impl FromStr for Invite {
         if code.len() > MAX_CODE_CHARS {
             return Err(InviteError::TooLong);
         }
-        let begins = |prefix: &str| {
-            code.get(..prefix.len())
-                .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
-        };
-        if !begins("hearth1") {
+        let start = code.get(.."hearth1".len()).unwrap_or_default();
+        if !start.eq_ignore_ascii_case("hearth1") {
             return Err(InviteError::Prefix);
         }
         let upper = code.bytes().any(|b| b.is_ascii_uppercase());

@@ -278,7 +278,7 @@ impl Event {
             return Err(malformed("it is too long"));
         }
         let (signed, _) = split(raw)?;
-        let event = Fields::decode(signed)?.into_event()?;
+        let event = Fields::decode(signed)?;
         event.check()?;
         Ok(event)
     }
@@ -399,35 +399,28 @@ impl Fields {
         cbor::encode(self).map_err(|_| malformed("it cannot be encoded"))
     }
 
-    fn decode(signed: &[u8]) -> Result<Self, EventError> {
+    fn decode(signed: &[u8]) -> Result<Event, EventError> {
         // The map is flat; a recursion limit of 2 is one more than it needs.
-        let fields: Self = cbor::decode(signed, 2)
+        let it: Self = cbor::decode(signed, 2)
             .map_err(|_| malformed("it is not the canonical map of an event"))?;
-        if fields.v != VERSION {
+        if it.v != VERSION {
             return Err(malformed("its version is unknown"));
         }
-        Ok(fields)
-    }
-
-    fn into_event(self) -> Result<Event, EventError> {
-        let (community, slot) = (self.community, self.slot.as_deref());
-        let body = Body::decode(&self.kind, slot, &self.body, community)?;
-        let lane = match (self.lane, self.prev, self.slot, self.until) {
+        let body = Body::decode(&it.kind, it.slot.as_deref(), &it.body, it.community)?;
+        let lane = match (it.lane, it.prev, it.slot, it.until) {
             (0, Some(prev), None, None) => Lane::Durable {
                 prev: EventHash(*prev),
             },
             (1, None, Some(slot), Some(expires_ms)) => Lane::Ephemeral { slot, expires_ms },
-            _ => {
-                return Err(malformed("its fields are not those of its lane"));
-            }
+            _ => return Err(malformed("its fields are not those of its lane")),
         };
         Ok(Event {
-            community,
-            author: self.author,
-            seq: self.seq,
-            lamport: self.lamport,
-            time_ms: self.time,
-            id: EventId(Ulid::from_bytes(*self.id)),
+            community: it.community,
+            author: it.author,
+            seq: it.seq,
+            lamport: it.lamport,
+            time_ms: it.time,
+            id: EventId(Ulid::from_bytes(*it.id)),
             lane,
             body,
         })

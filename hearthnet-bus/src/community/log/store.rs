@@ -421,7 +421,7 @@ impl Writer {
             conn, view, stale, ..
         } = self;
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if *stale || db::changes(&tx)? != view.changes {
+        if *stale || db::head(&tx)?.2 != view.changes {
             view.reload(&tx, now_ms)?;
             *stale = false;
         }
@@ -470,7 +470,7 @@ impl Inner {
 
     /// Reads the changes of another handle.
     pub(super) fn update(&self, writer: &mut Writer) -> Result<(), LogError> {
-        if !writer.stale && db::changes(&writer.conn)? == writer.view.changes {
+        if !writer.stale && db::head(&writer.conn)?.2 == writer.view.changes {
             return Ok(());
         }
         let tx = writer.conn.unchecked_transaction()?;

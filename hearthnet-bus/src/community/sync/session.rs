@@ -258,7 +258,6 @@ impl SyncSession {
                     return refuse(CloseCode::Unauthorized, "another community");
                 }
                 self.state = State::Open;
-                Ok(())
             }
             (State::Open, SyncMessage::Heads { round, heads }) => {
                 if round != self.their_round + 1 {
@@ -271,7 +270,6 @@ impl SyncSession {
                 }
                 self.their_round = round;
                 self.learn = Some((round, heads));
-                Ok(())
             }
             (State::Open, SyncMessage::Events { number, events }) => {
                 if number != self.last_number + 1 {
@@ -284,7 +282,6 @@ impl SyncSession {
                 self.last_number = number;
                 self.progress.received += events.len() as u64;
                 self.waiting.push_back((number, events));
-                Ok(())
             }
             (
                 State::Open,
@@ -298,17 +295,16 @@ impl SyncSession {
                 }
                 self.unacked.pop_front();
                 self.progress.declined = self.progress.declined.saturating_add(refused);
-                Ok(())
             }
             (State::Open, SyncMessage::Even { round }) => {
                 if round <= self.answered || round > self.round {
                     return refuse(CloseCode::ProtocolState, "an answer to no heads");
                 }
                 self.answered = round;
-                Ok(())
             }
-            _ => refuse(CloseCode::ProtocolState, "a message at the wrong time"),
+            _ => return refuse(CloseCode::ProtocolState, "a message at the wrong time"),
         }
+        Ok(())
     }
 
     pub(crate) fn handle_change(&mut self) {

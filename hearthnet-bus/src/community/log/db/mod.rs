@@ -359,10 +359,6 @@ pub(super) fn raw_events(conn: &Connection, mut visit: impl FnMut(&[u8])) -> Res
     Ok(())
 }
 
-pub(super) fn changes(conn: &Connection) -> Result<u64, LogError> {
-    one(conn, "SELECT changes FROM log", [], |row| row.get(0))
-}
-
 pub(super) fn set_head(conn: &Connection, clock: u64, changes: u64) -> Result<(), LogError> {
     let sql = "UPDATE log SET clock = ?1, changes = ?2";
     execute(conn, sql, [int(clock), int(changes)])
