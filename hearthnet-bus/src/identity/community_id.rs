@@ -69,11 +69,8 @@ impl From<NodeId> for CommunityId {
 impl fmt::Display for CommunityId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.0.to_string();
-        write!(
-            f,
-            "{PREFIX}{}",
-            key.strip_prefix(NODE_PREFIX).unwrap_or(&key)
-        )
+        let key = key.strip_prefix(NODE_PREFIX).unwrap_or(&key);
+        write!(f, "{PREFIX}{key}")
     }
 }
 

@@ -21,7 +21,7 @@ use super::community::{Community, Entry, Fork, Live};
 use super::db::{self, AuthorRow, EphemeralRow};
 use super::error::LogError;
 use super::event::{Event, EventHash, Position};
-use super::fold::{Applied, Fold};
+use super::fold::{Effect, Fold};
 use super::heads::MAX_SLOTS;
 use crate::{CommunityId, NodeId};
 
@@ -213,7 +213,7 @@ impl View {
         // An event that sorts last takes effect at once, even while rework is pending.
         let plain = self.fold.is_plain();
         let redo = match self.fold.is_before(at) {
-            true if self.fold.apply(event) == Applied::Retroactive => Redo::All,
+            true if self.fold.apply(event) == Ok(Effect::Retroactive) => Redo::All,
             true => Redo::No,
             false => Redo::From(Reverse(at)),
         };
@@ -304,7 +304,7 @@ impl View {
             conn,
             fold.at,
             |at| counts(authors, *activation_ms, at),
-            |event| plain &= fold.apply(event) != Applied::Retroactive,
+            |event| plain &= fold.apply(event) != Ok(Effect::Retroactive),
         )?;
         Ok((plain, cost))
     }

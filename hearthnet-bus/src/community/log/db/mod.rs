@@ -231,18 +231,11 @@ pub(super) fn check_format(conn: &Connection, path: &Path) -> Result<bool, LogEr
 
 /// Community, highest Lamport time, and count of changes.
 pub(super) fn head(conn: &Connection) -> Result<(CommunityId, u64, u64), LogError> {
-    one(
-        conn,
-        "SELECT community, clock, changes FROM log",
-        [],
-        |row| {
-            Ok((
-                CommunityId::from(node_of(row, 0)?),
-                row.get(1)?,
-                row.get(2)?,
-            ))
-        },
-    )
+    let sql = "SELECT community, clock, changes FROM log";
+    one(conn, sql, [], |row| {
+        let community = CommunityId::from(node_of(row, 0)?);
+        Ok((community, row.get(1)?, row.get(2)?))
+    })
 }
 
 /// Returns whether acknowledged events may be missing.

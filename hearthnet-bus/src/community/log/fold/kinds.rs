@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::no_effect::NoEffect;
 use super::rights::{ANCHOR, Actor};
-use super::{Applied, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off};
+use super::{Effect, Fold, MAX_INVITES, MAX_MEMBERS, is_cut_off};
 use crate::NodeId;
 use crate::community::log::body::{Body, Level};
 use crate::community::log::community::{Member, OpenInvite, Revocation};
@@ -13,9 +13,9 @@ use crate::identity::raw_keys::RawKey;
 
 impl Fold {
     /// Applies an event, if its author may make it.
-    pub(super) fn judge(&mut self, event: &Event, go_on: bool) -> Applied {
+    pub(super) fn judge(&mut self, event: &Event, go_on: bool) -> Result<Effect, NoEffect> {
         if is_cut_off(&self.cuts, &event.author, event.seq) {
-            return Applied::None(NoEffect::Revoked(event.author));
+            return Err(NoEffect::Revoked(event.author));
         }
         let (node, last_seq, level) = match event.body {
             Body::Revoked { node, last_seq } => (node, Some(last_seq), None),
@@ -24,12 +24,7 @@ impl Fold {
                 level,
                 last_seq,
             } => (node, last_seq, Some(level)),
-            _ => {
-                return match self.change(event) {
-                    Ok(()) => Applied::Effect,
-                    Err(why) => Applied::None(why),
-                };
-            }
+            _ => return self.change(event).map(|()| Effect::Plain),
         };
         let actor = self.actor(event);
         let holds = match level {
@@ -43,26 +38,26 @@ impl Fold {
         let retroactive = self.decided.is_none()
             && binds.is_some_and(|last| self.had_effect(&node, last.saturating_add(1)));
         if retroactive && !go_on {
-            return Applied::Retroactive;
+            return Ok(Effect::Retroactive);
         }
         match (binds, level) {
             (Some(last), None) => self.cut(node, last),
             (Some(last), Some(level)) => self.cut_level(event, node, level, last),
             (None, _) => {}
         }
-        match (holds, level) {
-            (Err(why), _) => return Applied::None(why),
-            (Ok(()), None) => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
-            (Ok(()), Some(level)) => {
+        holds?;
+        match level {
+            None => self.apply_revocation(event, actor, node, last_seq.unwrap_or(0)),
+            Some(level) => {
                 if let Some(member) = self.state.members.get_mut(&node) {
                     member.level = level;
                 }
             }
         }
-        match retroactive {
-            true => Applied::Retroactive,
-            false => Applied::Effect,
-        }
+        Ok(match retroactive {
+            true => Effect::Retroactive,
+            false => Effect::Plain,
+        })
     }
 
     fn apply_revocation(&mut self, event: &Event, actor: Actor, node: NodeId, last_seq: u64) {

@@ -30,7 +30,7 @@
 //!
 //! Normally no effect is cut off, because the revocation or demotion names the node's last event.
 //! Then one pass gives the same result, and events that sort last are applied as they come.
-//! [`Fold::apply`] returns [`Applied::Retroactive`] if that shortcut is not possible.
+//! [`Fold::apply`] returns [`Effect::Retroactive`] if that shortcut is not possible.
 
 mod kinds;
 mod no_effect;
@@ -57,13 +57,10 @@ pub const MAX_INVITES: usize = 1024;
 /// one.
 const MAX_REPEATS: u8 = 3;
 
-/// Result of applying an event.
+/// Effect of an event on the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Applied {
-    /// The event changed the state.
-    Effect,
-    /// The event changed nothing.
-    None(NoEffect),
+pub(super) enum Effect {
+    Plain,
     /// The event takes a level from a node, and with it the right to events that already had an
     /// effect: the state must be computed again from all events. [`Fold::apply`] does not apply
     /// this event.
@@ -188,7 +185,7 @@ impl Fold {
         scan(&mut |event| {
             // An event that is cut off keeps its effect here: this pass only decides which
             // revocations hold.
-            retroactive |= second.step(event, true) == Applied::Retroactive;
+            retroactive |= second.step(event, true) == Ok(Effect::Retroactive);
         })?;
         if !retroactive {
             return Ok(second);
@@ -218,7 +215,7 @@ impl Fold {
         loop {
             let mut pass = third.clone();
             scan(&mut |event| {
-                pass.step(event, true);
+                let _ = pass.step(event, true);
             })?;
             if pass.levels == third.levels || repeats.next().is_none() {
                 // A replay starts from the limits under which this pass started.
@@ -243,18 +240,15 @@ impl Fold {
 
     /// Applies the next event of a replay and returns whether it had an effect.
     pub(super) fn again(&mut self, event: &Event) -> Result<(), NoEffect> {
-        match self.step(event, true) {
-            Applied::None(why) => Err(why),
-            Applied::Effect | Applied::Retroactive => Ok(()),
-        }
+        self.step(event, true).map(|_| ())
     }
 
-    /// Applies an event that sorts after all others. With [`Applied::Retroactive`], the state is
+    /// Applies an event that sorts after all others. With [`Effect::Retroactive`], the state is
     /// unchanged.
-    pub(super) fn apply(&mut self, event: &Event) -> Applied {
+    pub(super) fn apply(&mut self, event: &Event) -> Result<Effect, NoEffect> {
         let takes = matches!(event.body, Body::Revoked { .. } | Body::LevelChanged { .. });
         if !self.is_plain() && takes {
-            return Applied::Retroactive;
+            return Ok(Effect::Retroactive);
         }
         self.step(event, false)
     }
@@ -263,10 +257,7 @@ impl Fold {
     pub(super) fn check(&self, event: &Event) -> Result<(), NoEffect> {
         let mut after = self.clone();
         after.decided = None;
-        match after.step(event, true) {
-            Applied::None(why) => Err(why),
-            Applied::Effect | Applied::Retroactive => Ok(()),
-        }
+        after.step(event, true).map(|_| ())
     }
 
     fn cut(&mut self, node: NodeId, last_seq: u64) {
@@ -292,12 +283,12 @@ impl Fold {
             || self.actor(event) < self.state.actor(self.community(), &event.author)
     }
 
-    fn step(&mut self, event: &Event, go_on: bool) -> Applied {
+    fn step(&mut self, event: &Event, go_on: bool) -> Result<Effect, NoEffect> {
         let applied = self.judge(event, go_on);
-        if applied == Applied::Retroactive && !go_on {
+        if applied == Ok(Effect::Retroactive) && !go_on {
             return applied;
         }
-        if !matches!(applied, Applied::None(_)) {
+        if applied.is_ok() {
             self.effective.insert(event.author, event.seq);
             self.acted.insert(*event.author.as_bytes());
         }
