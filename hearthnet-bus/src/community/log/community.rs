@@ -343,31 +343,26 @@ impl Community {
 
     /// Unexpired shard advertisements of trusted members at `now_ms`.
     pub fn shards(&self, now_ms: u64) -> impl Iterator<Item = &Advert> {
-        self.live
-            .values()
-            .filter_map(move |live| match &live.entry {
-                Entry::Shard(advert)
-                    if live.expires_ms > now_ms
-                        && self.level(&advert.author) >= Some(Level::Trusted) =>
-                {
-                    Some(advert)
-                }
-                _ => None,
-            })
+        let adverts = self.entries(now_ms).filter_map(|entry| match entry {
+            Entry::Shard(advert) => Some(advert),
+            _ => None,
+        });
+        adverts.filter(move |advert| self.level(&advert.author) >= Some(Level::Trusted))
     }
 
     /// Unexpired announcements of members about themselves at `now_ms`.
     pub fn nodes(&self, now_ms: u64) -> impl Iterator<Item = &Sighting> {
-        self.live
-            .values()
-            .filter_map(move |live| match &live.entry {
-                Entry::Node(seen)
-                    if live.expires_ms > now_ms && self.level(&seen.node).is_some() =>
-                {
-                    Some(seen)
-                }
-                _ => None,
-            })
+        let seen = self.entries(now_ms).filter_map(|entry| match entry {
+            Entry::Node(seen) => Some(seen),
+            _ => None,
+        });
+        seen.filter(move |seen| self.level(&seen.node).is_some())
+    }
+
+    fn entries(&self, now_ms: u64) -> impl Iterator<Item = &Entry> {
+        let live = self.live.values();
+        let unexpired = live.filter(move |live| live.expires_ms > now_ms);
+        unexpired.map(|live| &live.entry)
     }
 
     /// Returns whether the issuer or an anchor revoked a session token.
