@@ -224,12 +224,6 @@ pub struct TruncatingMember {
     others: EventLog,
 }
 
-impl std::fmt::Debug for TruncatingMember {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TruncatingMember").finish_non_exhaustive()
-    }
-}
-
 impl TruncatingMember {
     /// Admits with `key`, from the outdated log `kept`; copies its new events to `others`.
     pub fn new(key: Arc<NodeKey>, kept: EventLog, others: EventLog) -> Self {

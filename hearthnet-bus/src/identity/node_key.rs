@@ -16,7 +16,7 @@ pub struct NodeKey {
 }
 
 /// The operating system gave no randomness, so no key could be made.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the operating system gave no randomness to make a key from: {0}")]
 pub struct RandomnessError(
     #[source]

@@ -100,6 +100,9 @@ pub enum InviteError {
     /// More than [`MAX_HINTS`] hints (only when making a code).
     #[error("an invite code has room for {MAX_HINTS} addresses, not {found}")]
     Hints { found: usize },
+    /// The operating system provided no randomness (only when making a code).
+    #[error(transparent)]
+    Randomness(#[from] RandomnessError),
 }
 
 impl InviteError {
@@ -146,14 +149,14 @@ impl Invite {
     /// [`Invite::new`] with a secret from the operating system.
     ///
     /// # Errors
-    /// As [`Invite::new`], or [`GenerateError::Randomness`].
+    /// As [`Invite::new`], or [`InviteError::Randomness`].
     pub fn generate(
         community: CommunityId,
         expires: u64,
         hints: Vec<SocketAddr>,
-    ) -> Result<Self, GenerateError> {
+    ) -> Result<Self, InviteError> {
         let key = NodeKey::generate()?;
-        Ok(Self::new(community, *key.secret(), expires, hints)?)
+        Self::new(community, *key.secret(), expires, hints)
     }
 
     /// Community to join. All data received from its nodes is checked against this key.
@@ -240,18 +243,6 @@ impl Invite {
         }
         Self::new(CommunityId::from(root), *secret, expires, hints)
     }
-}
-
-/// Reason why no invite could be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum GenerateError {
-    /// The operating system provided no randomness.
-    #[error(transparent)]
-    Randomness(#[from] RandomnessError),
-    /// Too many hints, or an impossible expiry.
-    #[error(transparent)]
-    Invite(#[from] InviteError),
 }
 
 /// Splits arrays of fixed length off a byte string.

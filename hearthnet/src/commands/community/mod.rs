@@ -14,7 +14,7 @@ use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use hearthnet_bus::invite::{GenerateError, Invite, MAX_HINTS, is_name};
+use hearthnet_bus::invite::{Invite, MAX_HINTS, is_name};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
 use hearthnet_bus::{NodeId, NodeKey};
 use hearthnet_text::sanitize_name;
@@ -246,7 +246,7 @@ fn make_invite(args: &InviteArgs, home: &Home, config: &Config) -> Result<(Invit
     let expires_ms = expires_ms / 1000 * 1000;
     let (hints, live) = hints(home, config, now);
     let code = Invite::generate(home.log.community(), expires_ms / 1000, hints)
-        .map_err(|e: GenerateError| Failure::internal(e))?;
+        .map_err(Failure::internal)?;
     let invite = Change::Invite {
         invite: code.key().id(),
         level: wanted,
