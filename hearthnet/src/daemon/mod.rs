@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use futures_util::future::OptionFuture;
 use hearthnet_bus::calls::{CHAT, Registry, SHARD_SERVE, Served, register_shards};
 use hearthnet_bus::log::Level;
 use hearthnet_http::{Health, HttpServer, Part};
@@ -224,17 +225,10 @@ impl Daemon {
     /// Runs until a stop or until membership is lost, then shuts down.
     async fn run(mut self, args: &RunArgs, home: &Home, stop: &Stop) -> Result<(), Failure> {
         let outcome = loop {
-            let layers = self.layers.as_mut();
-            let layers = async {
-                match layers {
-                    Some(layers) => layers.await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = stop.asked() => break Ok(()),
                 why = lost(home) => break Err(why),
-                ended = layers => {
+                Some(ended) = OptionFuture::from(self.layers.as_mut()) => {
                     self.layers = None;
                     match ended.map_err(Failure::internal).flatten() {
                         outcome if args.for_layers => break outcome,

@@ -128,15 +128,12 @@ async fn hosts_that_answer(node: &Node) -> BTreeMap<NodeId, bool> {
 async fn answers(node: &Node, host: NodeId) -> bool {
     let describe = Capability::bus_describe();
     let params = json!({});
-    let asked = async {
-        let answer = match node.call(host, &describe, &params).await {
-            Ok(stream) => stream.result().await,
-            Err(error) => Err(error),
-        };
+    let asked = async { node.call(host, &describe, &params).await?.result().await };
+    match tokio::time::timeout(PROBE, asked).await {
         // A refusal is a response, too.
-        !matches!(answer, Err(error) if *error.code() == Code::UNREACHABLE)
-    };
-    tokio::time::timeout(PROBE, asked).await.unwrap_or(false)
+        Ok(answer) => !matches!(answer, Err(error) if *error.code() == Code::UNREACHABLE),
+        Err(_) => false,
+    }
 }
 
 fn peers(node: &Node) -> Vec<Peer> {
