@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::NodeKey;
 use hearthnet_engine::{EngineOptions, Head};
 use hearthnet_orchestrator::backend::Backend;
 use hearthnet_orchestrator::chat::Conversation;
@@ -21,7 +20,7 @@ use super::chat_backends::{kv_bytes, local_engine, on_demand, pooled_hosts, pump
 use super::private_layers;
 use crate::cli::args::AnswerArgs;
 use crate::cli::{Failure, note};
-use crate::config::Config;
+use crate::config::{Config, Context};
 use crate::models::{OpenModel, load_head, text_model};
 
 /// Model that runs on this machine alone.
@@ -143,12 +142,13 @@ pub(crate) fn most_chats(config: &Config) -> usize {
 pub(crate) async fn model_of(
     args: &AnswerArgs,
     model: &mut OpenModel,
-    key: Option<Arc<NodeKey>>,
-    config: &Config,
+    cx: &Context,
 ) -> Result<ServedModel, Failure> {
-    let Some(key) = key.filter(|_| !args.local) else {
+    let config = &cx.config;
+    if args.local {
         return local_model(model, config);
-    };
+    }
+    let key = Arc::new(cx.global.node_key()?);
     private_layers::load(model, args.private, most_chats(config), config)?;
     let runtime = Handle::current();
     let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config);

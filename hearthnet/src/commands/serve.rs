@@ -1,8 +1,6 @@
 //! `hearthnet serve`: the daemon of a home, for the community and for programs on this machine.
 //! With `--shard ...` or `--local` it answers other programs without a community.
 
-use std::sync::Arc;
-
 use hearthnet_http::Part;
 use hearthnet_orchestrator::{ChatError, Service};
 use serde_json::json;
@@ -41,12 +39,8 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     let stop = Stop::listen(args.lifeline)?;
     count(Part::Caller)?;
     let mut model = open_model(cx, args.model.as_ref(), None)?;
-    let key = match args.answers.local {
-        true => None,
-        false => Some(Arc::new(cx.global.node_key()?)),
-    };
     let served = tokio::select! {
-        served = model_of(&args.answers, &mut model, key, &cx.config) => served?,
+        served = model_of(&args.answers, &mut model, cx) => served?,
         () = stop.asked() => return Err(ChatError::Cancelled.into()),
     };
     let runtime = tokio::runtime::Handle::current();

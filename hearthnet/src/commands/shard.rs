@@ -86,9 +86,7 @@ async fn serve_standalone(args: ServeArgs, cx: &Context) -> Result<(), Failure> 
     print_result(args.json, &ready, || announcement(&ready))?;
     tokio::select! {
         () = stop.asked() => {}
-        () = host.failed() => {
-            return Err(engine_failed());
-        }
+        () = host.failed() => return Err(engine_failed()),
     }
     numbers.health.send_replace(Health::Leaving);
     if !args.json {

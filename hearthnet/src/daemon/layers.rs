@@ -361,9 +361,12 @@ impl Serving<'_> {
     /// Advertises and watches, until another range is needed more, or until a stop.
     async fn serve(&self, running: &RunningHost, range: (u32, u32)) -> Result<Next, Failure> {
         self.advertise(running)?;
-        let shard = running.descriptor().shard_id;
+        let descriptor = running.descriptor();
+        let address = format!("{}#{}", descriptor.endpoint, self.own);
+        let shard = descriptor.shard_id;
         self.host.daemon_node.set_serving(Ok(Some(shard)));
-        self.announce(running);
+        let ready = Ready::of(running, address, self.host.metrics.clone());
+        (self.tell)(LayerEvent::Ready(Box::new(ready)));
         let mut lacking = None;
         let mut said = (Instant::now(), self.description(running));
         let mut wait_limits = WaitLimits::new(now_ms());
@@ -371,9 +374,7 @@ impl Serving<'_> {
         loop {
             self.tell_whole(range, &mut lacking);
             tokio::select! {
-                () = running.failed() => {
-                    return Err(engine_failed());
-                }
+                () = running.failed() => return Err(engine_failed()),
                 () = self.stop.asked() => return Ok(Next::Stop),
                 _ = changes.changed() => {}
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -460,12 +461,5 @@ impl Serving<'_> {
         if let Err(error) = self.append(Body::ShardWithdrawn { shard_id }) {
             tracing::warn!("not withdrawn: {error}");
         }
-    }
-
-    fn announce(&self, running: &RunningHost) {
-        let descriptor = running.descriptor();
-        let address = format!("{}#{}", descriptor.endpoint, self.own);
-        let ready = Ready::of(running, address, self.host.metrics.clone());
-        (self.tell)(LayerEvent::Ready(Box::new(ready)));
     }
 }

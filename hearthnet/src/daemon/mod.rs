@@ -42,7 +42,7 @@ use crate::answering::chat_backends::community_hosts;
 use crate::answering::chat_setup::{hosted_model, most_chats, settings};
 use crate::answering::http::{close, count, open_http, unless_taken};
 use crate::answering::{local_service, private_layers};
-use crate::cli::args::{PrivateArgs, RunArgs};
+use crate::cli::args::RunArgs;
 use crate::cli::{Failure, Stop, block_on, note, print, print_json};
 use crate::config::{Config, Context};
 use crate::home::{Home, Lock, now_ms};
@@ -126,7 +126,12 @@ impl Daemon {
         let key = Arc::clone(&home.key);
         register_shards(&registry, key, home.log.clone(), Arc::clone(&served))
             .map_err(Failure::internal)?;
-        let chats = chat_model(model, args.answers.private, home, &cx.config);
+        let config = &cx.config;
+        let chats = home.require_research(config).and(model);
+        let chats = chats.and_then(|mut model| {
+            private_layers::load(&mut model, args.answers.private, most_chats(config), config)?;
+            Ok(model)
+        });
         let mut caps = Vec::new();
         caps.extend(chats.is_ok().then(|| short_name(CHAT)));
         caps.extend(request.is_some().then(|| short_name(SHARD_SERVE)));
@@ -280,19 +285,6 @@ impl Daemon {
 fn short_name(capability: &str) -> String {
     let name = capability.split('@').next().unwrap_or(capability);
     name.split('.').next_back().unwrap_or(name).to_owned()
-}
-
-/// Prepares the model for chats.
-fn chat_model(
-    model: Result<OpenModel, Failure>,
-    private: PrivateArgs,
-    home: &Home,
-    config: &Config,
-) -> Result<OpenModel, Failure> {
-    home.require_research(config)?;
-    let mut model = model?;
-    private_layers::load(&mut model, private, most_chats(config), config)?;
-    Ok(model)
 }
 
 /// Offers `experimental.distributed_llm.chat` with a model whose layers the community's hosts hold.
