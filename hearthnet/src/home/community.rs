@@ -15,6 +15,7 @@ use crate::cli::args::Global;
 use crate::cli::{Failure, Kind, secret};
 use crate::config::Config;
 use crate::home::membership::Membership;
+use crate::home::paths::remove_file;
 use crate::home::root_key::RootKey;
 
 /// File of the community's root key, on the founder's machine.
@@ -151,13 +152,7 @@ pub(crate) fn discard_unborn(dir: &Path) -> Result<(), Failure> {
         Err(error) => return Err(error.into()),
     }
     for tail in ["", "-wal", "-shm"] {
-        let path = dir.join(format!("{LOG_FILE}{tail}"));
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Failure::file("remove", &path, e));
-            }
-            _ => {}
-        }
+        remove_file(&dir.join(format!("{LOG_FILE}{tail}")))?;
     }
     Ok(())
 }

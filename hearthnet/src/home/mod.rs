@@ -24,4 +24,4 @@ pub(crate) use self::community::{
 pub(crate) use self::key_status::KeyStatus;
 pub(crate) use self::lock::Lock;
 pub(crate) use self::membership::Membership;
-pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others};
+pub(crate) use self::paths::{close_folder, first_free, refuse_open_to_others, remove_file};

@@ -1,5 +1,6 @@
 //! Paths of this node's files (XDG base directories).
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use hearthnet_bus::{KeyFileError, NodeKey};
@@ -46,6 +47,14 @@ pub(crate) fn refuse_open_to_others(folder: &Path) -> Result<(), Failure> {
 pub(crate) fn first_free(path: impl Fn(u32) -> PathBuf) -> Result<PathBuf, Failure> {
     let free = (1..).map(path).find(|path| !path.exists());
     free.ok_or_else(|| Failure::internal("every name for the old data is taken"))
+}
+
+/// Removes a file, if it exists.
+pub(crate) fn remove_file(path: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Failure::file("remove", path, e)),
+        _ => Ok(()),
+    }
 }
 
 impl Global {

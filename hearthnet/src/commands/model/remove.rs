@@ -1,13 +1,14 @@
 //! `hearthnet model rm`.
 
+use std::fs;
 use std::path::PathBuf;
-use std::{fs, io};
 
 use hearthnet_files::manifest::record_path;
 use hearthnet_hub::ModelRef;
 use hearthnet_hub::catalogue::Catalogue;
 
 use crate::cli::{Failure, Kind, ask, bytes, failure, note};
+use crate::home::remove_file;
 use crate::models::catalogue::{models_dir, not_resolved};
 use crate::models::local_files::{bytes_here, part_of};
 
@@ -51,12 +52,7 @@ pub(super) fn remove(catalogue: &Catalogue, model: &ModelRef, yes: bool) -> Resu
         &etag,
         &path.with_file_name(".lock"),
     ] {
-        match fs::remove_file(file) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(Failure::file("remove", file, e));
-            }
-            _ => {}
-        }
+        remove_file(file)?;
     }
     // Removes folders that are empty now; the first non-empty one ends the loop.
     let mut folder = path.parent();
