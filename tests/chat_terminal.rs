@@ -110,6 +110,12 @@ impl Terminal {
         self.press("\r");
     }
 
+    /// Enters a question, and waits for its answer.
+    fn ask(&mut self, line: &str) {
+        self.enter(line);
+        self.wait_for_answer();
+    }
+
     /// Waits until this text appears behind the last one waited for. Returns the text up to it.
     fn wait_for(&mut self, what: &str) -> String {
         let deadline = Instant::now() + TIMEOUT;
@@ -189,11 +195,22 @@ fn plain(text: &str) -> String {
 /// Writes the conversation with `/save`, and waits for the prompt. Returns its messages, of which
 /// there must be `count`: role and text.
 fn save(home: &Home, terminal: &mut Terminal, count: usize) -> Vec<(String, String)> {
+    save_by(home, terminal, count, "\r")
+}
+
+/// The same, with the character that this terminal sends for Enter.
+fn save_by(
+    home: &Home,
+    terminal: &mut Terminal,
+    count: usize,
+    enter: &str,
+) -> Vec<(String, String)> {
     let file = home.path().join("talk.json");
-    terminal.enter(&format!("/save {}", file.display()));
+    terminal.press(&format!("/save {}", file.display()));
+    terminal.press(enter);
     terminal.wait_for(&format!("{count} messages written"));
     terminal.wait_for("> ");
-    saved(home, "talk.json")
+    saved(home)
 }
 
 /// Messages of the user.
@@ -202,8 +219,8 @@ fn asked(messages: &[(String, String)]) -> Vec<&str> {
     asked.map(|message| message.1.as_str()).collect()
 }
 
-fn saved(home: &Home, name: &str) -> Vec<(String, String)> {
-    let file = std::fs::read(home.path().join(name)).expect("the saved conversation");
+fn saved(home: &Home) -> Vec<(String, String)> {
+    let file = std::fs::read(home.path().join("talk.json")).expect("the saved conversation");
     let value: Value = serde_json::from_slice(&file).expect("JSON");
     let messages = value["messages"].as_array().expect("messages");
     let field = |message: &Value, name: &str| message[name].as_str().expect("text").to_owned();
@@ -263,17 +280,14 @@ fn ctrl_c_stops_only_the_answer_and_keeps_its_text() {
 fn several_lines_that_are_pasted_or_quoted_are_one_message() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "4"]].concat());
-    terminal.enter("\u{1b}[200~line one\nline two\u{1b}[201~");
-    terminal.wait_for_answer();
+    terminal.ask("\u{1b}[200~line one\nline two\u{1b}[201~");
     for line in ["\"\"\"", "  indented", "", "last\"\"\""] {
         terminal.enter(line);
     }
     terminal.wait_for_answer();
     // History: recalls the last message (up), moves to its end and adds a word.
-    terminal.enter("again and");
-    terminal.wait_for_answer();
-    terminal.enter("\u{1b}[A again");
-    terminal.wait_for_answer();
+    terminal.ask("again and");
+    terminal.ask("\u{1b}[A again");
     let messages = save(&home, &mut terminal, 8);
     assert_eq!(terminal.leave().0, Some(0));
     let quoted = "  indented\n\nlast";
@@ -334,18 +348,11 @@ fn a_terminal_that_does_not_say_where_its_cursor_is_gets_plain_lines() {
     terminal.wait_for_answer();
     terminal.press("line one\nline two\n");
     terminal.wait_for_answer();
-    let file = home.path().join("talk.json");
-    terminal.press(&format!("/save {}\n", file.display()));
-    terminal.wait_for("4 messages written");
-    terminal.wait_for("> ");
+    let messages = save_by(&home, &mut terminal, 4, "\n");
     let (status, all) = terminal.leave();
     assert_eq!(status, Some(0));
     assert_eq!(all.matches("warning:").count(), 1, "{all:?}");
-    let messages = saved(&home, "talk.json");
-    assert_eq!(
-        (&*messages[0].1, &*messages[2].1),
-        ("Hello.", "line one\nline two")
-    );
+    assert_eq!(asked(&messages), ["Hello.", "line one\nline two"]);
 }
 
 #[test]
@@ -366,8 +373,7 @@ fn commands_are_completed_and_standard_output_gets_only_answers() {
     support::wrap(shell.arg(&answers), &chat);
     let mut terminal = Terminal::start(&shell, 80, "xterm-256color");
     terminal.wait_for(READY);
-    terminal.enter("Hello.");
-    terminal.wait_for_answer();
+    terminal.ask("Hello.");
     assert_eq!(terminal.leave().0, Some(0));
     let answers = std::fs::read_to_string(answers).expect("the answers");
     assert!(
@@ -380,12 +386,10 @@ fn commands_are_completed_and_standard_output_gets_only_answers() {
 fn a_message_that_is_too_long_is_left_out_and_the_chat_goes_on() {
     let home = Home::new();
     let mut terminal = Terminal::chat(&home, &[&GREEDY[..], &["--max-tokens", "4"]].concat());
-    terminal.enter("Name a colour.");
-    terminal.wait_for_answer();
+    terminal.ask("Name a colour.");
     terminal.enter(&format!("\u{1b}[200~{}\u{1b}[201~", "word ".repeat(9000)));
     terminal.wait_for("this model reads at most");
-    terminal.enter("Name another one.");
-    terminal.wait_for_answer();
+    terminal.ask("Name another one.");
     save(&home, &mut terminal, 4);
     assert_eq!(terminal.leave().0, Some(0));
 }
@@ -403,8 +407,7 @@ fn slash_commands_change_the_system_prompt_and_the_sampling() {
     terminal.enter("/seed 7");
     terminal.enter("/system Be brief.");
     terminal.wait_for("set");
-    terminal.enter("Hello.");
-    terminal.wait_for_answer();
+    terminal.ask("Hello.");
     terminal.enter("/explain");
     terminal.wait_for("seed 7");
     let file = home.path().join("talk.json");
@@ -417,11 +420,10 @@ fn slash_commands_change_the_system_prompt_and_the_sampling() {
     terminal.enter("/model /nowhere/else.gguf");
     terminal.wait_for("error:");
     // The earlier conversation still answers.
-    terminal.enter("Hello again.");
-    terminal.wait_for_answer();
+    terminal.ask("Hello again.");
     terminal.enter("/exit");
     assert_eq!(terminal.end().0, Some(0));
-    let messages = saved(&home, "talk.json");
+    let messages = saved(&home);
     assert_eq!(messages[0], ("system".to_owned(), "Be brief.".to_owned()));
     // By default no history is stored.
     assert!(!home.path().join("data/chat_history").exists());
@@ -434,8 +436,7 @@ fn history_is_stored_only_on_request_and_only_for_its_owner() {
     home.node_id();
     let args = ["--set", "chat.history=true", "--max-tokens", "2"];
     let mut terminal = Terminal::chat(&home, &args);
-    terminal.enter("Remember the harbour.");
-    terminal.wait_for_answer();
+    terminal.ask("Remember the harbour.");
     assert_eq!(terminal.leave().0, Some(0));
     let file = home.path().join("data/chat_history");
     let mode = std::fs::metadata(&file)
@@ -506,12 +507,9 @@ fn a_line_cut_by_the_terminal_is_reported_and_not_sent() {
     terminal.press("\"\"\"\n");
     terminal.wait_for("this line was not sent");
     terminal.wait_for("> ");
-    let file = home.path().join("talk.json");
-    terminal.press(&format!("/save {}\n", file.display()));
-    terminal.wait_for("2 messages written");
-    terminal.wait_for("> ");
+    let messages = save_by(&home, &mut terminal, 2, "\n");
     assert_eq!(terminal.leave().0, Some(0));
-    assert_eq!(saved(&home, "talk.json")[0].1.len(), 3989);
+    assert_eq!(messages[0].1.len(), 3989);
 }
 
 #[test]
@@ -520,16 +518,12 @@ fn lines_that_come_together_are_one_message_also_without_bracketed_paste() {
     let mut terminal = dumb_chat(&home);
     terminal.press("line one\n\nline two\nline three\n");
     terminal.wait_for_answer();
-    let file = home.path().join("talk.json");
-    terminal.press(&format!("/save {}\n", file.display()));
-    terminal.wait_for("2 messages written");
-    terminal.wait_for("> ");
+    let messages = save_by(&home, &mut terminal, 2, "\n");
     // Ctrl-D right behind a message is processed too.
     terminal.press("Hello.\n\u{4}");
     let (status, all) = terminal.end();
     assert_eq!(status, Some(0));
     assert!(!all.contains('\u{1b}'), "{all:?}");
-    let messages = saved(&home, "talk.json");
     assert_eq!(messages[0].1, "line one\n\nline two\nline three");
 }
 
