@@ -8,7 +8,7 @@ use rustix::process::{Signal, kill_process};
 
 use crate::support::{
     ENABLE, Home, Host, Running, assert_complains, assert_contains, assert_fails, children_of,
-    interrupt, model, pid, shards, text, wait_for_end, words, wrap,
+    host, interrupt, model, pid, shards, text, wait_for_end, words, wrap,
 };
 
 /// Chat with a very long answer, frame by frame.
@@ -35,8 +35,7 @@ fn without_consent_no_layer_is_served_and_no_host_is_contacted() {
 #[test]
 fn a_host_with_another_key_than_named_is_refused() {
     let home = Home::new();
-    let own = Home::new();
-    let mut host = Host::start(&own, model(), "0-29", &home.node_id(), &[]);
+    let mut host = host(&home, "0-29", &[]);
     let (endpoint, _) = host.address.split_once('#').expect("an endpoint");
     host.address = format!("{endpoint}#{}", Home::new().node_id());
     let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
@@ -65,8 +64,7 @@ fn a_host_with_other_weights_is_refused() {
 #[test]
 fn layers_without_a_host_are_named() {
     let home = Home::new();
-    let own = Home::new();
-    let host = Host::start(&own, model(), "0-9", &home.node_id(), &[]);
+    let host = host(&home, "0-9", &[]);
     let output = home.ask("hi", &[&host], &["--no-fallback", "--max-tokens", "1"]);
     assert_fails(&output, 4, "shard_unavailable");
     assert_complains(&output, "layer 10");
@@ -396,9 +394,7 @@ fn sampling_out_of_range_and_too_long_prompts_are_bad_requests() {
 #[test]
 fn a_host_killed_in_mid_answer_ends_the_chat_with_its_name_and_no_orphan() {
     let home = Home::new();
-    let (a, b) = (Home::new(), Home::new());
-    let mut first = Host::start(&a, model(), "0-14", &home.node_id(), &[]);
-    let second = Host::start(&b, model(), "15-29", &home.node_id(), &[]);
+    let (mut first, second) = (host(&home, "0-14", &[]), host(&home, "15-29", &[]));
     let over = shards([&first.address, &second.address]);
     let args = [&ENABLE[..], &LONG, &["--no-fallback"], &over].concat();
     let mut chat = Running::start(&mut home.hearthnet(&args));

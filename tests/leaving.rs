@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::community::Street;
 use crate::support::gauges::Gauges;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, Running, frames, http, model, serving, told, until, wait_for_end,
+    ENABLE, Home, QUIET, Running, frames, host, http, model, serving, told, until, wait_for_end,
     words,
 };
 
@@ -208,7 +208,7 @@ fn a_silent_member_with_a_spare_delays_no_chat() {
 fn a_chat_returns_to_its_recovered_host_with_the_next_question() {
     let home = Home::new();
     let model = model();
-    let host = Host::start(&Home::new(), model, "0-29", &home.node_id(), &[]);
+    let host = host(&home, "0-29", &[]);
     let chat = words("chat --lines --frames --max-tokens 8 --model");
     let args = [&ENABLE[..], &chat, &[model, "--shard", &host.address]].concat();
     let mut chat = Running::start(home.hearthnet(&args).stdin(Stdio::piped()));

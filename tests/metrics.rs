@@ -7,8 +7,8 @@ use std::net::TcpStream;
 use serde_json::Value;
 
 use crate::support::{
-    self, ENABLE, Home, Host, Server, TIMEOUT, assert_complains, assert_fails, model, python,
-    succeeded,
+    self, ENABLE, Home, Server, TIMEOUT, assert_complains, assert_fails, gauges, host, model,
+    python, succeeded,
 };
 
 fn client(script: &str, args: &[&str]) -> Value {
@@ -59,18 +59,14 @@ fn knock(address: &str) {
 
 #[test]
 fn a_host_and_its_caller_count_a_chat_and_refused_clients() {
-    let (home, stranger, model) = (Home::new(), Home::new(), model());
-    let admit = home.node_id();
-    let hosts = ["0-14", "15-29"].map(|layers| {
-        let extra = ["--metrics", "127.0.0.1:0"];
-        Host::start(&Home::new(), model, layers, &admit, &extra)
-    });
+    let (home, stranger) = (Home::new(), Home::new());
+    let hosts = ["0-14", "15-29"].map(|layers| host(&home, layers, &gauges::SHOWN));
     let [first, second] = hosts.each_ref().map(|host| host.address.as_str());
     // The same address under another node's key.
     let endpoint = first.split('#').next().expect("an endpoint");
     let imposter = format!("{endpoint}#{}", stranger.node_id());
     let shards = ["--shard", first, "--shard", second, "--shard", &imposter];
-    let serve = ["serve", "--json", "--lifeline", "--model", model];
+    let serve = ["serve", "--json", "--lifeline", "--model", model()];
     let args = [&ENABLE[..], &serve, &["--http", "127.0.0.1:0"], &shards].concat();
     let service = Server::start(&home, &args);
     let url = service.ready["url"].as_str().expect("a URL");

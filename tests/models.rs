@@ -77,6 +77,18 @@ impl Place {
         self.run_at("http://127.0.0.1:1", args)
     }
 
+    /// Writes a file of this home. Returns its path.
+    fn write(&self, name: &str, bytes: &[u8]) -> String {
+        let path = self.home.path().join(name);
+        fs::write(&path, bytes).expect("a file");
+        path.to_str().expect("UTF-8").to_owned()
+    }
+
+    /// JSON output of a command that must succeed.
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&succeeded(&self.run(args))).expect("JSON")
+    }
+
     fn models(&self) -> PathBuf {
         self.home.path().join("cache/hearthnet/models")
     }
@@ -89,17 +101,14 @@ impl Place {
     /// Home that has pulled the catalogue's model from a file.
     fn pulled() -> Self {
         let place = Self::new();
-        let source = place.home.path().join("source.gguf");
-        fs::write(&source, &place.bytes).expect("a file");
-        let from = source.to_str().expect("UTF-8");
-        succeeded(&place.run(&["model", "pull", "tiny", "--from", from]));
+        let source = place.write("source.gguf", &place.bytes);
+        succeeded(&place.run(&["model", "pull", "tiny", "--from", &source]));
         place
     }
 
     /// State of each model, as `model list` reports it.
     fn states(&self) -> Vec<(String, String)> {
-        let output = self.run(&["model", "list", "--json"]);
-        let rows: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
+        let rows = self.json(&["model", "list", "--json"]);
         let rows = rows.as_array().expect("rows");
         let word = |row: &Value, key: &str| row[key].as_str().expect("text").to_owned();
         rows.iter()
@@ -168,9 +177,7 @@ fn a_pulled_model_with_a_flipped_bit_is_refused_with_a_hint() {
 #[test]
 fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     let place = Place::new();
-    let path = place.home.path().join("own.gguf");
-    fs::write(&path, &place.bytes).expect("a file");
-    let name = path.to_str().expect("UTF-8");
+    let name = &*place.write("own.gguf", &place.bytes);
     let verify =
         |extra: &[&str]| place.run(&[&["model", "verify", name, "--json"], extra].concat());
     let compared = |output: Output| -> String {
@@ -179,7 +186,7 @@ fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     };
     assert_eq!(compared(verify(&[])), "nothing");
     assert_eq!(compared(verify(&[])), "record");
-    flip(&path);
+    flip(name.as_ref());
     let local = ["chat", "hi", "--local", "--json", "--model", name];
     for output in [place.run(&local), verify(&[]), place.run(&local)] {
         assert_fails(&output, 8, "model_changed");
@@ -189,10 +196,8 @@ fn a_change_of_an_unpinned_file_is_refused_until_it_is_accepted() {
     assert_eq!(compared(verify(&["--accept"])), "accepted");
     assert_eq!(compared(verify(&[])), "record");
     // Touched but unchanged: hashed again, and used.
-    let touched = fs::File::options()
-        .write(true)
-        .open(&path)
-        .expect("the file");
+    let touched = fs::File::options().write(true).open(name);
+    let touched = touched.expect("the file");
     touched
         .set_modified(std::time::SystemTime::UNIX_EPOCH)
         .expect("a time");
@@ -371,8 +376,6 @@ fn inspect_gives_the_reason_for_which_chat_refuses_a_file() {
     const MERGES: &str = "tokenizer.ggml.merges";
     const TEMPLATE: &str = "tokenizer.chat_template";
     let place = Place::new();
-    let path = place.home.path().join("own.gguf");
-    let name = path.to_str().expect("UTF-8");
     let changes: [Change; 8] = [
         (PRE, |w, key| {
             w.set(key, Metadata::String("no-such")).expect("a key");
@@ -405,8 +408,8 @@ fn inspect_gives_the_reason_for_which_chat_refuses_a_file() {
     }));
     files.push(with_nan(&place.bytes, "blk.1.ffn_up.weight"));
     for (index, bytes) in files.iter().enumerate() {
-        let _ = fs::remove_file(record_path(&path));
-        fs::write(&path, bytes).expect("a file");
+        let name = &*place.write("own.gguf", bytes);
+        let _ = fs::remove_file(record_path(name.as_ref()));
         let chat = place.run(&["chat", "hi", "--local", "--model", name]);
         fails(&chat, 8);
         let said = text(&chat.stderr);
@@ -434,14 +437,12 @@ fn inspect_gives_the_reason_for_which_chat_refuses_a_file() {
 fn other_hyperparameters_are_not_reported_as_other_tensors() {
     const KEY: &str = "llama.rope.freq_base";
     let place = Place::new();
-    let path = place.home.path().join("own.gguf");
-    fs::write(&path, &place.bytes).expect("a file");
-    let name = path.to_str().expect("UTF-8");
+    let name = &*place.write("own.gguf", &place.bytes);
     succeeded(&place.run(&["model", "verify", name]));
     let other = with_metadata(&place.bytes, &[KEY], |w| {
         w.set(KEY, Metadata::F32(20_000.0)).expect("a key");
     });
-    fs::write(&path, other).expect("a file");
+    place.write("own.gguf", &other);
     let refused = place.run(&["model", "verify", name]);
     fails(&refused, 8);
     let said = text(&refused.stderr);
@@ -480,14 +481,10 @@ fn fp32_activations_are_a_model_of_their_own() {
         let done: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         done["text"].as_str().expect("text").to_owned()
     };
-    let own = Home::new();
-    let id = caller.node_id();
-    let serve = ["shard", "serve", "--json", "--model", path];
-    let how = ["--layers", "0-29", "--peer-key", &id];
-    let args = [&FP32[..], &ENABLE, &serve, &how].concat();
-    let host = support::Server::start(&own, &args);
-    assert_eq!(host.ready["descriptor"]["boundary_dtype"], "fp32");
-    let address = host.ready["address"].as_str().expect("an address");
+    let host = support::host(&caller, "0-29", &FP32);
+    let ready = &host.process.ready;
+    assert_eq!(ready["descriptor"]["boundary_dtype"], "fp32");
+    let address = &host.address;
 
     let said = ask(&["--local"], &FP32);
     assert_complains(&said, "fp32 for debugging");
@@ -504,10 +501,8 @@ fn fp32_activations_are_a_model_of_their_own() {
 #[test]
 fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     use rustix::process::Signal;
-    let path = model();
-    let (caller, own) = (Home::new(), Home::new());
-    let id = caller.node_id();
-    let mut host = support::Host::start(&own, path, "0-1", &id, &[]);
+    let own = Home::new();
+    let mut host = support::host(&own, "0-1", &[]);
     host.signal(Signal::HUP);
     let end = host.process.child.wait().expect("an end");
     assert!(end.success(), "{end:?}");
@@ -515,7 +510,8 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     // `nohup` ignores SIGHUP, so the host runs until it is asked to end.
     let mut command = std::process::Command::new("nohup");
     let kept = words("serve --local --json --http 127.0.0.1:0 --model");
-    support::wrap(&mut command, &own.hearthnet(&[&kept[..], &[path]].concat()));
+    let kept = own.hearthnet(&[&kept[..], &[model()]].concat());
+    support::wrap(&mut command, &kept);
     let mut kept = support::Server::run(&mut command);
     kept.signal(Signal::HUP);
     // It still answers.
@@ -634,11 +630,7 @@ fn a_model_without_a_catalogue_pin_is_pinned_by_its_first_pull() {
         "{said}"
     );
     assert!(said.contains(&digest), "{said}");
-    let listed = |key: &str| {
-        let output = place.run(&["model", "list", "--json"]);
-        let rows: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        rows[0][key].clone()
-    };
+    let listed = |key: &str| place.json(&["model", "list", "--json"])[0][key].clone();
     assert_eq!(listed("sha256"), *digest);
     assert_eq!(
         (listed("pinned"), listed("state")),

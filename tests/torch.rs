@@ -23,8 +23,8 @@ use serde_json::{Value, json};
 use crate::support::community::{founded, host_with, join, serve, static_peer};
 use crate::support::gauges;
 use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, kernel_number, model, pid,
-    shards, text, told, until, until_answered, words,
+    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, host, kernel_number, model,
+    pid, shards, text, told, until, until_answered, words,
 };
 
 /// Arguments of a host on libtorch, on the CPU.
@@ -32,11 +32,6 @@ const TORCH: [&str; 6] = ["--backend", "torch", "--device", "cpu", "--dtype", "f
 
 /// Question that the exact engine answers well.
 const QUESTION: &str = "What is photosynthesis?";
-
-/// Host with a user of its own.
-fn host(home: &Home, layers: &str, extra: &[&str]) -> Host {
-    Host::start(&Home::new(), model(), layers, &home.node_id(), extra)
-}
 
 #[test]
 fn exact_hosts_and_a_libtorch_host_answer_together() {
@@ -223,20 +218,11 @@ fn a_community_gets_libtorch_hosts_by_configuration_and_by_a_daemon_request() {
 fn idle_libtorch_layers_are_unloaded_and_loaded_again() {
     let home = Home::new();
     let soon = "research.distributed_inference.host.shard_eviction_idle_seconds=1";
-    let serve = ["shard", "serve", "--model", model(), "--layers", "2-29"];
-    let how = ["--threads", "1", "--json", "--lifeline", "--peer-key"];
-    let own = home.node_id();
-    let told_all = [&gauges::SHOWN[..], &["--set", soon]].concat();
-    let args = [&serve[..], &ENABLE, &how, &[&own], &TORCH, &told_all].concat();
-    let away = Home::new();
-    let mut command = away.hearthnet(&args);
+    let how = [&TORCH[..], &gauges::SHOWN, &["--set", soon]].concat();
     // Otherwise the system's allocator keeps the freed memory.
-    command.env("MALLOC_TRIM_THRESHOLD_", "131072");
-    let process = Server::run(&mut command);
-    let host = Host {
-        address: process.ready["address"].as_str().expect("text").to_owned(),
-        process,
-    };
+    let returned = [("MALLOC_TRIM_THRESHOLD_", "131072")];
+    let (admitted, owner) = (home.node_id(), Home::new());
+    let host = Host::start_with(&owner, model(), "2-29", &admitted, &how, &returned);
     let at = gauges::address(&host);
     let resident = || kernel_number(host.process.child.id(), "VmRSS:") >> 10;
     let evictions = || gauges::Gauges::at(&at).value("hearthnet_shard_evictions_total");

@@ -11,8 +11,7 @@ use crate::support::community::{
     founded_bare, join, join_as, json, log_is_whole, members, says, serve_bare, static_peer,
 };
 use crate::support::{
-    self, Home, Host, QUIET, assert_complains, assert_fails, succeeded, until, until_answered,
-    words,
+    self, Home, QUIET, assert_complains, assert_fails, succeeded, until, until_answered, words,
 };
 
 const DAY: i64 = 86_400;
@@ -139,8 +138,8 @@ fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
 
 #[test]
 fn a_caller_with_a_clock_before_1970_is_told_about_its_clock() {
-    let (home, host) = (Home::new(), Home::new());
-    let host = Host::start(&host, support::model(), "0-29", &home.node_id(), &[]);
+    let home = Home::new();
+    let host = support::host(&home, "0-29", &[]);
     let chat = words("chat hi --no-fallback --json --model");
     let chat = [&chat[..], &[support::model(), "--shard", &host.address]].concat();
     let answer = ahead(&home, -3_000_000_000, &support::ENABLE, &chat);

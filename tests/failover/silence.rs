@@ -5,7 +5,6 @@
 //! cargo test -p hearthnet --test program -- failover::silence:: --nocapture
 //! ```
 
-use hearthnet_bus::NodeId;
 use hearthnet_orchestrator::ChatError;
 use hearthnet_orchestrator::chat::Prompt;
 use hearthnet_orchestrator::hosts::HostPool;
@@ -14,7 +13,7 @@ use hearthnet_testkit::lab::Lab;
 
 use super::*;
 use crate::support::caller::same;
-use crate::support::{ENABLE, Home, Server, text, words};
+use crate::support::{ENABLE, Home, text};
 
 /// Maximum pause of an answer if only this machine can replace a silent host.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
@@ -349,32 +348,21 @@ fn a_pulled_cable_costs_seconds_but_no_token() {
     let run = move || {
         let scene = Scene::new();
         let admit = scene.caller.key.id().to_string();
-        let model = model();
-        let hosts: Vec<(usize, Server, String)> = (1..5)
-            .map(|n| {
-                let listen = format!("{}:0", cables.host(n).v4());
-                let serve = words("shard serve --json --lifeline --threads 1");
-                let what = ["--model", model, "--layers", RANGES[n % 2]];
-                let how = ["--listen", &listen, "--peer-key", &admit];
-                let args = [&serve[..], &ENABLE, &what, &how].concat();
-                let server = Server::start(&homes[n], &args);
-                let address = server.ready["address"].as_str().expect("an address");
-                let address = address.to_owned();
-                (n, server, address)
-            })
-            .collect();
-        let addresses: Vec<String> = hosts.iter().map(|(_, _, at)| at.clone()).collect();
+        let start = |n: usize| {
+            let listen = format!("{}:0", cables.host(n).v4());
+            let listen = ["--listen", &listen];
+            Host::start(&homes[n], model(), RANGES[n % 2], &admit, &listen)
+        };
+        let fleet = Fleet((1..5).map(start).collect());
         for (victim, position) in [(0, 0), (1, 5), (0, 25)] {
             let what = format!("the cable of host {victim} is pulled at token {position}");
             let mut pulled = 0;
-            let (mut conversation, _pool) = pooled(&scene.caller, &addresses).expect("a route");
+            let (mut conversation, _pool) =
+                pooled(&scene.caller, &fleet.addresses()).expect("a route");
             let (_, heard) = scene.ask_in(&mut conversation, &what, |token, route| {
                 if token == position {
-                    let node: NodeId = route[victim].parse().expect("a node id");
-                    let found = hosts
-                        .iter()
-                        .find(|(_, _, at)| at.ends_with(&node.to_string()));
-                    pulled = found.expect("one of them").0;
+                    // Machine 0 is the caller's.
+                    pulled = 1 + fleet.place(&route[victim]);
                     cables.host(pulled).unplug(0);
                 }
             });

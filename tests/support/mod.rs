@@ -335,11 +335,17 @@ pub(crate) fn interrupt(child: &Child) {
     kill_process(pid(child.id()), Signal::INT).expect("it runs");
 }
 
-/// Hosts of these layer ranges that admit a home, each with a user of its own.
+/// Host that admits a home, with a user of its own.
+pub(crate) fn host(home: &Home, layers: &str, extra: &[&str]) -> Host {
+    Host::start(&Home::new(), model(), layers, &home.node_id(), extra)
+}
+
+/// Such hosts of these layer ranges.
 pub(crate) fn hosts(home: &Home, ranges: &[&str], extra: &[&str]) -> Vec<Host> {
-    let admit = home.node_id();
-    let start = |range: &&str| Host::start(&Home::new(), model(), range, &admit, extra);
-    ranges.iter().map(start).collect()
+    ranges
+        .iter()
+        .map(|range| host(home, range, extra))
+        .collect()
 }
 
 /// Index of the host, among some, that runs layers of a chat according to its frames.
