@@ -151,11 +151,22 @@ impl Bench {
         Ok(())
     }
 
-    /// Whether the host opens a path for the node with this key.
-    pub(crate) async fn admits(&self, key: &NodeKey, path: &str) -> Result<bool, HarnessError> {
+    /// Connection of the node with this key to a path, and the head of the host's answer.
+    pub(crate) async fn upgrade(
+        &self,
+        key: &NodeKey,
+        path: &str,
+    ) -> Result<(Peer, String), HarnessError> {
         let credentials = Credentials::of(&key.secret());
         let mut peer = self.secured_with(&credentials).await?;
-        Ok(peer.upgrade_at(path).await?.starts_with(SWITCHING))
+        let answer = peer.upgrade_at(path).await?;
+        Ok((peer, answer))
+    }
+
+    /// Whether the host opens a path for the node with this key.
+    pub(crate) async fn admits(&self, key: &NodeKey, path: &str) -> Result<bool, HarnessError> {
+        let (_, answer) = self.upgrade(key, path).await?;
+        Ok(answer.starts_with(SWITCHING))
     }
 
     /// Joins through the victim with an invite code and a new key, in a single attempt.

@@ -43,6 +43,24 @@ pub(crate) struct Asked {
     pub(crate) left: String,
 }
 
+impl Asked {
+    /// The caller must have dropped the host that `lied`, with this code, and the answer must be
+    /// the honest one.
+    pub(crate) fn corrected(
+        &self,
+        found: &mut Findings,
+        what: &str,
+        code: &str,
+        lied: bool,
+        honest: &Asked,
+    ) {
+        let why = format!("{what}: why the host is dropped");
+        found.check(why, code, &self.left, self.left == code && lied);
+        let same = self.done.token_ids == honest.done.token_ids;
+        found.holds(format!("{what}: the same answer"), "yes", same);
+    }
+}
+
 /// Fixed set of hosts with open sessions.
 struct Connected {
     links: Vec<Arc<HostLink>>,

@@ -25,36 +25,24 @@ const PIECE: Duration = Duration::from_millis(150);
 const ROOM: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
-    for (what, before, pause) in [
-        ("good in four chats, then 0.7 s a token", BEFORE, 700),
-        ("2.3 s a token from the first one on", 0, 2300),
-    ] {
-        let runtime = Handle::current();
-        let asked = tokio::task::spawn_blocking(move || asked(runtime, before, pause));
-        let (left, same, slow) = asked.await??;
-        let degraded = left == "degraded" && slow > 0;
-        let claim = format!("{what}: why it is dropped");
-        found.check(claim, "degraded", &left, degraded);
-        found.holds(format!("{what}: the same answer"), "yes", same);
-        // Three tokens, and one that was in flight.
-        let few = (1..=4).contains(&slow);
-        found.check(format!("{what}: slow tokens"), "at most 4", slow, few);
-    }
-    let runtime = Handle::current();
-    let rows = tokio::task::spawn_blocking(move || preempted(runtime));
-    let rows = rows.await??;
-    found.check_or(
-        "a preemption after each row: the answer",
-        "ends",
-        (1..TOKENS).contains(&rows),
-        || format!("continues for {rows} rows"),
-    );
+    blocking(found, chats).await
+}
+
+fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+    let what = "good in four chats, then 0.7 s a token";
+    slow(runtime, found, what, (BEFORE, 700))?;
+    let what = "2.3 s a token from the first one on";
+    slow(runtime, found, what, (0, 2300))?;
+    let rows = preempted(runtime)?;
+    let what = "a preemption after each row: the answer";
+    let held = (1..TOKENS).contains(&rows);
+    found.check_or(what, "ends", held, || format!("continues for {rows} rows"));
     Ok(())
 }
 
 /// Rows of an answer from a single host which preempts the stream after each of them.
-fn preempted(runtime: Handle) -> Result<u32, HarnessError> {
-    let mut fleet = Fleet::new(runtime, None)?;
+fn preempted(runtime: &Handle) -> Result<u32, HarnessError> {
+    let mut fleet = Fleet::new(runtime.clone(), None)?;
     fleet.pump.room_timeout = ROOM;
     let rows = Arc::new(AtomicU32::new(0));
     let (answered, mut served) = (Arc::clone(&rows), PROMPT);
@@ -76,14 +64,15 @@ fn preempted(runtime: Handle) -> Result<u32, HarnessError> {
     }
 }
 
-/// Returns the codes for which hosts were dropped, whether the answer was the honest one, and the
-/// number of slow tokens.
-fn asked(
-    runtime: Handle,
-    before: usize,
-    pause: u64,
-) -> Result<(String, bool, usize), HarnessError> {
-    let fleet = Fleet::new(runtime, None)?;
+/// Asks over two hosts, after `before` chats at full speed. One of them is slow from then on, with
+/// this pause per token in milliseconds.
+fn slow(
+    runtime: &Handle,
+    found: &mut Findings,
+    what: &str,
+    (before, pause): (usize, u64),
+) -> Result<(), HarnessError> {
+    let fleet = Fleet::new(runtime.clone(), None)?;
     // The host of the first token in the measured chat is slow from then on.
     let (slow, count) = (
         Arc::new(AtomicUsize::new(NOBODY)),
@@ -120,6 +109,10 @@ fn asked(
     }
     pause.0.store(pause.1, Ordering::Relaxed);
     let asked = fleet.ask_over(&hosts, 0, TOKENS)?;
-    let same = asked.done.token_ids == honest.done.token_ids;
-    Ok((asked.left, same, count.load(Ordering::Relaxed)))
+    let count = count.load(Ordering::Relaxed);
+    asked.corrected(found, what, "degraded", count > 0, &honest);
+    // Three tokens, and one that was in flight.
+    let few = (1..=4).contains(&count);
+    found.check(format!("{what}: slow tokens"), "at most 4", count, few);
+    Ok(())
 }

@@ -1,12 +1,8 @@
 //! Strangers may call one method only, and share a common budget. Calls without a valid code could
 //! use that budget up and keep out a joiner with a valid one.
 
-use std::sync::Arc;
-
 use hearthnet_bus::calls::Code;
 use hearthnet_bus::joining;
-use hearthnet_bus::node::bus_rule;
-use hearthnet_transport::connect_path;
 use serde_json::json;
 
 use super::prelude::*;
@@ -25,13 +21,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut limited = 0;
     for _ in 0..CONNECTIONS {
         let key = new_key()?;
-        let (addr, identity) = (bench.target.addr.to_string(), key.identity());
-        let identity = identity?;
-        let (expected, rule) = (Some(bench.target.node), bus_rule());
-        let socket = connect_path(&addr, &identity, expected, &rule, &Config::default()).await;
-        let request = made_up.request(key.id(), "kim");
-        let request = json!(request?);
-        let client = Client::new(socket?, Arc::new(key));
+        let client = bench.target.client(&key).await?;
+        let request = json!(made_up.request(key.id(), "kim")?);
         for _ in 0..CALLS {
             let call = client.call(&joining::descriptor().capability, &request)?;
             let refusal = call.result().await.err();

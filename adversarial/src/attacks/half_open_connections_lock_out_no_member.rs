@@ -18,10 +18,8 @@ const KEPT: usize = 256;
 /// Connections of the crowd between two sessions of a member.
 const BETWEEN: u32 = 500;
 
-/// Connects from one of many addresses of this machine.
-async fn from(number: u32, to: SocketAddr) -> Result<TcpStream, HarnessError> {
-    let (network, host) = (number % NETWORKS, number % ADDRESSES);
-    let address = [127, 1, network as u8, 2 + host as u8];
+/// Connects from an address of this machine.
+pub(super) async fn from(address: [u8; 4], to: SocketAddr) -> Result<TcpStream, HarnessError> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((address, 0)))?;
     Ok(socket.connect(to).await?)
@@ -32,7 +30,9 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let before = bench.victim.gauges().await?.raised("connection_limit");
     let (mut crowd, mut members) = (VecDeque::new(), 0);
     for number in 0..CONNECTIONS {
-        crowd.push_back(from(number, addr).await?);
+        let (network, host) = (number % NETWORKS, number % ADDRESSES);
+        let address = [127, 1, network as u8, 2 + host as u8];
+        crowd.push_back(from(address, addr).await?);
         if crowd.len() > KEPT {
             crowd.pop_front();
         }

@@ -17,10 +17,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     for (path, each, most) in PATHS {
         let mut held = Vec::new();
         for key in &crowd {
-            let credentials = Credentials::of(&key.secret());
             for _ in 0..each {
-                let mut socket = bench.secured_with(&credentials).await?;
-                let answer = socket.upgrade_at(path).await?;
+                let (socket, answer) = bench.upgrade(key, path).await?;
                 if !answer.starts_with(SWITCHING) {
                     break;
                 }
@@ -36,17 +34,11 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
             }
             None => found.check(what, "some", count, count > 0),
         }
-        let credentials = Credentials::of(&guest.secret());
-        let mut socket = bench.secured_with(&credentials).await?;
-        let answer = socket.upgrade_at(path).await?;
+        let (_socket, answer) = bench.upgrade(&guest, path).await?;
         let taken = answer.starts_with(SWITCHING);
         let what = format!("a neighbour at {path} meanwhile");
-        found.check(
-            what,
-            "accepted",
-            answer.lines().next().unwrap_or_default(),
-            taken,
-        );
+        let seen = answer.lines().next().unwrap_or_default();
+        found.check(what, "accepted", seen, taken);
     }
     bench.still_works(found).await
 }

@@ -22,8 +22,8 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     let mut gossip = bench.gossip(&attacker).await?;
     let pushed = gossip.push(&[note]).await;
     found.taken("an event before", (1, 0), None, &pushed);
-    let mut bus = bench.secured().await?;
-    let open = bus.upgrade_at("/bus/v1").await?.starts_with(SWITCHING);
+    let (mut bus, answer) = bench.upgrade(&attacker, "/bus/v1").await?;
+    let open = answer.starts_with(SWITCHING);
     found.holds("a socket for calls before", "open", open);
     let mut other = Call::open(&target, &guest, 16).await?;
     let before = other.step(1, 0).await.map_err(HarnessError::Honest)?;
@@ -52,8 +52,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     found.gossip_ended("the open socket for calls", code, &ending);
 
     for path in ["/tensor/v1", "/sync/v1", "/bus/v1"] {
-        let mut peer = bench.secured().await?;
-        let answer = peer.upgrade_at(path).await?;
+        let (_, answer) = bench.upgrade(&attacker, path).await?;
         let refused = "x-hearthnet-refused: revoked";
         let held = answer.starts_with("HTTP/1.1 403") && answer.contains(refused);
         let seen = if held {

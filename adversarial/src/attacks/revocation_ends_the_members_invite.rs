@@ -19,9 +19,7 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
         .community()?
         .wait_for_events(&attacker.id(), written)
         .await;
-    let mut peer = bench.secured_with(&Credentials::of(&key.secret())).await?;
-    let answer = peer.upgrade_at("/sync/v1").await?;
-    Ok(answer.starts_with(SWITCHING))
+    bench.admits(key, "/sync/v1").await
 }
 
 pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {

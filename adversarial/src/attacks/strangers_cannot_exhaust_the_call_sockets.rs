@@ -13,9 +13,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     bench.wait_for_agreement(found).await?;
     let mut crowd = Vec::new();
     for _ in 0..STRANGERS {
-        let credentials = Credentials::of(&new_key()?.secret());
-        let mut stranger = bench.secured_with(&credentials).await?;
-        let answer = stranger.upgrade_at("/bus/v1").await?;
+        let (stranger, answer) = bench.upgrade(&new_key()?, "/bus/v1").await?;
         if answer.starts_with(SWITCHING) {
             crowd.push(stranger);
         }

@@ -70,16 +70,8 @@ pub(super) async fn tried(
                 })
             };
             let asked = fleet.ask(2, vec![liar(), liar()])?;
-            let left = asked.left;
-            let held = left == "tensor_band" && lied.load(Ordering::Relaxed);
-            heard.check(
-                format!("{what}: why the host is dropped"),
-                "tensor_band",
-                &left,
-                held,
-            );
-            let same = asked.done.token_ids == honest.done.token_ids;
-            heard.check(format!("{what}: the same answer"), "yes", same, same);
+            let lied = lied.load(Ordering::Relaxed);
+            asked.corrected(heard, what, "tensor_band", lied, &honest);
         }
         Ok(())
     };
