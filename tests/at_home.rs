@@ -21,9 +21,7 @@ use std::time::Instant;
 use hearthnet_testkit::lab::{Host, Lab};
 use serde_json::Value;
 
-use crate::support::{
-    Home, Running, assert_complains, assert_fails, model, text, until, until_answered,
-};
+use crate::support::*;
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 

@@ -6,10 +6,7 @@ use std::process::{Output, Stdio};
 
 use rustix::process::{Signal, kill_process};
 
-use crate::support::{
-    ENABLE, Home, Host, Running, assert_complains, assert_contains, assert_fails, children_of,
-    host, interrupt, model, pid, shards, text, wait_for_end, words, wrap,
-};
+use crate::support::*;
 
 /// Chat with a very long answer, frame by frame.
 const LONG: [&str; 5] = [

@@ -1,9 +1,7 @@
 //! Community app on one machine, shard host as another member: the example app prints the same
 //! answer as one machine alone.
 
-use crate::support::{
-    QUIET, TOGETHER, chat_app, community, model, succeeded, text, until_answered,
-};
+use crate::support::*;
 
 const PROMPT: &str = "Name three colours.";
 const TOKENS: &str = "24";

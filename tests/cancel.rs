@@ -25,10 +25,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::support::gauges::{self, Gauges};
-use crate::support::{
-    Home, Host, PROCESSORS, Running, Server, TIMEOUT, hosts, http, model, shards,
-};
+use crate::support::gauges::Gauges;
+use crate::support::*;
 
 /// Layer range of each host.
 const LAYERS: [&str; 3] = ["0-9", "10-19", "20-29"];

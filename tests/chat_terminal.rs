@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::termios::{Winsize, tcsetwinsize};
 use serde_json::Value;
 
-use crate::support::{self, Home, TIMEOUT, interrupt, succeeded, text};
+use crate::support::*;
 
 /// Prompt of a chat that is ready for input.
 const READY: &str = "Ctrl-D leaves.\n> ";
@@ -41,7 +41,7 @@ impl Terminal {
     }
 
     fn start_with(command: &Command, columns: u16, term: &str, answers: bool) -> Self {
-        let (keys, stream) = support::terminal();
+        let (keys, stream) = terminal();
         let size = Winsize {
             ws_row: ROWS,
             ws_col: columns,
@@ -51,7 +51,7 @@ impl Terminal {
         tcsetwinsize(&keys, size).expect("a size");
         // From util-linux: starts a session with this controlling terminal.
         let mut session = Command::new("setsid");
-        support::wrap(session.arg("--ctty"), command);
+        wrap(session.arg("--ctty"), command);
         session.env("TERM", term);
         session.stdin(stream()).stdout(stream()).stderr(stream());
         let child = session.spawn().expect("setsid of util-linux starts");
@@ -370,7 +370,7 @@ fn commands_are_completed_and_standard_output_gets_only_answers() {
     let chat = home.hearthnet(&["chat", "--local", "--max-tokens", "2"]);
     let mut shell = Command::new("sh");
     shell.args(["-c", "out=$1; shift; exec \"$@\" > \"$out\"", "sh"]);
-    support::wrap(shell.arg(&answers), &chat);
+    wrap(shell.arg(&answers), &chat);
     let mut terminal = Terminal::start(&shell, 80, "xterm-256color");
     terminal.wait_for(READY);
     terminal.ask("Hello.");

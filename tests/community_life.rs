@@ -10,9 +10,7 @@ use crate::support::community::{
     address, code, founded_bare, invites, join, join_as, json, log_is_whole, members, run, says,
     serve_bare, static_peer,
 };
-use crate::support::{
-    ENABLE, Home, QUIET, Server, assert_complains, assert_fails, model, succeeded, text, until,
-};
+use crate::support::*;
 
 fn data(home: &Home) -> PathBuf {
     home.path().join("data")

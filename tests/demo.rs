@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Home, PROCESSORS, words};
+use crate::support::*;
 
 #[test]
 fn the_demo_answers_over_two_hosts_and_reports_where_the_time_went() {

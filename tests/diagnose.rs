@@ -15,10 +15,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::support::community::Street;
-use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_contains, assert_fails, community, frames,
-    model, serving, shards, text, until, words,
-};
+use crate::support::*;
 
 /// Words that occur by chance in no answer.
 const PROMPT: &str = "Tell me about zyzzyva, quokka and umbrella, at length.";

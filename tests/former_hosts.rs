@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::support::community::{address, founded, host, join, join_as, serve, static_peer};
-use crate::support::http::{self, Reply};
-use crate::support::{ENABLE, Home, QUIET, Running, Server, model, text, until};
+use crate::support::http::Reply;
+use crate::support::*;
 
 const QUESTION: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 

@@ -11,7 +11,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{ENABLE, Home, QUIET, assert_contains, model, text, wrap};
+use crate::support::*;
 
 /// Pulls onto a disk that is too small for the file, and again once it is large enough. `$1` is the
 /// mount point, `$2` the model's file, the rest the command.

@@ -2,7 +2,7 @@
 //! the daemon read them. Real processes.
 
 use crate::support::community::found;
-use crate::support::{ENABLE, Home, QUIET, Server, assert_complains, model, words};
+use crate::support::*;
 
 fn line<'a>(status: &'a str, name: &str) -> &'a str {
     let line = status.lines().find_map(|line| line.strip_prefix(name));

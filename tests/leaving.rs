@@ -10,10 +10,7 @@ use serde_json::{Value, json};
 
 use crate::support::community::Street;
 use crate::support::gauges::Gauges;
-use crate::support::{
-    ENABLE, Home, QUIET, Running, frames, host, http, model, serving, told, until, wait_for_end,
-    words,
-};
+use crate::support::*;
 
 const QUESTION: &str = "Tell me a long story about a lighthouse keeper and a lost whale.";
 const TOKENS: usize = 256;

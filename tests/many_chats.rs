@@ -10,8 +10,8 @@ use parking_lot::{Mutex, RwLock};
 use rustix::process::Signal;
 
 use crate::support::caller::{Caller, Heard, request};
-use crate::support::gauges::{self, Gauges};
-use crate::support::{Host, wait_for_end};
+use crate::support::gauges::Gauges;
+use crate::support::*;
 
 const QUESTIONS: [&str; 3] = [
     "Tell me a short story about a lighthouse keeper and a lost whale.",

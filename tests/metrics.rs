@@ -6,10 +6,7 @@ use std::net::TcpStream;
 
 use serde_json::Value;
 
-use crate::support::{
-    self, ENABLE, Home, Server, TIMEOUT, assert_complains, assert_fails, gauges, host, model,
-    python, succeeded,
-};
+use crate::support::*;
 
 fn client(script: &str, args: &[&str]) -> Value {
     let mut client = python(&format!("../tests/clients/{script}"));
@@ -39,7 +36,7 @@ impl Numbers {
     /// Polls until `name` is counted.
     fn until(url: &str, name: &str) -> Self {
         let mut numbers = Self::at(url);
-        support::until(name, || {
+        until(name, || {
             numbers = Self::at(url);
             numbers.of(name) > 0.0
         });

@@ -15,10 +15,7 @@ use hearthnet_testkit::{TinyLlama, with_metadata, with_nan};
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use crate::support::{
-    self, ENABLE, Home, assert_complains, assert_contains, assert_fails, model, succeeded, text,
-    words,
-};
+use crate::support::*;
 
 /// Home with a cache of its own and a catalogue with the one model `tiny`.
 struct Place {
@@ -481,7 +478,7 @@ fn fp32_activations_are_a_model_of_their_own() {
         let done: Value = serde_json::from_str(&succeeded(&output)).expect("JSON");
         done["text"].as_str().expect("text").to_owned()
     };
-    let host = support::host(&caller, "0-29", &FP32);
+    let host = host(&caller, "0-29", &FP32);
     let ready = &host.process.ready;
     assert_eq!(ready["descriptor"]["boundary_dtype"], "fp32");
     let address = &host.address;
@@ -502,7 +499,7 @@ fn fp32_activations_are_a_model_of_their_own() {
 fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     use rustix::process::Signal;
     let own = Home::new();
-    let mut host = support::host(&own, "0-1", &[]);
+    let mut host = host(&own, "0-1", &[]);
     host.signal(Signal::HUP);
     let end = host.process.child.wait().expect("an end");
     assert!(end.success(), "{end:?}");
@@ -511,11 +508,11 @@ fn a_host_shuts_down_when_its_terminal_closes_unless_run_by_nohup() {
     let mut command = std::process::Command::new("nohup");
     let kept = words("serve --local --json --http 127.0.0.1:0 --model");
     let kept = own.hearthnet(&[&kept[..], &[model()]].concat());
-    support::wrap(&mut command, &kept);
-    let mut kept = support::Server::run(&mut command);
+    wrap(&mut command, &kept);
+    let mut kept = Server::run(&mut command);
     kept.signal(Signal::HUP);
     // It still answers.
-    support::http::get(&support::http::address(&kept), "/healthz");
+    http::get(&http::address(&kept), "/healthz");
     kept.signal(Signal::TERM);
     assert!(kept.child.wait().expect("an end").success());
 }

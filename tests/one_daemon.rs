@@ -10,11 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::gauges::Gauges;
-use crate::support::{
-    ENABLE, Home, QUIET, Running, Server, TOGETHER, assert_complains, assert_contains,
-    assert_fails, chat_app, community, http, interrupt, model, succeeded, text, until,
-    until_answered, wait_for_end,
-};
+use crate::support::*;
 
 const QUESTION: &str = "Name three colours.";
 

@@ -21,10 +21,8 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-use crate::support::community::{
-    self, address, found, join_as, log_is_whole, serve_bare, static_peer,
-};
-use crate::support::{Home, QUIET, assert_complains, assert_fails, succeeded, until};
+use crate::support::community::{address, found, join_as, log_is_whole, serve_bare, static_peer};
+use crate::support::*;
 
 const INVITE: [&str; 3] = ["community", "invite", "--json"];
 

@@ -13,11 +13,8 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::support::gauges::Gauges;
-use crate::support::http::{self, Reply};
-use crate::support::{
-    self, ENABLE, Home, Host, Server, assert_complains, community, hosts, kernel_number, model,
-    python, shards, succeeded, until, words,
-};
+use crate::support::http::Reply;
+use crate::support::*;
 
 /// Running `hearthnet serve`, stopped when dropped.
 struct Service {
@@ -160,7 +157,7 @@ fn a_key_file_guards_the_http_interface_and_must_be_its_owners_own() {
     chmod(0o644);
     let mut args = before.to_vec();
     args.extend(["serve", "--local", "--json", "--http", "127.0.0.1:0"]);
-    support::assert_fails(&home.run(&args), 2, "bad_config");
+    assert_fails(&home.run(&args), 2, "bad_config");
     chmod(0o600);
     let service = start(&home, &before, &["--local"], Vec::new());
     service.client("key");
@@ -170,11 +167,11 @@ fn a_key_file_guards_the_http_interface_and_must_be_its_owners_own() {
 fn an_invalid_http_service_is_refused_at_start() {
     let home = Home::new();
     let open = home.run(&["serve", "--local", "--json", "--http", "0.0.0.0:0"]);
-    support::assert_fails(&open, 2, "bad_config");
+    assert_fails(&open, 2, "bad_config");
     assert_complains(&open, "key");
     let shard = format!("127.0.0.1:1#{}", home.node_id());
     let off = home.run(&["serve", "--json", "--shard", &shard]);
-    support::assert_fails(&off, 7, "experimental_disabled");
+    assert_fails(&off, 7, "experimental_disabled");
 }
 
 /// Service of a community's founder.

@@ -9,7 +9,7 @@ use hearthnet_engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile};
 use serde_json::{Value, json};
 
-use crate::support::{Home, Host, model, python, text};
+use crate::support::*;
 
 /// Node key of the client, not one of the program's.
 const SECRET: [u8; 32] = [0x5a; 32];

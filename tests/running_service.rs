@@ -10,10 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::http::{address, get_json};
-use crate::support::{
-    self, ENABLE, Home, Server, assert_complains, assert_contains, assert_fails, community, model,
-    succeeded, text, until,
-};
+use crate::support::*;
 
 const PROMPT: &str = "Name three colours, and say why.";
 const SAID: &str = "asking the service";
@@ -131,7 +128,7 @@ fn an_interrupt_ends_the_chat_on_both_sides() {
     let mut stdout = child.stdout.take().expect("a pipe");
     stdout.read_exact(&mut [0]).expect("the first word");
     assert_eq!(get_json(&address(&service), "/healthz")["running"], 1);
-    support::interrupt(&child);
+    interrupt(&child);
     let output = child.wait_with_output().expect("its end");
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("error: cancelled"));

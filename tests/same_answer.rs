@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{self, Home, Host, assert_contains, hosts, words};
+use crate::support::*;
 
 const PROMPT: &str = "Tell me a short story about a lighthouse keeper and a lost whale.";
 
 fn answer(home: &Home, ranges: &[&str], extra: &[&str]) -> Value {
     let hosts = hosts(home, ranges, &[]);
     let output = home.ask(PROMPT, &hosts.iter().collect::<Vec<_>>(), extra);
-    assert!(output.status.success(), "{}", support::text(&output.stderr));
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let value: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let route = value["route"].as_array().expect("a route");
     assert_eq!(route[0]["layers"], json!([0, 1]));
@@ -81,7 +81,7 @@ fn however_many_first_and_last_layers_are_private_the_answer_is_the_same() {
             let private = ["--private-first", &first, "--private-last", &own_last];
             let extra = [&private[..], &greedy].concat();
             let output = home.ask(PROMPT, &hosts, &extra);
-            let said = support::text(&output.stderr);
+            let said = text(&output.stderr);
             assert!(output.status.success(), "{said}");
             assert_eq!(
                 said.contains("exactly"),
@@ -108,7 +108,7 @@ fn private_layers_that_leave_hosts_nothing_are_refused() {
         &host,
         &["--private-first", "29", "--private-last", "1"],
     );
-    let said = support::text(&output.stderr);
+    let said = text(&output.stderr);
     assert!(!output.status.success());
     assert_contains(&said, &["none of the 30 layers", "--local"]);
 }

@@ -14,7 +14,7 @@ use hearthnet_bus::{NodeId, NodeKey};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::support::{Home, QUIET, assert_complains, succeeded, text};
+use crate::support::*;
 
 /// Key seeds of the nodes.
 const HONEST: u8 = 1;

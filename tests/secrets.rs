@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Output, Stdio};
 
 use crate::support::community::{code, found, founded, invites, join, members, static_peer};
-use crate::support::{self, Home, QUIET, assert_complains, assert_fails, succeeded, text};
+use crate::support::*;
 
 const WORDS: &str = "correct horse battery staple";
 const OTHERS: &str = "seven slow snails sing";
@@ -67,7 +67,7 @@ fn a_sealed_root_key_signs_only_with_its_passphrase() {
     let file = file.to_str().expect("a UTF-8 path");
     succeeded(&home.run(&[&ANCHOR[..], &["--passphrase-file", file]].concat()));
     // The same beside a daemon, which writes the events.
-    let node = support::community::serve(&home, &[]);
+    let node = community::serve(&home, &[]);
     let wrong = with_input(&home, &ANCHOR, "correct horse\n");
     assert_fails(&wrong, 9, "wrong_passphrase");
     succeeded(&with_input(&home, &ANCHOR, &format!("{WORDS}\n")));
@@ -113,7 +113,7 @@ fn a_passphrase_can_be_set_changed_and_removed() {
 #[test]
 fn a_passphrase_prompt_does_not_echo() {
     let home = sealed();
-    let (mut terminal, stream) = support::terminal();
+    let (mut terminal, stream) = terminal();
     let mut command = home.hearthnet(&ANCHOR);
     command
         .stdin(stream())

@@ -30,11 +30,9 @@ use hearthnet_bus::calls::Client;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::support::gauges::{self, Gauges};
-use crate::support::http::{self, Reply};
-use crate::support::{
-    Home, Host, PROCESSORS, Server, TIMEOUT, hosts, kernel_number, model, shards, told, until,
-};
+use crate::support::gauges::Gauges;
+use crate::support::http::Reply;
+use crate::support::*;
 
 const PROMPTS: [&str; 4] = [
     "Tell me a story about a whale.",

@@ -21,11 +21,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::support::community::{founded, host_with, join, serve, static_peer};
-use crate::support::gauges;
-use crate::support::{
-    ENABLE, Home, Host, QUIET, Server, TOGETHER, assert_fails, frames, host, kernel_number, model,
-    pid, shards, text, told, until, until_answered, words,
-};
+use crate::support::*;
 
 /// Arguments of a host on libtorch, on the CPU.
 const TORCH: [&str; 6] = ["--backend", "torch", "--device", "cpu", "--dtype", "fp32"];

@@ -10,9 +10,7 @@ use serde_json::Value;
 use crate::support::community::{
     founded_bare, join, join_as, json, log_is_whole, members, says, serve_bare, static_peer,
 };
-use crate::support::{
-    self, Home, QUIET, assert_complains, assert_fails, succeeded, until, until_answered, words,
-};
+use crate::support::*;
 
 const DAY: i64 = 86_400;
 
@@ -139,10 +137,10 @@ fn a_clock_that_differs_from_a_neighbours_blocks_writes_with_an_error() {
 #[test]
 fn a_caller_with_a_clock_before_1970_is_told_about_its_clock() {
     let home = Home::new();
-    let host = support::host(&home, "0-29", &[]);
+    let host = host(&home, "0-29", &[]);
     let chat = words("chat hi --no-fallback --json --model");
-    let chat = [&chat[..], &[support::model(), "--shard", &host.address]].concat();
-    let answer = ahead(&home, -3_000_000_000, &support::ENABLE, &chat);
+    let chat = [&chat[..], &[model(), "--shard", &host.address]].concat();
+    let answer = ahead(&home, -3_000_000_000, &ENABLE, &chat);
     assert_fails(&answer, 4, "shard_unavailable");
     assert_complains(&answer, "clock");
 }

@@ -31,7 +31,7 @@ use hearthnet_testkit::{TamperedSource, one_thread};
 use rustix::process::{Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::support::caller::{Caller, Heard, TOKENS, request};
-use crate::support::{self, Host, TIMEOUT, model, wait_for_end};
+use crate::support::*;
 
 /// Question of these tests.
 fn usual() -> ChatRequest {
@@ -107,7 +107,7 @@ const RANGES: [&str; 2] = ["0-14", "15-29"];
 /// Stops a host; returns when none of its threads runs.
 fn stop(host: &Host) {
     host.signal(Signal::STOP);
-    let child = WaitId::Pid(support::pid(host.process.child.id()));
+    let child = WaitId::Pid(pid(host.process.child.id()));
     let stopped = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     waitid(child, stopped).expect("our own process");
 }

@@ -13,7 +13,7 @@ use hearthnet_testkit::lab::Lab;
 
 use super::*;
 use crate::support::caller::same;
-use crate::support::{ENABLE, Home, text};
+use crate::support::*;
 
 /// Maximum pause of an answer if only this machine can replace a silent host.
 const MOST_SILENCE: Duration = Duration::from_secs(6);
@@ -90,7 +90,7 @@ fn a_silent_host_without_a_replacement_is_waited_for_visibly() {
     let mut heard = Heard {
         // The host resumes once the caller has reported that it waits for it.
         on_wait: Some(Box::new(move || {
-            let pid = crate::support::pid(host);
+            let pid = pid(host);
             rustix::process::kill_process(pid, Signal::CONT).expect("it is stopped");
         })),
         ..Heard::default()
@@ -341,7 +341,7 @@ fn a_pulled_cable_costs_seconds_but_no_token() {
     let Some(lab) = Lab::or_skip(5, 1) else {
         return;
     };
-    let homes: Vec<_> = lab.hosts().iter().map(support::Home::on).collect();
+    let homes: Vec<_> = lab.hosts().iter().map(Home::on).collect();
     let lab = Arc::new(lab);
     // This thread and all threads that it starts are on machine 0, with the caller.
     let (here, cables) = (lab.host(0).clone(), Arc::clone(&lab));
