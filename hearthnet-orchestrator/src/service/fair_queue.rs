@@ -81,7 +81,8 @@ pub enum Refused {
 #[derive(Debug)]
 pub struct FairQueue<T> {
     limits: QueueLimits,
-    running: usize,
+    /// Verified caller of each running item.
+    running: Vec<String>,
     next: u64,
     /// Waiting callers in round-robin order, each with at least one item.
     ring: VecDeque<Line<T>>,
@@ -100,27 +101,31 @@ impl<T> FairQueue<T> {
                 places: limits.places.max(1),
                 ..limits
             },
-            running: 0,
+            running: Vec::new(),
             next: 0,
             ring: VecDeque::new(),
         }
     }
 
-    /// Number of slots open to a verified caller. `runs`: it has running items.
-    fn places_of(&self, identity: &str, runs: bool) -> usize {
-        match runs {
+    /// Number of slots open to a verified caller. One with running items has no reserved slot.
+    fn places_of(&self, identity: &str) -> usize {
+        match self.running.iter().any(|caller| caller == identity) {
             true => self.limits.places,
             false if identity == OWNER => self.limits.most_running(),
             false => self.limits.places + self.limits.reserved,
         }
     }
 
-    /// Adds an item. `runs`: its verified caller has running items.
-    pub fn enter(&mut self, caller: &Principal, runs: bool, item: T) -> Entry<T> {
+    /// Adds an item.
+    pub fn enter(&mut self, caller: &Principal, item: T) -> Entry<T> {
         let waits = self.waiting_for(&caller.identity) > 0;
         // Waiting items go first: while one waits, no slot is free that it may use.
-        if self.running < self.places_of(&caller.identity, runs || waits) {
-            self.running += 1;
+        let places = match waits {
+            true => self.limits.places,
+            false => self.places_of(&caller.identity),
+        };
+        if self.running.len() < places {
+            self.running.push(caller.identity.clone());
             return Entry::Run(item);
         }
         let is_owed = caller.identity == OWNER && !waits;
@@ -142,17 +147,16 @@ impl<T> FairQueue<T> {
         Entry::Wait(ticket)
     }
 
-    /// Ends a running item and returns the next one to run. `runs` tells whether a verified caller
-    /// still has running items.
-    pub fn finish(&mut self, runs: impl Fn(&str) -> bool) -> Option<T> {
-        self.running = self.running.saturating_sub(1);
-        let may_run = |line: &Line<T>| {
-            let identity = &line.caller.identity;
-            self.running < self.places_of(identity, runs(identity))
-        };
+    /// Ends a running item of a verified caller and returns the next one to run.
+    pub fn finish(&mut self, identity: &str) -> Option<T> {
+        if let Some(at) = self.running.iter().position(|caller| caller == identity) {
+            self.running.swap_remove(at);
+        }
+        let running = self.running.len();
+        let may_run = |line: &Line<T>| running < self.places_of(&line.caller.identity);
         let next = self.ring.iter().position(may_run)?;
         let mut line = self.ring.remove(next)?;
-        self.running += 1;
+        self.running.push(line.caller.identity.clone());
         let item = line.items.pop_front();
         if !line.items.is_empty() {
             self.ring.push_back(line);
@@ -209,7 +213,7 @@ impl<T> FairQueue<T> {
     }
 
     pub fn running(&self) -> usize {
-        self.running
+        self.running.len()
     }
 
     pub fn waiting(&self) -> usize {
@@ -239,14 +243,9 @@ mod tests {
         }
     }
 
-    /// Outcome for an item of a caller; `runs`: it has running items.
-    fn enter<T>(
-        turns: &mut FairQueue<T>,
-        caller: impl Into<Principal>,
-        runs: bool,
-        item: T,
-    ) -> &'static str {
-        match turns.enter(&caller.into(), runs, item) {
+    /// Outcome for an item of a caller.
+    fn enter<T>(turns: &mut FairQueue<T>, caller: impl Into<Principal>, item: T) -> &'static str {
+        match turns.enter(&caller.into(), item) {
             Entry::Run(_) => "run",
             Entry::Wait(_) => "wait",
             Entry::Full(Refused::Queue) => "queue",
@@ -259,20 +258,20 @@ mod tests {
         let mut turns = turns(4, 8, 8, 1);
         for n in 0..4 {
             let hog = user("hog", "one of many");
-            assert_eq!(enter(&mut turns, hog, n > 0, n), "run");
+            assert_eq!(enter(&mut turns, hog, n), "run");
         }
         // A second user does not make a second caller.
         let another = user("hog", "another");
-        assert_eq!(enter(&mut turns, another, true, 4), "wait");
-        assert_eq!(enter(&mut turns, "guest", false, 5), "run");
+        assert_eq!(enter(&mut turns, another, 4), "wait");
+        assert_eq!(enter(&mut turns, "guest", 5), "run");
         // There is one reserved slot, not one per caller.
-        assert_eq!(enter(&mut turns, "late", false, 6), "wait");
+        assert_eq!(enter(&mut turns, "late", 6), "wait");
         // The reserved slot passes to a caller with no running item, before its turn ...
-        assert_eq!(turns.finish(|caller| caller == "hog"), Some(6));
+        assert_eq!(turns.finish("guest"), Some(6));
         // ... and to no other caller.
-        assert_eq!(turns.finish(|caller| caller == "hog"), None);
+        assert_eq!(turns.finish("late"), None);
         assert_eq!((turns.running(), turns.waiting()), (4, 1));
-        assert_eq!(turns.finish(|_| true), Some(4));
+        assert_eq!(turns.finish("hog"), Some(4));
     }
 
     #[test]
@@ -280,39 +279,39 @@ mod tests {
         let mut turns = turns(2, 2, 2, 1);
         let outcomes = [0, 1, 2, 3, 4].map(|n| {
             let neighbour = format!("neighbour {n}");
-            enter(&mut turns, neighbour.as_str(), false, n)
+            enter(&mut turns, neighbour.as_str(), n)
         });
         assert_eq!(outcomes, ["run", "run", "run", "wait", "wait"]);
-        assert_eq!(enter(&mut turns, "late", false, 5), "queue");
-        assert_eq!(enter(&mut turns, user(OWNER, "a"), false, 6), "run");
-        assert_eq!(enter(&mut turns, user(OWNER, "b"), true, 7), "wait");
-        assert_eq!(enter(&mut turns, user(OWNER, "c"), true, 8), "queue");
+        assert_eq!(enter(&mut turns, "late", 5), "queue");
+        assert_eq!(enter(&mut turns, user(OWNER, "a"), 6), "run");
+        assert_eq!(enter(&mut turns, user(OWNER, "b"), 7), "wait");
+        assert_eq!(enter(&mut turns, user(OWNER, "c"), 8), "queue");
         // The owner's slot stays reserved: when its item ends, its waiting item takes it.
-        assert_eq!(turns.finish(|_| false), Some(7));
+        assert_eq!(turns.finish(OWNER), Some(7));
         // When another caller's item ends, the owner's item counts against the shared slots.
-        assert_eq!(turns.finish(|caller| caller == OWNER), None);
+        assert_eq!(turns.finish("neighbour 0"), None);
         assert_eq!((turns.running(), turns.waiting()), (3, 2));
     }
 
     #[test]
     fn a_caller_of_many_names_leaves_a_quarter_of_the_queue_to_others() {
         let mut turns = turns(1, 8, 8, 0);
-        assert_eq!(enter(&mut turns, "hog", false, 0), "run");
-        let outcomes = [1, 2, 3, 4, 5, 6, 7].map(|n| enter(&mut turns, user("hog", n), true, n));
+        assert_eq!(enter(&mut turns, "hog", 0), "run");
+        let outcomes = [1, 2, 3, 4, 5, 6, 7].map(|n| enter(&mut turns, user("hog", n), n));
         assert_eq!(
             outcomes,
             ["wait", "wait", "wait", "wait", "wait", "wait", "caller"]
         );
-        assert_eq!(enter(&mut turns, "guest", false, 8), "wait");
+        assert_eq!(enter(&mut turns, "guest", 8), "wait");
     }
 
     #[test]
     fn callers_take_turns_as_the_documentation_says() {
         let mut turns = turns(1, 8, 8, 0);
         let arrivals = ["a1", "a2", "a3", "b1", "c1"];
-        let outcomes = arrivals.map(|item| enter(&mut turns, &item[..1], false, item));
+        let outcomes = arrivals.map(|item| enter(&mut turns, &item[..1], item));
         assert_eq!(outcomes, ["run", "wait", "wait", "wait", "wait"]);
-        let order = [(); 5].map(|()| turns.finish(|_| true));
+        let order = ["a", "a", "b", "c", "a"].map(|caller| turns.finish(caller));
         assert_eq!(
             order,
             [Some("a2"), Some("b1"), Some("c1"), Some("a3"), None]
@@ -323,7 +322,7 @@ mod tests {
     #[test]
     fn a_refusal_names_the_limit_that_was_reached() {
         let mut turns = turns(1, 2, 1, 0);
-        let outcomes = ["a", "a", "a", "b", "c"].map(|name| enter(&mut turns, name, true, ()));
+        let outcomes = ["a", "a", "a", "b", "c"].map(|name| enter(&mut turns, name, ()));
         assert_eq!(outcomes, ["run", "wait", "caller", "wait", "queue"]);
     }
 
@@ -352,7 +351,8 @@ mod tests {
             ops in prop::collection::vec(op(), 0..200),
         ) {
             let mut turns = turns(places, waiting, per_caller, 0);
-            let mut running = 0;
+            // Callers of the running items, oldest first.
+            let mut running: Vec<u8> = Vec::new();
             let mut line: Vec<(Ticket, (u8, usize))> = Vec::new();
             // Step at which each caller began to wait, and at which it was last served.
             let mut since = [None; 5];
@@ -362,14 +362,14 @@ mod tests {
                     Op::Enter(caller) => {
                         let item = (caller, n);
                         let own = line.iter().filter(|(_, i)| i.0 == caller).count();
-                        match turns.enter(&caller.to_string().as_str().into(), true, item) {
+                        match turns.enter(&caller.to_string().as_str().into(), item) {
                             Entry::Run(back) => {
                                 prop_assert_eq!(back, item);
                                 prop_assert!(line.is_empty());
-                                running += 1;
+                                running.push(caller);
                             }
                             Entry::Wait(ticket) => {
-                                prop_assert_eq!(running, places);
+                                prop_assert_eq!(running.len(), places);
                                 prop_assert!(line.iter().all(|(t, _)| *t != ticket));
                                 since[caller as usize].get_or_insert(n);
                                 line.push((ticket, item));
@@ -378,12 +378,11 @@ mod tests {
                             Entry::Full(Refused::Caller) => prop_assert_eq!(own, per_caller),
                         }
                     }
-                    Op::Finish if running > 0 => match turns.finish(|_| true) {
-                        None => {
-                            prop_assert!(line.is_empty());
-                            running -= 1;
-                        }
+                    Op::Finish if running.is_empty() => {}
+                    Op::Finish => match turns.finish(&running.remove(0).to_string()) {
+                        None => prop_assert!(line.is_empty()),
                         Some(item) => {
+                            running.push(item.0);
                             // The oldest of its caller.
                             let at = line.iter().position(|(_, i)| i.0 == item.0).unwrap();
                             prop_assert_eq!(line.remove(at).1, item);
@@ -397,7 +396,6 @@ mod tests {
                             since[caller] = line.iter().any(|(_, i)| i.0 == item.0).then_some(n);
                         }
                     },
-                    Op::Finish => {}
                     Op::Leave(which) if !line.is_empty() => {
                         let (ticket, item) = line.remove(which % line.len());
                         prop_assert_eq!(turns.leave(ticket), Some(item));
@@ -408,9 +406,9 @@ mod tests {
                     }
                     Op::Leave(_) => prop_assert_eq!(turns.leave(Ticket(u64::MAX)), None),
                 }
-                prop_assert_eq!(turns.running(), running);
+                prop_assert_eq!(turns.running(), running.len());
                 prop_assert_eq!(turns.waiting(), line.len());
-                prop_assert!(running <= places && line.len() <= waiting);
+                prop_assert!(running.len() <= places && line.len() <= waiting);
             }
             let mut left: Vec<_> = turns.clear();
             let mut expected: Vec<_> = line.into_iter().map(|(_, item)| item).collect();

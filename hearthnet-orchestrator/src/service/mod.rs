@@ -158,8 +158,8 @@ struct Inner {
 
 struct State {
     turns: FairQueue<Job>,
-    /// Running chats by number: how to cancel them, and their verified caller.
-    running: BTreeMap<u64, (Cancel, String)>,
+    /// Running chats by number.
+    running: BTreeMap<u64, Cancel>,
     next: u64,
     kept: PrefixCache<Conversation>,
     draining: bool,
@@ -168,11 +168,6 @@ struct State {
 }
 
 impl State {
-    /// Returns true if a chat of this verified caller runs.
-    fn runs(running: &BTreeMap<u64, (Cancel, String)>, identity: &str) -> bool {
-        running.values().any(|(_, other)| other == identity)
-    }
-
     /// Error for a request that exceeds a limit.
     fn busy(&self, limit: Refused, limits: QueueLimits) -> ChatError {
         let (running, waiting) = (self.turns.running(), self.turns.waiting());
@@ -312,8 +307,7 @@ impl Service {
             return Err(ChatError::ShuttingDown);
         }
         let mut run = None;
-        let runs = State::runs(&state.running, &principal.identity);
-        match state.turns.enter(&principal, runs, job) {
+        match state.turns.enter(&principal, job) {
             Entry::Run(job) => run = Some(self.0.take_slot(&mut state, job)),
             Entry::Wait(ticket) => {
                 let inner = Arc::downgrade(&self.0);
@@ -351,10 +345,7 @@ impl Service {
         let waiting = {
             let mut state = self.0.lock();
             let waiting = state.turns.clear();
-            state
-                .running
-                .values()
-                .for_each(|(cancel, _)| cancel.cancel());
+            state.running.values().for_each(Cancel::cancel);
             self.0.report(&state);
             waiting
         };

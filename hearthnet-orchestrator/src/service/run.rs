@@ -36,11 +36,13 @@ impl Inner {
     pub(super) fn take_slot(self: &Arc<Self>, state: &mut State, job: Job) -> (RunningSlot, Job) {
         let number = state.next;
         state.next += 1;
-        let identity = job.caller.principal.identity.clone();
-        let running = (job.cancel.clone(), identity);
-        state.running.insert(number, running);
-        let inner = Arc::clone(self);
-        (RunningSlot { inner, number }, job)
+        state.running.insert(number, job.cancel.clone());
+        let slot = RunningSlot {
+            inner: Arc::clone(self),
+            number,
+            identity: job.caller.principal.identity.clone(),
+        };
+        (slot, job)
     }
 }
 
@@ -48,6 +50,8 @@ impl Inner {
 pub(super) struct RunningSlot {
     inner: Arc<Inner>,
     number: u64,
+    /// Verified caller of the chat.
+    identity: String,
 }
 
 impl RunningSlot {
@@ -62,8 +66,7 @@ impl Drop for RunningSlot {
     fn drop(&mut self) {
         let mut state = self.inner.lock();
         state.running.remove(&self.number);
-        let State { turns, running, .. } = &mut *state;
-        let next = turns.finish(|caller| State::runs(running, caller));
+        let next = state.turns.finish(&self.identity);
         let next = next.map(|job| self.inner.take_slot(&mut state, job));
         self.inner.report(&state);
         drop(state);
