@@ -103,8 +103,9 @@ pub(crate) struct Call<'a> {
 
 /// Sequence: a backend and the tokens that it holds.
 pub struct Conversation {
-    backend: Box<dyn Backend>,
-    held: Vec<u32>,
+    pub(crate) backend: Box<dyn Backend>,
+    /// Tokens of the sequence that its backend holds, in order.
+    pub(crate) held: Vec<u32>,
     /// Arithmetics that computed the held tokens and the answer so far.
     arithmetic: Arithmetics,
 }
@@ -121,16 +122,6 @@ impl Conversation {
     /// Hops in layer order.
     pub fn route(&self) -> Vec<RouteHop> {
         self.backend.route()
-    }
-
-    /// Tokens of the sequence that its backend holds, in order.
-    pub(crate) fn held(&self) -> &[u32] {
-        &self.held
-    }
-
-    /// Returns true if it could take another request, judged by local state only.
-    pub fn is_alive(&self) -> bool {
-        self.backend.is_alive()
     }
 
     /// Answers one request on this thread. Calls `emit` for every frame, including `done`.

@@ -22,11 +22,11 @@ const RECENT: f64 = 0.2;
 
 impl CachedPrefix for Conversation {
     fn held(&self) -> &[u32] {
-        self.held()
+        &self.held
     }
 
     fn is_alive(&self) -> bool {
-        self.is_alive()
+        self.backend.is_alive()
     }
 }
 
