@@ -97,20 +97,17 @@ impl Reply {
         }
     }
 
-    /// First chunk of a chat stream, which has the role.
-    fn opening(&self) -> Option<Value> {
-        let role = json!({"role": "assistant", "content": "", "refusal": null});
-        (self.header.shape == Shape::Chat).then(|| self.chunk(role, Value::Null, None))
-    }
-
     /// Chunks for a frame of a stream.
     pub(super) fn chunks(&mut self, frame: &Frame) -> Vec<Value> {
         let entries = self.on_frame(frame);
         let mut chunks = Vec::new();
         // Wait until all hosts have reported their arithmetic.
-        if !matches!(frame, Frame::ShardStatus { .. }) && !std::mem::replace(&mut self.opened, true)
+        if !matches!(frame, Frame::ShardStatus { .. })
+            && !std::mem::replace(&mut self.opened, true)
+            && self.header.shape == Shape::Chat
         {
-            chunks.extend(self.opening());
+            let role = json!({"role": "assistant", "content": "", "refusal": null});
+            chunks.push(self.chunk(role, Value::Null, None));
         }
         match frame {
             Frame::TokenDelta { text, .. } if !text.is_empty() || !entries.is_empty() => {
@@ -292,23 +289,21 @@ impl Reply {
 
     /// Log-probabilities in the format of `/v1/completions`: parallel lists.
     fn older(&self, entries: &[Entry]) -> Value {
-        let (mut tokens, mut own, mut top, mut offsets) = (vec![], vec![], vec![], vec![]);
-        for entry in entries {
-            let text = self.token_name(entry.id);
-            offsets.push(Value::from(entry.offset));
-            tokens.push(Value::from(text));
-            own.push(Value::from(entry.logprob.max(LEAST_LOGPROB)));
+        let top = |entry: &Entry| {
             let mut likeliest = Map::new();
             for &(id, logprob) in &entry.top {
                 // Of tokens with the same text, the most likely one counts.
-                likeliest
-                    .entry(self.token_name(id))
-                    .or_insert(logprob.max(LEAST_LOGPROB).into());
+                let token = likeliest.entry(self.token_name(id));
+                token.or_insert(logprob.max(LEAST_LOGPROB).into());
             }
-            top.push(Value::Object(likeliest));
-        }
+            Value::Object(likeliest)
+        };
+        let list = |of: &dyn Fn(&Entry) -> Value| -> Value { entries.iter().map(of).collect() };
         json!({
-            "tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets,
+            "tokens": list(&|entry| self.token_name(entry.id).into()),
+            "token_logprobs": list(&|entry| entry.logprob.max(LEAST_LOGPROB).into()),
+            "top_logprobs": list(&top),
+            "text_offset": list(&|entry| entry.offset.into()),
         })
     }
 
