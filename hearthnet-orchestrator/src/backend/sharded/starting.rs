@@ -60,9 +60,15 @@ impl ShardedBackend {
                     }
                 }
             }
-            let full = match self.connect(cancel).await {
-                Err(ChatError::HostsFull(why)) => why,
-                result => return result,
+            let opened = self.open_all(cancel).await;
+            let full = match (opened, self.call.full.take()) {
+                // Full hosts were excluded, which explains the missing layers.
+                (
+                    Err(ChatError::ShardUnavailable(_) | ChatError::ArithmeticMismatch(_)),
+                    Some(full),
+                ) => full,
+                (Err(ChatError::HostsFull(why)), _) => why,
+                (result, _) => return result,
             };
             self.release_all();
             if !std::mem::replace(&mut queued, true) {
@@ -81,18 +87,6 @@ impl ShardedBackend {
     }
 
     /// Selects a route and opens a stream on every host; a full host is skipped.
-    async fn connect(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
-        let opened = self.open_all(cancel).await;
-        match (opened, self.call.full.take()) {
-            // Full hosts were excluded, which explains the missing layers.
-            (
-                Err(ChatError::ShardUnavailable(_) | ChatError::ArithmeticMismatch(_)),
-                Some(full),
-            ) => Err(ChatError::HostsFull(full)),
-            (opened, _) => opened,
-        }
-    }
-
     async fn open_all(&mut self, cancel: &Cancel) -> Result<(), ChatError> {
         let layers = self.model.hosted.start..=self.model.hosted.end.saturating_sub(1);
         let route = self
