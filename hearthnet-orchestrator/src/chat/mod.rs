@@ -364,11 +364,9 @@ impl Prepared {
     /// # Errors
     /// [`ChatError::BadRequest`] and [`ChatError::TooLong`].
     pub(crate) fn new(model: &TextModel, request: &ChatRequest) -> Result<Self, ChatError> {
-        let bad = |e: String| ChatError::BadRequest(e);
         let prompt = encode(model, &request.prompt)?;
         let room = room_for(&prompt, model.context, request.max_tokens)?;
-        let sampler = Sampler::new(request.sampling.clone());
-        let mut sampler = sampler.map_err(|e| bad(e.to_string()))?;
+        let mut sampler = Sampler::new(request.sampling.clone()).map_err(bad)?;
         if request.sampling.penalise_prompt {
             sampler.observe(&prompt);
         }
@@ -377,7 +375,7 @@ impl Prepared {
             room,
             seed: request.sampling.seed,
             sampler,
-            stop: stop.map_err(|e| bad(e.to_string()))?,
+            stop: stop.map_err(bad)?,
             detokenizer: match request.prompt {
                 Prompt::Messages(_) => Detokenizer::new(&model.tokenizer),
                 Prompt::Text(_) | Prompt::Tokens(_) => Detokenizer::continuing(&model.tokenizer),
@@ -438,32 +436,30 @@ pub fn check(model: &TextModel, request: &ChatRequest) -> Result<Vec<u32>, ChatE
 }
 
 fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
-    let bad = |e: String| ChatError::BadRequest(e);
     let ids = match prompt {
         Prompt::Tokens(ids) => {
             let vocab = model.head.spec().vocab;
             if let Some(id) = ids.iter().find(|id| **id >= vocab) {
-                return Err(bad(format!(
-                    "token {id} is not one of this model's {vocab} tokens"
-                )));
+                let problem = format!("token {id} is not one of this model's {vocab} tokens");
+                return Err(bad(problem));
             }
             ids.clone()
         }
         Prompt::Text(text) => model
             .tokenizer
             .encode_document(text, Special::Plain)
-            .map_err(|e| bad(e.to_string()))?,
+            .map_err(bad)?,
         Prompt::Messages(messages) => {
             let template = model.template.as_ref().ok_or_else(|| {
-                bad("this model file has no default chat template: use a model made for chat, or ask for a completion (`chat --raw`)".into())
+                bad("this model file has no default chat template: use a model made for chat, or ask for a completion (`chat --raw`)")
             })?;
             template
                 .prompt_ids(&model.tokenizer, messages, true)
-                .map_err(|e| bad(e.to_string()))?
+                .map_err(bad)?
         }
     };
     if ids.is_empty() {
-        return Err(bad("the prompt is empty".into()));
+        return Err(bad("the prompt is empty"));
     }
     Ok(ids)
 }
@@ -471,9 +467,7 @@ fn encode(model: &TextModel, prompt: &Prompt) -> Result<Vec<u32>, ChatError> {
 /// Number of tokens that may be generated after this prompt.
 fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32, ChatError> {
     if max_tokens == Some(0) {
-        return Err(ChatError::BadRequest(
-            "max_tokens must be at least 1".into(),
-        ));
+        return Err(bad("max_tokens must be at least 1"));
     }
     // The last sampled token needs no position.
     let room = (context as usize + 1).saturating_sub(prompt.len());
@@ -485,6 +479,10 @@ fn room_for(prompt: &[u32], context: u32, max_tokens: Option<u32>) -> Result<u32
     }
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     Ok(max_tokens.map_or(room, |most| most.min(room)))
+}
+
+fn bad(error: impl Display) -> ChatError {
+    ChatError::BadRequest(error.to_string())
 }
 
 fn engine(error: impl Display) -> ChatError {
