@@ -68,12 +68,9 @@ pub fn missing(total: u32, held: &[(u32, u32)]) -> Vec<(u32, u32)> {
 pub fn runs_text(runs: &[(u32, u32)]) -> String {
     let texts: Vec<String> = runs
         .iter()
-        .map(|&(lo, hi)| {
-            if lo == hi {
-                lo.to_string()
-            } else {
-                format!("{lo}-{hi}")
-            }
+        .map(|(lo, hi)| match lo == hi {
+            true => lo.to_string(),
+            false => format!("{lo}-{hi}"),
         })
         .collect();
     texts.join(", ")

@@ -317,14 +317,10 @@ impl ShardedBackend {
     /// failure.
     fn advance(&mut self) -> Option<Vec<u8>> {
         // A rewind has to wait until a pending replay is through.
-        let ready = |pipeline: &Pipeline, position| {
-            position >= pipeline.submitted_length() || pipeline.is_idle()
-        };
-        while let Some((position, rows, more)) = self.pending.pop_front() {
-            if !ready(&self.pipeline, position) {
-                self.pending.push_front((position, rows, more));
-                break;
-            }
+        while let Some(&(position, ..)) = self.pending.front()
+            && (position >= self.pipeline.submitted_length() || self.pipeline.is_idle())
+            && let Some((position, rows, more)) = self.pending.pop_front()
+        {
             self.pipeline.submit(position, rows, more);
         }
         while self.hop_failures.is_empty() {

@@ -90,13 +90,9 @@ impl Hop {
     }
 
     fn name(&self) -> String {
-        let addr = &self.span.link.addr;
-        let (lo, hi) = (self.span.lo, self.span.hi);
-        format!(
-            "{} ({}, layers {lo}-{hi})",
-            addr.endpoint,
-            addr.node.short()
-        )
+        let RoutedSpan { link, lo, hi } = &self.span;
+        let (endpoint, node) = (&link.addr.endpoint, link.addr.node.short());
+        format!("{endpoint} ({node}, layers {lo}-{hi})")
     }
 
     /// Closes the stream, so that the host frees its memory at once.

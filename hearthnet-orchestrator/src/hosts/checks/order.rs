@@ -59,12 +59,8 @@ fn signatures(rows: &[f32], width: usize) -> Vec<Signature> {
         let values = mean.iter_mut().zip(row);
         values.for_each(|(mean, value)| *mean += value * share);
     }
-    let word = |values: (&[f32], &[f32])| {
-        let above = values
-            .0
-            .iter()
-            .zip(values.1)
-            .map(|(value, mean)| value > mean);
+    let word = |(values, means): (&[f32], &[f32])| {
+        let above = values.iter().zip(means).map(|(value, mean)| value > mean);
         above.fold(0, |word, above| word << 1 | u64::from(above))
     };
     let signature = |row: &[f32]| row.chunks(64).zip(mean.chunks(64)).map(word).collect();
