@@ -72,14 +72,8 @@ pub fn answer(
         });
     };
     let (frames, mut incoming) = mpsc::channel(FRAMES_AHEAD);
-    let hearing = Hearing {
-        service: service.clone(),
-        call,
-        out: frames,
-        cancel: cancel.clone(),
-        stall,
-    };
-    let hearing = runtime.spawn(hearing.run());
+    let hearing = hear(service.clone(), call, frames, cancel.clone(), stall);
+    let hearing = runtime.spawn(hearing);
     let (mut heard, mut done) = (0, None);
     while let Some(frame) = incoming.blocking_recv() {
         if cancel.is_cancelled() {
@@ -111,56 +105,50 @@ pub fn answer(
     }
 }
 
-/// Task that receives the events of a call.
-struct Hearing {
+/// Sends the frames of a call to `out`, and `None` to report silence. Runs until the call ends, the
+/// user cancels or the service stalls; the latter two cancel the call.
+async fn hear(
     service: Client,
-    call: CallStream,
-    /// Frames; `None` reports silence.
+    mut call: CallStream,
     out: mpsc::Sender<Option<Frame>>,
     cancel: Cancel,
     stall: Duration,
-}
-
-impl Hearing {
-    /// Runs until the call ends, the user cancels or the service stalls; the latter two cancel the
-    /// call.
-    async fn run(mut self) -> Result<(), CallError> {
-        let mut frames = Frames::default();
-        let stalled = self.stall.div_duration_f64(TICK).ceil() as u64;
-        let (mut ticks, mut probe) = (0, None);
-        loop {
-            let event = tokio::select! {
-                event = self.cancel.run_until_cancelled(self.call.next()) => event,
-                () = ended(&mut probe) => {
-                    (ticks, probe) = (0, None);
-                    continue;
-                }
-                // Ticks are counted one by one: if this process was suspended, the elapsed time
-                // says nothing about the service.
-                () = sleep(TICK) => {
-                    ticks += 1;
-                    if ticks >= stalled {
-                        let why = format!("the service gave no sign of life for {} s", self.stall.as_secs());
-                        return Err(CallError::new(Code::UNREACHABLE, why));
-                    }
-                    if ticks == SILENT_TICKS {
-                        let _ = self.out.send(None).await;
-                    }
-                    // Any call serves as a probe: the node answers it while the engine computes.
-                    let ask = || self.service.call(&Capability::bus_describe(), &json!({})).ok();
-                    probe = probe.or_else(ask);
-                    continue;
-                }
-            };
-            ticks = 0;
-            let Some(event) = event else {
-                return Err(CallError::new(Code::CANCELLED, "cancelled").with_hint("ask again"));
-            };
-            let Some(event) = event? else { return Ok(()) };
-            if let Some(frame) = frames.read(&event.name, event.data)? {
-                // The receiver exists until this task ends.
-                let _ = self.out.send(Some(frame)).await;
+) -> Result<(), CallError> {
+    let mut frames = Frames::default();
+    let stalled = stall.div_duration_f64(TICK).ceil() as u64;
+    let (mut ticks, mut probe) = (0, None);
+    loop {
+        let event = tokio::select! {
+            event = cancel.run_until_cancelled(call.next()) => event,
+            () = ended(&mut probe) => {
+                (ticks, probe) = (0, None);
+                continue;
             }
+            // Ticks are counted one by one: if this process was suspended, the elapsed time
+            // says nothing about the service.
+            () = sleep(TICK) => {
+                ticks += 1;
+                if ticks >= stalled {
+                    let why = format!("the service gave no sign of life for {} s", stall.as_secs());
+                    return Err(CallError::new(Code::UNREACHABLE, why));
+                }
+                if ticks == SILENT_TICKS {
+                    let _ = out.send(None).await;
+                }
+                // Any call serves as a probe: the node answers it while the engine computes.
+                let ask = || service.call(&Capability::bus_describe(), &json!({})).ok();
+                probe = probe.or_else(ask);
+                continue;
+            }
+        };
+        ticks = 0;
+        let Some(event) = event else {
+            return Err(CallError::new(Code::CANCELLED, "cancelled").with_hint("ask again"));
+        };
+        let Some(event) = event? else { return Ok(()) };
+        if let Some(frame) = frames.read(&event.name, event.data)? {
+            // The receiver exists until this task ends.
+            let _ = out.send(Some(frame)).await;
         }
     }
 }
