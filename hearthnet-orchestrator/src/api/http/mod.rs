@@ -242,12 +242,6 @@ impl Api {
         let random = random()?;
         // JSON readers represent integers exactly up to 53 bits.
         let seed = (random as u64) >> 11;
-        let asked = match shape {
-            Shape::Chat => request::chat(&body, seed)?,
-            Shape::Text => request::completion(&body, seed)?,
-        };
-        // The text of a chat that waits counts as that of a body that arrives.
-        let room = body.into_room();
         let ApiRequest {
             model,
             mut chat,
@@ -255,7 +249,12 @@ impl Api {
             stream,
             include_usage,
             user,
-        } = asked;
+        } = match shape {
+            Shape::Chat => request::chat(&body, seed)?,
+            Shape::Text => request::completion(&body, seed)?,
+        };
+        // The text of a chat that waits counts as that of a body that arrives.
+        let room = body.into_room();
         let Some(served) = self.service.model(&model).cloned() else {
             return Err(no_model(&model));
         };

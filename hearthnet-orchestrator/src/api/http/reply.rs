@@ -209,14 +209,9 @@ impl Reply {
 
     /// Object of the API with its common fields, choices, and optionally token counts.
     fn object(&self, chunk: bool, choices: Value, usage: Option<Value>) -> Value {
-        let Header {
-            shape,
-            id,
-            created,
-            model,
-            weights,
-        } = &self.header;
-        let (prefix, kind) = match (shape, chunk) {
+        let header = &self.header;
+        let (id, weights) = (header.id, header.weights.to_string());
+        let (prefix, kind) = match (header.shape, chunk) {
             (Shape::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
             (Shape::Chat, false) => ("chatcmpl", "chat.completion"),
             // Chunks of the older API use the name of the whole object.
@@ -224,12 +219,12 @@ impl Reply {
         };
         // Exact answers depend on the weights only, not on the machines.
         let fingerprint = match self.arithmetic.is_exact() {
-            true => format!("fp_{:.16}", weights.to_string()),
-            false => format!("fp_{:.16}-{}", weights.to_string(), self.arithmetic),
+            true => format!("fp_{weights:.16}"),
+            false => format!("fp_{weights:.16}-{}", self.arithmetic),
         };
         let mut object = json!({
-            "id": format!("{prefix}-{id:032x}"), "object": kind, "created": created,
-            "model": model, "system_fingerprint": fingerprint, "choices": choices,
+            "id": format!("{prefix}-{id:032x}"), "object": kind, "created": header.created,
+            "model": header.model, "system_fingerprint": fingerprint, "choices": choices,
         });
         if let Some(usage) = usage {
             object["usage"] = usage;

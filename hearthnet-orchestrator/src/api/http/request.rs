@@ -217,14 +217,10 @@ impl Fields {
     }
 
     fn model(&mut self) -> Result<String, ApiError> {
-        let missing = || {
-            field(
-                "model",
-                "`model` must name a model; GET /v1/models lists them",
-            )
-        };
-        let model = self.take("model").ok_or_else(missing)?;
-        serde_json::from_value(model).map_err(|_| missing())
+        let model = self.take("model");
+        let model = model.and_then(|model| serde_json::from_value(model).ok());
+        let must = "`model` must name a model; GET /v1/models lists them";
+        model.ok_or_else(|| field("model", must))
     }
 
     fn bool(&mut self, name: &str) -> Result<Option<bool>, ApiError> {

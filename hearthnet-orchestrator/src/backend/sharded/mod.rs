@@ -392,20 +392,17 @@ impl Backend for ShardedBackend {
     }
 
     fn submit<'a>(&'a mut self, rows: Rows<'a>, _: &'a Cancel) -> LocalBoxFuture<'a, ()> {
-        let Rows {
-            position,
-            values,
-            more,
-        } = rows;
-        let mut data = Vec::with_capacity(values.len() * self.model.boundary.bytes_per_value());
-        self.model.boundary.encode(values, &mut data);
+        let (values, boundary) = (rows.values, self.model.boundary);
+        let mut data = Vec::with_capacity(values.len() * boundary.bytes_per_value());
+        boundary.encode(values, &mut data);
         // Forwards results of earlier parts to the next host meanwhile.
         while !(self.pending.is_empty() && self.pipeline.is_through())
             && let Ok((hop, message)) = self.inbound.try_recv()
         {
             self.on_message(hop, message);
         }
-        self.pending.push_back((position, Bytes::from(data), more));
+        let pending = (rows.position, Bytes::from(data), rows.more);
+        self.pending.push_back(pending);
         // The last row was only just submitted, so the output cannot be complete: ignore the
         // result.
         let _ = self.advance();

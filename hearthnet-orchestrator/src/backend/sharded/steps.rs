@@ -118,18 +118,8 @@ impl ShardedBackend {
         result: StepResult,
         at: Instant,
     ) -> Result<(), HopFailure> {
-        let StepResult {
-            epoch,
-            position,
-            rows,
-            width,
-            dtype,
-            compute_us,
-            queue_us,
-            data,
-            ..
-        } = result;
-        let width_is_right = width as usize == self.model.width;
+        let (epoch, position, rows) = (result.epoch, result.position, result.rows);
+        let (width, data) = (result.width as usize, result.data);
         let Some(hop) = self.hops.get_mut(index) else {
             return Ok(());
         };
@@ -139,11 +129,11 @@ impl ShardedBackend {
             let first = position.saturating_add(sent.rows.saturating_sub(rows));
             let checked = if rows == 0 && data.is_empty() {
                 Ok(())
-            } else if !width_is_right || dtype != self.dtype {
+            } else if width != self.model.width || result.dtype != self.dtype {
                 Err(CheckError::Shape {
                     bytes: data.len(),
                     rows,
-                    width: width as usize,
+                    width,
                 })
             } else {
                 hop.check.check(first, rows, &sent.data, &data)
@@ -160,7 +150,7 @@ impl ShardedBackend {
             }
         }
         match self.pipeline.on_result(index, epoch, position, rows, data) {
-            Ok(Outcome::Accepted) => self.note_time(index, compute_us, queue_us, at),
+            Ok(Outcome::Accepted) => self.note_time(index, result.compute_us, result.queue_us, at),
             Ok(Outcome::Stale) => {
                 report_event(Event::StaleAnswer {
                     pipeline: self.name,
