@@ -15,59 +15,37 @@ fn shard(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
     Candidate::new(descriptor, 0, false)
 }
 
-struct Ask {
-    exclude: BTreeSet<NodeId>,
-    weights: String,
-    max: usize,
-    allow_self: bool,
-    exact: Exact,
-    before: Option<&'static str>,
-    tie_breaker: RandomState,
-}
-
-impl Default for Ask {
-    fn default() -> Self {
-        Self {
-            exclude: BTreeSet::new(),
-            weights: "ab".repeat(32),
-            max: 16,
-            allow_self: false,
-            exact: Exact::default(),
-            before: None,
-            tie_breaker: RandomState::new(),
-        }
+/// Request for all layers; each one has its own tie-break.
+fn ask() -> RouteRequest<'static> {
+    static NONE: BTreeSet<NodeId> = BTreeSet::new();
+    RouteRequest {
+        model_id: "m",
+        weights_sha256: "abababababababababababababababababababababababababababababababab",
+        boundary_dtype: "fp16",
+        arithmetic: Exact::default().allows(None),
+        layers: 0..=15,
+        total_layers: 16,
+        max_shards: 16,
+        allow_self: false,
+        exclude: &NONE,
+        tie_breaker: Box::leak(Box::new(RandomState::new())),
     }
 }
 
-impl Ask {
-    fn request(&self) -> RouteRequest<'_> {
-        RouteRequest {
-            model_id: "m",
-            weights_sha256: &self.weights,
-            boundary_dtype: "fp16",
-            arithmetic: self.exact.allows(self.before),
-            layers: 0..=15,
-            total_layers: 16,
-            max_shards: self.max,
-            allow_self: self.allow_self,
-            exclude: &self.exclude,
-            tie_breaker: &self.tie_breaker,
-        }
-    }
+/// Hosts by name, with their layers.
+type Named<'a> = Vec<(&'a str, u32, u32)>;
 
-    /// Hosts by name, with their layers.
-    fn route<'a>(&self, all: &'a [Candidate]) -> Result<Vec<(&'a str, u32, u32)>, RouteError> {
-        let spans = pick(&self.request(), all)?.into_iter();
-        let named = spans.map(|span| {
-            let name = all[span.candidate].descriptor.software.as_str();
-            (name, span.lo, span.hi)
-        });
-        Ok(named.collect())
-    }
+fn route_by<'a>(ask: &RouteRequest<'_>, all: &'a [Candidate]) -> Result<Named<'a>, RouteError> {
+    let spans = pick(ask, all)?.into_iter();
+    let named = spans.map(|span| {
+        let name = all[span.candidate].descriptor.software.as_str();
+        (name, span.lo, span.hi)
+    });
+    Ok(named.collect())
 }
 
-fn route(all: &[Candidate]) -> Vec<(&str, u32, u32)> {
-    Ask::default().route(all).unwrap()
+fn route(all: &[Candidate]) -> Named<'_> {
+    route_by(&ask(), all).unwrap()
 }
 
 #[test]
@@ -87,10 +65,10 @@ fn other(host: &str, lo: u32, hi: u32, queue: u32) -> Candidate {
     candidate
 }
 
-fn asks(exact: Exact) -> Ask {
-    Ask {
-        exact,
-        ..Ask::default()
+fn asks(exact: Exact) -> RouteRequest<'static> {
+    RouteRequest {
+        arithmetic: exact.allows(None),
+        ..ask()
     }
 }
 
@@ -103,9 +81,9 @@ fn exact_hosts_come_first_where_they_have_all_layers() {
         shard("b", 8, 15, 9),
     ];
     let exact = [("a", 0, 7), ("b", 8, 15)];
-    assert_eq!(asks(Exact::Require).route(&all).unwrap(), exact);
-    assert_eq!(asks(Exact::Prefer).route(&all).unwrap(), exact);
-    let any = asks(Exact::Any).route(&all).unwrap();
+    assert_eq!(route_by(&asks(Exact::Require), &all).unwrap(), exact);
+    assert_eq!(route_by(&asks(Exact::Prefer), &all).unwrap(), exact);
+    let any = route_by(&asks(Exact::Any), &all).unwrap();
     assert_eq!(any, [("fast", 0, 15)]);
 }
 
@@ -117,9 +95,9 @@ fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required
         shard("b", 12, 15, 2),
     ];
     let mixed = [("a", 0, 3), ("card", 4, 11), ("b", 12, 15)];
-    assert_eq!(asks(Exact::Prefer).route(&all).unwrap(), mixed);
+    assert_eq!(route_by(&asks(Exact::Prefer), &all).unwrap(), mixed);
     assert_eq!(
-        asks(Exact::Require).route(&all).unwrap_err(),
+        route_by(&asks(Exact::Require), &all).unwrap_err(),
         RouteError::ArithmeticMismatch {
             layer: 4,
             wanted: ARITHMETIC.into(),
@@ -128,9 +106,9 @@ fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required
     );
     // A layer without any host is reported as missing.
     let hole = [other("card", 0, 3, 0), shard("b", 8, 15, 0)];
-    let error = asks(Exact::Require).route(&hole[1..]).unwrap_err();
+    let error = route_by(&asks(Exact::Require), &hole[1..]).unwrap_err();
     assert!(matches!(error, RouteError::Uncovered { layer: 0, .. }));
-    let error = asks(Exact::Prefer).route(&hole).unwrap_err();
+    let error = route_by(&asks(Exact::Prefer), &hole).unwrap_err();
     assert!(matches!(error, RouteError::Uncovered { layer: 4, .. }));
 }
 
@@ -138,13 +116,13 @@ fn others_stand_in_for_exact_hosts_that_are_missing_unless_exactness_is_required
 fn more_hops_than_allowed_are_no_reason_to_do_without_an_answer() {
     let mut all = vec![other("card", 0, 15, 0)];
     all.extend((0..16).map(|layer| shard(&format!("h{layer}"), layer, layer, 0)));
-    let ask = |exact| Ask {
-        max: 4,
+    let ask = |exact| RouteRequest {
+        max_shards: 4,
         ..asks(exact)
     };
-    let route = ask(Exact::Prefer).route(&all).unwrap();
+    let route = route_by(&ask(Exact::Prefer), &all).unwrap();
     assert!(route.len() <= 4, "{route:?}");
-    let error = ask(Exact::Require).route(&all).unwrap_err();
+    let error = route_by(&ask(Exact::Require), &all).unwrap_err();
     assert_eq!(error, RouteError::TooManyShards { max: 4 });
 }
 
@@ -153,24 +131,24 @@ fn an_exact_host_that_has_failed_comes_after_another_that_has_not() {
     let mut failed = shard("failed", 0, 15, 0);
     failed.standing = Standing::Failing;
     let all = [failed, other("card", 0, 15, 3)];
-    let route = asks(Exact::Prefer).route(&all).unwrap();
+    let route = route_by(&asks(Exact::Prefer), &all).unwrap();
     assert_eq!(route, [("card", 0, 15)]);
-    let route = asks(Exact::Require).route(&all).unwrap();
+    let route = route_by(&asks(Exact::Require), &all).unwrap();
     assert_eq!(route, [("failed", 0, 15)]);
 }
 
 #[test]
 fn a_replacement_has_the_same_arithmetic_unless_any_is_allowed() {
     let all = [shard("a", 0, 15, 0), other("card", 0, 15, 9)];
-    let ask = |exact, before| Ask {
-        before: Some(before),
-        ..asks(exact)
+    let ask = |exact: Exact, before| RouteRequest {
+        arithmetic: exact.allows(Some(before)),
+        ..ask()
     };
-    let card = ask(Exact::Prefer, "torch-cuda-fp16").route(&all).unwrap();
+    let card = route_by(&ask(Exact::Prefer, "torch-cuda-fp16"), &all).unwrap();
     assert_eq!(card, [("card", 0, 15)]);
-    let error = ask(Exact::Prefer, "torch-cuda-fp16").route(&all[..1]);
+    let error = route_by(&ask(Exact::Prefer, "torch-cuda-fp16"), &all[..1]);
     assert!(matches!(error, Err(RouteError::ArithmeticMismatch { .. })));
-    let any = ask(Exact::Any, "torch-cuda-fp16").route(&all).unwrap();
+    let any = route_by(&ask(Exact::Any, "torch-cuda-fp16"), &all).unwrap();
     assert_eq!(any, [("a", 0, 15)]);
 }
 
@@ -194,7 +172,7 @@ fn an_overlapping_shard_runs_only_the_layers_that_are_still_missing() {
 fn a_hole_is_reported_with_its_first_layer() {
     let all = [shard("a", 0, 7, 0), shard("b", 9, 15, 0)];
     assert_eq!(
-        Ask::default().route(&all).unwrap_err(),
+        route_by(&ask(), &all).unwrap_err(),
         RouteError::Uncovered {
             layer: 8,
             model_id: "m".into()
@@ -208,7 +186,7 @@ fn hosts_with_another_data_type_are_told_apart_from_no_hosts() {
     other.descriptor.boundary_dtype = "fp32".into();
     // The data type is part of the manifest, so the weights id differs as well.
     other.descriptor.weights_sha256 = "12".repeat(32);
-    let error = Ask::default().route(&[other.clone()]).unwrap_err();
+    let error = route_by(&ask(), &[other.clone()]).unwrap_err();
     assert!(
         matches!(error, RouteError::DtypeMismatch { layer: 0, .. }),
         "{error:?}"
@@ -216,40 +194,42 @@ fn hosts_with_another_data_type_are_told_apart_from_no_hosts() {
     let said = error.to_string();
     assert!(said.contains("fp32") && said.contains("fp16"), "{said}");
     // A missing layer is reported as such, whatever the other layers' hosts use.
-    let error = Ask::default().route(&[shard("b", 0, 7, 0)]).unwrap_err();
+    let error = route_by(&ask(), &[shard("b", 0, 7, 0)]).unwrap_err();
     assert!(
         matches!(error, RouteError::Uncovered { layer: 8, .. }),
         "{error:?}"
     );
-    assert!(Ask::default().route(&[other, shard("c", 0, 15, 0)]).is_ok());
+    assert!(route_by(&ask(), &[other, shard("c", 0, 15, 0)]).is_ok());
 }
 
 #[test]
 fn other_weights_are_told_apart_from_no_shards() {
-    let ask = Ask {
-        weights: "cd".repeat(32),
-        ..Ask::default()
+    let weights = "cd".repeat(32);
+    let ask = RouteRequest {
+        weights_sha256: &weights,
+        ..ask()
     };
     let all = [shard("a", 0, 15, 0)];
     assert!(matches!(
-        ask.route(&all).unwrap_err(),
+        route_by(&ask, &all).unwrap_err(),
         RouteError::WeightsMismatch { .. }
     ));
     assert!(matches!(
-        ask.route(&[]).unwrap_err(),
+        route_by(&ask, &[]).unwrap_err(),
         RouteError::Uncovered { layer: 0, .. }
     ));
 }
 
 #[test]
 fn an_excluded_host_is_replaced_or_missed() {
-    let ask = Ask {
-        exclude: BTreeSet::from([node("a")]),
-        ..Ask::default()
+    let exclude = BTreeSet::from([node("a")]);
+    let ask = RouteRequest {
+        exclude: &exclude,
+        ..ask()
     };
     let two = [shard("a", 0, 15, 0), shard("b", 0, 15, 9)];
-    assert_eq!(ask.route(&two).unwrap(), [("b", 0, 15)]);
-    assert!(ask.route(&two[..1]).is_err());
+    assert_eq!(route_by(&ask, &two).unwrap(), [("b", 0, 15)]);
+    assert!(route_by(&ask, &two[..1]).is_err());
 }
 
 #[test]
@@ -258,19 +238,22 @@ fn the_own_node_serves_only_when_allowed_and_not_first_if_another_is_as_good() {
     own.is_self = true;
     let mut all = [own, shard("b", 0, 7, 0)];
     assert!(matches!(
-        Ask::default().route(&all).unwrap_err(),
+        route_by(&ask(), &all).unwrap_err(),
         RouteError::Uncovered { layer: 8, .. }
     ));
-    let ask = Ask {
+    let ask = RouteRequest {
         allow_self: true,
-        ..Ask::default()
+        ..ask()
     };
-    assert_eq!(ask.route(&all).unwrap(), [("b", 0, 7), ("self", 8, 15)]);
+    assert_eq!(
+        route_by(&ask, &all).unwrap(),
+        [("b", 0, 7), ("self", 8, 15)]
+    );
     // A busy or more distant host is worse.
     all[1].descriptor.queue_depth = 5;
-    assert_eq!(ask.route(&all).unwrap(), [("self", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("self", 0, 15)]);
     (all[1].descriptor.queue_depth, all[1].hop_weight) = (0, 1);
-    assert_eq!(ask.route(&all).unwrap(), [("self", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("self", 0, 15)]);
 }
 
 #[test]
@@ -279,13 +262,13 @@ fn a_cover_within_the_limit_is_found_when_the_idle_one_is_too_long() {
         .map(|i| shard(&format!("s{i:02}"), i, i, 0))
         .collect();
     all.push(shard("wide", 0, 15, 7));
-    let ask = Ask {
-        max: 4,
-        ..Ask::default()
+    let ask = RouteRequest {
+        max_shards: 4,
+        ..ask()
     };
-    assert_eq!(ask.route(&all).unwrap(), [("wide", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("wide", 0, 15)]);
     assert_eq!(
-        ask.route(&all[..16]).unwrap_err(),
+        route_by(&ask, &all[..16]).unwrap_err(),
         RouteError::TooManyShards { max: 4 }
     );
 }
@@ -319,13 +302,13 @@ fn a_failing_or_quarantined_host_is_used_if_no_other_has_the_layers() {
         .map(|i| shard(&format!("s{i:02}"), i, i, 0))
         .collect();
     all.extend([liar, shard("wide", 0, 15, 7)]);
-    let ask = Ask {
-        max: 4,
-        ..Ask::default()
+    let ask = RouteRequest {
+        max_shards: 4,
+        ..ask()
     };
-    assert_eq!(ask.route(&all).unwrap(), [("wide", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("wide", 0, 15)]);
     all.pop();
-    assert_eq!(ask.route(&all).unwrap(), [("liar", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("liar", 0, 15)]);
 }
 
 #[test]
@@ -364,9 +347,9 @@ fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
     let all: Vec<_> = (0..4).map(|n| shard(&format!("h{n}"), 0, 15, 0)).collect();
     let chosen: Vec<&str> = (0..400)
         .map(|_| {
-            let ask = Ask::default();
-            let route = ask.route(&all).unwrap();
-            assert_eq!(ask.route(&all).unwrap(), route);
+            let ask = ask();
+            let route = route_by(&ask, &all).unwrap();
+            assert_eq!(route_by(&ask, &all).unwrap(), route);
             route[0].0
         })
         .collect();
@@ -378,8 +361,8 @@ fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
 
 #[test]
 fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
-    let ask = Ask::default();
-    let count = |all: &[Candidate]| usable(&ask.request(), all).usable.len();
+    let ask = ask();
+    let count = |all: &[Candidate]| usable(&ask, all).usable.len();
     assert_eq!(count(&vec![shard("x", 3, 4, 0); 10_000]), MAX_OF_HOST);
     let all: Vec<_> = (0..10_000)
         .map(|n| shard(&format!("h{n}"), 3, 4, 0))
@@ -399,15 +382,15 @@ fn a_flood_of_one_members_descriptors_leaves_the_others_theirs() {
         one
     };
     let all: Vec<_> = [9, 3, 0, 1, 2, 4].map(moved).to_vec();
-    assert!(Ask::default().route(&all).is_err());
+    assert!(route_by(&ask(), &all).is_err());
 }
 
 /// Routes several chats in a row over these hosts; returns the number of chats per host.
 fn drawn(hosts: &mut [Candidate], chats: u32) -> Vec<u32> {
-    let ask = Ask::default();
+    let ask = ask();
     let before: Vec<u32> = hosts.iter().map(|host| host.streams).collect();
     for _ in 0..chats {
-        for span in pick(&ask.request(), hosts).unwrap() {
+        for span in pick(&ask, hosts).unwrap() {
             hosts[span.candidate].streams += 1;
         }
     }
@@ -443,13 +426,13 @@ fn a_share_never_sends_a_chat_to_a_host_that_was_measured_to_be_slow_or_failed()
     // The caller's own layers have no limit.
     let mut own = shard("own", 0, 15, 0);
     own.is_self = true;
-    let ask = Ask {
+    let ask = RouteRequest {
         allow_self: true,
-        ..Ask::default()
+        ..ask()
     };
     own.streams = 20;
     let all = [own, shard("other", 0, 15, 1)];
-    assert_eq!(ask.route(&all).unwrap(), [("own", 0, 15)]);
+    assert_eq!(route_by(&ask, &all).unwrap(), [("own", 0, 15)]);
 }
 
 proptest! {
@@ -465,7 +448,7 @@ proptest! {
         let held = (0..16).all(|l| all.iter().any(|c| {
             c.descriptor.layer_range.0 <= l && l <= c.descriptor.layer_range.1
         }));
-        match Ask::default().route(&all) {
+        match route_by(&ask(), &all) {
             Ok(route) => {
                 prop_assert!(held);
                 let layers: Vec<u32> = route.iter().flat_map(|(_, lo, hi)| *lo..=*hi).collect();
