@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use hearthnet_http::{ApiKey, Part};
 
 use super::*;
+use crate::service::ServiceSettings;
 use crate::service::tests::{Fixture, PATIENCE, fixture, settings};
 
 /// Header of a request that is the last one on its connection.
@@ -32,8 +33,15 @@ fn house(fixture: Fixture, settings: HttpSettings) -> House {
     House { server, fixture }
 }
 
+/// House with other settings of HTTP than the default ones.
+fn house_with(service: ServiceSettings, change: impl FnOnce(&mut HttpSettings)) -> House {
+    let mut http = HttpSettings::default();
+    change(&mut http);
+    house(fixture(service), http)
+}
+
 fn open() -> House {
-    house(fixture(settings(2, 4, 4)), HttpSettings::default())
+    house_with(settings(2, 4, 4), |_| {})
 }
 
 struct Reply {
@@ -186,13 +194,11 @@ fn parse(text: &str) -> Reply {
 
 #[test]
 fn idle_connections_do_not_block_new_ones() {
-    let settings_of_door = HttpSettings {
-        max_connections: 4,
+    let house = house_with(settings(2, 4, 4), |http| {
+        http.max_connections = 4;
         // No connection becomes idle within this test.
-        client_deadline: Duration::from_secs(3600),
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+        http.client_deadline = Duration::from_secs(3600);
+    });
     let half_a_head = |mut stream: TcpStream| {
         let _ = stream.write_all(b"GET /heal");
         stream
@@ -206,11 +212,7 @@ fn idle_connections_do_not_block_new_ones() {
 
 #[test]
 fn requests_beyond_the_limit_are_refused_but_health_checks_are_not() {
-    let settings_of_door = HttpSettings {
-        max_connections: 1,
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings(2, 4, 4)), settings_of_door);
+    let house = house_with(settings(2, 4, 4), |http| http.max_connections = 1);
     let first = house.begin_at_the_gate(CLOSE);
     let refused = house.chat(json!({}));
     assert_eq!(refused.error().1, "busy");
@@ -328,11 +330,7 @@ fn a_method_that_a_path_does_not_take_is_refused_and_no_page_is_let_in() {
 
 #[test]
 fn a_body_beyond_the_limit_is_refused_declared_or_not() {
-    let settings = HttpSettings {
-        max_body_bytes: 1000,
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings_of_one()), settings);
+    let house = house_with(settings(1, 1, 1), |http| http.max_body_bytes = 1000);
     let long = json!({"metadata": "x".repeat(2000)});
     assert_eq!(house.chat(long).error().1, "request_too_large");
     let chunk = format!("{:x}\r\n{}\r\n", 600, "x".repeat(600));
@@ -343,17 +341,9 @@ fn a_body_beyond_the_limit_is_refused_declared_or_not() {
     assert_eq!(house.raw(&chunked).error().0, 413);
 }
 
-fn settings_of_one() -> crate::service::ServiceSettings {
-    settings(1, 1, 1)
-}
-
 #[test]
 fn a_body_that_a_refusal_leaves_unread_spoils_no_later_request_of_its_client() {
-    let settings = HttpSettings {
-        max_body_bytes: 5000,
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings_of_one()), settings);
+    let house = house_with(settings(1, 1, 1), |http| http.max_body_bytes = 5000);
     let json = "Content-Type: application/json\r\n";
     let refusals = [
         ("POST /v1/models", "evil.example", json, 403),
@@ -430,11 +420,8 @@ fn a_body_that_breaks_off_is_not_said_to_be_too_large() {
 
 #[test]
 fn a_request_that_does_not_arrive_ends_with_its_connection() {
-    let settings = HttpSettings {
-        client_deadline: Duration::from_millis(50),
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings_of_one()), settings);
+    let deadline = Duration::from_millis(50);
+    let house = house_with(settings(1, 1, 1), |http| http.client_deadline = deadline);
     let half_a_body = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\
                        Content-Type: application/json\r\nContent-Length: 10\r\n\r\n{";
     assert_eq!(house.raw(half_a_body).error().0, 408);
@@ -447,11 +434,8 @@ fn a_request_that_does_not_arrive_ends_with_its_connection() {
 
 #[test]
 fn with_an_api_key_other_requests_are_refused() {
-    let settings = HttpSettings {
-        api_key: ApiKey::new(" sixteen-bytes-or-more\n"),
-        ..HttpSettings::default()
-    };
-    let house = house(fixture(settings_of_one()), settings);
+    let key = ApiKey::new(" sixteen-bytes-or-more\n");
+    let house = house_with(settings(1, 1, 1), |http| http.api_key = key);
     for wrong in [
         "",
         "Authorization: Bearer nope\r\n",
@@ -477,7 +461,7 @@ fn with_an_api_key_other_requests_are_refused() {
 
 #[test]
 fn without_a_key_other_machines_and_other_names_are_not_served() {
-    let fixture = fixture(settings_of_one());
+    let fixture = fixture(settings(1, 1, 1));
     let everywhere = HttpSettings {
         listen: "0.0.0.0:0".into(),
         ..HttpSettings::default()
@@ -528,7 +512,7 @@ fn a_disconnected_client_frees_its_request() {
 
 #[test]
 fn beyond_the_queue_requests_are_told_when_to_come_again() {
-    let house = house(fixture(settings(1, 1, 1)), HttpSettings::default());
+    let house = house_with(settings(1, 1, 1), |_| {});
     house.fixture.gate.set(true);
     let mut clients = Vec::new();
     for running_and_waiting in [(1, 0), (1, 1)] {
@@ -541,16 +525,14 @@ fn beyond_the_queue_requests_are_told_when_to_come_again() {
     assert_eq!(refused.error(), (429, "busy".into(), String::new()));
     assert!(refused.headers["retry-after"].parse::<u64>().unwrap() >= 1);
     house.fixture.gate.set(false);
-    let answers = clients.into_iter().map(rest);
-    let answers: Vec<Value> = answers
-        .map(|answer| answer.json()["choices"].take())
-        .collect();
-    assert_eq!(answers[0], answers[1]);
+    let answers = clients.into_iter().map(|client| rest(client).json());
+    let answers: Vec<Value> = answers.collect();
+    assert_eq!(answers[0]["choices"], answers[1]["choices"]);
 }
 
 #[test]
 fn by_default_the_queue_has_room_for_every_request_that_is_served() {
-    let queue = crate::service::ServiceSettings::default().turns;
+    let queue = ServiceSettings::default().turns;
     assert!(queue.waiting >= HttpSettings::default().max_connections);
 }
 
