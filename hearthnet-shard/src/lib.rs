@@ -68,7 +68,7 @@ pub use events::Stats;
 pub use fault::{Resource, StartError, StreamFault};
 pub use host::{Place, RunningHost, ShardHost, ShutdownReport, check_kv_budget};
 pub use memory::MemoryReport;
-pub use model::{ModelLayers, Prepared, ShardConfig};
+pub use model::ShardConfig;
 
 #[cfg(test)]
 mod tests;

@@ -49,19 +49,6 @@ impl ShardConfig {
     }
 }
 
-/// Result of [`ShardHost::prepare`]: everything that another engine needs in order to be served by
-/// [`ShardHost::start_on`].
-#[derive(Debug)]
-pub struct Prepared {
-    pub serve: ServeConfig,
-    /// Model and layers, with the arithmetic of the exact engine.
-    pub served: Served,
-    /// Layers to load.
-    pub layers: ModelLayers,
-    /// Options for the exact engine, with the limits of `serve`.
-    pub engine: EngineOptions,
-}
-
 impl ShardHost {
     /// Opens and hashes the model, listens, verifies the tensors of the layer range against the
     /// manifest, loads these layers and no others, and serves.
@@ -73,33 +60,44 @@ impl ShardHost {
     pub async fn start(
         config: ShardConfig,
         place: impl Into<Place<'_>>,
-        mut progress: impl FnMut(StartProgress) + Send,
+        progress: impl FnMut(StartProgress) + Send,
     ) -> Result<RunningHost, StartError> {
-        let prepared = Self::prepare(config, &mut progress).await?;
-        let source = ModelSource {
-            layers: prepared.layers,
-            options: prepared.engine,
-        };
-        let (serve, served) = (prepared.serve, prepared.served);
-        Self::start_on(serve, place, served, source, &mut progress).await
+        Self::start_with(config, place, progress, |_, options| {
+            let load =
+                move |file: &ModelFile, layers: Range<u32>, progress: &mut dyn FnMut(u64, u64)| {
+                    Engine::load(file, layers, &options, progress).map_err(LoadFault::from)
+                };
+            Ok((ARITHMETIC.to_owned(), load))
+        })
+        .await
     }
 
-    /// First part of [`Self::start`]: reads the model file, and returns what to serve and the
-    /// engine's options.
+    /// As [`Self::start`], on another engine. `engine` receives the model, and the options that the
+    /// exact engine would have, with the limits of `config.serve`. It returns the name of its
+    /// arithmetic in descriptors, and a function that loads a half-open range of layers: once at the
+    /// start, and again when a stream is opened after the weights were unloaded.
     ///
     /// # Errors
-    /// See [`StartError`].
-    pub async fn prepare(
+    /// As [`Self::start`].
+    pub async fn start_with<E, L>(
         config: ShardConfig,
-        progress: &mut (impl FnMut(StartProgress) + Send),
-    ) -> Result<Prepared, StartError> {
+        place: impl Into<Place<'_>>,
+        mut progress: impl FnMut(StartProgress) + Send,
+        engine: impl FnOnce(&ModelSpec, EngineOptions) -> Result<(String, L), StartError>,
+    ) -> Result<RunningHost, StartError>
+    where
+        E: LayerEngine,
+        L: FnMut(&ModelFile, Range<u32>, &mut dyn FnMut(u64, u64)) -> Result<E, LoadFault>
+            + Send
+            + 'static,
+    {
         let ShardConfig {
             model,
             model_id,
             layers,
             boundary,
             expected_weights,
-            engine,
+            engine: options,
             mut serve,
         } = config;
         serve.validate()?;
@@ -123,6 +121,13 @@ impl ShardHost {
             serve.software.push_str(&format!(" text/{text}"));
         }
         let spec = manifest.spec();
+        let options = EngineOptions {
+            max_kv_bytes: serve.kv_budget_bytes,
+            max_sequences: serve.max_concurrent_streams as usize,
+            max_context: serve.max_positions,
+            ..options
+        };
+        let (arithmetic, load) = engine(spec, options)?;
         let served = Served {
             model_id: model_id.unwrap_or_else(|| stem(&model)),
             weights: weights.0,
@@ -132,25 +137,15 @@ impl ShardHost {
             width: spec.width,
             boundary: spec.boundary,
             context: spec.context,
-            arithmetic: ARITHMETIC.to_owned(),
+            arithmetic,
         };
-        let engine = EngineOptions {
-            max_kv_bytes: serve.kv_budget_bytes,
-            max_sequences: serve.max_concurrent_streams as usize,
-            max_context: serve.max_positions,
-            ..engine
-        };
-        let layers = ModelLayers {
+        let source = ModelSource {
             path: model,
             manifest,
             range: half_open(layers),
+            load,
         };
-        Ok(Prepared {
-            serve,
-            served,
-            layers,
-            engine,
-        })
+        Self::start_on(serve, place, served, source, &mut progress).await
     }
 }
 
@@ -194,55 +189,37 @@ fn half_open((lo, hi): (u32, u32)) -> Range<u32> {
     lo..hi.saturating_add(1)
 }
 
-/// Layer range of a file, and the expected hashes of its tensors.
-#[derive(Debug)]
-pub struct ModelLayers {
+/// Layer range of a file, the expected hashes of its tensors, and the function that loads it.
+struct ModelSource<L> {
     path: PathBuf,
     manifest: Manifest,
     range: Range<u32>,
+    load: L,
 }
 
-impl ModelLayers {
-    pub fn spec(&self) -> &ModelSpec {
-        self.manifest.spec()
-    }
+impl<E, L> EngineSource for ModelSource<L>
+where
+    E: LayerEngine,
+    L: FnMut(&ModelFile, Range<u32>, &mut dyn FnMut(u64, u64)) -> Result<E, LoadFault>
+        + Send
+        + 'static,
+{
+    type Engine = E;
 
-    pub fn range(&self) -> Range<u32> {
-        self.range.clone()
-    }
-
-    /// Opens the file and verifies the layers' tensors against the manifest.
-    ///
-    /// It is opened anew each time: while the weights are unloaded the file is not held open, and a
-    /// reload verifies that it is unchanged.
-    ///
-    /// # Errors
-    /// If a tensor cannot be read or verified.
-    pub fn open(&self, progress: &mut dyn FnMut(StartProgress)) -> Result<ModelFile, LoadFault> {
+    /// Opens the file anew each time: while the weights are unloaded the file is not held open, and
+    /// a reload verifies that it is unchanged.
+    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<E, LoadFault> {
         let file = ModelFile::open(&self.path)?.with_boundary(self.manifest.spec().boundary);
-        let mut report = in_phase(LoadPhase::Verifying, progress);
-        let verified = self
-            .manifest
-            .verify(&file, self.range(), false, &mut report);
-        verified.map_err(|error| error.to_string())?;
-        Ok(file)
-    }
-}
-
-/// Loads the layers, any number of times.
-struct ModelSource {
-    layers: ModelLayers,
-    options: EngineOptions,
-}
-
-impl EngineSource for ModelSource {
-    type Engine = Engine;
-
-    fn load(&mut self, progress: &mut dyn FnMut(StartProgress)) -> Result<Engine, LoadFault> {
-        let file = self.layers.open(&mut *progress)?;
-        let mut report = in_phase(LoadPhase::Loading, progress);
-        let engine = Engine::load(&file, self.layers.range(), &self.options, &mut report)?;
-        Ok(engine)
+        self.manifest
+            .verify(
+                &file,
+                self.range.clone(),
+                false,
+                &mut in_phase(LoadPhase::Verifying, &mut *progress),
+            )
+            .map_err(|error| error.to_string())?;
+        let progress = &mut in_phase(LoadPhase::Loading, progress);
+        (self.load)(&file, self.range.clone(), progress)
     }
 }
 

@@ -34,4 +34,4 @@ pub use bench::bench;
 pub use engine::{Torch, TorchEngine, load};
 pub use error::{OptionError, TorchLoadError};
 pub use options::{DeviceChoice, Dtype, Target, TorchOptions};
-pub use shard::{TorchSource, start};
+pub use shard::start;
