@@ -158,19 +158,11 @@ impl StreamTable {
     }
 
     fn open(&mut self, open: &StreamOpen) {
-        let name = name(open.stream, open.epoch);
         if let Some(handle) = self.growing(open) {
             return self.grow(&handle, open);
         }
-        // All checks come before `supersede`: a refused open must not end an earlier epoch.
-        let begun = self
-            .check_serving()
-            .and_then(|()| self.check_open(open))
-            .and_then(|()| self.may_open())
-            .and_then(|()| self.supersede(open))
-            .and_then(|()| self.begin(open));
-        if let Err(fault) = begun {
-            self.refuse(name, None, &fault);
+        if let Err(fault) = self.begin(open) {
+            self.refuse(name(open.stream, open.epoch), None, &fault);
         }
     }
 
@@ -213,13 +205,6 @@ impl StreamTable {
         }
     }
 
-    fn check_serving(&self) -> Result<(), StreamFault> {
-        match self.host_state.slots.is_closed() {
-            true => Err(StreamFault::ShuttingDown),
-            false => Ok(()),
-        }
-    }
-
     fn check_open(&self, open: &StreamOpen) -> Result<(), StreamFault> {
         let (host_state, served) = (&self.host_state, &self.host_state.served);
         if open.weights != served.weights {
@@ -245,17 +230,18 @@ impl StreamTable {
         Ok(())
     }
 
-    fn may_open(&self) -> Result<(), StreamFault> {
-        let (slots, now) = (&self.host_state.slots, self.host_state.clock.now());
-        match slots.may_open(self.caller.party, now) {
-            true => Ok(()),
-            false => Err(StreamFault::StreamChurn),
-        }
-    }
-
     fn begin(&mut self, open: &StreamOpen) -> Result<(), StreamFault> {
-        let (slots, now) = (&self.host_state.slots, self.host_state.clock.now());
-        let sink = Arc::clone(&self.sink);
+        let now = self.host_state.clock.now();
+        // All checks come before `supersede`: a refused open must not end an earlier epoch.
+        if self.host_state.slots.is_closed() {
+            return Err(StreamFault::ShuttingDown);
+        }
+        self.check_open(open)?;
+        if !self.host_state.slots.may_open(self.caller.party, now) {
+            return Err(StreamFault::StreamChurn);
+        }
+        self.supersede(open)?;
+        let (slots, sink) = (&self.host_state.slots, Arc::clone(&self.sink));
         // A resting stream that is preempted may belong to another connection.
         let handle = StreamHandle::begin(slots, self.caller, open, sink, now, |resting| {
             self.fail(resting, None, &StreamFault::Preempted);
