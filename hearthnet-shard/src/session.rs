@@ -1,11 +1,9 @@
 //! Session of each purpose. The transport's task that reads the socket also checks the
-//! caller's messages ([`Handler`]); the session's task watches for the end of the host.
+//! caller's messages ([`StreamTable`]); the session's task watches for the end of the host.
 
 use std::sync::Arc;
 
-use hearthnet_transport::{
-    CloseCode, Connection, Handler, Message, SendError, Sender, StreamOpened,
-};
+use hearthnet_transport::{CloseCode, Connection, Message, SendError, Sender, StreamOpened};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -116,24 +114,12 @@ async fn pipeline(
         sender: connection.sender(),
         max_unread,
     });
-    let stream_table = StreamTable::new(Arc::clone(host_state), caller, sink);
-    connection.attend(Pipeline { stream_table });
+    // Ends the session's streams when it is dropped at the end of the session.
+    connection.attend(StreamTable::new(Arc::clone(host_state), caller, sink));
     tokio::select! {
         biased;
         code = end.watch(connection.sender()) => Some(code),
         _ = connection.ended() => None,
-    }
-}
-
-/// Checks the caller's messages, in the task that reads them.
-struct Pipeline {
-    /// Ends the session's streams when it is dropped at the end of the session.
-    stream_table: StreamTable,
-}
-
-impl Handler for Pipeline {
-    fn message(&mut self, message: Message) -> Result<(), CloseCode> {
-        self.stream_table.handle(message)
     }
 }
 

@@ -20,7 +20,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
 use hearthnet_bus::{Descriptor, NodeId};
-use hearthnet_transport::{CloseCode, DType, Message, Step, StreamClose, StreamOpen, Truncate};
+use hearthnet_transport::{
+    CloseCode, DType, Handler, Message, Step, StreamClose, StreamOpen, Truncate,
+};
 
 use crate::batch::{all_finite, wipe};
 use crate::clock::Clock;
@@ -133,28 +135,6 @@ impl StreamTable {
             sink,
             handles: BTreeMap::new(),
         }
-    }
-
-    /// Handles one message of the caller.
-    ///
-    /// # Errors
-    /// The close code, if a caller of a pipeline session must not send such a message.
-    pub(crate) fn handle(&mut self, message: Message) -> Result<(), CloseCode> {
-        match message {
-            Message::StreamOpen(open) => self.open(&open),
-            Message::Step(step) => self.step(step),
-            Message::Truncate(truncate) => self.truncate(truncate),
-            Message::StreamClose(close) => self.close(close),
-            Message::Describe => self.sink.send(self.host_state.description()?),
-            // Messages of a host, and of other purposes.
-            Message::StreamOpened(_)
-            | Message::StreamError(_)
-            | Message::StepResult(_)
-            | Message::Descriptor(_)
-            | Message::Leaving { .. }
-            | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
-        }
-        Ok(())
     }
 
     fn open(&mut self, open: &StreamOpen) {
@@ -390,6 +370,30 @@ impl StreamTable {
         if self.handles.len() >= most.max(REMEMBERED_PER_SLOT) {
             self.handles.retain(|_, handle| !handle.has_ended());
         }
+    }
+}
+
+impl Handler for StreamTable {
+    /// Handles one message of the caller, in the task that reads it.
+    ///
+    /// # Errors
+    /// The close code, if a caller of a pipeline session must not send such a message.
+    fn message(&mut self, message: Message) -> Result<(), CloseCode> {
+        match message {
+            Message::StreamOpen(open) => self.open(&open),
+            Message::Step(step) => self.step(step),
+            Message::Truncate(truncate) => self.truncate(truncate),
+            Message::StreamClose(close) => self.close(close),
+            Message::Describe => self.sink.send(self.host_state.description()?),
+            // Messages of a host, and of other purposes.
+            Message::StreamOpened(_)
+            | Message::StreamError(_)
+            | Message::StepResult(_)
+            | Message::Descriptor(_)
+            | Message::Leaving { .. }
+            | Message::Tensor(_) => return Err(CloseCode::ProtocolState),
+        }
+        Ok(())
     }
 }
 

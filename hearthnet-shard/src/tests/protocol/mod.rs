@@ -8,7 +8,7 @@ use std::time::Duration;
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::flight::{Event, SessionId};
 use hearthnet_transport::{
-    CloseCode, Code, DType, Message, NodeId, Step, StepResult, StreamClose, StreamError,
+    CloseCode, Code, DType, Handler, Message, NodeId, Step, StepResult, StreamClose, StreamError,
     StreamOpen, StreamOpened, Truncate, Want,
 };
 use proptest::prelude::*;
@@ -204,7 +204,7 @@ fn record(event: Event) {
 
 impl Caller {
     fn tell(&mut self, message: impl Into<Message>) {
-        assert_eq!(self.stream_table.handle(message.into()), Ok(()));
+        assert_eq!(self.stream_table.message(message.into()), Ok(()));
     }
 
     /// Sends one message, lets the host run, and takes the answers.

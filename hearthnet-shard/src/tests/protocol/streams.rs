@@ -153,7 +153,7 @@ fn host_messages_from_a_caller_close_the_session() {
         }),
     ] {
         assert_eq!(
-            caller.stream_table.handle(message),
+            caller.stream_table.message(message),
             Err(CloseCode::ProtocolState)
         );
     }
