@@ -26,7 +26,7 @@ use crate::memory::MemoryReport;
 use crate::plan::Pool;
 use crate::sched::{Limits, Scheduler};
 use crate::session::{self, Phase, ShutdownWatch};
-use crate::stream_handle::{Quota, Slots};
+use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, Parties};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -169,22 +169,14 @@ pub(crate) async fn start<S: EngineSource>(
     };
 
     let pool = kv_pool(&config, &footprint)?;
-    let quota = Quota {
-        streams: config.max_streams_per_caller,
-        steps: config.max_waiting_steps_per_caller,
-    };
-    let endpoint = config.endpoint.or(outward);
+    let endpoint = config.endpoint.clone().or(outward);
     let host_state = Arc::new(HostState {
         node,
         endpoint: endpoint.unwrap_or_else(|| addr.to_string()),
-        max_positions: config.max_positions.unwrap_or(u32::MAX).min(served.context),
         served,
-        software: config.software,
+        slots: Slots::new(node, &config, events.clone()),
+        config,
         weight_bytes,
-        kv_budget_bytes: config.kv_budget_bytes,
-        slots: Slots::new(node, config.max_concurrent_streams, quota, events.clone()),
-        max_streams: config.max_concurrent_streams,
-        max_waiting_steps: config.max_waiting_steps,
         inbox: compute.inbox.clone(),
         events,
         clock,
@@ -210,10 +202,8 @@ pub(crate) async fn start<S: EngineSource>(
         Waiting::At(node) => Arrivals::Node(node.serve_tensors(authorizer)),
     };
     let accepting = tokio::spawn(accept(arrivals, host_state.clone(), end, max_unread));
-    let shard = descriptor.shard_id.as_str();
-    host_state
-        .events
-        .serving(addr, shard, config.kv_budget_bytes);
+    let (shard, kv_budget) = (&descriptor.shard_id, host_state.config.kv_budget_bytes);
+    host_state.events.serving(addr, shard, kv_budget);
     Ok(RunningHost {
         addr,
         footprint,

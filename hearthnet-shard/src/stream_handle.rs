@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::claims::Claims;
+use crate::config::ServeConfig;
 use crate::events::{Caller, HostEvents, Usage};
 use crate::fault::StreamFault;
 use crate::plan::{IDLE_AFTER, UNUSED_AFTER};
@@ -29,14 +30,6 @@ pub(crate) trait ResponseSink: Send + Sync {
     fn send_all(&self, messages: Vec<Message>);
 }
 
-/// Limits of one caller, over all its connections.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Quota {
-    pub(crate) streams: u32,
-    /// Waiting steps.
-    pub(crate) steps: u32,
-}
-
 /// Stream slots over all connections. A slot is granted or refused at once; if none is free, the
 /// longest resting stream is preempted. If none rests, a running stream is preempted in two cases:
 /// for the machine's owner, who always has a slot; and for a caller whose claim is due and that has
@@ -47,7 +40,9 @@ pub(crate) struct Slots {
     /// Node that owns the machine.
     owner: NodeId,
     max: u32,
-    quota: Quota,
+    /// Limits of one caller, over all its connections: streams, and waiting steps.
+    max_streams_of_caller: u32,
+    max_steps_of_caller: u32,
     events: Arc<HostEvents>,
     taken: Mutex<SlotState>,
     /// Budget of opens per caller.
@@ -143,11 +138,12 @@ struct Slot {
 }
 
 impl Slots {
-    pub(crate) fn new(owner: NodeId, max: u32, quota: Quota, events: Arc<HostEvents>) -> Arc<Self> {
+    pub(crate) fn new(owner: NodeId, limits: &ServeConfig, events: Arc<HostEvents>) -> Arc<Self> {
         Arc::new(Self {
             owner,
-            max,
-            quota,
+            max: limits.max_concurrent_streams,
+            max_streams_of_caller: limits.max_streams_per_caller,
+            max_steps_of_caller: limits.max_waiting_steps_per_caller,
             events,
             taken: Mutex::default(),
             opens: Mutex::new(KeyedBuckets::new(OPENS_PER_SECOND, OPENS, MAX_OPENERS)),
@@ -199,7 +195,7 @@ impl Slots {
             Some(Weak::clone(&status.handle))
         };
         let streams = |caller: &NodeId| by_caller.get(caller).map_or(0, |share| share.streams);
-        let max = self.quota.streams;
+        let max = self.max_streams_of_caller;
         let victim = if streams(&caller) >= max {
             Some(longest(Some(caller)).ok_or(StreamFault::StreamQuota { max })?)
         } else {
@@ -358,7 +354,7 @@ impl StreamHandle {
                 ended: AtomicBool::new(false),
                 status,
                 of_caller,
-                max_of_caller: slots.quota.steps,
+                max_of_caller: slots.max_steps_of_caller,
             }
         }))
     }

@@ -26,6 +26,7 @@ use hearthnet_transport::{
 
 use crate::batch::{all_finite, wipe};
 use crate::clock::Clock;
+use crate::config::ServeConfig;
 use crate::engine::Served;
 use crate::events::{Caller, HostEvents};
 use crate::fault::StreamFault;
@@ -45,15 +46,10 @@ pub(crate) struct HostState {
     /// Address for callers.
     pub(crate) endpoint: String,
     pub(crate) served: Served,
-    /// Program name and version, and further software in the descriptor.
-    pub(crate) software: String,
-    /// Memory use of the layers, and budget for the KV of all streams.
+    pub(crate) config: ServeConfig,
+    /// Memory use of the layers.
     pub(crate) weight_bytes: u64,
-    pub(crate) kv_budget_bytes: u64,
     pub(crate) slots: Arc<Slots>,
-    pub(crate) max_streams: u32,
-    pub(crate) max_positions: u32,
-    pub(crate) max_waiting_steps: u32,
     /// Commands to the compute thread. Their number is bounded by their content: an open holds a
     /// stream's slot, a step or truncation a ticket of its stream, and a close follows an open. So
     /// no message is refused here, and a close never waits behind a full queue.
@@ -69,12 +65,18 @@ impl HostState {
         self.inbox.send(command).is_ok()
     }
 
+    /// Limit of positions per stream.
+    fn max_positions(&self) -> u32 {
+        let limit = self.config.max_positions.unwrap_or(u32::MAX);
+        limit.min(self.served.context)
+    }
+
     /// Descriptor with the current load.
     pub(crate) fn descriptor(&self) -> Descriptor {
         let served = &self.served;
         let (ms_per_token, queue_depth) = self.events.load();
         let weights_mb = self.weight_bytes.div_ceil(1 << 20);
-        let kv_mb = self.kv_budget_bytes.div_ceil(1 << 20);
+        let kv_mb = self.config.kv_budget_bytes.div_ceil(1 << 20);
         Descriptor {
             shard_id: Descriptor::shard_id(&served.model_id, served.lo, served.hi),
             model_id: served.model_id.clone(),
@@ -84,7 +86,7 @@ impl HostState {
             vram_required_mb: weights_mb.saturating_add(kv_mb),
             weights_mb,
             kv_mb,
-            max_concurrent_streams: self.max_streams,
+            max_concurrent_streams: self.config.max_concurrent_streams,
             host: self.node,
             endpoint: self.endpoint.clone(),
             advertised_at: self.clock.unix_secs(),
@@ -92,7 +94,7 @@ impl HostState {
             arithmetic: served.arithmetic.clone(),
             ms_per_token,
             queue_depth,
-            software: self.software.clone(),
+            software: self.config.software.clone(),
         }
     }
 
@@ -186,7 +188,7 @@ impl StreamTable {
     }
 
     fn check_open(&self, open: &StreamOpen) -> Result<(), StreamFault> {
-        let (host_state, served) = (&self.host_state, &self.host_state.served);
+        let served = &self.host_state.served;
         if open.weights != served.weights {
             return Err(StreamFault::WeightsMismatch {
                 served: hex::encode(served.weights),
@@ -202,10 +204,9 @@ impl StreamTable {
                 hi: served.hi,
             });
         }
-        if open.max_positions == 0 || open.max_positions > host_state.max_positions {
-            return Err(StreamFault::ContextFull {
-                max: host_state.max_positions,
-            });
+        let max = self.host_state.max_positions();
+        if open.max_positions == 0 || open.max_positions > max {
+            return Err(StreamFault::ContextFull { max });
         }
         Ok(())
     }
@@ -246,7 +247,7 @@ impl StreamTable {
         handle.asked(step.rows, arrived);
         let ticket = self
             .check(&step)
-            .and_then(|()| handle.ticket(step.rows, self.host_state.max_waiting_steps));
+            .and_then(|()| handle.ticket(step.rows, self.host_state.config.max_waiting_steps));
         let ticket = match ticket {
             Ok(ticket) => ticket,
             Err(fault) => {
@@ -298,7 +299,7 @@ impl StreamTable {
         let Some(handle) = self.living(name, None) else {
             return;
         };
-        match handle.ticket(0, self.host_state.max_waiting_steps) {
+        match handle.ticket(0, self.host_state.config.max_waiting_steps) {
             Err(fault) => self.fail(&handle, None, &fault),
             Ok(ticket) => {
                 handle.rest(self.host_state.clock.now());
@@ -366,7 +367,8 @@ impl StreamTable {
 
     /// Bounds the memory for ended streams.
     fn forget_old(&mut self) {
-        let most = (self.host_state.max_streams as usize).saturating_mul(REMEMBERED_PER_SLOT);
+        let slots = self.host_state.config.max_concurrent_streams as usize;
+        let most = slots.saturating_mul(REMEMBERED_PER_SLOT);
         if self.handles.len() >= most.max(REMEMBERED_PER_SLOT) {
             self.handles.retain(|_, handle| !handle.has_ended());
         }

@@ -17,9 +17,10 @@ use super::fake::{
     FakeSource, HandClock, OVERFLOWS, Probe, Recorder, WEIGHT_BYTES, WIDTH, expected, served,
 };
 use super::{encode, open_for, rows, step, step_of};
+use crate::config::ServeConfig;
 use crate::events::{Caller as CallerId, HostEvents, Stats};
 use crate::sched::{Command, Limits, Scheduler};
-use crate::stream_handle::{Quota, Slots};
+use crate::stream_handle::Slots;
 use crate::stream_table::{HostState, StreamTable};
 
 mod anything;
@@ -64,25 +65,21 @@ impl Host {
         *probe.clock.lock() = Some(clock.clone());
         let events = Arc::new(HostEvents::recording(record));
         let (inbox, commands) = mpsc::channel();
+        let config = ServeConfig {
+            max_concurrent_streams: STREAMS,
+            max_streams_per_caller: STREAMS,
+            max_positions: Some(POSITIONS),
+            max_waiting_steps: WAITING,
+            max_waiting_steps_per_caller: 2 * WAITING,
+            ..ServeConfig::new("")
+        };
         let host_state = HostState {
             node: owner(),
             endpoint: "127.0.0.1:1".into(),
             served: served(),
-            software: "test".into(),
+            slots: Slots::new(owner(), &config, Arc::clone(&events)),
+            config,
             weight_bytes: 1,
-            kv_budget_bytes: 1,
-            slots: Slots::new(
-                owner(),
-                STREAMS,
-                Quota {
-                    streams: STREAMS,
-                    steps: 2 * WAITING,
-                },
-                Arc::clone(&events),
-            ),
-            max_streams: STREAMS,
-            max_positions: POSITIONS,
-            max_waiting_steps: WAITING,
             inbox,
             events: Arc::clone(&events),
             clock: clock.clone(),

@@ -105,11 +105,13 @@ fn begin(slots: &Arc<Slots>, peer: u8, stream: u32) -> Result<Arc<StreamHandle>,
 }
 
 fn four_slots() -> Arc<Slots> {
-    let quota = Quota {
-        streams: 2,
-        steps: 9,
+    let limits = ServeConfig {
+        max_concurrent_streams: 4,
+        max_streams_per_caller: 2,
+        max_waiting_steps_per_caller: 9,
+        ..ServeConfig::new("")
     };
-    Slots::new(owner(), 4, quota, Arc::default())
+    Slots::new(owner(), &limits, Arc::default())
 }
 
 #[test]
