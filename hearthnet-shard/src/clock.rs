@@ -1,6 +1,8 @@
 //! Time, as an argument.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
+
+use hearthnet_bus::now_ms;
 
 /// Clock of a host. Tests set it by hand.
 pub(crate) trait Clock: Send + Sync {
@@ -27,8 +29,6 @@ impl Clock for SystemClock {
     }
 
     fn unix_secs(&self) -> u64 {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs())
+        now_ms() / 1000
     }
 }
