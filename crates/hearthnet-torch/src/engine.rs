@@ -6,9 +6,9 @@ use std::rc::Rc;
 
 use hearthnet_engine::{Backend, Batch, EngineError, EngineOn, Table};
 use hearthnet_files::ModelFile;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
-use crate::error::{TorchLoadError, failed};
+use crate::error::TorchLoadError;
 use crate::forward::{Pass, download, upload};
 use crate::kv::{Geometry, KvTensors};
 use crate::options::{Target, TorchOptions};
@@ -67,7 +67,7 @@ impl Torch {
         batch: &Batch<'_>,
         table: &mut Table<KvTensors>,
         x: &mut [f32],
-    ) -> Result<Option<(u32, usize)>, TchError> {
+    ) -> Result<Option<(u32, usize)>, TorchLoadError> {
         let (_, buffers) = table.batch(batch.spans);
         let buffers = buffers.into_iter().map(Rc::clone);
         let spans = batch.spans.iter().copied().zip(buffers);
@@ -116,7 +116,7 @@ impl Backend for Torch {
         }
         let _no_grad = tch::no_grad_guard();
         let (dtype, boundary) = (self.target.dtype, batch.spec.boundary);
-        match self.compute(batch, table, x).map_err(|e| failed(&e))? {
+        match self.compute(batch, table, x)? {
             None => Ok(()),
             Some((layer, row)) => Err(EngineError::OutOfRange {
                 layer,

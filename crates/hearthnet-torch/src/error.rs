@@ -47,28 +47,26 @@ pub enum TorchLoadError {
     Torch(String),
 }
 
-/// Error of a batch or of a sequence.
-pub(crate) fn failed(error: &TchError) -> EngineError {
-    match out_of_memory(error) {
-        true => EngineError::DeviceMemory,
-        false => EngineError::Device(format!("libtorch failed: {}", first_line(error))),
-    }
-}
-
 impl From<TchError> for TorchLoadError {
+    /// libtorch has no error codes: on a processor the text is "can't allocate memory", on GPUs
+    /// "out of memory".
     fn from(error: TchError) -> Self {
-        match out_of_memory(&error) {
+        let text = error.to_string();
+        match text.contains("out of memory") || text.contains("allocate memory") {
             true => Self::OutOfMemory,
             false => Self::Torch(first_line(&error)),
         }
     }
 }
 
-/// libtorch has no error codes: on a processor the text is "can't allocate memory", on GPUs "out of
-/// memory".
-fn out_of_memory(error: &TchError) -> bool {
-    let text = error.to_string();
-    text.contains("out of memory") || text.contains("allocate memory")
+impl From<TorchLoadError> for EngineError {
+    /// Error of a batch or of a sequence.
+    fn from(error: TorchLoadError) -> Self {
+        match error {
+            TorchLoadError::OutOfMemory => Self::DeviceMemory,
+            other => Self::Device(other.to_string()),
+        }
+    }
 }
 
 /// Message of libtorch without its stack trace.
@@ -92,7 +90,7 @@ mod tests {
             ("CUDA error: unspecified launch failure\nat c10", false),
         ];
         for (text, memory) in cases {
-            let error = failed(&TchError::Torch(text.to_owned()));
+            let error = EngineError::from(TorchLoadError::from(TchError::Torch(text.to_owned())));
             assert_eq!(error == EngineError::DeviceMemory, memory, "{text}");
             assert!(!error.to_string().contains("c10"), "{error}");
         }
@@ -102,6 +100,9 @@ mod tests {
     fn an_excessive_allocation_is_out_of_memory() {
         let options = (tch::Kind::Float, tch::Device::Cpu);
         let error = tch::Tensor::f_empty([1 << 50], options).unwrap_err();
-        assert_eq!(failed(&error), EngineError::DeviceMemory);
+        assert_eq!(
+            EngineError::from(TorchLoadError::from(error)),
+            EngineError::DeviceMemory
+        );
     }
 }

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use hearthnet_engine::{EngineError, Footprint, Storage};
 use tch::{Device, TchError, Tensor};
 
-use crate::error::failed;
+use crate::error::TorchLoadError;
 use crate::options::Dtype;
 
 const PAGE: u32 = 32;
@@ -176,7 +176,7 @@ impl Storage for KvTensors {
 
     fn empty(&self) -> Result<Rc<Buffers>, EngineError> {
         let buffers = Buffers::new(&self.geometry, 0, &self.in_use);
-        buffers.map(Rc::new).map_err(|e| failed(&e))
+        Ok(Rc::new(buffers.map_err(TorchLoadError::from)?))
     }
 
     fn fork(&mut self, buffers: &Rc<Buffers>) -> Rc<Buffers> {
@@ -194,7 +194,7 @@ impl Storage for KvTensors {
     fn grow(&mut self, buffers: &mut Rc<Buffers>, len: u32, end: u32) -> Result<(), EngineError> {
         let _no_grad = tch::no_grad_guard();
         let grown = self.reserve(buffers, len, end.div_ceil(PAGE));
-        grown.map_err(|e| failed(&e))
+        Ok(grown.map_err(TorchLoadError::from)?)
     }
 
     fn shrink(&mut self, buffers: &mut Rc<Buffers>, len: u32) -> Result<u32, EngineError> {
@@ -204,7 +204,7 @@ impl Storage for KvTensors {
             && own.counted > pages
         {
             let shrunk = own.resize(&self.geometry, pages, len);
-            shrunk.map_err(|e| failed(&e))?;
+            shrunk.map_err(TorchLoadError::from)?;
         }
         Ok(len)
     }

@@ -1,6 +1,5 @@
 //! Device, number format and limits of an engine.
 
-use std::fmt;
 use std::str::FromStr;
 
 use hearthnet_engine::EngineOptions;
@@ -10,13 +9,15 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::{OptionError, TorchLoadError, first_line};
 
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum DeviceChoice {
     /// The first that works of: first CUDA device, Apple's GPU, processor.
     #[default]
     Auto,
     Cpu,
     /// NVIDIA GPU with this index. Builds of libtorch for AMD GPUs use the same name.
+    #[strum(to_string = "cuda:{0}")]
     Cuda(usize),
     /// Apple's GPU.
     Mps,
@@ -146,17 +147,6 @@ impl FromStr for Dtype {
         let mut all = Self::ALL.into_iter();
         all.find(|dtype| dtype.to_string() == text)
             .ok_or(OptionError::Dtype)
-    }
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.pad("auto"),
-            Self::Cpu => f.pad("cpu"),
-            Self::Cuda(number) => write!(f, "cuda:{number}"),
-            Self::Mps => f.pad("mps"),
-        }
     }
 }
 
