@@ -124,6 +124,11 @@ impl Conversation {
         self.backend.route()
     }
 
+    /// Returns true if it could take another request, judged by local state only.
+    pub fn is_alive(&self) -> bool {
+        self.backend.is_alive()
+    }
+
     /// Answers one request on this thread. Calls `emit` for every frame, including `done`.
     ///
     /// `started` is the time of the request, from which `construct_ms` and `first_token_ms` count.
