@@ -86,8 +86,7 @@ fn kill(mut child: Child) {
 #[test]
 fn no_acknowledged_event_is_lost_whenever_a_writer_is_killed() {
     // On a real disk, with real syncs.
-    let Home { log, dir } = Home::in_folder(TempDir::new().unwrap());
-    drop(log);
+    let dir = Home::in_folder(TempDir::new().unwrap()).closed();
     let mut acknowledged = BTreeSet::new();
     let mut beat: u64 = 0;
     for round in 0..30u32 {
@@ -274,12 +273,6 @@ fn busy() -> Home {
     home
 }
 
-/// Opens the log in a folder.
-fn opened(dir: TempDir) -> Home {
-    let log = EventLog::open(dir.path()).unwrap();
-    Home { log, dir }
-}
-
 /// An event of the founder that is new in [`busy`].
 fn new_event() -> Body {
     invited(61, Level::Member, 1)
@@ -317,7 +310,7 @@ fn an_incomplete_write_is_dropped_and_lost_events_are_reported() {
                 // The crash came before the event was stored: the mark does not count it.
                 std::fs::copy(whole.path().join(LOCK), copy.path().join(LOCK)).unwrap();
             }
-            let found = opened(copy);
+            let found = Home::opened(copy);
             assert_eq!(ids(&found.log), before, "cut to {cut}");
             let lost = acknowledged.then(|| Code::new("log_recovered"));
             assert_eq!(report(&found), lost, "cut to {cut}");
@@ -327,7 +320,7 @@ fn an_incomplete_write_is_dropped_and_lost_events_are_reported() {
             found.append(1, new_event());
         }
     }
-    let whole = opened(whole);
+    let whole = Home::opened(whole);
     assert_eq!((report(&whole), ids(&whole.log)), (None, before));
 }
 
@@ -340,7 +333,7 @@ fn a_flipped_bit_in_the_tail_is_detected_and_peers_send_the_lost_events() {
     let at = bytes.len() - 3 * 4120;
     bytes[at] ^= 4;
     std::fs::write(&path, bytes).unwrap();
-    let found = opened(copy);
+    let found = Home::opened(copy);
     assert_eq!(report(&found), Some(Code::new("log_recovered")));
     assert!(ids(&found.log).len() < ids(&home.log).len());
     assert_sound(&found.log);
@@ -355,16 +348,14 @@ fn a_flipped_bit_in_the_tail_is_detected_and_peers_send_the_lost_events() {
 
 #[test]
 fn a_mark_that_is_ahead_missing_or_damaged_is_doubt_and_one_that_is_behind_is_none() {
-    let Home { log, dir } = busy();
+    let dir = busy().closed();
     let [file, lock] = [FILE_NAME, LOCK].map(|name| dir.path().join(name));
     let mode = std::fs::metadata(&lock).unwrap().mode();
     assert_eq!(mode & 0o777, 0o600);
-    drop(log);
     let [old, behind] = [&file, &lock].map(|path| std::fs::read(path).unwrap());
-    let home = opened(dir);
+    let home = Home::opened(dir);
     home.append(1, invited(60, Level::Member, 1));
-    let Home { log, dir } = home;
-    drop(log);
+    let dir = home.closed();
     let [new, right] = [&file, &lock].map(|path| std::fs::read(path).unwrap());
     let mut damaged = right.clone();
     damaged[20] ^= 1;
@@ -388,18 +379,17 @@ fn a_mark_that_is_ahead_missing_or_damaged_is_doubt_and_one_that_is_behind_is_no
 
 #[test]
 fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
-    let Home { log, dir } = busy();
+    let dir = busy().closed();
     let other = Home::joining();
-    drop(log);
     let backup = copied(&dir);
     // More events after the backup, which other nodes receive.
-    let home = opened(dir);
+    let home = Home::opened(dir);
     assert!(!home.log.is_in_doubt(), "the file is where it was");
     home.append(1, invited(60, Level::Member, 1));
     sync(&home.log, &other.log, NOW);
     drop(home);
 
-    let restored = opened(backup);
+    let restored = Home::opened(backup);
     assert!(restored.log.is_in_doubt());
     assert_eq!(restored.refused(1, new_event()).code(), "log_behind");
     // Ephemeral events are allowed: they use no number of the chain.
@@ -421,13 +411,12 @@ fn a_restored_copy_writes_nothing_before_a_sync_and_does_not_fork() {
 
 #[test]
 fn a_copy_that_two_processes_open_at_once_is_in_doubt_at_the_next_opening() {
-    let Home { log, dir } = busy();
-    drop(log);
+    let dir = busy().closed();
     let copy = copied(&dir);
     // Neither process has the log alone, so neither compares it with the mark.
     let other = std::fs::File::open(copy.path().join(LOCK)).unwrap();
     other.lock_shared().unwrap();
-    let home = opened(copy);
+    let home = Home::opened(copy);
     home.append(1, new_event());
     drop(other);
     assert!(home.reopened().log.is_in_doubt());
@@ -451,7 +440,7 @@ fn a_backup_of_an_open_log_comes_back_with_its_parts_and_in_doubt() {
     backup::restore_log(&file, to.path()).unwrap();
     let again = backup::restore_log(&file, to.path());
     assert!(matches!(again, Err(LogError::Exists { .. })));
-    let restored = opened(to);
+    let restored = Home::opened(to);
     assert_eq!(restored.log.state(), home.log.state());
     assert_sound(&restored.log);
     assert!(restored.log.is_in_doubt());
@@ -476,7 +465,7 @@ fn a_foreign_or_damaged_file_is_refused_as_a_backup() {
         if backup::read(&file).is_ok() {
             let to = folder();
             if backup::restore_log(&file, to.path()).is_ok() {
-                assert_sound(&opened(to).log);
+                assert_sound(&Home::opened(to).log);
             }
         }
     }
@@ -526,9 +515,8 @@ fn a_backup_with_one_flipped_bit_in_an_event_is_refused_and_leaves_nothing() {
 
 #[test]
 fn a_restored_log_without_other_members_may_write() {
-    let Home { log, dir } = Home::new();
-    drop(log);
-    opened(copied(&dir)).append(1, new_event());
+    let dir = Home::new().closed();
+    Home::opened(copied(&dir)).append(1, new_event());
 }
 
 #[test]
@@ -602,7 +590,7 @@ fn a_file_that_is_no_database_is_rebuilt_from_its_name_alone() {
     let error = EventLog::open(dir.path()).unwrap_err();
     assert_eq!(error.code(), "log_corrupt");
     copy_name(&home.dir, &dir);
-    let found = opened(dir);
+    let found = Home::opened(dir);
     assert_eq!(report(&found), Some(Code::new("log_recovered")));
     assert!(!found.log.state().is_created());
     sync(&home.log, &found.log, NOW);
@@ -627,9 +615,8 @@ fn a_newer_programs_file_and_another_programs_are_left_alone() {
 fn the_file_of_an_older_program_is_brought_up_to_date_and_says_the_same() {
     let home = busy();
     let hash = home.log.state().state_hash();
-    let Home { log, dir } = home;
-    let path = log.path().to_owned();
-    drop(log);
+    let path = home.log.path().to_owned();
+    let dir = home.closed();
     let conn = rusqlite::Connection::open(&path).unwrap();
     conn.execute_batch(
         "DROP INDEX durable_ordered; CREATE INDEX durable_in_order ON durable (lamport, author, seq)",

@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::community::invite::{Invite, JoinRequest};
-use crate::{CommunityId, Descriptor, NodeId, NodeKey, testing};
+use crate::testing::{self, key};
+use crate::{CommunityId, Descriptor, NodeId, NodeKey};
 
 /// A Wednesday in 2027, in Unix milliseconds.
 const NOW: u64 = 1_800_000_000_000;
@@ -18,10 +19,6 @@ const NOW: u64 = 1_800_000_000_000;
 const DAY: u64 = 86_400_000;
 /// Seed of the root key.
 const ROOT: u8 = 200;
-
-fn key(seed: u8) -> NodeKey {
-    NodeKey::from_secret(&[seed; 32])
-}
 
 fn root() -> NodeKey {
     key(ROOT)
@@ -53,8 +50,7 @@ impl Home {
 
     /// [`Home::new`] with other quotas.
     fn with_quotas(quotas: Quotas) -> Self {
-        let Self { log, dir } = Self::new();
-        drop(log);
+        let dir = Self::new().closed();
         let log = EventLog::open_with(dir.path(), quotas).unwrap();
         Self { log, dir }
     }
@@ -82,12 +78,21 @@ impl Home {
         assert!(self.log.is_consistent() && other.log.is_consistent());
     }
 
-    /// Closes the log and opens it again.
-    fn reopened(self) -> Self {
-        let Self { log, dir } = self;
-        drop(log);
+    /// Closes the log.
+    fn closed(self) -> TempDir {
+        drop(self.log);
+        self.dir
+    }
+
+    /// Opens the log in a folder.
+    fn opened(dir: TempDir) -> Self {
         let log = EventLog::open(dir.path()).unwrap();
         Self { log, dir }
+    }
+
+    /// Closes the log and opens it again.
+    fn reopened(self) -> Self {
+        Self::opened(self.closed())
     }
 
     fn level(&self, seed: u8) -> Option<Level> {
