@@ -38,6 +38,7 @@ use hearthnet_bus::log::{
     ADVERT_LIFE_MS, Body, Event, EventHash, EventId, EventLog, Lane, Level, Policy,
 };
 use hearthnet_bus::node::{Node, NodeError, NodeSettings, bus_rule};
+use hearthnet_bus::testing::{descriptor, key};
 use hearthnet_bus::{CommunityId, Descriptor, NodeId, NodeKey, now_ms};
 use hearthnet_transport::{Config, connect_path};
 
@@ -132,19 +133,9 @@ fn community(
     count: u64,
     level: Level,
 ) -> Result<(EventLog, Vec<Author>), Box<dyn Error>> {
-    let (root, founder, invite) = (
-        NodeKey::generate()?,
-        NodeKey::generate()?,
-        NodeKey::generate()?,
-    );
-    let log = EventLog::create(
-        dir,
-        &root,
-        founder.id(),
-        "Elm Street",
-        Policy::default(),
-        START,
-    )?;
+    let [root, founder, invite] = [1, 2, 3].map(key);
+    let (name, policy) = ("Elm Street", Policy::default());
+    let log = EventLog::create(dir, &root, founder.id(), name, policy, START)?;
     let id = log.community();
     let uses = u32::try_from(count)?;
     let expires_ms = START + 3_600_000;
@@ -374,20 +365,12 @@ fn advert(host: &NodeKey, now_ms: u64) -> Body {
     Body::ShardAdvertised(Box::new(Descriptor {
         shard_id: "smollm2-135m:0-7".into(),
         model_id: "smollm2-135m".into(),
-        weights_sha256: "0a".repeat(32),
-        layer_range: (0, 7),
         total_layers: 30,
         vram_required_mb: 40,
-        weights_mb: 0,
-        kv_mb: 0,
-        max_concurrent_streams: 4,
-        host: host.id(),
         endpoint: "192.168.1.20:7600".into(),
         advertised_at: now_ms / 1000,
-        boundary_dtype: "fp16".into(),
-        arithmetic: "canonical-1".into(),
         ms_per_token: 3.25,
         queue_depth: 1,
-        software: "hearthnet/0.1.0".into(),
+        ..descriptor(host.id())
     }))
 }

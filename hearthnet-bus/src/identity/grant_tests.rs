@@ -1,12 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::key;
 
 const NOW: u64 = 1_750_000_000;
-
-fn key(seed: u8) -> NodeKey {
-    NodeKey::from_secret(&[seed; 32])
-}
 
 /// Grant issued and presented by key 1, for node 2.
 fn sample() -> Grant {
@@ -19,10 +16,6 @@ fn sample() -> Grant {
         expires: NOW + 60,
         id: *b"0123456789abcdef",
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    hex::encode(bytes)
 }
 
 /// Signs an arbitrary body as key 1, as an attacker with an admitted key can.
@@ -58,7 +51,7 @@ fn verify(token: &[u8], now: u64, skew: u64) -> Result<Grant, GrantError> {
 fn assert_malformed(token: &[u8]) {
     let refused = verify(token, NOW, 30);
     let is_malformed = matches!(refused, Err(GrantError::Malformed { .. }));
-    assert!(is_malformed, "{refused:?}: {}", hex(token));
+    assert!(is_malformed, "{refused:?}: {}", hex::encode(token));
 }
 
 #[test]
@@ -72,14 +65,14 @@ fn the_worked_example_of_the_specification_is_what_this_code_makes() {
         .and_then(|rest| rest.split("```").next())
         .unwrap();
     let printed: String = block.split_whitespace().collect();
-    assert_eq!(printed, hex(&token));
+    assert_eq!(printed, hex::encode(token));
     for seed in [1, 2] {
         assert!(
             spec.contains(&key(seed).id().to_string()),
             "node id of key {seed}"
         );
     }
-    assert!(spec.contains(&hex(key(1).id().as_bytes())));
+    assert!(spec.contains(&hex::encode(key(1).id().as_bytes())));
 }
 
 #[test]

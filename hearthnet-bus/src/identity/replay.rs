@@ -124,10 +124,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Capability, Grant, GrantError, NodeKey};
+    use crate::testing::id as issuer;
+    use crate::{Capability, Grant, GrantError};
 
     fn grant(issuer: u8, id: u8, expires: u64) -> Grant {
-        let issuer = NodeKey::from_secret(&[issuer; 32]).id();
+        let issuer = crate::testing::id(issuer);
         Grant {
             issuer,
             subject: issuer,
@@ -168,10 +169,6 @@ mod tests {
         remember(&mut seen, &grant(1, 1, 160), 100, 0).unwrap();
         remember(&mut seen, &grant(2, 1, 160), 100, 0).unwrap();
         assert_eq!(seen.len(), 2);
-    }
-
-    fn issuer(n: u8) -> NodeId {
-        NodeKey::from_secret(&[n; 32]).id()
     }
 
     /// Number of a call as the id of its token.

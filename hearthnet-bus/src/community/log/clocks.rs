@@ -81,11 +81,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeKey;
-
-    fn node(seed: u8) -> NodeId {
-        NodeKey::from_secret(&[seed; 32]).id()
-    }
+    use crate::testing::id as node;
 
     fn offset(clocks: &Clocks, now_ms: u64) -> Option<(i64, usize)> {
         clocks.offset(now_ms, |_| true)
