@@ -271,13 +271,11 @@ impl<'a> Merge<'a> {
             if counts {
                 self.apply(event)?;
             }
-            return Ok(Ok(Taken::New));
-        }
-        if fork_at == Some(seq) {
+        } else if fork_at == Some(seq) {
             self.save(&author, it)?;
-            return Ok(Ok(Taken::New));
+        } else {
+            self.advance(&author, it, event, hash)?;
         }
-        self.advance(&author, it, event, hash)?;
         Ok(Ok(Taken::New))
     }
 

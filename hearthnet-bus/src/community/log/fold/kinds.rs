@@ -130,12 +130,10 @@ impl Fold {
                         },
                     );
                 }
-                Ok(())
             }
             Body::PolicyChanged(policy) => {
                 at_least(ANCHOR)?;
                 self.state.policy = *policy;
-                Ok(())
             }
             Body::Invited {
                 invite,
@@ -167,7 +165,6 @@ impl Fold {
                         withdrawn: false,
                     },
                 );
-                Ok(())
             }
             Body::InviteWithdrawn { invite, members } => {
                 let open = self
@@ -185,7 +182,6 @@ impl Fold {
                 if let (Some(members), true) = (members, actor >= ANCHOR) {
                     self.remove_unnamed(invite, members, actor);
                 }
-                Ok(())
             }
             Body::Admitted { request, level } => {
                 let node = request.node;
@@ -238,7 +234,6 @@ impl Fold {
                         by: (*level <= Level::Member).then_some(by),
                     },
                 );
-                Ok(())
             }
             Body::Left {} => {
                 let members = &self.state.members;
@@ -264,7 +259,6 @@ impl Fold {
                 {
                     self.state.left.insert(event.author, RawKey(invite));
                 }
-                Ok(())
             }
             Body::Named { name } => {
                 let member = self
@@ -276,7 +270,6 @@ impl Fold {
                     return Err(NoEffect::SameName(event.author));
                 }
                 member.name.clone_from(name);
-                Ok(())
             }
             Body::Revoked { .. }
             | Body::LevelChanged { .. }
@@ -284,7 +277,8 @@ impl Fold {
             | Body::ShardWithdrawn { .. }
             | Body::NodeSeen { .. }
             | Body::GrantRevoked { .. }
-            | Body::Unknown { .. } => Err(NoEffect::Nothing),
+            | Body::Unknown { .. } => return Err(NoEffect::Nothing),
         }
+        Ok(())
     }
 }
