@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use crate::community::invite::Invite;
-use crate::community::log::{Body, EventLog, Heads, Lane, Level, LogError, Policy};
+use crate::community::log::{Body, Event, EventLog, Heads, Lane, Level, LogError, Policy};
 use crate::node::calls::{
     Answering, CallContext, CallError, CallServer, FrameSink, Handler, OneLevel, Registry,
 };
@@ -258,10 +258,7 @@ pub fn durable_copy(dir: &Path, log: &EventLog) -> EventLog {
     let copy = EventLog::prepare(dir, log.community()).unwrap();
     let all = log.missing(&Heads::empty(log.community()), 1024, 1 << 20);
     let mut all = all.unwrap().events;
-    all.retain(|raw| {
-        let event = crate::community::log::Event::verify(raw).unwrap();
-        matches!(event.lane, Lane::Durable { .. })
-    });
+    all.retain(|raw| matches!(Event::verify(raw).unwrap().lane, Lane::Durable { .. }));
     copy.receive(&all, key(ROOT).id(), now_ms()).unwrap();
     copy
 }

@@ -66,6 +66,12 @@ impl From<NodeId> for CommunityId {
     }
 }
 
+impl From<CommunityId> for NodeId {
+    fn from(id: CommunityId) -> Self {
+        id.0
+    }
+}
+
 impl fmt::Display for CommunityId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let key = self.0.to_string();

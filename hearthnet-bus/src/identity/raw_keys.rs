@@ -1,6 +1,6 @@
-//! Serde adapters (`#[serde(with)]`) for node ids as raw keys in records. Deserialising does not
-//! check the keys: the log checks events before it stores them, and decoders of messages from peers
-//! check the keys themselves.
+//! Serde adapters (`#[serde(with)]`) for ids of nodes and communities as raw keys in records.
+//! Deserialising does not check the keys: the log checks events before it stores them, and decoders
+//! of messages from peers check the keys themselves.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_bytes::ByteArray;
@@ -12,30 +12,19 @@ use crate::NodeId;
 #[serde(transparent)]
 pub(crate) struct RawKey(#[serde(with = "crate::identity::raw_keys")] pub(crate) NodeId);
 
-pub(crate) fn serialize<S: Serializer>(node: &NodeId, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn serialize<S: Serializer, K: Copy + Into<NodeId>>(
+    key: &K,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let node: NodeId = (*key).into();
     ByteArray::new(*node.as_bytes()).serialize(serializer)
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NodeId, D::Error> {
-    Ok(NodeId::from_checked(*ByteArray::deserialize(deserializer)?))
-}
-
-pub(crate) mod community {
-    use super::{Deserializer, Serializer};
-    use crate::CommunityId;
-
-    pub(crate) fn serialize<S: Serializer>(
-        id: &CommunityId,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        super::serialize(&id.root(), serializer)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<CommunityId, D::Error> {
-        super::deserialize(deserializer).map(CommunityId::from)
-    }
+pub(crate) fn deserialize<'de, D: Deserializer<'de>, K: From<NodeId>>(
+    deserializer: D,
+) -> Result<K, D::Error> {
+    let bytes: ByteArray<32> = ByteArray::deserialize(deserializer)?;
+    Ok(NodeId::from_checked(*bytes).into())
 }
 
 pub(crate) mod option {

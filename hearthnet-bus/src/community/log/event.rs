@@ -366,7 +366,7 @@ struct Fields {
     #[serde(with = "raw_keys")]
     author: NodeId,
     lamport: u64,
-    #[serde(with = "raw_keys::community")]
+    #[serde(with = "raw_keys")]
     community: CommunityId,
 }
 

@@ -25,7 +25,7 @@ pub const MAX_HEADS_BYTES: usize = 4 * 1024 * 1024;
 pub struct Heads {
     #[serde(with = "raw_keys::map")]
     pub authors: BTreeMap<NodeId, Head>,
-    #[serde(with = "raw_keys::community")]
+    #[serde(with = "raw_keys")]
     pub community: CommunityId,
 }
 
