@@ -53,8 +53,7 @@ pub const MAX_MEMBERS: usize = 4096;
 /// Maximum number of invites in the state. Closed ones are removed to make room for new ones.
 pub const MAX_INVITES: usize = 1024;
 
-/// Maximum number of repetitions of step 3. Each reads all events, and no honest log needs more than
-/// one.
+/// Maximum number of repetitions of step 3. Each reads all events.
 const MAX_REPEATS: u8 = 3;
 
 /// Effect of an event on the state.
