@@ -8,12 +8,6 @@
 //! ```text
 //! cargo test -p hearthnet --test program -- at_home:: --nocapture
 //! ```
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test fails by panicking, and prints what it measured"
-)]
 
 use std::process::{Output, Stdio};
 use std::time::Instant;

@@ -8,12 +8,6 @@
 //! ```text
 //! cargo test --release -p hearthnet --test program -- cancel:: --ignored --nocapture
 //! ```
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test fails by panicking, and prints what it measured"
-)]
 
 use std::io::{BufRead, BufReader, Lines};
 use std::net::TcpStream;

@@ -3,12 +3,6 @@
 //!
 //! The machines are network namespaces on a bridge that the test creates and removes. Where the
 //! machine forbids that, the reason is printed and the test is skipped.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test fails by panicking, and prints what it measured"
-)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::Path;

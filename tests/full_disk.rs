@@ -2,12 +2,6 @@
 //! namespace of the test's own. Where the system allows no such namespace, the test says so and
 //! ends.
 #![cfg(target_os = "linux")]
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test fails by panicking, and says why it cannot run"
-)]
 
 use std::process::{Command, Output, Stdio};
 

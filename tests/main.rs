@@ -8,6 +8,11 @@
 //! Tests of different files run at the same time in this process. Each test has homes, ports and
 //! processes of its own; only `many_chats` sets state of this process, the recorder of metrics.
 #![allow(clippy::expect_used, clippy::panic, reason = "so a test fails")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests print measurements"
+)]
 
 mod support;
 

@@ -1,11 +1,5 @@
 //! HTTP interface with common clients: OpenAI's own Python package, curl, Prometheus' parser. Real
 //! model, real processes.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test fails by panicking"
-)]
 
 use std::process::Command;
 

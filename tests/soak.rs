@@ -12,12 +12,6 @@
 //!
 //! Chats come in two equal waves. The first wave allocates everything that a process needs; any
 //! growth in the second wave is a leak.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and prints what it measured"
-)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::Write as _;

@@ -1,12 +1,6 @@
 //! libtorch's engine in the program: beside exact hosts in one pipeline, and compared with the
 //! exact engine and a float64 model on the real model. CPU only: these tests say nothing about
 //! GPUs.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "so a test fails, and says what it found"
-)]
 
 use std::collections::HashMap;
 use std::path::Path;

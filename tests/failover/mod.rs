@@ -8,12 +8,6 @@
 //! ```text
 //! cargo test --release -p hearthnet --test program -- failover:: --ignored --nocapture
 //! ```
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and the matrix is printed"
-)]
 
 mod silence;
 
