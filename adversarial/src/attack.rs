@@ -8,14 +8,14 @@ use std::pin::Pin;
 use hearthnet_transport::CloseCode;
 use serde::Serialize;
 
-use crate::HarnessError;
+use crate::Result;
 use crate::bench::Bench;
 use crate::case::Case;
 use crate::memory::Budget;
 use crate::raw::{Arrived, Ending, Pushed, SWITCHING, kind};
 use crate::victim::Scene;
 
-type Running<'a> = Pin<Box<dyn Future<Output = Result<(), HarnessError>> + Send + 'a>>;
+type Running<'a> = Pin<Box<dyn Future<Output = Result<()>> + Send + 'a>>;
 
 /// Carries an attack out. The checks common to all attacks (no panic, memory, honest caller, gauges
 /// back to zero) are made by `trial.rs`. An error means that the attack could not be carried out;

@@ -17,7 +17,7 @@ pub(crate) use crate::target::{Target, token};
 use crate::test_community::TestCommunity;
 use crate::victim::until;
 use crate::victim::{Gauges, Model, Pace, Scene, Settings, Victim};
-use crate::{Findings, HarnessError};
+use crate::{Findings, HarnessError, Result};
 
 /// Test bench on which one attack is carried out.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Bench {
         pace: Pace,
         scene: Scene,
         which: Model,
-    ) -> Result<Bench, HarnessError> {
+    ) -> Result<Bench> {
         let files = tempfile::tempdir()?;
         let model = which.description();
         let (attacker, honest_key, guest) = (new_key()?, new_key()?, new_key()?);
@@ -99,18 +99,18 @@ impl Bench {
     ///
     /// # Errors
     /// If the attack did not ask for a community.
-    pub(crate) fn community(&mut self) -> Result<&mut TestCommunity, HarnessError> {
+    pub(crate) fn community(&mut self) -> Result<&mut TestCommunity> {
         self.test_community.as_mut().ok_or_else(in_no_community)
     }
 
     /// Opens a gossip session of a member with the victim.
-    pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip, HarnessError> {
+    pub(crate) async fn gossip(&mut self, key: &NodeKey) -> Result<Gossip> {
         let community = self.community()?.community;
         Gossip::open(self.target.addr, key, &community).await
     }
 
     /// Checks that new events still reach the victim and that its state matches the anchor's.
-    pub(crate) async fn still_works(&mut self, found: &mut Findings) -> Result<(), HarnessError> {
+    pub(crate) async fn still_works(&mut self, found: &mut Findings) -> Result<()> {
         let test_community = self.test_community.as_ref().ok_or_else(in_no_community)?;
         test_community.still_works(&mut self.victim, found).await
     }
@@ -122,17 +122,14 @@ impl Bench {
         what: &str,
         expected: &str,
         so: impl Fn(&Gauges) -> bool,
-    ) -> Result<(), HarnessError> {
+    ) -> Result<()> {
         let gauges = until(&mut self.victim, &so).await?;
         found.holds(what, expected, so(&gauges));
         Ok(())
     }
 
     /// Checks that the victim reaches the state of the anchor's log.
-    pub(crate) async fn wait_for_agreement(
-        &mut self,
-        found: &mut Findings,
-    ) -> Result<(), HarnessError> {
+    pub(crate) async fn wait_for_agreement(&mut self, found: &mut Findings) -> Result<()> {
         let state = self.community()?.state();
         let what = "the host has the events of the anchor";
         self.wait_until(found, what, "true", |gauges| gauges.state() == state)
@@ -145,18 +142,14 @@ impl Bench {
         found: &mut Findings,
         author: &NodeId,
         events: u64,
-    ) -> Result<(), HarnessError> {
+    ) -> Result<()> {
         let heard = self.community()?.wait_for_events(author, events).await;
         found.same("events that are passed on", true, heard);
         Ok(())
     }
 
     /// Connection of the node with this key to a path, and the head of the host's answer.
-    pub(crate) async fn upgrade(
-        &self,
-        key: &NodeKey,
-        path: &str,
-    ) -> Result<(Peer, String), HarnessError> {
+    pub(crate) async fn upgrade(&self, key: &NodeKey, path: &str) -> Result<(Peer, String)> {
         let credentials = Credentials::of(&key.secret());
         let mut peer = self.secured_with(&credentials).await?;
         let answer = peer.upgrade_at(path).await?;
@@ -164,13 +157,13 @@ impl Bench {
     }
 
     /// Whether the host opens a path for the node with this key.
-    pub(crate) async fn admits(&self, key: &NodeKey, path: &str) -> Result<bool, HarnessError> {
+    pub(crate) async fn admits(&self, key: &NodeKey, path: &str) -> Result<bool> {
         let (_, answer) = self.upgrade(key, path).await?;
         Ok(answer.starts_with(SWITCHING))
     }
 
     /// Joins through the victim with an invite code and a new key, in a single attempt.
-    pub(crate) async fn join(&mut self, invite: &Invite) -> Result<Level, HarnessError> {
+    pub(crate) async fn join(&mut self, invite: &Invite) -> Result<Level> {
         let key = new_key()?;
         let request = invite.request(key.id(), "kim")?;
         let home = tempfile::tempdir()?;
@@ -186,7 +179,7 @@ impl Bench {
     }
 
     /// Starts another node like the victim, in a folder made by [`TestCommunity::home`].
-    pub(crate) async fn another(&self, home: &Path) -> Result<Victim, HarnessError> {
+    pub(crate) async fn another(&self, home: &Path) -> Result<Victim> {
         let settings = Settings {
             model: self.which.description().write(self._files.path()),
             which: self.which,
@@ -204,7 +197,7 @@ impl Bench {
     }
 
     /// Content of a valid token of this node, to be signed or changed first.
-    pub(crate) fn grant(&self, key: &NodeKey) -> Result<Grant, HarnessError> {
+    pub(crate) fn grant(&self, key: &NodeKey) -> Result<Grant> {
         grant(key, self.target.node)
     }
 
@@ -213,7 +206,7 @@ impl Bench {
     ///
     /// # Errors
     /// If the attacker does not get as far as HELLO.
-    pub(crate) async fn show(&self, token: Vec<u8>) -> Result<Ending, HarnessError> {
+    pub(crate) async fn show(&self, token: Vec<u8>) -> Result<Ending> {
         let mut peer = self.upgraded().await?;
         peer.send(Hello::new("pipeline", token).frame()).await;
         let answer = peer.receive().await;
@@ -228,7 +221,7 @@ impl Bench {
     }
 
     /// HELLO of the attacker for a purpose (`pipeline`, `bench`), with a fresh, valid token.
-    pub(crate) fn hello(&self, purpose: &str) -> Result<Hello, HarnessError> {
+    pub(crate) fn hello(&self, purpose: &str) -> Result<Hello> {
         let token = token(&self.attacker, self.target.node)?;
         Ok(Hello::new(purpose, token))
     }
@@ -238,30 +231,27 @@ impl Bench {
     }
 
     /// Connection of the attacker, as far as TLS.
-    pub(crate) async fn secured(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn secured(&self) -> Result<Peer> {
         self.secured_with(&self.credentials()).await
     }
 
     /// Connection with any credentials, as far as TLS.
-    pub(crate) async fn secured_with(
-        &self,
-        credentials: &Credentials,
-    ) -> Result<Peer, HarnessError> {
+    pub(crate) async fn secured_with(&self, credentials: &Credentials) -> Result<Peer> {
         Ok(Peer::secured(self.target.addr, credentials).await?)
     }
 
     /// Connection of the attacker, as far as the WebSocket.
-    pub(crate) async fn upgraded(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn upgraded(&self) -> Result<Peer> {
         Ok(Peer::upgraded(self.target.addr, &self.credentials()).await?)
     }
 
     /// Session of the attacker, with a HELLO of its own.
-    pub(crate) async fn session(&self, hello: &Hello) -> Result<Peer, HarnessError> {
+    pub(crate) async fn session(&self, hello: &Hello) -> Result<Peer> {
         Ok(self.upgraded().await?.greeted(hello).await?)
     }
 
     /// Session of the attacker for running rows.
-    pub(crate) async fn pipeline(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn pipeline(&self) -> Result<Peer> {
         self.session(&self.hello("pipeline")?).await
     }
 
@@ -271,7 +261,7 @@ impl Bench {
     }
 
     /// Session of the attacker with stream 1 open.
-    pub(crate) async fn stream(&self) -> Result<Peer, HarnessError> {
+    pub(crate) async fn stream(&self) -> Result<Peer> {
         let mut peer = self.pipeline().await?;
         peer.send(self.stream_open(1)).await;
         let answer = peer.receive().await;
@@ -298,6 +288,6 @@ fn in_no_community() -> HarnessError {
     HarnessError::attacker("the victim is in no community")
 }
 
-pub(crate) fn new_key() -> Result<NodeKey, HarnessError> {
+pub(crate) fn new_key() -> Result<NodeKey> {
     Ok(NodeKey::generate()?)
 }

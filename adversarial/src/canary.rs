@@ -9,7 +9,7 @@ use aho_corasick::AhoCorasick;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-use crate::HarnessError;
+use crate::Result;
 
 /// Random bytes of a canary. Its text has twice as many characters.
 const RANDOM: usize = 32;
@@ -27,14 +27,14 @@ pub(crate) struct Canary {
 }
 
 impl Canary {
-    pub(crate) fn new() -> Result<Canary, HarnessError> {
+    pub(crate) fn new() -> Result<Canary> {
         let mut random = [0; RANDOM];
         getrandom::fill(&mut random)?;
         Canary::of(&hex::encode(random))
     }
 
     /// Search for a given text.
-    pub(crate) fn of(text: &str) -> Result<Canary, HarnessError> {
+    pub(crate) fn of(text: &str) -> Result<Canary> {
         let (mut forms, mut needles) = (Vec::new(), Vec::new());
         let mut add = |form, needle: Vec<u8>| {
             forms.push(form);
@@ -108,7 +108,7 @@ impl Canary {
 
     /// Mappings of a process whose memory contains a piece of the canary. `None` if the system
     /// denies access.
-    pub(crate) fn in_memory(&self, pid: u32) -> Result<Option<Vec<String>>, HarnessError> {
+    pub(crate) fn in_memory(&self, pid: u32) -> Result<Option<Vec<String>>> {
         use std::os::unix::fs::FileExt as _;
 
         let maps = fs::read_to_string(format!("/proc/{pid}/maps"));

@@ -27,7 +27,7 @@ use hearthnet_tokens::Tokenizer;
 use hearthnet_transport::{Code, Config};
 use tokio::runtime::Handle;
 
-use crate::{Findings, HarnessError};
+use crate::{Findings, Result};
 
 const LAYERS: u32 = 4;
 const MODEL: &str = "tiny-tampered";
@@ -115,7 +115,7 @@ impl Hosts {
 
 impl Fleet {
     /// Fleet over the default tiny model. `band` limits the magnitude of rows that hosts return.
-    pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self, HarnessError> {
+    pub(crate) fn new(runtime: Handle, band: Option<Band>) -> Result<Self> {
         let tiny = TinyLlama {
             layers: LAYERS,
             ..TinyLlama::default()
@@ -129,7 +129,7 @@ impl Fleet {
         model_id: &str,
         runtime: Handle,
         band: Option<Band>,
-    ) -> Result<Self, HarnessError> {
+    ) -> Result<Self> {
         let file = Arc::new(tiny.file());
         let weights = file.manifest(&mut |_, _| {}).weights_id();
         let bands = band.map(|band| vec![band; tiny.layers as usize]);
@@ -189,7 +189,7 @@ impl Fleet {
     }
 
     /// Rows of the embedding table, concatenated.
-    pub(crate) fn table(&self) -> Result<Vec<f32>, HarnessError> {
+    pub(crate) fn table(&self) -> Result<Vec<f32>> {
         let mut table = Vec::new();
         let tokens: Vec<u32> = (0..self.file.spec().vocab).collect();
         self.text.head.embed(&tokens, &mut table)?;
@@ -198,18 +198,14 @@ impl Fleet {
 
     /// Asks one question over hosts that tamper in these ways, each serving all layers. The caller
     /// computes the first `private` layers itself.
-    pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked, HarnessError> {
+    pub(crate) fn ask(&self, private: u32, tampers: Vec<Tamper>) -> Result<Asked> {
         let with_key = |tamper| Ok((NodeKey::generate()?, tamper));
-        let hosts: Result<Vec<_>, HarnessError> = tampers.into_iter().map(with_key).collect();
+        let hosts: Result<Vec<_>> = tampers.into_iter().map(with_key).collect();
         self.ask_over(&self.hosts(NodeKey::generate()?, hosts?)?, private, TOKENS)
     }
 
     /// Hosts with these keys and ways to tamper, each serving all layers, for one caller.
-    pub(crate) fn hosts(
-        &self,
-        caller: NodeKey,
-        hosts: Vec<(NodeKey, Tamper)>,
-    ) -> Result<Hosts, HarnessError> {
+    pub(crate) fn hosts(&self, caller: NodeKey, hosts: Vec<(NodeKey, Tamper)>) -> Result<Hosts> {
         let (mut running, mut addrs, mut links) = (Vec::new(), Vec::new(), Vec::new());
         for (key, tamper) in hosts {
             let model = (MODEL, self.model.weights);
@@ -234,12 +230,7 @@ impl Fleet {
     }
 
     /// Asks one question over these hosts, for an answer of `tokens` tokens.
-    pub(crate) fn ask_over(
-        &self,
-        hosts: &Hosts,
-        private: u32,
-        tokens: u32,
-    ) -> Result<Asked, HarnessError> {
+    pub(crate) fn ask_over(&self, hosts: &Hosts, private: u32, tokens: u32) -> Result<Asked> {
         let (done, left) = self.ask_for(hosts, private, &question(PROMPT, tokens))?;
         Ok(Asked { done: done?, left })
     }
@@ -251,7 +242,7 @@ impl Fleet {
         hosts: &Hosts,
         private: u32,
         request: &ChatRequest,
-    ) -> Result<(Result<Done, ChatError>, String), HarnessError> {
+    ) -> Result<(Result<Done, ChatError>, String)> {
         let own = PrivateLayers::load(
             &self.file,
             MODEL,
@@ -288,11 +279,7 @@ impl Fleet {
     }
 
     /// Chat over the hosts that a log names for a member.
-    pub(crate) fn community(
-        &self,
-        caller: NodeKey,
-        log: &EventLog,
-    ) -> Result<Conversation, HarnessError> {
+    pub(crate) fn community(&self, caller: NodeKey, log: &EventLog) -> Result<Conversation> {
         let choice = self.choice(caller.id());
         let connections = async { Connections::watched(log.clone()) };
         let connections = self.runtime.block_on(connections);
@@ -326,10 +313,7 @@ impl Fleet {
     }
 
     /// Chat backend over these hosts.
-    pub(crate) fn backend(
-        &self,
-        source: Box<dyn HostSource>,
-    ) -> Result<ShardedBackend, HarnessError> {
+    pub(crate) fn backend(&self, source: Box<dyn HostSource>) -> Result<ShardedBackend> {
         let (runtime, pump, cancel) = (self.runtime.clone(), self.pump.clone(), Cancel::default());
         Ok(ShardedBackend::open(runtime, source, pump, &cancel)?)
     }
@@ -343,7 +327,7 @@ pub(crate) async fn tampered_host(
     caller: NodeId,
     key: &NodeKey,
     tamper: Tamper,
-) -> Result<RunningHost, HarnessError> {
+) -> Result<RunningHost> {
     let spec = file.spec();
     let served = Served {
         model_id: model_id.to_owned(),
@@ -370,8 +354,8 @@ pub(crate) async fn tampered_host(
 /// Runs work that blocks and observes, outside of the runtime's threads.
 pub(crate) async fn blocking(
     found: &mut Findings,
-    work: impl FnOnce(&Handle, &mut Findings) -> Result<(), HarnessError> + Send + 'static,
-) -> Result<(), HarnessError> {
+    work: impl FnOnce(&Handle, &mut Findings) -> Result<()> + Send + 'static,
+) -> Result<()> {
     let (runtime, mut heard) = (Handle::current(), Findings::default());
     let working = tokio::task::spawn_blocking(move || work(&runtime, &mut heard).map(|()| heard));
     found.0.extend(working.await??.0);

@@ -15,8 +15,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::HarnessError;
 use crate::target::Target;
+use crate::{HarnessError, Result};
 
 /// Positions per round. Going back to position 0 makes the host discard the later ones, so every
 /// round must give the same answers.
@@ -46,7 +46,7 @@ impl Honest {
         target: &Target,
         key: &NodeKey,
         expected: Option<&Answers>,
-    ) -> Result<Honest, HarnessError> {
+    ) -> Result<Honest> {
         let mut call = Call::open(target, key, POSITIONS).await?;
         let mut answers = Vec::new();
         for position in 0..POSITIONS {
@@ -128,11 +128,7 @@ impl Call {
     ///
     /// # Errors
     /// If the host refuses it.
-    pub(crate) async fn open(
-        target: &Target,
-        key: &NodeKey,
-        positions: u32,
-    ) -> Result<Call, HarnessError> {
+    pub(crate) async fn open(target: &Target, key: &NodeKey, positions: u32) -> Result<Call> {
         let identity = key.identity()?;
         let hello = Hello::new("pipeline", target.token(key).await?);
         let (addr, config) = (target.addr.to_string(), Config::default());

@@ -24,8 +24,8 @@ use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::HarnessError;
 use crate::bench::new_key;
+use crate::{HarnessError, Result};
 
 /// Id of the served model.
 pub(crate) const MODEL: &str = "tiny-household";
@@ -36,12 +36,12 @@ pub(crate) const SOON: Duration = Duration::from_secs(15);
 const NOBODY: u32 = 65_534;
 
 /// Chat service as a daemon runs it, with a context for long answers.
-pub(crate) fn service() -> Result<Service, HarnessError> {
+pub(crate) fn service() -> Result<Service> {
     service_of(MODEL)
 }
 
 /// Chat service whose model has another id.
-pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
+pub(crate) fn service_of(name: &str) -> Result<Service> {
     let tiny = TinyLlama {
         context: 4096,
         ..TinyLlama::default()
@@ -68,9 +68,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service, HarnessError> {
 }
 
 /// Local API of a node and its folder, with an optional chat service behind it.
-pub(crate) async fn local_api(
-    service: Option<&Service>,
-) -> Result<(TempDir, LocalApi), HarnessError> {
+pub(crate) async fn local_api(service: Option<&Service>) -> Result<(TempDir, LocalApi)> {
     let (folder, registry) = (tempfile::tempdir()?, Arc::new(Registry::new()));
     if let Some(service) = service {
         let chats = Arc::new(ChatHandler(service.clone()));
@@ -89,7 +87,7 @@ pub(crate) async fn local_api(
 pub(crate) async fn connect_as_nobody(
     at: SocketAddr,
     count: usize,
-) -> Result<Option<Vec<TcpStream>>, HarnessError> {
+) -> Result<Option<Vec<TcpStream>>> {
     let connect = move || {
         // Linux sets the uid per thread: the other threads of this process keep theirs.
         let nobody = rustix::process::Uid::from_raw(NOBODY);
@@ -114,7 +112,7 @@ pub(crate) async fn connect_as_nobody(
 }
 
 /// HTTP interface of a chat service, at a free port.
-pub(crate) async fn interface(service: Service) -> Result<HttpServer, HarnessError> {
+pub(crate) async fn interface(service: Service) -> Result<HttpServer> {
     let settings = HttpSettings {
         listen: "127.0.0.1:0".to_owned(),
         ..HttpSettings::default()
@@ -127,18 +125,14 @@ pub(crate) async fn ask(
     at: impl ToSocketAddrs,
     target: &str,
     body: &str,
-) -> Result<Option<(u16, String)>, HarnessError> {
+) -> Result<Option<(u16, String)>> {
     let mut client = TcpStream::connect(at).await?;
     send(&mut client, target, body).await?;
     Ok(answer(&mut client).await)
 }
 
 /// Sends an HTTP request; a request with a body is a POST.
-pub(crate) async fn send(
-    stream: &mut TcpStream,
-    target: &str,
-    body: &str,
-) -> Result<(), HarnessError> {
+pub(crate) async fn send(stream: &mut TcpStream, target: &str, body: &str) -> Result<()> {
     let method = if body.is_empty() { "GET" } else { "POST" };
     let request = format!(
         "{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\

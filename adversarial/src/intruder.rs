@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::HarnessError;
+use crate::{HarnessError, Result};
 
 /// Parameters of an intruder process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -72,7 +72,7 @@ pub(crate) fn furnish(home: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// If isolation was asked for and is not available.
-pub fn intrude(plan: &Intrusion) -> Result<(), HarnessError> {
+pub fn intrude(plan: &Intrusion) -> Result<()> {
     let data = plan.home.join(DATA);
     let stands = match plan.isolated {
         false => "nothing",

@@ -68,6 +68,8 @@ use std::panic::Location;
 pub(crate) use attack::Findings;
 pub(crate) use bench::Bench;
 
+pub(crate) type Result<T, E = HarnessError> = std::result::Result<T, E>;
+
 /// Failure of the harness, which is no verdict on the victim. It does not implement [`Error`], so
 /// that `?` can convert every error and record its location.
 #[derive(Debug)]

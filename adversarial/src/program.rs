@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::HarnessError;
+use crate::{HarnessError, Result};
 
 /// Time limit for a command, and for the start and the end of a daemon.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,12 +75,12 @@ impl Program {
     }
 
     /// Runs a command to its end, with the most detailed log.
-    pub(crate) async fn says(&self, args: &[&str]) -> Result<Said, HarnessError> {
+    pub(crate) async fn says(&self, args: &[&str]) -> Result<Said> {
         self.says_of(args, "").await
     }
 
     /// Runs a command with a text on its standard input.
-    pub(crate) async fn says_of(&self, args: &[&str], input: &str) -> Result<Said, HarnessError> {
+    pub(crate) async fn says_of(&self, args: &[&str], input: &str) -> Result<Said> {
         let mut child = self.command(args).stdin(Stdio::piped()).spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
             // A command that does not read its input may have ended.
@@ -95,12 +95,12 @@ impl Program {
     }
 
     /// Starts a daemon and waits until it is ready.
-    pub(crate) async fn serve(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
+    pub(crate) async fn serve(&self, args: &[&str]) -> Result<Daemon> {
         self.start(&[&["serve"], args].concat()).await
     }
 
     /// Starts any command that serves and waits until it is ready.
-    pub(crate) async fn start(&self, args: &[&str]) -> Result<Daemon, HarnessError> {
+    pub(crate) async fn start(&self, args: &[&str]) -> Result<Daemon> {
         let args = [args, &["--json", "--lifeline"]].concat();
         let mut child = self.command(&args).stdin(Stdio::piped()).spawn()?;
         let gone = || HarnessError::victim("the daemon ended at once");
@@ -142,20 +142,20 @@ impl Daemon {
     }
 
     /// Stops it normally and returns its standard error.
-    pub(crate) async fn stop(mut self) -> Result<String, HarnessError> {
+    pub(crate) async fn stop(mut self) -> Result<String> {
         drop(self.child.stdin.take());
         timeout(TIMEOUT, self.child.wait()).await??;
         Ok(timeout(TIMEOUT, self.errors).await???)
     }
 
-    pub(crate) fn pid(&self) -> Result<u32, HarnessError> {
+    pub(crate) fn pid(&self) -> Result<u32> {
         let gone = || HarnessError::victim("the daemon has ended");
         self.child.id().ok_or_else(gone)
     }
 
     /// Crashes it with core dumps of any size allowed. Returns whether a core dump exists, and its
     /// standard error.
-    pub(crate) async fn crash(mut self) -> Result<(bool, String), HarnessError> {
+    pub(crate) async fn crash(mut self) -> Result<(bool, String)> {
         use std::os::unix::process::ExitStatusExt as _;
 
         use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};

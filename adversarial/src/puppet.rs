@@ -20,8 +20,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_tungstenite::accept_async;
 use tokio_tungstenite::tungstenite::Message as WebSocketMessage;
 
-use crate::HarnessError;
 use crate::raw::{Arrived, Credentials, Frame, acceptor, cbor, dtype, kind, life};
+use crate::{HarnessError, Result};
 
 /// Returns the answers of the host to a message.
 pub(crate) type Script = Box<dyn FnMut(Message) -> Vec<Message> + Send>;
@@ -39,7 +39,7 @@ pub(crate) struct Puppet {
 
 impl Puppet {
     /// Starts listening; every caller is accepted.
-    pub(crate) async fn start(key: &NodeKey, script: Script) -> Result<Puppet, HarnessError> {
+    pub(crate) async fn start(key: &NodeKey, script: Script) -> Result<Puppet> {
         let acceptor = acceptor(&Credentials::of(&key.secret()))?;
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = HostAddr {
@@ -196,7 +196,7 @@ pub(crate) struct Layers {
 
 impl Layers {
     /// Layers of a model, for a host with this descriptor.
-    pub(crate) fn load(file: &ModelFile, descriptor: Descriptor) -> Result<Layers, HarnessError> {
+    pub(crate) fn load(file: &ModelFile, descriptor: Descriptor) -> Result<Layers> {
         let spec = file.spec();
         Ok(Layers {
             engine: Engine::load(file, 0..spec.layers, &one_thread(), &mut |_, _| {})?,
@@ -207,7 +207,7 @@ impl Layers {
     }
 
     /// Answers as an honest host does. Errors are those of the engine.
-    pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Message>, HarnessError> {
+    pub(crate) fn answer(&mut self, message: Message) -> Result<Option<Message>> {
         Ok(match message {
             Message::Describe => Some(Message::Descriptor(self.descriptor.to_cbor()?.into())),
             Message::StreamOpen(open) => {
@@ -228,7 +228,7 @@ impl Layers {
         })
     }
 
-    fn compute(&mut self, step: &Step) -> Result<StepResult, HarnessError> {
+    fn compute(&mut self, step: &Step) -> Result<StepResult> {
         let unknown = || HarnessError::attacker("a step on a stream that is not open");
         let seq = *self.streams.get(&step.stream).ok_or_else(unknown)?;
         self.engine.truncate(seq, step.position)?;

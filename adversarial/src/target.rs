@@ -9,9 +9,9 @@ use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
 use hearthnet_transport::{Config, connect_path};
 use serde_json::json;
 
-use crate::HarnessError;
 use crate::raw::event::now_ms;
 use crate::victim::MODEL_ID;
+use crate::{HarnessError, Result};
 
 /// Lifetime of the harness's tokens, in seconds.
 const TOKEN_SECONDS: u64 = 600;
@@ -36,7 +36,7 @@ impl Target {
     ///
     /// # Errors
     /// If the host does not issue one.
-    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>, HarnessError> {
+    pub(crate) async fn token(&self, key: &NodeKey) -> Result<Vec<u8>> {
         if !self.grants {
             return token(key, self.node);
         }
@@ -50,7 +50,7 @@ impl Target {
     }
 
     /// Opens a call socket of the node with this key.
-    pub(crate) async fn client(&self, key: &NodeKey) -> Result<Client, HarnessError> {
+    pub(crate) async fn client(&self, key: &NodeKey) -> Result<Client> {
         let (identity, addr) = (key.identity()?, self.addr.to_string());
         let (rule, config) = (bus_rule(), Config::default());
         let socket = connect_path(&addr, &identity, Some(self.node), &rule, &config).await?;
@@ -60,12 +60,12 @@ impl Target {
 }
 
 /// Session token signed by its own bearer, for one node and a single use.
-pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>, HarnessError> {
+pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>> {
     Ok(grant(key, audience)?.sign(key)?)
 }
 
 /// Content of such a token.
-pub(crate) fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant, HarnessError> {
+pub(crate) fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant> {
     let mut id = [0; 16];
     getrandom::fill(&mut id)?;
     let now = now_ms() / 1000;

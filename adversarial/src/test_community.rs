@@ -26,7 +26,7 @@ use crate::raw::{
     event::{Author, Event},
 };
 use crate::victim::{KEY_FILE, Victim};
-use crate::{Findings, HarnessError};
+use crate::{Findings, HarnessError, Result};
 
 /// Time limit for gossip.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ impl TestCommunity {
         attacker: &NodeKey,
         guest: &NodeKey,
         members: &[NodeId],
-    ) -> Result<TestCommunity, HarnessError> {
+    ) -> Result<TestCommunity> {
         let anchor = Home::founded(NodeKey::generate()?, true);
         anchor.admit(attacker.id(), Level::Trusted);
         for member in members.iter().chain([&guest.id()]) {
@@ -81,7 +81,7 @@ impl TestCommunity {
     }
 
     /// Appends an event of the root key.
-    pub(crate) fn append_as_root(&self, body: Body) -> Result<(), HarnessError> {
+    pub(crate) fn append_as_root(&self, body: Body) -> Result<()> {
         self.anchor.log.append(&key(ROOT), body, now_ms())?;
         Ok(())
     }
@@ -92,7 +92,7 @@ impl TestCommunity {
     }
 
     /// Events in the anchor's log.
-    fn records(&self) -> Result<Vec<Record>, HarnessError> {
+    fn records(&self) -> Result<Vec<Record>> {
         let mut all = Vec::new();
         self.anchor.log.records(|record| {
             all.push(record);
@@ -102,7 +102,7 @@ impl TestCommunity {
     }
 
     /// Greatest Lamport time in the anchor's log.
-    pub(crate) fn lamport(&self) -> Result<u64, HarnessError> {
+    pub(crate) fn lamport(&self) -> Result<u64> {
         let records = self.records()?;
         let times = records.iter().map(|record| record.event.lamport);
         Ok(times.max().unwrap_or(0))
@@ -110,7 +110,7 @@ impl TestCommunity {
 
     /// Returns how far ahead of `now` the anchor's latest event is dated, and the longest remaining
     /// lifetime of an ephemeral event, in ms.
-    pub(crate) fn ahead(&self, now: u64) -> Result<(u64, u64), HarnessError> {
+    pub(crate) fn ahead(&self, now: u64) -> Result<(u64, u64)> {
         let records = self.records()?;
         let own = records.iter().map(|record| &record.event);
         let own = own.filter(|event| event.author == self.anchor());
@@ -135,7 +135,7 @@ impl TestCommunity {
     }
 
     /// Unsigned next event of the anchor.
-    pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event, HarnessError> {
+    pub(crate) fn next_of_anchor(&self, kind: &str, body: Vec<u8>) -> Result<Event> {
         let (records, anchor) = (self.records()?, self.anchor());
         let last = records.iter().rfind(|record| {
             record.event.author == anchor && matches!(record.event.lane, Lane::Durable { .. })
@@ -190,7 +190,7 @@ impl TestCommunity {
     }
 
     /// Folder of a new trusted node, with its key and a full copy of the log.
-    pub(crate) fn home(&self, name: &str) -> Result<PathBuf, HarnessError> {
+    pub(crate) fn home(&self, name: &str) -> Result<PathBuf> {
         let home = self.folder.join(name);
         std::fs::create_dir_all(&home)?;
         let key = NodeKey::load_or_create(&home.join(KEY_FILE))?;
@@ -200,21 +200,21 @@ impl TestCommunity {
     }
 
     /// Empty log of a node.
-    fn empty(&self, name: &str) -> Result<EventLog, HarnessError> {
+    fn empty(&self, name: &str) -> Result<EventLog> {
         let folder = self.folder.join(name);
         std::fs::create_dir_all(&folder)?;
         Ok(EventLog::prepare(&folder, self.id())?)
     }
 
     /// Log of a node that knows all events so far and receives later ones only by hand.
-    pub(crate) fn copy(&self, name: &str) -> Result<EventLog, HarnessError> {
+    pub(crate) fn copy(&self, name: &str) -> Result<EventLog> {
         let log = self.empty(name)?;
         self.tell(&log);
         Ok(log)
     }
 
     /// Log of a new node, fed with all events of the anchor; it keeps those that it accepts.
-    pub(crate) fn reader(&self, name: &str) -> Result<EventLog, HarnessError> {
+    pub(crate) fn reader(&self, name: &str) -> Result<EventLog> {
         let log = self.empty(name)?;
         let all = self.anchor.log.missing(&log.heads(), 1024, 1 << 20)?;
         log.receive(&all.events, self.anchor(), now_ms())?;
@@ -227,13 +227,13 @@ impl TestCommunity {
     }
 
     /// Key of a node whose folder [`home`](Self::home) made.
-    pub(crate) fn key_of(&self, name: &str) -> Result<NodeKey, HarnessError> {
+    pub(crate) fn key_of(&self, name: &str) -> Result<NodeKey> {
         NodeKey::load_or_create(&self.folder.join(name).join(KEY_FILE))
             .map_err(HarnessError::victim)
     }
 
     /// Links the anchor's node with the victim.
-    pub(crate) async fn link(&mut self, victim: &Victim) -> Result<(), HarnessError> {
+    pub(crate) async fn link(&mut self, victim: &Victim) -> Result<()> {
         let mut settings = NodeSettings::new("anchor");
         settings.discovery.mdns = false;
         settings.discovery.static_peers = vec![StaticPeer::new(victim.addr, Some(victim.node))];
@@ -255,7 +255,7 @@ impl TestCommunity {
         &self,
         victim: &mut Victim,
         found: &mut Findings,
-    ) -> Result<(), HarnessError> {
+    ) -> Result<()> {
         self.anchor.invite(Level::Member, 1);
         let (begin, mut asking) = (Instant::now(), interval(Duration::from_millis(5)));
         loop {

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::HarnessError;
 use crate::attack::{Entry, Findings, Observation, Verdict};
 use crate::bench::Bench;
 use crate::cores::Cores;
 use crate::honest::Honest;
 use crate::memory::Budget;
 use crate::victim::{Gauges, Model, Pace, Victim, until};
+use crate::{HarnessError, Result};
 
 /// Steps of the honest caller before the memory baseline, so that its buffers are allocated.
 const WARM_UP_STEPS: u64 = 64;
@@ -145,7 +145,7 @@ impl Outcome {
 ///
 /// # Errors
 /// [`HarnessError`] if the harness failed.
-pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> {
+pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome> {
     let which = match setup.effort {
         Effort::Measured { .. } => Model::Share,
         Effort::Once => Model::Tiny,
@@ -208,7 +208,7 @@ pub async fn run(entry: &Entry, setup: &Setup) -> Result<Outcome, HarnessError> 
 struct Attackers(Option<Runtime>);
 
 impl Attackers {
-    fn new(effort: Effort) -> Result<Attackers, HarnessError> {
+    fn new(effort: Effort) -> Result<Attackers> {
         let mut threads = Builder::new_multi_thread();
         threads.worker_threads(2).enable_all();
         if let Effort::Measured { cores, .. } = effort {
@@ -222,7 +222,7 @@ impl Attackers {
         entry: &Entry,
         mut bench: Bench,
         mut found: Findings,
-    ) -> Result<(Bench, Findings, Result<(), HarnessError>), HarnessError> {
+    ) -> Result<(Bench, Findings, Result<()>)> {
         let Some(threads) = &self.0 else {
             return Err(HarnessError::attacker("no threads for the attack"));
         };
@@ -257,7 +257,7 @@ async fn settled(
     what: &str,
     callers: u32,
     found: &mut Findings,
-) -> Result<(), HarnessError> {
+) -> Result<()> {
     let gauges = until(victim, |gauges| is_settled(gauges, callers)).await?;
     let held = is_settled(&gauges, callers);
     found.check_or(what, "gone", held, || format!("{gauges:?}"));
@@ -272,10 +272,7 @@ fn is_settled(gauges: &Gauges, callers: u32) -> bool {
 
 /// Checks that every raised code was counted at least as often. The host counts when the connection
 /// is gone, which is after the attacker has read the code.
-async fn counted(
-    victim: &mut Victim,
-    found: &mut Findings,
-) -> Result<BTreeMap<String, u64>, HarnessError> {
+async fn counted(victim: &mut Victim, found: &mut Findings) -> Result<BTreeMap<String, u64>> {
     let raised = found.raised();
     let is_counted = |gauges: &Gauges| {
         let mut raised = raised.iter();
@@ -292,7 +289,7 @@ async fn counted(
 }
 
 /// Checks that the host is back in its initial state.
-async fn aftermath(bench: Bench, found: &mut Findings) -> Result<(), HarnessError> {
+async fn aftermath(bench: Bench, found: &mut Findings) -> Result<()> {
     let Bench {
         mut victim,
         mut honest,

@@ -35,8 +35,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::{interval, timeout};
 
-use crate::HarnessError;
 use crate::memory::{self, Usage};
+use crate::{HarnessError, Result};
 
 /// Time limit for the victim to start, to answer a question, or to end.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -153,7 +153,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// If the host cannot be started.
-pub async fn serve(settings: Settings) -> Result<(), HarnessError> {
+pub async fn serve(settings: Settings) -> Result<()> {
     let key = Arc::new(match &settings.home {
         None => NodeKey::generate()?,
         Some(home) => NodeKey::load_or_create(&home.join(KEY_FILE))?,
@@ -214,7 +214,7 @@ struct Member {
 }
 
 impl Member {
-    async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member, HarnessError> {
+    async fn start(home: &Path, key: Arc<NodeKey>, pace: Pace) -> Result<Member> {
         let numbers = Metrics::install(Part::Host)?;
         let log = EventLog::open(home)?;
         let recovered = log.recovery().map(|recovery| recovery.code());
@@ -401,7 +401,7 @@ pub(crate) struct Victim {
 
 impl Victim {
     /// Starts `program` as a victim and waits until it serves.
-    pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim, HarnessError> {
+    pub(crate) async fn start(program: &Path, settings: &Settings) -> Result<Victim> {
         let settings = serde_json::to_string(settings)?;
         let mut child = Command::new(program)
             .args(["victim", &settings])
@@ -448,7 +448,7 @@ impl Victim {
     }
 
     /// Current gauges.
-    pub(crate) async fn gauges(&mut self) -> Result<Gauges, HarnessError> {
+    pub(crate) async fn gauges(&mut self) -> Result<Gauges> {
         self.input.write_all(b"\n").await?;
         answer(&mut self.output).await
     }
@@ -467,7 +467,7 @@ impl Victim {
         text(&self.log)
     }
 
-    pub(crate) async fn kill(mut self) -> Result<(), HarnessError> {
+    pub(crate) async fn kill(mut self) -> Result<()> {
         self.child.kill().await?;
         Ok(())
     }
@@ -486,7 +486,7 @@ fn text(log: &Mutex<Vec<u8>>) -> String {
 
 async fn answer<T: for<'a> Deserialize<'a>>(
     output: &mut Lines<BufReader<ChildStdout>>,
-) -> Result<T, HarnessError> {
+) -> Result<T> {
     let line = timeout(TIMEOUT, output.next_line())
         .await
         .map_err(|_| HarnessError::victim("it does not answer"))??
@@ -498,7 +498,7 @@ async fn answer<T: for<'a> Deserialize<'a>>(
 pub(crate) async fn until(
     victim: &mut Victim,
     reached: impl Fn(&Gauges) -> bool,
-) -> Result<Gauges, HarnessError> {
+) -> Result<Gauges> {
     let begin = Instant::now();
     let mut asking = interval(ASK_EVERY);
     loop {

@@ -38,7 +38,7 @@ pub(super) const SCENE: Scene = Scene {
     ..Scene::ALONE
 };
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let gauges = bench.victim.gauges().await?;
     let sessions = gauges.sessions;
     let pages = gauges.kv_pages_used + gauges.kv_pages_left;
@@ -87,7 +87,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 }
 
 /// Runs a conversation that takes the guest's whole share. Returns its answers or the failure.
-async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, HarnessError> {
+async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>> {
     let positions = SHARE * PAGE;
     let mut call = Call::open(&bench.target, &bench.guest, positions).await?;
     let mut answers = Vec::new();
@@ -102,7 +102,7 @@ async fn talk(bench: &Bench) -> Result<Result<Vec<Bytes>, String>, HarnessError>
 
 /// Runs the same conversation with a second stream beside it. Returns the refusal of the host, if
 /// there is one.
-async fn want_more(bench: &Bench) -> Result<Result<(), String>, HarnessError> {
+async fn want_more(bench: &Bench) -> Result<Result<(), String>> {
     let positions = SHARE * PAGE;
     let mut call = Call::open(&bench.target, &bench.guest, positions).await?;
     let trying = async {

@@ -8,7 +8,7 @@ use hearthnet_files::{ModelFile, TextId, WeightsId};
 
 use super::prelude::*;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = TinyLlama::default().write(folder.path());
     let genuine = std::fs::read(&path)?;
@@ -33,7 +33,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     Ok(())
 }
 
-fn identities(path: &Path) -> Result<(WeightsId, TextId), HarnessError> {
+fn identities(path: &Path) -> Result<(WeightsId, TextId)> {
     let model = ModelFile::open(path)?;
     let text = model.gguf().text_id()?;
     Ok((model.manifest(&mut |_, _| {}).weights_id(), text))

@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Minimum number of actions that must succeed without isolation.
 const WOULD_GO_WELL: usize = 12;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let open = intruded(bench, false).await?;
     let bound = intruded(bench, true).await?;
     let stands = &bound.stands;
@@ -60,7 +60,7 @@ fn is_there(part: Part, stands: &str) -> bool {
 }
 
 /// Runs an intruder in a home directory of its own and returns its results.
-async fn intruded(bench: &Bench, isolated: bool) -> Result<Intruded, HarnessError> {
+async fn intruded(bench: &Bench, isolated: bool) -> Result<Intruded> {
     let folder = tempfile::tempdir()?;
     let (home, elsewhere) = (folder.path().join("home"), folder.path().join("elsewhere"));
     std::fs::create_dir_all(&elsewhere)?;
@@ -92,7 +92,7 @@ async fn intruded(bench: &Bench, isolated: bool) -> Result<Intruded, HarnessErro
 }
 
 /// Stands for a service of the user's session on an abstract socket, which has no path.
-fn listen(name: &str) -> Result<std::os::unix::net::UnixListener, HarnessError> {
+fn listen(name: &str) -> Result<std::os::unix::net::UnixListener> {
     use std::os::linux::net::SocketAddrExt as _;
     use std::os::unix::net::{SocketAddr, UnixListener};
 

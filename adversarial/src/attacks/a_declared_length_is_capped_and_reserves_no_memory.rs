@@ -22,7 +22,7 @@ pub(super) const BUDGET: Budget = Budget::SESSION.and(
     "two sessions, 12 silent ones with 256 KiB of buffers each, and 8 MiB of noise",
 );
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let code = CloseCode::FrameTooBig;
     for (what, length) in [
         ("16 MiB", 16 * MIB),

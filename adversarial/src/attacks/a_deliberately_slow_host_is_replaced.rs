@@ -24,11 +24,11 @@ const PIECE: Duration = Duration::from_millis(150);
 /// per token (6.6 s at least).
 const ROOM: Duration = Duration::from_secs(3);
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     blocking(found, chats).await
 }
 
-fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     let what = "good in four chats, then 0.7 s a token";
     slow(runtime, found, what, (BEFORE, 700))?;
     let what = "2.3 s a token from the first one on";
@@ -41,7 +41,7 @@ fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
 }
 
 /// Rows of an answer from a single host which preempts the stream after each of them.
-fn preempted(runtime: &Handle) -> Result<u32, HarnessError> {
+fn preempted(runtime: &Handle) -> Result<u32> {
     let mut fleet = Fleet::new(runtime.clone(), None)?;
     fleet.pump.room_timeout = ROOM;
     let rows = Arc::new(AtomicU32::new(0));
@@ -71,7 +71,7 @@ fn slow(
     found: &mut Findings,
     what: &str,
     (before, pause): (usize, u64),
-) -> Result<(), HarnessError> {
+) -> Result<()> {
     let fleet = Fleet::new(runtime.clone(), None)?;
     // The host of the first token in the measured chat is slow from then on.
     let (slow, count) = (

@@ -9,7 +9,7 @@ const ROOM: u64 = 1000;
 
 const HOUR_MS: u64 = 3_600_000;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let (attacker_id, root) = (attacker.id(), bench.community()?.id().root());
     let level = |level, last_seq| Body::LevelChanged {

@@ -14,7 +14,7 @@ const FLOOD: u32 = 10_000;
 /// Searches for hosts, each by a caller with a different process secret.
 const LOOKS: usize = 8;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let fleet = Fleet::new(tokio::runtime::Handle::current(), None)?;
     let layers = (0, fleet.model().layers.saturating_sub(1));
     // Each covers one layer of a deeper model, so it is useless alone.

@@ -8,7 +8,7 @@ use super::prelude::*;
 const MINUTE_MS: u64 = 60_000;
 const TEN_YEARS_MS: u64 = 10 * 365 * 24 * 60 * MINUTE_MS;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let now = now_ms();
     let test_community = bench.community()?;

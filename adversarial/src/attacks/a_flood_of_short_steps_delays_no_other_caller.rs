@@ -12,7 +12,7 @@ const ROWS: u32 = 8;
 /// Tokens of the guest's answer.
 const TOKENS: u32 = 32;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let mut peer = bench.pipeline().await?;
     for stream in 1..=STREAMS {
         peer.send(bench.stream_open(stream)).await;

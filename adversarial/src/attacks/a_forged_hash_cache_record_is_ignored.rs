@@ -15,7 +15,7 @@ use super::prelude::*;
 /// Bytes of the proof in front of a record.
 const PROOF: usize = 32;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = TinyLlama::default().write(folder.path());
     let genuine = weights(&path)?;
@@ -53,13 +53,13 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     Ok(())
 }
 
-fn weights(path: &Path) -> Result<WeightsId, HarnessError> {
+fn weights(path: &Path) -> Result<WeightsId> {
     let model = ModelFile::open(path)?;
     Ok(model.manifest(&mut |_, _| {}).weights_id())
 }
 
 /// The record with the current size, timestamps and inode of the file.
-fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>, HarnessError> {
+fn stamped(record: &[u8], path: &Path) -> Result<Vec<u8>> {
     let mut value: Value = ciborium::from_reader(record)?;
     let field = |map: &mut Value, name: &str| -> Option<usize> {
         let map = map.as_map()?;

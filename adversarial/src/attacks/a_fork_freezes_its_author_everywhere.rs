@@ -3,7 +3,7 @@
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let test_community = bench.community()?;
     let first = test_community.attacker.note(10, 1);

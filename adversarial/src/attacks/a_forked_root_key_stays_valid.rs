@@ -6,7 +6,7 @@ use hearthnet_bus::log::Policy;
 use super::prelude::*;
 
 /// Events that the root signs in one place.
-fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessError> {
+fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>> {
     let before = log.heads();
     for body in bodies {
         log.append(&key(ROOT), body, now_ms())?;
@@ -15,7 +15,7 @@ fn signed(log: &EventLog, bodies: Vec<Body>) -> Result<Vec<Vec<u8>>, HarnessErro
     Ok(batch?.events)
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let level = |node, level| Body::LevelChanged {
         node,

@@ -6,12 +6,7 @@
 use super::prelude::*;
 
 /// Events signed by `by` that replace an old key by a new one.
-fn successor(
-    log: &EventLog,
-    by: &NodeKey,
-    old: &NodeKey,
-    new: &NodeKey,
-) -> Result<Vec<Vec<u8>>, HarnessError> {
+fn successor(log: &EventLog, by: &NodeKey, old: &NodeKey, new: &NodeKey) -> Result<Vec<Vec<u8>>> {
     let (before, level) = (log.heads(), Level::Trusted);
     let expires_ms = now_ms() + 60_000;
     let invite = Invite::generate(log.community(), expires_ms / 1000, Vec::new())?;
@@ -33,7 +28,7 @@ fn successor(
     Ok(batch?.events)
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let community = bench.community()?.community;
     let first = bench.community()?.attacker.note(10, 1);

@@ -20,7 +20,7 @@ async fn start(
     log: EventLog,
     listen: Option<&str>,
     (registry, peers): (Registry, Vec<StaticPeer>),
-) -> Result<Node, HarnessError> {
+) -> Result<Node> {
     let mut settings = NodeSettings::new("node");
     settings.listen = listen.map(str::to_owned);
     settings.discovery.mdns = false;
@@ -34,13 +34,13 @@ async fn asks(
     (key, log): (&NodeKey, &EventLog),
     liar: NodeId,
     peers: Vec<StaticPeer>,
-) -> Result<SecondOpinion, HarnessError> {
+) -> Result<SecondOpinion> {
     let own = NodeKey::from_secret(&key.secret());
     let node = async || start(own, log.clone(), None, (Registry::new(), peers)).await;
     second_opinion(log, (key.id(), liar), node).await
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, accomplice] = bench.members();
     let (liar, accomplice) = (attacker.id(), accomplice.id());
     let test_community = bench.community()?;

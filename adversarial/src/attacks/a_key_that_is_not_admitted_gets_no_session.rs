@@ -3,7 +3,7 @@
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     for _ in 0..8 {
         let credentials = Credentials::of(&new_key()?.secret());
         let mut peer = bench.secured_with(&credentials).await?;

@@ -10,7 +10,7 @@ const LEAP_MS: u64 = 595_000;
 /// Tolerance for honest events: several may be written within one millisecond.
 const SLACK_MS: u64 = 1_000;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let attacker_id = attacker.id();
     let mut leap = bench.community()?.attacker.draft("notes.written", vec![1]);

@@ -34,7 +34,7 @@ fn seen(author: &Author, seq: u64, endpoints: &[String]) -> Vec<u8> {
         .signed(author.key())
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [_, guest] = bench.members();
     let knocks = Arc::new(AtomicUsize::new(0));
     let mut services: Vec<String> = Vec::new();

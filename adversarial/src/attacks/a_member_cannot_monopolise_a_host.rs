@@ -15,7 +15,7 @@ const STREAMS: u32 = 7;
 /// Well above the 10 s after which a claim is due.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
         sessions.push(bench.pipeline().await?);

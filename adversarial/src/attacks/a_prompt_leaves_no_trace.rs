@@ -39,7 +39,7 @@ struct Home {
 }
 
 impl Home {
-    fn new(bench: &Bench) -> Result<Home, HarnessError> {
+    fn new(bench: &Bench) -> Result<Home> {
         let folder = tempfile::tempdir()?;
         let data = folder.path().join("data");
         for folder in [&data, &folder.path().join("tmp")] {
@@ -49,13 +49,13 @@ impl Home {
         Ok(Home { folder, program })
     }
 
-    fn key(&self) -> Result<NodeKey, HarnessError> {
+    fn key(&self) -> Result<NodeKey> {
         let file = self.folder.path().join("data").join(KEY_FILE);
         NodeKey::load_or_create(&file).map_err(HarnessError::honest)
     }
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let (asks, serves) = (Home::new(bench)?, Home::new(bench)?);
     let models = tempfile::tempdir()?;
     let file = Model::Tiny.description().write(models.path());
@@ -144,7 +144,7 @@ async fn asked(
     daemon: &Daemon,
     canary: &Canary,
     found: &mut Findings,
-) -> Result<Vec<(&'static str, String)>, HarnessError> {
+) -> Result<Vec<(&'static str, String)>> {
     let text = canary.text();
     let model = model(daemon).await?;
     let message = |text: &str| json!([{ "role": "user", "content": text }]);
@@ -185,22 +185,18 @@ async fn asked(
     Ok(shown)
 }
 
-async fn model(daemon: &Daemon) -> Result<Value, HarnessError> {
+async fn model(daemon: &Daemon) -> Result<Value> {
     let listed: Value = serde_json::from_str(&get(daemon, "/v1/models").await?)?;
     Ok(listed["data"][0]["id"].clone())
 }
 
-async fn get(daemon: &Daemon, path: &str) -> Result<String, HarnessError> {
+async fn get(daemon: &Daemon, path: &str) -> Result<String> {
     let told = ask(daemon.http(), path, "").await?;
     Ok(told.unwrap_or_default().1)
 }
 
 /// Sends a text completion. Returns the status and the completion.
-async fn completion(
-    daemon: &Daemon,
-    prompt: &str,
-    tokens: u32,
-) -> Result<(u16, String), HarnessError> {
+async fn completion(daemon: &Daemon, prompt: &str, tokens: u32) -> Result<(u16, String)> {
     let body = json!({ "model": model(daemon).await?, "prompt": prompt, "max_tokens": tokens });
     let told = ask(daemon.http(), "/v1/completions", &body.to_string()).await?;
     let (status, body) = told.unwrap_or_default();
@@ -211,12 +207,7 @@ async fn completion(
 
 /// While a conversation is in the prefix cache, the caller's daemon has its tokens in memory, and
 /// the host does not.
-fn remembered(
-    found: &mut Findings,
-    canary: &Canary,
-    daemon: &Daemon,
-    host: &Daemon,
-) -> Result<(), HarnessError> {
+fn remembered(found: &mut Findings, canary: &Canary, daemon: &Daemon, host: &Daemon) -> Result<()> {
     if let Some(seen) = canary.in_memory(daemon.pid()?)? {
         let held = seen.iter().any(|hit| hit.starts_with("token ids"));
         let what = "while a conversation is kept: its tokens";
@@ -229,11 +220,7 @@ fn remembered(
 }
 
 /// After another conversation has displaced it, the daemon has no trace of it.
-async fn forgotten(
-    found: &mut Findings,
-    canary: &Canary,
-    daemon: &Daemon,
-) -> Result<(), HarnessError> {
+async fn forgotten(found: &mut Findings, canary: &Canary, daemon: &Daemon) -> Result<()> {
     let (begin, mut asking) = (Instant::now(), interval(Duration::from_millis(50)));
     loop {
         asking.tick().await;
@@ -248,12 +235,7 @@ async fn forgotten(
 }
 
 /// Crashes both daemons and searches for core dumps.
-async fn dumped(
-    found: &mut Findings,
-    canary: &Canary,
-    daemon: Daemon,
-    host: Daemon,
-) -> Result<(), HarnessError> {
+async fn dumped(found: &mut Findings, canary: &Canary, daemon: Daemon, host: Daemon) -> Result<()> {
     for (what, process) in [("the caller", daemon), ("the host", host)] {
         let (dumped, log) = process.crash().await?;
         found.same(
@@ -272,11 +254,7 @@ async fn dumped(
 }
 
 /// Proves that the search finds the text in a file and on a wire that contain it.
-async fn searches(
-    found: &mut Findings,
-    canary: &Canary,
-    folder: &Path,
-) -> Result<(), HarnessError> {
+async fn searches(found: &mut Findings, canary: &Canary, folder: &Path) -> Result<()> {
     std::fs::write(folder.join("found"), canary.text())?;
     let files = canary.in_files(folder)?.len();
     found.same("files with the text, where there is one", 1, files);

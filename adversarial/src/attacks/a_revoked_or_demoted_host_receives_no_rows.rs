@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let revoked = |node| Body::Revoked { node, last_seq: 1 };
     let demoted = |node| Body::LevelChanged {
         node,
@@ -25,7 +25,7 @@ async fn lose(
     found: &mut Findings,
     how: &str,
     ends: fn(NodeId) -> Body,
-) -> Result<(), HarnessError> {
+) -> Result<()> {
     let home = bench.community()?.home(how)?;
     let mut host = bench.another(&home).await?;
     let key = NodeKey::load(&home.join(KEY_FILE))?;
@@ -72,7 +72,7 @@ fn converse(
     log: &EventLog,
     answered: oneshot::Sender<u32>,
     mut goes_on: mpsc::Receiver<()>,
-) -> Result<String, HarnessError> {
+) -> Result<String> {
     let mut conversation = fleet.community(caller, log)?;
     let first = fleet.answer(&mut conversation, PROMPT)?;
     let tokens = u32::try_from(first.token_ids.len()).unwrap_or(u32::MAX);

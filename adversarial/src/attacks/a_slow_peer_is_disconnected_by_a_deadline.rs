@@ -17,24 +17,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Whether the host ends a silent TCP connection.
-async fn silent_tcp(bench: &Bench) -> Result<bool, HarnessError> {
+async fn silent_tcp(bench: &Bench) -> Result<bool> {
     let mut tcp = TcpStream::connect(bench.target.addr).await?;
     let read = timeout(TIMEOUT, tcp.read(&mut [0; 64])).await;
     Ok(read.is_ok())
 }
 
 /// End of a silent connection.
-async fn silent(
-    peer: impl Future<Output = Result<Peer, HarnessError>>,
-) -> Result<Ending, HarnessError> {
+async fn silent(peer: impl Future<Output = Result<Peer>>) -> Result<Ending> {
     Ok(peer.await?.ending().await)
 }
 
 /// End of a connection after one frame.
-async fn sent(
-    peer: impl Future<Output = Result<Peer, HarnessError>>,
-    frame: Frame,
-) -> Result<Ending, HarnessError> {
+async fn sent(peer: impl Future<Output = Result<Peer>>, frame: Frame) -> Result<Ending> {
     let mut peer = peer.await?;
     peer.send(frame).await;
     Ok(peer.ending().await)
@@ -42,15 +37,15 @@ async fn sent(
 
 /// End of a connection on which a frame arrives byte by byte.
 async fn trickled(
-    peer: impl Future<Output = Result<Peer, HarnessError>>,
+    peer: impl Future<Output = Result<Peer>>,
     frame: &Frame,
     sequence: u32,
-) -> Result<Ending, HarnessError> {
+) -> Result<Ending> {
     let message = Message::binary(frame.encode(sequence)).encode();
     Ok(peer.await?.trickle(&message, PAUSE).await)
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let bench = &*bench;
     // One of two chunks, and a step that names a tensor which never arrives.
     let data = chunk(1, dtype::I8, &[2 << 20], &vec![0; 1 << 20]);
@@ -72,7 +67,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
         sent(bench.stream(), announced.frame()),
         trickled(bench.pipeline(), &long, 2),
     );
-    let endings: [(&str, Result<Ending, HarnessError>); 5] = [
+    let endings: [(&str, Result<Ending>); 5] = [
         ("silence after the upgrade", upgraded),
         ("a HELLO byte by byte", slow_hello),
         ("silence between two chunks", half),

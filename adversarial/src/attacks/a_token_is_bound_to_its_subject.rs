@@ -4,7 +4,7 @@
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let owner = &bench.honest_key;
     let stolen = bench.grant(owner)?.sign(owner)?;
     for what in ["another node's token", "another node's token, again"] {

@@ -3,7 +3,7 @@
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let attacker = &bench.attacker;
     let code = CloseCode::TokenReplayed;
 

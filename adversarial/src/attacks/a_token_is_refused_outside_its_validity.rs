@@ -10,7 +10,7 @@ const SKEW: u64 = 40;
 
 const DAY: u64 = 86_400;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let attacker = &bench.attacker;
     // `not_before` is the current time.
     type Change = fn(&mut Grant);

@@ -6,7 +6,7 @@ use super::prelude::*;
 /// Stream limit of the victim over all callers; the honest caller has one stream.
 const STREAMS: u32 = 8;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     // Streams with rows, because the host preempts streams without rows by itself.
     let step = |bench: &Bench, stream| bench.zeros(stream, 16).frame();
     for round in 1..=4 {

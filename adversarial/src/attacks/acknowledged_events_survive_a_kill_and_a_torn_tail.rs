@@ -28,12 +28,12 @@ struct Writing {
 }
 
 impl Writing {
-    async fn gossip(&self, keeper: &Victim) -> Result<Gossip, HarnessError> {
+    async fn gossip(&self, keeper: &Victim) -> Result<Gossip> {
         Gossip::open(keeper.addr, &self.member, &self.community).await
     }
 
     /// Writes until the node is killed, some events later.
-    async fn until_killed(&mut self, keeper: Victim) -> Result<(), HarnessError> {
+    async fn until_killed(&mut self, keeper: Victim) -> Result<()> {
         let mut gossip = self.gossip(&keeper).await?;
         let left = self
             .events
@@ -58,7 +58,7 @@ impl Writing {
     }
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [member, _] = bench.members();
     let test_community = bench.community()?;
     let home = test_community.home("keeper")?;
@@ -130,7 +130,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 }
 
 /// Changes the write-ahead log of a killed node.
-fn change(home: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<(), HarnessError> {
+fn change(home: &Path, change: impl FnOnce(&mut Vec<u8>)) -> Result<()> {
     let path = home.join(format!("{FILE_NAME}-wal"));
     let mut wal = std::fs::read(&path)?;
     if wal.len() as u64 <= IN_FIRST_PAGE {

@@ -6,7 +6,7 @@ use hearthnet_testkit::raw::violations::{ack, acks, nack};
 use super::prelude::*;
 use super::table::{breaking, carry_out};
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let code = CloseCode::CreditAck;
     carry_out(bench, breaking(bench, acks()), found).await?;
     // The host sends one chunk and receives a false acknowledgement.

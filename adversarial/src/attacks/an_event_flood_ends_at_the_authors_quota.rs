@@ -14,7 +14,7 @@ const FLOOD: usize = 2 * AUTHOR_BYTES / MAX_BODY;
 /// Generated authors with one event each: twice the quota.
 const STRANGERS: usize = 2 * STRANGERS_BYTES / MAX_BODY;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let test_community = bench.community()?;
     let flood: Vec<_> = (0..FLOOD)

@@ -19,7 +19,7 @@ fn flipped(mut event: Vec<u8>, from_end: usize) -> Vec<u8> {
     event
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let before = bench.victim.gauges().await?;
     let test_community = bench.community()?;

@@ -16,12 +16,12 @@ use crate::fleet::{Hosts, question};
 /// Token whose row overflows.
 const LOUD: u32 = 20;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     blocking(found, chats).await
 }
 
 /// Model in which [`LOUD`] overflows, with this boundary dtype.
-fn fleet(runtime: &Handle, boundary: Option<&'static str>) -> Result<Fleet, HarnessError> {
+fn fleet(runtime: &Handle, boundary: Option<&'static str>) -> Result<Fleet> {
     let tiny = TinyLlama {
         layers: 4,
         embedding: "f32",
@@ -53,11 +53,11 @@ fn blamed(hosts: &Hosts) -> Vec<(Standing, Vec<FailureKind>)> {
         .collect()
 }
 
-fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     let fleet_of = |tampers: Vec<Tamper>| {
         let fleet = fleet(runtime, None)?;
         let with_key = |tamper| Ok((new_key()?, tamper));
-        let hosts: Result<Vec<_>, HarnessError> = tampers.into_iter().map(with_key).collect();
+        let hosts: Result<Vec<_>> = tampers.into_iter().map(with_key).collect();
         let hosts = fleet.hosts(new_key()?, hosts?)?;
         Ok::<_, HarnessError>((fleet, hosts))
     };

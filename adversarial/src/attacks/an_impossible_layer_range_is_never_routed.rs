@@ -68,7 +68,7 @@ fn impossible(layers: u64) -> Vec<Claim> {
 
 impl Claim {
     /// Encoded descriptor, valid in every other field.
-    fn of(&self, base: &Descriptor) -> Result<(String, Vec<u8>), HarnessError> {
+    fn of(&self, base: &Descriptor) -> Result<(String, Vec<u8>)> {
         let number = |value: Option<&Value>| {
             let number = value.and_then(Value::as_integer).map(i128::from);
             number.unwrap_or_default()
@@ -90,7 +90,7 @@ impl Claim {
     }
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let puppet = Puppet::start(&attacker, Box::new(|_| Vec::new())).await?;
     let base = Descriptor {
@@ -112,7 +112,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     log.append(&NodeKey::load(&home.join(KEY_FILE))?, advertised, now_ms())?;
     let [_, caller] = bench.members();
     let (model, runtime) = (bench.which.description(), Handle::current());
-    let asked = tokio::task::spawn_blocking(move || -> Result<_, HarnessError> {
+    let asked = tokio::task::spawn_blocking(move || -> Result<_> {
         let fleet = Fleet::of(&model, MODEL_ID, runtime, None)?;
         ask(&fleet, fleet.community(caller, &log)?)
     });
@@ -134,7 +134,7 @@ async fn in_the_log(
     found: &mut Findings,
     base: &Descriptor,
     claims: Vec<Claim>,
-) -> Result<Vec<Vec<u8>>, HarnessError> {
+) -> Result<Vec<Vec<u8>>> {
     let [attacker, _] = bench.members();
     let (mut gossip, now) = (bench.gossip(&attacker).await?, now_ms());
     let mut events = Vec::new();
@@ -173,13 +173,13 @@ async fn in_the_log(
 }
 
 /// Asks a question. Returns the endpoints of the hosts that answered.
-fn ask(fleet: &Fleet, mut conversation: Conversation) -> Result<Vec<String>, HarnessError> {
+fn ask(fleet: &Fleet, mut conversation: Conversation) -> Result<Vec<String>> {
     let route = fleet.answer(&mut conversation, PROMPT)?.route.into_iter();
     Ok(route.filter_map(|hop| hop.endpoint).collect())
 }
 
 /// Answers DESCRIBE with each impossible claim.
-async fn as_answers(found: &mut Findings) -> Result<(), HarnessError> {
+async fn as_answers(found: &mut Findings) -> Result<()> {
     let (runtime, caller) = (Handle::current(), new_key()?);
     let fleet = tokio::task::spawn_blocking(move || Fleet::new(runtime, None)).await??;
     let model = fleet.model();
@@ -202,7 +202,7 @@ async fn as_answers(found: &mut Findings) -> Result<(), HarnessError> {
     }
     // Beside an honest host, which must answer.
     let addrs: Vec<HostAddr> = puppets.iter().map(|puppet| puppet.addr.clone()).collect();
-    let asked = tokio::task::spawn_blocking(move || -> Result<_, HarnessError> {
+    let asked = tokio::task::spawn_blocking(move || -> Result<_> {
         let (runtime, key) = (Handle::current(), new_key()?);
         let hosts = fleet.hosts(
             NodeKey::from_secret(&caller.secret()),

@@ -13,7 +13,7 @@ use crate::victim::raised;
 
 const CODE: &str = "identity_mismatch";
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let target = bench.target;
 
     let honest = |at: SocketAddr| HostAddr {

@@ -11,7 +11,7 @@ const WITHDRAWN: &str = "experimental.shard.withdrawn";
 /// Lifetime of the descriptors.
 const LIFE_MS: u64 = 600_000;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let (lo, hi) = bench.target.layers;
     let shard = &*format!("old:{lo}-{hi}");
@@ -25,7 +25,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
     // Later than all events of earlier rounds.
     let now = now_ms();
     let test_community = bench.community()?;
-    let say = |seq: u64, queue_depth: u32| -> Result<Event, HarnessError> {
+    let say = |seq: u64, queue_depth: u32| -> Result<Event> {
         let descriptor = Descriptor {
             queue_depth,
             ..base.clone()

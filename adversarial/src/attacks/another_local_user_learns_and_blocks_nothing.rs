@@ -17,7 +17,7 @@ const TARGET: &str = "/v1/completions";
 /// Long answers that the other user requests, each under its own name: more than can run and queue.
 const HOG: usize = 40;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let service = service()?;
     let server = interface(service.clone()).await?;
     let at = server.local_addr();
@@ -66,7 +66,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 }
 
 /// Answer to the owner, on a connection of its own.
-async fn own(at: SocketAddr, prompt: &str) -> Result<Option<Value>, HarnessError> {
+async fn own(at: SocketAddr, prompt: &str) -> Result<Option<Value>> {
     ask(&mut TcpStream::connect(at).await?, prompt, 2, "").await
 }
 
@@ -75,7 +75,7 @@ async fn ask(
     prompt: &str,
     tokens: u32,
     user: &str,
-) -> Result<Option<Value>, HarnessError> {
+) -> Result<Option<Value>> {
     let body = json!({
         "model": MODEL, "prompt": prompt, "temperature": 0, "max_tokens": tokens, "user": user,
     });

@@ -11,7 +11,7 @@ use super::prelude::*;
 const CONNECTIONS: usize = 10;
 const CALLS: usize = 4;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let invite = bench.community()?.invite(Level::Member, 2);
     let community = bench.community()?.id();
     bench.wait_for_agreement(found).await?;

@@ -16,7 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// buffer of twice its size), for this test and two others that may run at the same time.
 const BUDGET: u64 = 3 * 3 * (128 << 20);
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let own = std::process::id();
     for (name, source) in hearthnet_testkit::hostile_templates() {
         memory::forget_peak(own);

@@ -12,7 +12,7 @@ const HONEST: usize = 3;
 /// Keys that are tried.
 const KEYS: usize = 256;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     for (what, first) in [
         ("the lowest key", lowest as fn(NodeId, NodeId) -> u64),
         ("a key chosen for a public hash", hashed),
@@ -27,10 +27,10 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 }
 
 /// Number of chats of a host whose key was chosen to minimise `place`.
-fn drawn(runtime: Handle, place: fn(NodeId, NodeId) -> u64) -> Result<usize, HarnessError> {
+fn drawn(runtime: Handle, place: fn(NodeId, NodeId) -> u64) -> Result<usize> {
     let fleet = Fleet::new(runtime, None)?;
     let caller = new_key()?;
-    let ground: Result<Vec<NodeKey>, HarnessError> = (0..KEYS).map(|_| new_key()).collect();
+    let ground: Result<Vec<NodeKey>> = (0..KEYS).map(|_| new_key()).collect();
     let ground = ground?.into_iter();
     let ground = ground.min_by_key(|key| place(caller.id(), key.id()));
     let ground = ground.ok_or_else(|| HarnessError::attacker("no key"))?;

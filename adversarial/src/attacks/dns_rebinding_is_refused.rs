@@ -25,7 +25,7 @@ const PRETENDERS: [&str; 10] = [
     "0.0.0.0",
 ];
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let numbers = Metrics::install(Part::Host)?;
     let (_serving, health) = watch::channel(Health::Serving);
     let settings = HttpSettings {
@@ -73,7 +73,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 }
 
 /// Complete response to a request with these headers.
-async fn ask(at: SocketAddr, target: &str, headers: &str) -> Result<String, HarnessError> {
+async fn ask(at: SocketAddr, target: &str, headers: &str) -> Result<String> {
     let mut stream = TcpStream::connect(at).await?;
     let request = format!("GET {target} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;

@@ -5,7 +5,7 @@
 use super::prelude::*;
 use super::swapped_prompt_rows_are_detected::{Lie, tried};
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let all: [(&'static str, Lie); 3] = [
         ("all rows equal to the first", |rows, width| {
             let (first, rest) = rows.split_at_mut(width);

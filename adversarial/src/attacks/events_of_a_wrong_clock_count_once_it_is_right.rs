@@ -7,7 +7,7 @@ use super::prelude::*;
 
 const DAY_MS: u64 = 86_400_000;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let guest_id = guest.id();
     let honest = &mut bench.community()?.guest;

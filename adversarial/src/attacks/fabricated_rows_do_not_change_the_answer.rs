@@ -17,11 +17,11 @@ const AT: u32 = PROMPT + TOKENS / 2;
 /// Changes rows; the second argument holds the rows that the host returned before.
 type Lie = fn(Passing<'_>, &[f32]);
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     blocking(found, lies).await
 }
 
-fn lies(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+fn lies(runtime: &Handle, found: &mut Findings) -> Result<()> {
     // Honest reference: the answer, and a band as in a catalogue entry.
     let seen = Arc::new(Mutex::new((f32::MAX, 0.0f32)));
     let fleet = Fleet::new(runtime.clone(), None)?;

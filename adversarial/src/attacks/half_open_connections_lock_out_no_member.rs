@@ -19,13 +19,13 @@ const KEPT: usize = 256;
 const BETWEEN: u32 = 500;
 
 /// Connects from an address of this machine.
-pub(super) async fn from(address: [u8; 4], to: SocketAddr) -> Result<TcpStream, HarnessError> {
+pub(super) async fn from(address: [u8; 4], to: SocketAddr) -> Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from((address, 0)))?;
     Ok(socket.connect(to).await?)
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let addr = bench.target.addr;
     let before = bench.victim.gauges().await?.raised("connection_limit");
     let (mut crowd, mut members) = (VecDeque::new(), 0);

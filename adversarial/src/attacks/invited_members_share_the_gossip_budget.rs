@@ -31,17 +31,13 @@ fn rubbish(community: [u8; 32], key: &NodeKey) -> Vec<Vec<u8>> {
 }
 
 /// Whether a member's batch is answered within [`AT_ONCE`].
-async fn is_answered(
-    bench: &mut Bench,
-    key: &NodeKey,
-    events: &[Vec<u8>],
-) -> Result<bool, HarnessError> {
+async fn is_answered(bench: &mut Bench, key: &NodeKey, events: &[Vec<u8>]) -> Result<bool> {
     let mut gossip = bench.gossip(key).await?;
     let pushed = tokio::time::timeout(AT_ONCE, gossip.push(events)).await;
     Ok(matches!(pushed, Ok(Pushed::Stored { .. })))
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let community = bench.community()?.community;
     // The attacker admits another node, as the policy allows.

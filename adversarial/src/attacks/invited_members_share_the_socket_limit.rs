@@ -11,7 +11,7 @@ const CROWD: u32 = 50;
 /// limit to check: a host keeps one socket per key and closes the others.
 const PATHS: [(&str, usize, Option<usize>); 2] = [("/bus/v1", 8, Some(32)), ("/sync/v1", 3, None)];
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let crowd = let_in(bench, found, &attacker, CROWD).await?;
     for (path, each, most) in PATHS {

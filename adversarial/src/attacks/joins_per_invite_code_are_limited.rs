@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const CROWD: usize = JOINS_PER_CODE + 4;
 
 /// Result of joining with this code, retried while the host limits the rate or is unreachable.
-async fn join(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
+async fn join(bench: &Bench, invite: &Invite) -> Result<String> {
     let begin = Instant::now();
     loop {
         let answer = ask(bench, invite).await?;
@@ -29,7 +29,7 @@ async fn join(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
     }
 }
 
-async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
+async fn ask(bench: &Bench, invite: &Invite) -> Result<String> {
     let key = new_key()?;
     let client = bench.target.client(&key).await?;
     let params = serde_json::to_value(invite.request(key.id(), "kim")?)?;
@@ -40,7 +40,7 @@ async fn ask(bench: &Bench, invite: &Invite) -> Result<String, HarnessError> {
     })
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let anchor = bench.community()?.anchor();
     let test_community = bench.community()?;
     let [crowds, honest] = [49, 1].map(|uses| test_community.invite(Level::Member, uses));

@@ -32,7 +32,7 @@ const LATE: u64 = 1;
 /// Counter of the caller's late results.
 const COUNTER: &str = "hearthnet_transport_late_results_total{side=\"caller\"}";
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     blocking(found, chats).await
 }
 
@@ -67,7 +67,7 @@ impl HostSource for LateFirst {
     }
 }
 
-fn chats(runtime: &Handle, found: &mut Findings) -> Result<(), HarnessError> {
+fn chats(runtime: &Handle, found: &mut Findings) -> Result<()> {
     let numbers = Metrics::install(Part::Caller)?;
     let mut fleet = Fleet::new(runtime.clone(), None)?;
     let (caller, key, honest_key) = (new_key()?, new_key()?, new_key()?);
@@ -140,7 +140,7 @@ fn late_host(
     fleet: &Fleet,
     key: &NodeKey,
     held: Arc<Mutex<Held>>,
-) -> Result<Puppet, HarnessError> {
+) -> Result<Puppet> {
     let mut layers = Layers::load(fleet.file(), fleet.descriptor(key.id()))?;
     let script = move |message: Message| {
         let mut held = held.lock();

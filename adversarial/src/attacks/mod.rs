@@ -25,7 +25,7 @@ mod prelude {
     pub(super) use crate::raw::event::*;
     pub(super) use crate::raw::*;
     pub(super) use crate::victim::{Gauges, KEY_FILE, MODEL_ID, Model, until};
-    pub(super) use crate::{Bench, Findings, HarnessError};
+    pub(super) use crate::{Bench, Findings, HarnessError, Result};
 }
 
 /// Registry: one line per attack, with the number of its case and the name of its file or of its

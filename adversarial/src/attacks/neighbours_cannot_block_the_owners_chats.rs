@@ -13,7 +13,7 @@ use crate::household::{MODEL, SOON, local_api, service};
 /// Length of a neighbour's answer. The neighbour does not read it, so its chat does not end.
 const LONG: u32 = 4000;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let service = service()?;
     let (folder, _api) = local_api(Some(&service)).await?;
     let owner = Client::connect_local(folder.path()).await?;

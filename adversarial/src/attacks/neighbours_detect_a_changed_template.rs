@@ -8,7 +8,7 @@ use hearthnet_shard::{ShardConfig, ShardHost};
 
 use super::prelude::*;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let genuine = TinyLlama::default().write(folder.path());
     let mut changed = std::fs::read(&genuine)?;

@@ -20,7 +20,7 @@ const PER_SECOND: u64 = 10;
 /// Members admitted by the attacker: more than their first calls are needed to fill the memory.
 const CROWD: u32 = (REMEMBERED / AT_ONCE) as u32 + 4;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let crowd = let_in(bench, found, &attacker, CROWD).await?;
 
@@ -54,7 +54,7 @@ pub(super) async fn let_in(
     found: &mut Findings,
     attacker: &NodeKey,
     count: u32,
-) -> Result<Vec<NodeKey>, HarnessError> {
+) -> Result<Vec<NodeKey>> {
     let policy = Policy {
         who_may_invite: Level::Member,
         research: true,
@@ -88,7 +88,7 @@ pub(super) async fn let_in(
 }
 
 /// Whether a call is accepted: remembered and answered.
-async fn is_taken(client: &Client) -> Result<bool, HarnessError> {
+async fn is_taken(client: &Client) -> Result<bool> {
     let call = client.call(&Capability::bus_describe(), &json!({}));
     let refusal = call?.result().await.err();
     match refusal {

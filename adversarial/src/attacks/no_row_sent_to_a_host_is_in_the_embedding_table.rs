@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::prelude::*;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     // With one private layer or more, no row may be found. Without one, all are found, which proves
     // that the search works.
     for private in [2, 1, 0] {
@@ -32,7 +32,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
 
 /// Runs an answer with this many private layers over a host that stores its input. Returns the
 /// number of rows, and how many of them are in the embedding table.
-fn overhear(runtime: Handle, private: u32) -> Result<(usize, usize), HarnessError> {
+fn overhear(runtime: Handle, private: u32) -> Result<(usize, usize)> {
     let fleet = Fleet::new(runtime, None)?;
     let width = fleet.width();
     let bits = move |row: &[f32]| row.iter().map(|v| v.to_bits()).collect::<Vec<u32>>();

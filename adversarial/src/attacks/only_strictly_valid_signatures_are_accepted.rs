@@ -37,7 +37,7 @@ pub(super) fn respelled(mut token: Vec<u8>) -> Vec<u8> {
     token
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let attacker = &bench.attacker;
     let token = || token(attacker, bench.target.node);
     let code = CloseCode::InvalidSignature;

@@ -13,7 +13,7 @@ const FIRST: usize = 500;
 const AT_ONCE: u64 = 100_000;
 const PER_SECOND: u64 = 8_000;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let honest = &mut bench.community()?.guest;
     let mut late = honest.draft("notes.written", vec![1]);

@@ -5,7 +5,7 @@ use super::prelude::*;
 
 /// The attacker, a trusted member, admits a key by an invite. Returns whether the host then accepts
 /// the key.
-async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<bool, HarnessError> {
+async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<bool> {
     let [attacker, _] = bench.members();
     let body = admission(invite, key, "member")?;
     let test_community = bench.community()?;
@@ -22,7 +22,7 @@ async fn let_in(bench: &mut Bench, invite: &Invite, key: &NodeKey) -> Result<boo
     bench.admits(key, "/sync/v1").await
 }
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let (first, second, third) = (new_key()?, new_key()?, new_key()?);
     let test_community = bench.community()?;
     let [invite, other] = [5, 1].map(|uses| test_community.invite(Level::Member, uses));

@@ -3,7 +3,7 @@
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let width = bench.target.width;
     let (first, last) = (0, width as usize - 1);
     for (what, at, bits) in [

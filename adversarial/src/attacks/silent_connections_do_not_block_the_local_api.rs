@@ -12,7 +12,7 @@ use crate::household::{SOON, local_api};
 /// More than the limit of 32 connections.
 const SILENT: usize = 40;
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let (folder, api) = local_api(None).await?;
     let mut silent = Vec::new();
     for door in ["socket", "port"] {

@@ -12,7 +12,7 @@ const EACH: u8 = 16;
 /// A realistic size of a community.
 const MEMBERS: u8 = 30;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let addr = bench.target.addr;
     let before = bench.victim.gauges().await?.raised("connection_limit");
     let mut crowd = Vec::new();

@@ -19,7 +19,7 @@ const CROWD: usize = 300;
 /// Request head deadline in the second part of the test.
 const BRIEF: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let (_serving, health) = watch::channel(Health::Serving);
     let server = open(health.clone(), HttpSettings::default().client_deadline).await?;
     let at = server.local_addr();
@@ -67,10 +67,7 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), Harne
     Ok(())
 }
 
-async fn open(
-    health: watch::Receiver<Health>,
-    client_deadline: Duration,
-) -> Result<HttpServer, HarnessError> {
+async fn open(health: watch::Receiver<Health>, client_deadline: Duration) -> Result<HttpServer> {
     let numbers = Metrics::install(Part::Host)?;
     let settings = HttpSettings {
         listen: "127.0.0.1:0".to_owned(),
@@ -82,7 +79,7 @@ async fn open(
     server.map_err(HarnessError::victim)
 }
 
-async fn is_served(stream: &mut TcpStream) -> Result<bool, HarnessError> {
+async fn is_served(stream: &mut TcpStream) -> Result<bool> {
     // The connection was closed meanwhile.
     if send(stream, "/healthz", "").await.is_err() {
         return Ok(false);

@@ -8,7 +8,7 @@ const STRANGERS: usize = 160;
 /// Call sockets that strangers may have in total.
 const THEIRS: usize = 16;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let invite = bench.community()?.invite(Level::Member, 2);
     bench.wait_for_agreement(found).await?;
     let mut crowd = Vec::new();

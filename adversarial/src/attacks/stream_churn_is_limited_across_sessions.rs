@@ -12,7 +12,7 @@ const STREAMS: u32 = 250;
 const AT_ONCE: u64 = 1024;
 const PER_SECOND: u64 = 256;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let begin = Instant::now();
     let (mut opened, mut refused) = (0u64, None);
     'sessions: for _ in 0..SESSIONS {

@@ -12,7 +12,7 @@ use super::prelude::*;
 /// Changes the rows of a prompt chunk; the second argument is the values per row.
 pub(super) type Lie = fn(&mut [f32], usize);
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let all: [(&'static str, Lie); 4] = [
         ("rows reversed", |rows, width| {
             let reversed: Vec<f32> = rows.rchunks(width).flatten().copied().collect();
@@ -45,9 +45,9 @@ pub(super) async fn tried(
     lies: &[(&'static str, Lie)],
     band: Option<Band>,
     found: &mut Findings,
-) -> Result<(), HarnessError> {
+) -> Result<()> {
     let lies = lies.to_vec();
-    let trying = move |runtime: &Handle, heard: &mut Findings| -> Result<(), HarnessError> {
+    let trying = move |runtime: &Handle, heard: &mut Findings| -> Result<()> {
         let mut fleet = Fleet::new(runtime.clone(), band)?;
         // Makes every row come back to the caller.
         fleet.private_last = 1;

@@ -52,7 +52,7 @@ enum Must {
 }
 
 /// Attempts of an attack, in order.
-pub(super) type Tries = Result<Vec<Try>, HarnessError>;
+pub(super) type Tries = Result<Vec<Try>>;
 
 fn tried(what: impl Into<String>, at: At, sent: impl Into<Sent>, must: Must) -> Try {
     let (what, sent) = (what.into(), sent.into());
@@ -109,11 +109,7 @@ pub(super) fn breaking(bench: &Bench, violations: Vec<Violation>) -> Tries {
 }
 
 /// Carries out all attempts.
-pub(super) async fn carry_out(
-    bench: &Bench,
-    tries: Tries,
-    found: &mut Findings,
-) -> Result<(), HarnessError> {
+pub(super) async fn carry_out(bench: &Bench, tries: Tries, found: &mut Findings) -> Result<()> {
     for Try {
         what,
         at,
@@ -426,7 +422,7 @@ pub(super) fn a_chunk_that_does_not_decompress_to_its_size_closes_the_session(
     breaking(bench, violations::compressed())
 }
 
-fn pipeline(bench: &Bench) -> Result<At, HarnessError> {
+fn pipeline(bench: &Bench) -> Result<At> {
     Ok(At::Session(bench.hello("pipeline")?))
 }
 

@@ -6,7 +6,7 @@ use super::prelude::*;
 /// Stream slots that the honest caller leaves.
 const STREAMS: u32 = 7;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let token = bench.target.token(&bench.attacker).await?;
     let mut peer = bench.session(&Hello::new("pipeline", token)).await?;
     for stream in 1..=STREAMS {

@@ -6,7 +6,7 @@ use hearthnet_bus::log::{Event, Heads};
 
 use super::prelude::*;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, guest] = bench.members();
     let (root, community) = (key(ROOT), bench.community()?.community);
     // Home of the root key: its node is revoked and receives nothing more.

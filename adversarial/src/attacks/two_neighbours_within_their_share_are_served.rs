@@ -8,7 +8,7 @@ use super::prelude::*;
 const TOKENS: u32 = 32;
 const TO_A_PIECE: u32 = 4;
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let mut chat = Call::open(&bench.target, &bench.guest, TOKENS).await?;
     let mut reader = bench.pipeline().await?;
     reader.send(bench.stream_open(1)).await;

@@ -18,7 +18,7 @@ const WORDS: [(&str, &str); 4] = [
     ("a zero-width character", "\u{200b}\u{feff}evil"),
 ];
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let at = interface(service()?).await?;
     for (what, words) in WORDS {
         // Unescaped in a literal of the template language.

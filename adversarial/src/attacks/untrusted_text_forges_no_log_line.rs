@@ -15,7 +15,7 @@ use crate::program::Program;
 /// Error text of the host, in every failure.
 const FORGED: &str = "2026-01-01T00:00:00.000000Z ERROR evil";
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     std::fs::create_dir_all(&data)?;
@@ -68,7 +68,7 @@ pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), H
 }
 
 /// Host that fails at each step, and its name for the command line.
-async fn lying(caller: &NodeKey) -> Result<(RunningHost, String), HarnessError> {
+async fn lying(caller: &NodeKey) -> Result<(RunningHost, String)> {
     let (key, tiny) = (new_key()?, Model::Tiny.description());
     let file = Arc::new(tiny.file());
     let weights = file.manifest(&mut |_, _| {}).weights_id();

@@ -17,7 +17,7 @@ const FORGED: &str = "10:00:00.000 all is well";
 const NAME: &str = "evil\u{202e}live\u{200b}\u{2028}\u{e0041}";
 const WORDS: &str = "evil\u{1b}]0;owned\u{7}\u{9b}2J\r\n10:00:00.000 all is well\u{202e}";
 
-pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(bench: &mut Bench, found: &mut Findings) -> Result<()> {
     let [attacker, _] = bench.members();
     let named = cbor(&[
         ("name", WORDS.into()),

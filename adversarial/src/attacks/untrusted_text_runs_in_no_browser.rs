@@ -12,7 +12,7 @@ const WORDS: &str = "\"'><script>alert('evil')</script><img src=x onerror=evil()
 /// Content types of which browsers run nothing.
 const SAFE: [&str; 2] = ["application/json", "text/event-stream"];
 
-pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<(), HarnessError> {
+pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     let server = interface(service_of(WORDS)?).await?;
     let ask = |model: &str, more: Value| {
         let mut body = json!({ "model": model, "prompt": "hello", "max_tokens": 2 });

@@ -9,7 +9,7 @@ pub(crate) use hearthnet_bus::now_ms;
 use sha2::{Digest, Sha256};
 
 use super::cbor;
-use crate::HarnessError;
+use crate::Result;
 
 /// Domain separator in front of the signed fields.
 pub(crate) const DOMAIN: &[u8] = b"hearthnet/event/v1\0";
@@ -23,11 +23,7 @@ pub(crate) fn bytes(bytes: &[u8]) -> Value {
 }
 
 /// Body of an event that admits a node by an invite.
-pub(crate) fn admission(
-    invite: &Invite,
-    node: &NodeKey,
-    level: &str,
-) -> Result<Vec<u8>, HarnessError> {
+pub(crate) fn admission(invite: &Invite, node: &NodeKey, level: &str) -> Result<Vec<u8>> {
     let request = invite.request(node.id(), "kim")?;
     Ok(cbor(&[
         ("name", "kim".into()),

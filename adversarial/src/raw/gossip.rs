@@ -7,7 +7,7 @@ use hearthnet_bus::NodeKey;
 use hearthnet_bus::log::Heads;
 
 use super::{Came, Credentials, Message, Peer};
-use crate::HarnessError;
+use crate::{HarnessError, Result};
 
 /// Maximum events and bytes of a batch.
 const BATCH: (usize, usize) = (1024, 512 * 1024);
@@ -48,7 +48,7 @@ impl Gossip {
         addr: SocketAddr,
         key: &NodeKey,
         community: &[u8; 32],
-    ) -> Result<Gossip, HarnessError> {
+    ) -> Result<Gossip> {
         let peer = Peer::secured(addr, &Credentials::of(&key.secret())).await?;
         let mut peer = peer.upgraded_at("/sync/v1").await?;
         let community = Value::Bytes(community.to_vec());
@@ -88,10 +88,7 @@ impl Gossip {
     ///
     /// # Errors
     /// If the session ends before the host has sent everything.
-    pub(crate) async fn ask(
-        &mut self,
-        none: &Heads,
-    ) -> Result<(Heads, Vec<Vec<u8>>), HarnessError> {
+    pub(crate) async fn ask(&mut self, none: &Heads) -> Result<(Heads, Vec<Vec<u8>>)> {
         let heads = vec![1.into(), 1.into(), Value::Bytes(none.to_cbor())];
         self.peer.send(message(heads)).await;
         let (mut theirs, mut events) = (None, Vec::new());

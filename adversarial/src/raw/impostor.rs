@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use super::{Credentials, acceptor};
-use crate::HarnessError;
+use crate::Result;
 
 /// Counters of an impostor.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ impl Impostor {
     ///
     /// # Errors
     /// If no port is free or the credentials are invalid.
-    pub(crate) async fn listen(shown: &Credentials) -> Result<Impostor, HarnessError> {
+    pub(crate) async fn listen(shown: &Credentials) -> Result<Impostor> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let (addr, acceptor) = (listener.local_addr()?, acceptor(shown)?);
         let seen = Arc::new(Seen::default());

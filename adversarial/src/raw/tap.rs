@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::HarnessError;
+use crate::Result;
 
 /// Tap between callers and a host. Stops when dropped.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ struct Shared {
 
 impl Tap {
     /// Listens, and connects each caller to the host.
-    pub(crate) async fn listen(host: SocketAddr) -> Result<Tap, HarnessError> {
+    pub(crate) async fn listen(host: SocketAddr) -> Result<Tap> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
