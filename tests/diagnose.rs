@@ -349,22 +349,11 @@ fn a_host_with_false_or_invalid_records_is_named_and_spoils_no_other_answer() {
             "records": [{"seq": seq, "at": stamp(30_000_000), "event": event}]})
     };
     // Its clock is a day ahead; its event happened a minute before the request.
-    let ahead = play(
-        &runtime,
-        Some(vec![page(
-            1,
-            1,
-            json!({"kind": "shard_serving", "shard": evil}),
-        )]),
-    );
+    let serving = json!({"kind": "shard_serving", "shard": evil});
+    let ahead = play(&runtime, Some(vec![page(1, 1, serving)]));
     // Its second page belongs to another run.
-    let disorder = play(
-        &runtime,
-        Some(vec![
-            page(1, 1, json!({"kind": "weights_evicted"})),
-            page(2, 2, json!({"kind": "weights_evicted"})),
-        ]),
-    );
+    let pages = [1, 2].map(|n| page(n, n, json!({"kind": "weights_evicted"})));
+    let disorder = play(&runtime, Some(pages.into()));
     let nonsense = play(&runtime, Some(vec![json!({"records": evil})]));
     let silent = play(&runtime, Some(Vec::new()));
     let old = play(&runtime, None);

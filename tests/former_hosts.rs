@@ -82,13 +82,8 @@ impl Stubborn {
         let log = EventLog::open(&data).expect("its log");
         let served = Arc::new(Served::default());
         let registry = Arc::new(Registry::new());
-        register_shards(
-            &registry,
-            Arc::clone(&key),
-            log.clone(),
-            Arc::clone(&served),
-        )
-        .expect("a registry");
+        let registered = register_shards(&registry, key.clone(), log.clone(), served.clone());
+        registered.expect("a registry");
         let free = TcpListener::bind("127.0.0.1:0").expect("a port");
         let listen = free.local_addr().expect("an address");
         drop(free);

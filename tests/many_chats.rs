@@ -40,8 +40,8 @@ fn together(
     at: impl Fn(usize, u32, &[String]) + Sync,
 ) -> Vec<Heard> {
     let expected: Vec<_> = chats.iter().map(|chat| caller.alone(chat)).collect();
-    let addresses: Vec<String> = hosts.iter().map(|host| host.address.clone()).collect();
-    let links = caller.connect(&addresses);
+    let addresses = hosts.iter().map(|host| host.address.clone());
+    let links = caller.connect(&addresses.collect::<Vec<_>>());
     // Opened before the chats grow: a later chat could be refused for lack of memory.
     let open = |_: &ChatRequest| caller.open(&links, fallback);
     let conversations: Vec<_> = chats.iter().map(open).collect();
@@ -74,15 +74,10 @@ const RANGES: [&str; 3] = ["0-11", "8-21", "18-29"];
 fn two_chats_over_three_hosts_give_the_same_answers_as_alone() {
     let caller = caller(u32::MAX);
     let hosts = RANGES.map(|range| caller.host(range, &[]));
-    let heard = together(
-        &caller,
-        &hosts.each_ref(),
-        &questions(2),
-        false,
-        |_, _, route| {
-            assert_eq!(route.len(), 3);
-        },
-    );
+    let all = hosts.each_ref();
+    let heard = together(&caller, &all, &questions(2), false, |_, _, route| {
+        assert_eq!(route.len(), 3);
+    });
     assert!(heard.iter().all(|heard| heard.degraded.is_empty()));
 }
 
@@ -100,10 +95,8 @@ impl Killer<'_> {
         }
         ready[chat] = true;
         if *ready == [true; 2] {
-            let middle = self
-                .hosts
-                .iter()
-                .find(|host| host.address.ends_with(&route[1]));
+            let mut hosts = self.hosts.iter();
+            let middle = hosts.find(|host| host.address.ends_with(&route[1]));
             let middle = middle.expect("one of these hosts");
             middle.signal(Signal::KILL);
             wait_for_end(middle.process.child.id());
@@ -117,15 +110,8 @@ fn without_the_middle(caller: &Caller, hosts: &[&Host], fallback: bool) -> Vec<H
         hosts,
         ready: Mutex::default(),
     };
-    let heard = together(
-        caller,
-        hosts,
-        &questions(2),
-        fallback,
-        |chat, token, route| {
-            killer.at(chat, token, route);
-        },
-    );
+    let at = |chat, token, route: &[String]| killer.at(chat, token, route);
+    let heard = together(caller, hosts, &questions(2), fallback, at);
     assert_eq!(killer.ready.into_inner(), [true; 2]);
     heard
 }
@@ -166,13 +152,8 @@ fn chats_beyond_the_hosts_memory_take_longer_and_give_the_same_answers() {
     ];
     let settings = [&memory[..], &gauges::SHOWN].concat();
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &settings));
-    let heard = together(
-        &caller,
-        &hosts.each_ref(),
-        &questions(3),
-        false,
-        |_, _, _| {},
-    );
+    let all = hosts.each_ref();
+    let heard = together(&caller, &all, &questions(3), false, |_, _, _| {});
     for heard in heard {
         assert!(heard.degraded.is_empty() && heard.recoveries.is_empty());
     }
@@ -254,12 +235,7 @@ fn a_model_with_a_context_beyond_the_hosts_memory_is_served() {
         "research.distributed_inference.host.kv_budget_mb=4",
     ];
     let hosts = ["0-14", "15-29"].map(|range| caller.host(range, &memory));
-    let heard = together(
-        &caller,
-        &hosts.each_ref(),
-        &questions(1),
-        false,
-        |_, _, _| {},
-    );
+    let all = hosts.each_ref();
+    let heard = together(&caller, &all, &questions(1), false, |_, _, _| {});
     assert!(heard[0].degraded.is_empty());
 }

@@ -26,7 +26,7 @@ const BLOCK_ROWS: u32 = 128;
 /// Runs the client against a host, with its files in `dir`.
 fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) -> (Output, Value) {
     let output = python("../tests/clients/x08_client.py")
-        .args(["--address", &host.address, "--secret", &hex(&SECRET)])
+        .args(["--address", &host.address, "--secret", &hex::encode(SECRET)])
         .args(["--weights", weights, "--lo", "0", "--hi", "14"])
         .args(["--width", &width.to_string()])
         .args(["--rows", "rows", "--out", "out"])
@@ -38,10 +38,6 @@ fn client(host: &Host, dir: &Path, weights: &str, width: u32, extra: &[&str]) ->
     let report = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("{e}: {}{}", text(&output.stdout), text(&output.stderr)));
     (output, report)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    hex::encode(bytes)
 }
 
 /// Token ids from all over the vocabulary, the same in every run.
@@ -61,12 +57,7 @@ fn on_the_wire(head: &Head, engine: &mut Engine, rows: u32) -> (Vec<u8>, Vec<u8>
         .expect("tokens of the vocabulary");
     let before = encode(&x);
     let seq = engine.open().expect("a sequence");
-    let position = 0;
-    let span = Span {
-        seq,
-        position,
-        rows,
-    };
+    let span = Span::new(seq, 0, rows);
     engine.forward(&[span], &mut x).expect("rows");
     assert!(engine.close(seq));
     let after = encode(&x);
@@ -92,7 +83,7 @@ fn a_client_written_from_the_specification_is_refused_or_gets_bit_identical_resu
     let client = |extra: &[&str]| client(&host, dir.path(), &weights, head.spec().width, extra);
 
     // A key that is not admitted is refused in the handshake, a token for another host afterwards.
-    let stranger = hex(&[0x5b; 32]);
+    let stranger = hex::encode([0x5b; 32]);
     let other = NodeKey::from_secret(&[0x5c; 32]).id().to_string();
     let (output, report) = client(&["--secret", &stranger]);
     assert_eq!(output.status.code(), Some(3), "{report}");

@@ -130,13 +130,8 @@ impl Findings {
         let expected = Pushed::Stored { accepted, refused };
         let held = *pushed == expected;
         let raised = code.filter(|_| held);
-        self.push(
-            what,
-            format!("{expected:?}"),
-            format!("{pushed:?}"),
-            held,
-            raised,
-        );
+        let (expected, seen) = (format!("{expected:?}"), format!("{pushed:?}"));
+        self.push(what, expected, seen, held, raised);
     }
 
     /// Any other expectation; the host must also have counted it under `code`.

@@ -243,13 +243,8 @@ impl Fleet {
         private: u32,
         request: &ChatRequest,
     ) -> Result<(Result<Done, ChatError>, String)> {
-        let own = PrivateLayers::load(
-            &self.file,
-            MODEL,
-            (private, self.private_last),
-            self.pump.prefill_rows,
-            &one_thread(),
-        )?;
+        let (ends, rows) = ((private, self.private_last), self.pump.prefill_rows);
+        let own = PrivateLayers::load(&self.file, MODEL, ends, rows, &one_thread())?;
         let model = ModelOnWire {
             hosted: own.hosted(),
             ..self.model.clone()

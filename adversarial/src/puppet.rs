@@ -234,11 +234,7 @@ impl Layers {
         self.engine.truncate(seq, step.position)?;
         let mut values = Vec::new();
         self.boundary.decode(&step.data, &mut values)?;
-        let span = Span {
-            seq,
-            position: step.position,
-            rows: step.rows,
-        };
+        let span = Span::new(seq, step.position, step.rows);
         self.engine.forward(&[span], &mut values)?;
         let rows = match step.want {
             Want::None => 0,

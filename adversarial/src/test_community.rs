@@ -239,12 +239,8 @@ impl TestCommunity {
         settings.discovery.static_peers = vec![StaticPeer::new(victim.addr, Some(victim.node))];
         settings.research = true;
         let registry = Arc::new(Registry::new());
-        let node = Node::start(
-            Arc::clone(&self.anchor.key),
-            self.anchor.log.clone(),
-            settings,
-            registry,
-        );
+        let (key, log) = (Arc::clone(&self.anchor.key), self.anchor.log.clone());
+        let node = Node::start(key, log, settings, registry);
         self.node = Some(node.await?);
         Ok(())
     }

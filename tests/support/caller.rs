@@ -214,25 +214,14 @@ impl Caller {
             prefill_rows: 16,
             ..PumpSettings::default()
         };
-        let sharded = ShardedBackend::open(
-            self.runtime.handle().clone(),
-            source,
-            settings,
-            &Cancel::default(),
-        )?;
+        let (runtime, cancel) = (self.runtime.handle(), Cancel::default());
+        let sharded = ShardedBackend::open(runtime.clone(), source, settings, &cancel)?;
         let hosts: Box<dyn Backend> = if fallback {
             let local = Arc::clone(&self.between);
-            let load = move || Ok(Box::new(local.open()?) as Box<dyn Backend>);
-            let runtime = self.runtime.handle();
-            let cancel = Cancel::default();
-            Box::new(WithFallback::begin(
-                Ok(sharded),
-                Instant::now(),
-                Box::new(load),
-                Exact::Require,
-                runtime,
-                &cancel,
-            )?)
+            let load = Box::new(move || Ok(Box::new(local.open()?) as Box<dyn Backend>));
+            let (now, exact) = (Instant::now(), Exact::Require);
+            let begun = WithFallback::begin(Ok(sharded), now, load, exact, runtime, &cancel);
+            Box::new(begun?)
         } else {
             Box::new(sharded)
         };
@@ -256,14 +245,12 @@ impl Caller {
         let mut since = now;
         let mut hear = |frame: &Frame| match frame {
             Frame::ShardStatus { status, code, .. } if status == "degraded" => {
-                heard
-                    .degraded
-                    .push(code.iter().map(ToString::to_string).collect());
+                let code = code.iter().map(ToString::to_string);
+                heard.degraded.push(code.collect());
             }
             Frame::ShardStatus { status, code, .. } if status == "waiting" => {
-                heard
-                    .waits
-                    .push(code.iter().map(ToString::to_string).collect());
+                let code = code.iter().map(ToString::to_string);
+                heard.waits.push(code.collect());
                 heard.on_wait.iter_mut().for_each(|call| call());
             }
             Frame::ShardStatus { host, .. } => {

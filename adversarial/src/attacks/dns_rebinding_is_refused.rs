@@ -38,28 +38,18 @@ pub(super) async fn run(_: &mut Bench, found: &mut Findings) -> Result<()> {
     found.same("a request that names this machine", "200", status(&honest));
     for name in PRETENDERS {
         // An absolute URI in the request line takes precedence over the Host header.
+        let absolute = format!("http://{name}/metrics");
         for (how, target, host) in [
-            ("Host", "/metrics".to_owned(), name),
-            (
-                "the request line",
-                format!("http://{name}/metrics"),
-                "localhost",
-            ),
+            ("Host", "/metrics", name),
+            ("the request line", &absolute, "localhost"),
         ] {
-            let answer = ask(at, &target, &format!("Host: {host}")).await?;
+            let answer = ask(at, target, &format!("Host: {host}")).await?;
             // A malformed target is refused as a bad request.
             let refused = ["403", "400"].contains(&status(&answer));
             let told = answer.contains("hearthnet_");
-            found.check(
-                format!("{name} in {how}"),
-                "403 or 400, and no metrics",
-                format!(
-                    "{}{}",
-                    status(&answer),
-                    if told { ", and metrics" } else { "" }
-                ),
-                refused && !told,
-            );
+            let seen = format!("{}, metrics: {told}", status(&answer));
+            let expected = "403 or 400, and no metrics";
+            found.check(format!("{name} in {how}"), expected, seen, refused && !told);
         }
     }
     let twice = ask(at, "/metrics", "Host: localhost\r\nHost: evil.example").await?;

@@ -129,13 +129,8 @@ pub fn variant(dtype: &str) -> PathBuf {
     let path = directory.join(format!("SmolLM2-135M-Instruct.{dtype}.1.gguf"));
     if !path.exists() {
         let model = ModelFile::open(&source).expect("the real model is sound");
-        match convert(
-            &model,
-            dtype,
-            &path,
-            &AtomicBool::new(false),
-            &mut |_, _| {},
-        ) {
+        let cancel = AtomicBool::new(false);
+        match convert(&model, dtype, &path, &cancel, &mut |_, _| {}) {
             // Another test made the same file first.
             Ok(()) | Err(ConvertError::Exists(_)) => {}
             Err(error) => panic!("{error}"),

@@ -46,19 +46,11 @@ impl EngineSource for TamperedSource {
     type Engine = Tampered;
 
     fn load(&mut self, _: &mut dyn FnMut(StartProgress)) -> Result<Tampered, LoadFault> {
-        let engine = Engine::load(
-            &self.file,
-            self.layers.clone(),
-            &self.options,
-            &mut |_, _| {},
-        );
-        Ok(Tampered {
-            engine: engine?,
-            tamper: self
-                .tamper
-                .take()
-                .ok_or_else(|| "loaded once only".to_owned())?,
-        })
+        let (layers, options) = (self.layers.clone(), &self.options);
+        let engine = Engine::load(&self.file, layers, options, &mut |_, _| {})?;
+        let tamper = self.tamper.take();
+        let tamper = tamper.ok_or_else(|| "loaded once only".to_owned())?;
+        Ok(Tampered { engine, tamper })
     }
 }
 
