@@ -493,6 +493,15 @@ impl Stage {
         .unwrap()
     }
 
+    /// Sequence that waits so long for room.
+    fn open_for(&self, room_timeout: Duration) -> ShardedBackend {
+        self.open_with(PumpSettings {
+            room_timeout,
+            ..PumpSettings::default()
+        })
+        .unwrap()
+    }
+
     /// Runs one call: a prompt, then `tokens` rows, each made of the output before it.
     fn call(
         &self,
@@ -555,6 +564,36 @@ impl Stage {
         begun.unwrap()
     }
 
+    /// Runs a call with [`PROMPT`] and `more` rows. Returns its result, and of each failover whether
+    /// it changed the arithmetic, and its recovery time.
+    fn failovers(
+        &self,
+        backend: &mut dyn Backend,
+        more: u32,
+    ) -> (Result<Vec<f32>, ChatError>, Vec<(bool, f64)>) {
+        let mut moves = Vec::new();
+        let mut notify = |frame| {
+            if let Frame::ShardFailover {
+                arithmetic,
+                recovery_ms,
+                ..
+            } = frame
+            {
+                moves.push((arithmetic.is_some(), recovery_ms));
+            }
+        };
+        let mut run = Run {
+            cancel: &self.cancel,
+            notify: &mut notify,
+        };
+        backend.begin_call(0);
+        let mut result = run_rows(backend, 0, &rows(&PROMPT), &mut run);
+        for position in 8..8 + more {
+            result = result.and_then(|_| run_rows(backend, position, &row(1), &mut run));
+        }
+        (result, moves)
+    }
+
     fn health_of(&self, host: &str) -> ShardHealth {
         let mut all = self.health.all().into_iter();
         all.find(|one| one.host.to_string() == host).unwrap()
@@ -578,6 +617,14 @@ impl Stage {
         self.until("a stream is left", || {
             self.hosts.iter().all(|host| host.open_streams() == 0)
         });
+    }
+}
+
+/// As with a fallback: gives up after the second failure, once rows have been sent.
+fn fallback_settings() -> PumpSettings {
+    PumpSettings {
+        give_up_after: Some(2),
+        ..PumpSettings::default()
     }
 }
 
@@ -883,31 +930,25 @@ fn giving_up_does_not_wait_until_this_machine_has_loaded_the_model() {
 /// Arithmetic other than the exact one. Here it gives the same results.
 const OTHER: &str = "torch-cpu-fp32";
 
-/// Hosts of both halves fail in the middle of an answer, when spares become available.
-struct Spares {
-    /// Arithmetics of the first half, of its spare, and of the second half.
-    arithmetics: [&'static str; 3],
+/// Call whose first host fails at a position, when a spare becomes available; 8 is the first row
+/// after the prompt. Arithmetics of the first half, of its spare, and of the second half.
+fn with_spare(
+    [first, spare, second]: [&'static str; 3],
     exact: Exact,
-    /// Position at which the first host fails; 8 is the first row after the prompt.
     at: u32,
-}
-
-impl Spares {
-    fn call(&self) -> (Result<(), ChatError>, Heard) {
-        let [first, spare, second] = self.arithmetics;
-        let mut stage = Stage::of(&[((0, 1), first), ((2, 3), second), ((0, 1), spare)]);
-        stage.exact = self.exact;
-        let host = &stage.hosts[0];
-        host.at(self.at, Deed::Die);
-        // The spare has no room when the sequence begins.
-        stage.hosts[2].state().refusals = vec!["kv_full"];
-        let mut backend = stage.open();
-        stage.hosts[2].state().refusals.clear();
-        assert_eq!(stage.runs(&backend, 0).node(), host.node());
-        let mut heard = Heard::default();
-        let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
-        (result, heard)
-    }
+) -> (Result<(), ChatError>, Heard) {
+    let mut stage = Stage::of(&[((0, 1), first), ((2, 3), second), ((0, 1), spare)]);
+    stage.exact = exact;
+    let host = &stage.hosts[0];
+    host.at(at, Deed::Die);
+    // The spare has no room when the sequence begins.
+    stage.hosts[2].state().refusals = vec!["kv_full"];
+    let mut backend = stage.open();
+    stage.hosts[2].state().refusals.clear();
+    assert_eq!(stage.runs(&backend, 0).node(), host.node());
+    let mut heard = Heard::default();
+    let result = stage.call(&mut backend, &PROMPT, 12, &mut heard);
+    (result, heard)
 }
 
 /// The host of all layers preempts a stream in the middle of an answer, beside a spare.
@@ -937,15 +978,7 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
             ARITHMETIC
         };
         let of = |name: &str| Arithmetics::from_iter([name.to_owned()]);
-        let call = |spare, exact, at| {
-            let arithmetics = [host, spare, ARITHMETIC];
-            Spares {
-                arithmetics,
-                exact,
-                at,
-            }
-            .call()
-        };
+        let call = |spare, exact, at| with_spare([host, spare, ARITHMETIC], exact, at);
         // In the middle of the answer, only a spare with the same arithmetic is accepted.
         let (result, heard) = call(host, Exact::Prefer, 9);
         assert_eq!((result, heard.moves.len()), (Ok(()), 1));
@@ -982,15 +1015,7 @@ fn an_answer_goes_on_with_the_arithmetic_that_it_was_begun_with() {
 
 #[test]
 fn required_exactness_holds_to_the_end() {
-    let call = |arithmetics, at| {
-        let exact = Exact::Require;
-        Spares {
-            arithmetics,
-            exact,
-            at,
-        }
-        .call()
-    };
+    let call = |arithmetics, at| with_spare(arithmetics, Exact::Require, at);
     for at in [2, 9] {
         let (result, heard) = call([ARITHMETIC, ARITHMETIC, ARITHMETIC], at);
         assert_eq!((result, heard.changes), (Ok(()), vec![]));
@@ -1029,21 +1054,7 @@ fn a_fallback_completes_exact_answers_and_refuses_others() {
         stage.exact = exact;
         stage.hosts[0].at(at, Deed::Die);
         let mut backend = stage.with_fallback(Ok(stage.open()), here());
-        backend.begin_call(0);
-        let mut changes = Vec::new();
-        let mut notify = |frame| {
-            if let Frame::ShardFailover { arithmetic, .. } = frame {
-                changes.extend(arithmetic);
-            }
-        };
-        let mut run = Run {
-            cancel: &stage.cancel,
-            notify: &mut notify,
-        };
-        let mut result = run_rows(&mut backend, 0, &rows(&PROMPT), &mut run);
-        for position in 8..12 {
-            result = result.and_then(|_| run_rows(&mut backend, position, &row(1), &mut run));
-        }
+        let (result, moves) = stage.failovers(&mut backend, 4);
         match goes_on {
             true => assert!(result.is_ok(), "{case}: {result:?}"),
             false => assert!(
@@ -1053,7 +1064,8 @@ fn a_fallback_completes_exact_answers_and_refuses_others() {
         }
         // All rows of an answer that has not begun are computed here.
         let changed = goes_on && arithmetic == OTHER && at > 8;
-        assert_eq!(changes.len(), usize::from(changed), "{case}");
+        let changes = moves.iter().filter(|(is_change, _)| *is_change);
+        assert_eq!(changes.count(), usize::from(changed), "{case}");
     }
 }
 
@@ -1090,12 +1102,7 @@ impl Backend for Here {
 #[test]
 fn a_sequence_does_not_wait_for_room_for_ever() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage
-        .open_with(PumpSettings {
-            room_timeout: Duration::from_millis(200),
-            ..PumpSettings::default()
-        })
-        .unwrap();
+    let mut backend = stage.open_for(Duration::from_millis(200));
     stage.hosts[1].at(10, Deed::Preempt);
     stage.hosts[1].state().refusals = vec!["kv_full"; 1000];
     let mut heard = Heard::default();
@@ -1109,12 +1116,7 @@ fn a_sequence_does_not_wait_for_room_for_ever() {
 #[test]
 fn answering_one_row_and_taking_the_memory_back_for_the_next_ends() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage
-        .open_with(PumpSettings {
-            room_timeout: Duration::from_millis(400),
-            ..PumpSettings::default()
-        })
-        .unwrap();
+    let mut backend = stage.open_for(Duration::from_millis(400));
     // Only host of its layers; each action is done once, so the row is answered afterwards.
     for position in 8..500 {
         stage.hosts[1].at(position, Deed::Preempt);
@@ -1133,12 +1135,7 @@ fn answering_one_row_and_taking_the_memory_back_for_the_next_ends() {
 #[test]
 fn a_host_that_asks_for_its_memory_now_and_then_is_waited_for_and_has_not_failed() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
-    let mut backend = stage
-        .open_with(PumpSettings {
-            room_timeout: Duration::from_millis(2000),
-            ..PumpSettings::default()
-        })
-        .unwrap();
+    let mut backend = stage.open_for(Duration::from_millis(2000));
     for position in (10..200).step_by(20) {
         stage.hosts[1].at(position, Deed::Preempt);
     }
@@ -1215,8 +1212,7 @@ fn streams_are_opened_for_the_expected_length_and_grow() {
 fn a_sequence_reports_itself_idle_after_a_call() {
     let stage = Stage::new(&[(0, 1), (2, 3)]);
     let mut backend = stage.open();
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 3, &mut heard).unwrap();
+    stage.answer(&mut backend, 3);
     stage.until("both hosts have heard it", || {
         stage.hosts.iter().all(|host| host.state().rests == [11])
     });
@@ -1230,9 +1226,7 @@ fn a_host_without_room_is_passed_over_at_the_start() {
     stage.host(&full).state().refusals = vec!["stream_limit"];
     let mut backend = stage.open();
     assert_ne!(stage.runs(&backend, 0).node(), full);
-    let mut heard = Heard::default();
-    stage.call(&mut backend, &PROMPT, 2, &mut heard).unwrap();
-    assert!(heard.degraded.is_empty());
+    assert!(stage.answer(&mut backend, 2).degraded.is_empty());
 }
 
 /// Cancels a call while a host does not answer the step for a position, after `sent` steps. The
@@ -1401,15 +1395,8 @@ fn a_new_chat_does_not_wait_for_an_offline_host_until_the_connect_timeout() {
         endpoint: dark.local_addr().unwrap().to_string(),
         node: NodeKey::from_secret(&[1; 32]).id(),
     };
-    let settings = PumpSettings {
-        give_up_after: Some(2),
-        ..PumpSettings::default()
-    };
-    let why = stage
-        .open_addresses([addr], settings)
-        .err()
-        .unwrap()
-        .to_string();
+    let opened = stage.open_addresses([addr], fallback_settings());
+    let why = opened.err().unwrap().to_string();
     assert!(why.ends_with("has not answered yet"), "{why}");
 }
 
@@ -1439,28 +1426,12 @@ fn the_recovery_time_of_a_fallback_includes_the_search_for_hosts() {
         links: stage.links.clone(),
         choice: stage.choice(0..LAYERS),
     };
-    let settings = PumpSettings {
-        give_up_after: Some(2),
-        ..PumpSettings::default()
-    };
     let source = Box::new(Vain(connected, wait));
-    let hosts = ShardedBackend::open(runtime, source, settings, &stage.cancel);
+    let hosts = ShardedBackend::open(runtime, source, fallback_settings(), &stage.cancel);
     let mut backend = stage.with_fallback(hosts, here());
-    backend.begin_call(0);
-    let mut took = Vec::new();
-    let mut notify = |frame| {
-        if let Frame::ShardFailover { recovery_ms, .. } = frame {
-            took.push(recovery_ms);
-        }
-    };
-    let mut run = Run {
-        cancel: &stage.cancel,
-        notify: &mut notify,
-    };
-    run_rows(&mut backend, 0, &rows(&PROMPT), &mut run).unwrap();
-    for position in 8..11 {
-        run_rows(&mut backend, position, &row(1), &mut run).unwrap();
-    }
+    let (result, moves) = stage.failovers(&mut backend, 3);
+    result.unwrap();
+    let took: Vec<f64> = moves.into_iter().map(|(_, took)| took).collect();
     assert_eq!(took.len(), 1);
     assert!(took[0] >= wait.as_secs_f64() * 1e3, "{took:?}");
 }
@@ -1476,15 +1447,10 @@ fn rows_of_every_data_type_have_one_on_the_wire() {
 #[test]
 fn hosts_that_fail_before_the_first_row_do_not_end_the_call_beside_their_spares() {
     let stage = Stage::new(&[(0, 1), (2, 3), (0, 1), (2, 3), (0, 3)]);
-    // As with a fallback: gives up after the second failure, once rows have been sent.
-    let settings = PumpSettings {
-        give_up_after: Some(2),
-        ..PumpSettings::default()
-    };
     for host in &stage.hosts[..4] {
         host.state().refusals = vec!["internal"; 8];
     }
-    let mut backend = stage.open_with(settings).unwrap();
+    let mut backend = stage.open_with(fallback_settings()).unwrap();
     let heard = stage.answer(&mut backend, 4);
     assert_eq!(heard.degraded, [""; 0]);
 }
