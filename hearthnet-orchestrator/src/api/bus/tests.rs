@@ -8,7 +8,7 @@ use hearthnet_bus::calls::{
     MAX_MESSAGE_BYTES, OneLevel, Registry,
 };
 use hearthnet_bus::log::Level;
-use hearthnet_bus::{Capability, NodeKey};
+use hearthnet_bus::{Capability, NodeId, NodeKey};
 use hearthnet_files::sampling::{SamplerConfig, SamplingChoice};
 use hearthnet_tokens::ChatMessage;
 use hearthnet_transport::{PathRule, PeerSocket};
@@ -33,7 +33,6 @@ struct World {
 }
 
 async fn world() -> World {
-    let (keys, rule) = sockets();
     let broken: Arc<Mutex<Option<ChatError>>> = Arc::default();
     let error = Arc::clone(&broken);
     let model = served(move |engine, _| match &*error.lock() {
@@ -41,16 +40,8 @@ async fn world() -> World {
         None => Ok(Box::new(engine.open()?)),
     });
     let service = Service::new(Handle::current(), vec![model], ServiceSettings::default());
-    let registry = Arc::new(Registry::new());
-    let handler = Arc::new(ChatHandler(service.clone()));
-    registry.register(descriptor(8), handler).unwrap();
-    let server = CallServer::new(keys[1].id(), registry, Arc::new(MEMBER));
-    let peers = [&keys[0], &keys[1]].map(|key| key.id());
-    let (ours, theirs) = PeerSocket::pair(peers, &rule).await;
-    tokio::spawn(async move { server.serve(theirs).await });
-    let client = Client::new(ours, Arc::clone(&keys[0]));
     World {
-        client,
+        client: served_by(Arc::new(ChatHandler(service.clone()))).await,
         service,
         broken,
     }
@@ -211,17 +202,28 @@ async fn ask_of(client: Client) -> (usize, Unanswered) {
     end.await.unwrap()
 }
 
-fn sockets() -> ([Arc<NodeKey>; 2], PathRule) {
-    let keys = [1, 2].map(|seed| Arc::new(NodeKey::from_secret(&[seed; 32])));
-    (keys, PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text())
+/// Client of a node, the node's end of the socket, and its id.
+async fn connected() -> (Client, PeerSocket, NodeId) {
+    let [ours, node] = [1, 2].map(|seed| Arc::new(NodeKey::from_secret(&[seed; 32])));
+    let rule = PathRule::new(BUS_PATH, MAX_MESSAGE_BYTES).with_text();
+    let (socket, other) = PeerSocket::pair([ours.id(), node.id()], &rule).await;
+    (Client::new(socket, ours), other, node.id())
+}
+
+/// Client of a node that answers chats with `handler`.
+async fn served_by(handler: Arc<dyn Handler>) -> Client {
+    let (client, socket, node) = connected().await;
+    let registry = Arc::new(Registry::new());
+    registry.register(descriptor(8), handler).unwrap();
+    let server = CallServer::new(node, registry, Arc::new(MEMBER));
+    tokio::spawn(async move { server.serve(socket).await });
+    client
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_service_that_gives_no_sign_of_life_is_said_and_then_given_up() {
-    let (keys, rule) = sockets();
-    let peers = [&keys[0], &keys[1]].map(|key| key.id());
-    let (ours, _stopped) = PeerSocket::pair(peers, &rule).await;
-    let (silent, ended) = ask_of(Client::new(ours, Arc::clone(&keys[0]))).await;
+    let (client, _stopped, _) = connected().await;
+    let (silent, ended) = ask_of(client).await;
     assert_eq!((silent, ended.heard), (1, 0));
     assert_eq!(ended.error.unwrap().code(), &Code::UNREACHABLE);
 }
@@ -237,14 +239,7 @@ async fn a_service_that_takes_long_and_is_there_is_waited_for() {
             })
         }
     }
-    let (keys, rule) = sockets();
-    let registry = Arc::new(Registry::new());
-    registry.register(descriptor(8), Arc::new(Slow)).unwrap();
-    let server = CallServer::new(keys[1].id(), registry, Arc::new(MEMBER));
-    let peers = [&keys[0], &keys[1]].map(|key| key.id());
-    let (ours, theirs) = PeerSocket::pair(peers, &rule).await;
-    tokio::spawn(async move { server.serve(theirs).await });
-    let (silent, ended) = ask_of(Client::new(ours, Arc::clone(&keys[0]))).await;
+    let (silent, ended) = ask_of(served_by(Arc::new(Slow)).await).await;
     assert_eq!(silent, 0);
     assert_eq!(ended.error.unwrap().message(), "in the end");
 }
