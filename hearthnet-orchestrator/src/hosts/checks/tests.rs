@@ -20,11 +20,15 @@ fn none_seen() -> Arc<Mutex<SeenRows>> {
     Arc::default()
 }
 
-fn check(band: Option<Band>, position: u32, rows: &[f32]) -> Result<(), CheckError> {
+fn encode(rows: &[f32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     BoundaryDtype::F16.encode(rows, &mut bytes);
-    let rows = (rows.len() / 4) as u32;
-    of_host(0, BoundaryDtype::F16, band, none_seen()).check(position, rows, &[], &bytes)
+    bytes
+}
+
+fn check(band: Option<Band>, position: u32, rows: &[f32]) -> Result<(), CheckError> {
+    let mut check = of_host(0, BoundaryDtype::F16, band, none_seen());
+    check.check(position, (rows.len() / 4) as u32, &[], &encode(rows))
 }
 
 const BAND: Band = Band { lo: 0.5, hi: 5.0 };
@@ -61,42 +65,30 @@ fn zeros_never_pass() {
 
 #[test]
 fn a_row_that_comes_back_as_it_was_sent_is_refused_in_any_place() {
-    let encode = |rows: &[[f32; 4]]| {
-        let mut bytes = Vec::new();
-        BoundaryDtype::F16.encode(&rows.concat(), &mut bytes);
-        bytes
-    };
-    let row = |x: f32| [x, -x, 2.0, 1.0];
-    let sent = encode(&[row(1.0), row(1.5), row(2.0)]);
-    let mut c = of_host(0, BoundaryDtype::F16, Some(BAND), none_seen());
+    let sent = encoded(&[1.0, 1.5, 2.0]);
+    let mut c = remembering(&none_seen());
     for lie in 0..3 {
-        let mut rows = [row(1.25), row(1.75), row(2.25)];
-        assert_eq!(c.check(7, 3, &sent, &encode(&rows)), Ok(()));
-        rows[lie] = row(1.0 + 0.5 * lie as f32);
+        let mut rows = [1.25, 1.75, 2.25];
+        assert_eq!(c.check(7, 3, &sent, &encoded(&rows)), Ok(()));
+        rows[lie] = 1.0 + 0.5 * lie as f32;
         let position = 7 + lie as u32;
-        let error = c.check(7, 3, &sent, &encode(&rows)).unwrap_err();
+        let error = c.check(7, 3, &sent, &encoded(&rows)).unwrap_err();
         assert_eq!(error, CheckError::Unchanged(position));
         assert_eq!(error.code(), "tensor_band");
     }
     // Only the last row was requested: it answers the last sent row only.
-    assert_eq!(
-        c.check(9, 1, &sent, &encode(&[row(2.0)])),
-        Err(CheckError::Unchanged(9))
-    );
-    assert_eq!(c.check(9, 1, &sent, &encode(&[row(1.0)])), Ok(()));
+    let mut last = |returned: &[u8]| c.check(9, 1, &sent, returned);
+    assert_eq!(last(&encoded(&[2.0])), Err(CheckError::Unchanged(9)));
+    assert_eq!(last(&encoded(&[1.0])), Ok(()));
     // A single different value is enough; extra rows match no sent row.
-    assert_eq!(
-        c.check(9, 1, &sent, &encode(&[[2.0, -2.0, 2.0, 1.5]])),
-        Ok(())
-    );
-    assert_eq!(c.check(7, 4, &sent, &encode(&[row(1.0); 4])), Ok(()));
+    assert_eq!(last(&encode(&[2.0, -2.0, 2.0, 1.5])), Ok(()));
+    assert_eq!(c.check(7, 4, &sent, &encoded(&[1.0; 4])), Ok(()));
 }
 
+/// Rows with these first values.
 fn encoded(rows: &[f32]) -> Vec<u8> {
     let rows: Vec<f32> = rows.iter().flat_map(|x| [*x, -x, 2.0, 1.0]).collect();
-    let mut bytes = Vec::new();
-    BoundaryDtype::F16.encode(&rows, &mut bytes);
-    bytes
+    encode(&rows)
 }
 
 fn remembering(seen: &Arc<Mutex<SeenRows>>) -> BoundaryCheck {
@@ -119,10 +111,8 @@ fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() 
         }
         // The same row may have another output behind other rows, or the same by chance.
         for other in [4.0, 3.0] {
-            assert_eq!(
-                check.check(9, 1, &encoded(&[1.0]), &encoded(&[other])),
-                Ok(())
-            );
+            let checked = check.check(9, 1, &encoded(&[1.0]), &encoded(&[other]));
+            assert_eq!(checked, Ok(()));
         }
     }
     // Another host may honestly return the same rows.
@@ -135,14 +125,12 @@ fn yesterdays_rows_for_other_rows_are_refused_in_this_stream_and_in_any_other() 
 fn one_row_in_several_places_of_a_piece_is_refused_unless_the_piece_says_the_same_again() {
     let seen = none_seen();
     let mut check = remembering(&seen);
-    assert_eq!(
-        check.check(4, 3, &encoded(&[1.0, 1.5, 2.5]), &encoded(&[3.0, 3.5, 3.0])),
-        Err(CheckError::Repeated(6))
-    );
-    assert_eq!(
-        check.check(4, 3, &encoded(&[0.5; 3]), &encoded(&[4.0; 3])),
-        Ok(())
-    );
+    let mut piece = |sent: [f32; 3], returned: [f32; 3]| {
+        check.check(4, 3, &encoded(&sent), &encoded(&returned))
+    };
+    let error = piece([1.0, 1.5, 2.5], [3.0, 3.5, 3.0]);
+    assert_eq!(error, Err(CheckError::Repeated(6)));
+    assert_eq!(piece([0.5; 3], [4.0; 3]), Ok(()));
 }
 
 #[test]
