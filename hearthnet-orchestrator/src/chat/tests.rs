@@ -102,10 +102,6 @@ impl Backend for Noting {
 }
 
 /// Events while a tiny model answers, and the answer.
-fn watched(stop: &[&str]) -> (Vec<Event>, Done) {
-    asked(stop, 3, 12)
-}
-
 fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
     let (file, engine, model) = tiny();
     let width = file.spec().width as usize;
@@ -141,7 +137,7 @@ fn asked(stop: &[&str], seed: u64, tokens: u32) -> (Vec<Event>, Done) {
 
 #[test]
 fn a_token_is_on_its_way_before_it_is_told_and_the_last_one_stays() {
-    let (mut events, done) = watched(&[]);
+    let (mut events, done) = asked(&[], 3, 12);
     // The text held back to the end has a frame of its own.
     events.truncate(2 * done.token_ids.len());
     let mut expected = vec![Event::Submitted(3)];
@@ -155,11 +151,11 @@ fn a_token_is_on_its_way_before_it_is_told_and_the_last_one_stays() {
 
 #[test]
 fn nothing_is_run_behind_a_stop_text() {
-    let (_, whole) = watched(&[]);
+    let (_, whole) = asked(&[], 3, 12);
     let at = whole.text.char_indices().nth(2).map(|(at, _)| at);
     let stop = &whole.text[at.expect("some text")..];
     let stop: String = stop.chars().take(1).collect();
-    let (events, done) = watched(&[&stop]);
+    let (events, done) = asked(&[&stop], 3, 12);
     assert_eq!(done.finish_reason, FinishReason::Stop);
     assert!(done.token_ids.len() < whole.token_ids.len());
     let sent = events.iter().filter(|e| **e != Event::Told).count();
