@@ -9,7 +9,6 @@ use hearthnet_bus::{Capability, Grant, NodeId, NodeKey};
 use hearthnet_transport::{Config, connect_path};
 use serde_json::json;
 
-use crate::raw::event::now_ms;
 use crate::victim::MODEL_ID;
 use crate::{HarnessError, Result};
 
@@ -66,16 +65,6 @@ pub(crate) fn token(key: &NodeKey, audience: NodeId) -> Result<Vec<u8>> {
 
 /// Content of such a token.
 pub(crate) fn grant(key: &NodeKey, audience: NodeId) -> Result<Grant> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id)?;
-    let now = now_ms() / 1000;
-    Ok(Grant {
-        issuer: key.id(),
-        subject: key.id(),
-        audience,
-        scope: Capability::shard_serve(),
-        not_before: now,
-        expires: now + TOKEN_SECONDS,
-        id,
-    })
+    let id = key.id();
+    Ok(Grant::of_session(id, id, audience, TOKEN_SECONDS)?)
 }

@@ -17,7 +17,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
+use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_shard::{
     BENCH, EngineSource, Footprint, LayerEngine, LoadFault, PIPELINE, RunningHost, ServeConfig,
@@ -90,18 +90,7 @@ impl EngineSource for Source {
 }
 
 async fn session(host: &RunningHost, key: &NodeKey, purpose: &str) -> Connection {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).unwrap();
-    let now = now_ms() / 1000;
-    let grant = Grant {
-        issuer: key.id(),
-        subject: key.id(),
-        audience: host.node_id(),
-        scope: Capability::shard_serve(),
-        not_before: now,
-        expires: now + 60,
-        id,
-    };
+    let grant = Grant::of_session(key.id(), key.id(), host.node_id(), 60).unwrap();
     let hello = Hello::new(purpose, grant.sign(key).unwrap());
     let (addr, identity) = (host.local_addr().to_string(), key.identity().unwrap());
     connect(&addr, &identity, host.node_id(), hello, Config::default())

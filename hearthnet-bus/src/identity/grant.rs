@@ -10,7 +10,7 @@ use serde_bytes::ByteArray;
 
 use crate::identity::cbor;
 use crate::identity::replay::ReplayError;
-use crate::{Capability, Domain, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES};
+use crate::{Capability, Domain, NodeId, NodeKey, ReplayCache, SIGNATURE_BYTES, now_ms};
 
 /// Maximum token length in bytes. Tokens have about 300; the rest is room for longer names.
 pub const MAX_GRANT_BYTES: usize = 512;
@@ -169,6 +169,30 @@ impl GrantError {
 }
 
 impl Grant {
+    /// Grant of one session with the layers of `audience`, valid for `seconds` from now on.
+    ///
+    /// # Errors
+    /// If the system gives no randomness for its id.
+    pub fn of_session(
+        issuer: NodeId,
+        subject: NodeId,
+        audience: NodeId,
+        seconds: u64,
+    ) -> Result<Self, getrandom::Error> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id)?;
+        let now = now_ms() / 1000;
+        Ok(Self {
+            issuer,
+            subject,
+            audience,
+            scope: Capability::shard_serve(),
+            not_before: now,
+            expires: now + seconds,
+            id,
+        })
+    }
+
     /// Encodes and signs the grant.
     ///
     /// # Errors

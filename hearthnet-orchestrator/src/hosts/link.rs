@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hearthnet_bus::flight::{self, Event, SessionId};
-use hearthnet_bus::{Capability, Descriptor, Grant, NodeId, NodeKey, now_ms};
+use hearthnet_bus::{Descriptor, Grant, NodeId, NodeKey};
 use hearthnet_text::sanitize;
 use hearthnet_transport::{
     CloseCode, Closer, Code, Config, Connection, Handler, Hello, Identity, Message, Sender,
@@ -140,18 +140,8 @@ const GRANT_SECONDS: u64 = 60;
 /// nodes sign their own grants.
 fn session_token(key: &NodeKey, host: NodeId) -> Result<Vec<u8>, ChatError> {
     let fail = |why: String| ChatError::Engine(format!("cannot sign a session token: {why}"));
-    let now = Duration::from_millis(now_ms());
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|e| fail(e.to_string()))?;
-    let grant = Grant {
-        issuer: key.id(),
-        subject: key.id(),
-        audience: host,
-        scope: Capability::shard_serve(),
-        not_before: now.as_secs(),
-        expires: now.as_secs() + GRANT_SECONDS,
-        id,
-    };
+    let grant = Grant::of_session(key.id(), key.id(), host, GRANT_SECONDS);
+    let grant = grant.map_err(|e| fail(e.to_string()))?;
     grant.sign(key).map_err(|e| fail(e.to_string()))
 }
 

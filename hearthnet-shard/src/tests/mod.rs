@@ -2,7 +2,7 @@
 //! virtual time.
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
+use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_files::BoundaryDtype;
 use hearthnet_transport::{DType, Message, Step, StreamOpen, Want};
 
@@ -64,18 +64,8 @@ fn caller_key() -> NodeKey {
 
 /// A fresh session token for the host, modified by `change`.
 fn token(issuer: &NodeKey, subject: &NodeKey, change: impl FnOnce(&mut Grant)) -> Vec<u8> {
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).unwrap();
-    let now = now_ms() / 1000;
-    let mut grant = Grant {
-        issuer: issuer.id(),
-        subject: subject.id(),
-        audience: host_key().id(),
-        scope: Capability::shard_serve(),
-        not_before: now,
-        expires: now + 60,
-        id,
-    };
+    let host = host_key().id();
+    let mut grant = Grant::of_session(issuer.id(), subject.id(), host, 60).unwrap();
     change(&mut grant);
     grant.sign(issuer).unwrap()
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hearthnet_bus::{Capability, Grant, NodeKey, now_ms};
+use hearthnet_bus::{Grant, NodeKey};
 use hearthnet_engine::{Engine, EngineOptions, Head, Span};
 use hearthnet_files::{BoundaryDtype, ModelFile, WeightsId};
 use hearthnet_shard::{PIPELINE, RunningHost, ShardConfig, ShardHost};
@@ -96,18 +96,8 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) async fn connect(&self, purpose: &str) -> Caller {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).unwrap();
-        let now = now_ms() / 1000;
-        let grant = Grant {
-            issuer: self.caller.id(),
-            subject: self.caller.id(),
-            audience: self.key.id(),
-            scope: Capability::shard_serve(),
-            not_before: now,
-            expires: now + 60,
-            id,
-        };
+        let caller = self.caller.id();
+        let grant = Grant::of_session(caller, caller, self.key.id(), 60).unwrap();
         let hello = Hello::new(purpose, grant.sign(&self.caller).unwrap());
         let addr = self.running.local_addr().to_string();
         let identity = self.caller.identity().unwrap();

@@ -19,7 +19,6 @@ use super::frame_sink::FrameSink;
 use super::params::{Kind, Params};
 use super::registry::{Answering, CallContext, Handler, RegisterError, Registry};
 use crate::community::log::{EventLog, Level};
-use crate::now_ms;
 use crate::{Capability, Descriptor, Grant, MAX_TEXT, NodeId, NodeKey};
 
 /// Validity of a grant, in seconds. Only the start of the session needs it.
@@ -128,19 +127,8 @@ impl Serve {
             )
             .with_hint("its advertisement is out of date; choose another host")
         })?;
-        let mut id = [0; 16];
-        getrandom::fill(&mut id)
+        let grant = Grant::of_session(own, ctx.caller, own, GRANT_SECONDS)
             .map_err(|_| CallError::internal("the system gave no randomness"))?;
-        let now = now_ms() / 1000;
-        let grant = Grant {
-            issuer: own,
-            subject: ctx.caller,
-            audience: own,
-            scope: Capability::shard_serve(),
-            not_before: now,
-            expires: now + GRANT_SECONDS,
-            id,
-        };
         let token = grant.sign(&self.key).map_err(CallError::internal)?;
         Ok(json!(ShardGrant {
             endpoint: descriptor.endpoint,
