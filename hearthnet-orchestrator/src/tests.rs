@@ -46,18 +46,10 @@ pub(crate) fn descriptor(model: &str, host: NodeId, lo: u32, hi: u32, total: u32
         weights_sha256: "ab".repeat(32),
         layer_range: (lo, hi),
         total_layers: total,
-        vram_required_mb: 1,
-        weights_mb: 0,
-        kv_mb: 0,
-        max_concurrent_streams: 8,
-        host,
-        endpoint: "127.0.0.1:1".into(),
         advertised_at: 0,
-        boundary_dtype: "fp16".into(),
         arithmetic: ARITHMETIC.into(),
         ms_per_token: 0.0,
-        queue_depth: 0,
-        software: "test".into(),
+        ..hearthnet_bus::testing::descriptor(host)
     }
 }
 
