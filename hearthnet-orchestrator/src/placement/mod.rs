@@ -39,10 +39,8 @@ impl Held {
 
     /// Sort key: the first host in this order keeps its layers.
     fn rank(&self) -> (std::cmp::Reverse<u32>, NodeId) {
-        (
-            std::cmp::Reverse(self.range.1.saturating_sub(self.range.0)),
-            self.node,
-        )
+        let layers = self.range.1.saturating_sub(self.range.0);
+        (std::cmp::Reverse(layers), self.node)
     }
 }
 

@@ -40,27 +40,8 @@ pub(super) enum NotRead {
     Broken,
 }
 
-/// Complete body. Dropping it frees its part of the store.
-#[derive(Debug)]
-pub(super) struct Collected {
-    bytes: Vec<u8>,
-    room: Vec<Place<String>>,
-}
-
-impl Collected {
-    /// Drops the bytes and keeps the part of the store, for what was parsed from them.
-    pub(super) fn into_room(self) -> Vec<Place<String>> {
-        self.room
-    }
-}
-
-impl std::ops::Deref for Collected {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
+/// Part of the store that a body takes, until it is dropped.
+pub(super) type Room = Vec<Place<String>>;
 
 impl Bodies {
     /// Creates a reader for bodies of at most `limit` bytes.
@@ -78,11 +59,12 @@ impl Bodies {
         self.limit
     }
 
-    /// Reads a body of the caller `who` to its end. Trailers are dropped.
+    /// Reads a body of the caller `who` to its end. Trailers are dropped. The room is held for the
+    /// bytes, or for what is parsed from them.
     ///
     /// # Errors
     /// [`NotRead`]; the bytes read so far are dropped.
-    pub(super) async fn read(&self, body: Body, who: &str) -> Result<Collected, NotRead> {
+    pub(super) async fn read(&self, body: Body, who: &str) -> Result<(Vec<u8>, Room), NotRead> {
         let mut body = std::pin::pin!(body);
         let (mut bytes, mut room) = (Vec::new(), Vec::new());
         while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
@@ -106,7 +88,7 @@ impl Bodies {
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(Collected { bytes, room })
+        Ok((bytes, room))
     }
 }
 
@@ -129,7 +111,7 @@ mod tests {
         ))
     }
 
-    fn read(bodies: &Bodies, body: Body, who: &str) -> Result<Collected, NotRead> {
+    fn read(bodies: &Bodies, body: Body, who: &str) -> Result<(Vec<u8>, Room), NotRead> {
         bodies.read(body, who).now_or_never().expect("all is there")
     }
 
@@ -161,18 +143,18 @@ mod tests {
             Ok::<_, std::io::Error>(frame)
         });
         let bodies = Bodies::new(1 << 20);
-        let whole = read(&bodies, Body::from_stream(stream::iter(frames)), "a").unwrap();
-        assert_eq!(&*whole, vec![b'x'; 10_000]);
+        let (whole, _) = read(&bodies, Body::from_stream(stream::iter(frames)), "a").unwrap();
+        assert_eq!(whole, vec![b'x'; 10_000]);
         assert_eq!(most.load(Ordering::Relaxed), 1);
-        assert!(whole.bytes.capacity() <= FREE_BYTES);
+        assert!(whole.capacity() <= FREE_BYTES);
     }
 
     #[test]
     fn a_body_is_whole_up_to_its_limit_and_takes_no_more_memory_than_it() {
         let bodies = Bodies::new(200_000);
         for piece in [1, 7, 60_000, 200_000] {
-            let whole = read(&bodies, in_pieces(200_000, piece), "a").unwrap();
-            assert_eq!((whole.len(), whole.bytes.capacity()), (200_000, 200_000));
+            let (whole, _) = read(&bodies, in_pieces(200_000, piece), "a").unwrap();
+            assert_eq!((whole.len(), whole.capacity()), (200_000, 200_000));
             let long = read(&bodies, in_pieces(200_001, piece), "a");
             assert_eq!(long.unwrap_err(), NotRead::TooLarge);
         }

@@ -42,7 +42,7 @@ use hearthnet_http::{
 use hearthnet_transport::Code;
 use serde_json::{Value, json};
 
-use self::body::{Bodies, Collected, NotRead};
+use self::body::{Bodies, NotRead, Room};
 use self::permits::PermitPool;
 use self::reply::{Header, Reply, Shape};
 use self::request::ApiRequest;
@@ -238,7 +238,8 @@ impl Api {
         client: Client,
         request: Request,
     ) -> Result<Response<Body>, ApiError> {
-        let body = self.body(request, &who(&client, self.has_key)).await?;
+        // The text of a chat that waits counts as that of a body that arrives.
+        let (body, room) = self.body(request, &who(&client, self.has_key)).await?;
         let random = random()?;
         // JSON readers represent integers exactly up to 53 bits.
         let seed = (random as u64) >> 11;
@@ -253,8 +254,7 @@ impl Api {
             Shape::Chat => request::chat(&body, seed)?,
             Shape::Text => request::completion(&body, seed)?,
         };
-        // The text of a chat that waits counts as that of a body that arrives.
-        let room = body.into_room();
+        drop(body);
         let Some(served) = self.service.model(&model).cloned() else {
             return Err(no_model(&model));
         };
@@ -297,7 +297,7 @@ impl Api {
     }
 
     /// Reads the body of a request by `who`, within the limits of type, size and time.
-    async fn body(&self, request: Request, who: &str) -> Result<Collected, ApiError> {
+    async fn body(&self, request: Request, who: &str) -> Result<(Vec<u8>, Room), ApiError> {
         // An HTML form, which needs no CORS preflight, cannot send this type.
         let kind = request.headers().get(header::CONTENT_TYPE);
         let kind = kind.and_then(|kind| kind.to_str().ok()?.split(';').next());
