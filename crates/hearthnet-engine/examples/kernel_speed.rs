@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use hearthnet_engine::kernels::{
     Act, ActForm, Arena, Attention, AttentionScratch, Isa, Kernels, Matrix, Output, PAGE, Packed,
-    Tile, TileMut, page_len,
+    TileMut, page_len,
 };
 use hearthnet_files::blocks::WeightType;
 
@@ -174,7 +174,7 @@ fn attention(kernels: Kernels, depth: usize) {
         let time = fastest(|_| {
             let width = HEADS * HEAD_DIM;
             let out = TileMut::new(&mut out, rows, width, width);
-            kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, out);
+            kernels.attention(&a, &q, width, &mut scratch, out);
         });
         let positions: usize = (0..rows).map(|r| depth + r + 1).sum();
         let macs = (2 * positions * HEADS * HEAD_DIM) as f64;

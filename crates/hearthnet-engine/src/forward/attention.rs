@@ -8,7 +8,7 @@ use hearthnet_files::spec::LatentSpec;
 use super::stages::LayerRun;
 use super::tiles::{EngineContext, Tile, Widths};
 use super::tiling::Segment;
-use crate::kernels::{self, ActForm, Attention, AttentionScratch, PAGE, RopeTable};
+use crate::kernels::{ActForm, Attention, AttentionScratch, PAGE, RopeTable};
 use crate::weights::{Layer, Qkv};
 
 /// With the safety contract of all steps (see `stages`).
@@ -241,13 +241,12 @@ impl LayerRun<'_> {
                 .rows
                 .qkv
                 .slice(segment.row * qkv + columns.start..tile.rows.count * qkv);
-            let queries = kernels::Tile::new(queries, segment.rows, columns.len(), qkv);
             let out = tile
                 .buffers
                 .attn
                 .part(segment.row * q..tile.rows.count * q)
                 .tile_mut(segment.rows, q, columns);
-            kernels.attention(&attention, queries, scratch, out);
+            kernels.attention(&attention, queries, qkv, scratch, out);
         }
     }
 

@@ -8,7 +8,7 @@ use super::act::grow;
 use super::kv::{PAGE, key_cell, value_cell};
 use super::lanes::{LANES, Lanes};
 use super::math::exp;
-use super::shared::{Tile, TileMut};
+use super::shared::TileMut;
 use super::{prefetch, rows};
 
 /// Parameters of [`super::Kernels::attention`].
@@ -112,16 +112,18 @@ struct Queries {
 /// Computes attention for a tile of queries at a time.
 ///
 /// # Safety
-/// The CPU has the instruction set of `K`. `q` and `out` have the same rows and
-/// `heads * head_dim` columns. All pages have the right length and cover the last position.
+/// The CPU has the instruction set of `K`. `q` and `out` have the same rows, those of `q` `q_stride`
+/// values apart, and `heads * head_dim` columns. All pages have the right length and cover the last
+/// position.
 #[inline(always)]
 pub(super) unsafe fn attend<K: Inner>(
     a: &Attention<'_>,
-    q: Tile<'_>,
+    q: &[f32],
+    q_stride: usize,
     scratch: &mut AttentionScratch,
     out: &mut TileMut<'_>,
 ) {
-    let (d, total) = (a.head_dim, q.rows() * a.heads);
+    let (d, total) = (a.head_dim, out.rows() * a.heads);
     for first in (0..total).step_by(K::TILE) {
         let count = K::TILE.min(total - first);
         let mut queries = Queries {
@@ -157,7 +159,7 @@ pub(super) unsafe fn attend<K: Inner>(
                 };
                 for j in 0..n {
                     let (row, head) = ((first + i + j) / a.heads, (first + i + j) % a.heads);
-                    let vector = &q.row(row)[head * d..][..d];
+                    let vector = &q[row * q_stride + head * d..][..d];
                     let strips = scratch.vectors.chunks_exact_mut(n * STRIP);
                     for (from, to) in vector.chunks_exact(STRIP).zip(strips) {
                         to[j * STRIP..][..STRIP].copy_from_slice(from);

@@ -66,7 +66,8 @@ macro_rules! kernels {
                 all_finite(x: &[f32]) -> bool = rows::all_finite;
                 attention(
                     a: &Attention<'_>,
-                    q: Tile<'_>,
+                    q: &[f32],
+                    stride: usize,
                     scratch: &mut AttentionScratch,
                     out: &mut TileMut<'_>
                 ) = attention::attend::<Loops>;

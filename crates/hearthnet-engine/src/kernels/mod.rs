@@ -86,7 +86,7 @@ pub use matmul::Output;
 pub use pack::{Matrix, Packed};
 pub use rope::RopeTable;
 pub use rows::fold16;
-pub use shared::{SharedMut, Tile, TileMut};
+pub use shared::{SharedMut, TileMut};
 #[cfg(test)]
 pub(crate) use tests::write_kv;
 
@@ -313,14 +313,15 @@ impl Kernels {
     /// one key/value head.
     ///
     /// `q` and `out` have a row per position and `a.heads * a.head_dim` columns (some or all of
-    /// the query heads that share the key/value head).
+    /// the query heads that share the key/value head). Rows of `q` are `stride` values apart.
     ///
     /// # Panics
     /// When shapes do not fit, or the pages do not cover the last row's position.
     pub fn attention(
         self,
         a: &Attention<'_>,
-        q: Tile<'_>,
+        q: &[f32],
+        stride: usize,
         scratch: &mut AttentionScratch,
         mut out: TileMut<'_>,
     ) {
@@ -329,13 +330,12 @@ impl Kernels {
             "a head width that is not 8 n"
         );
         assert!(
-            a.heads > 0 && q.cols() == a.heads * a.head_dim,
-            "queries of another width"
+            a.heads > 0 && out.cols() == a.heads * a.head_dim,
+            "an output of another width"
         );
-        assert_eq!(
-            (out.rows(), out.cols()),
-            (q.rows(), q.cols()),
-            "an output of another shape"
+        assert!(
+            shared::fits(q.len(), out.rows(), out.cols(), stride),
+            "queries of another shape"
         );
         assert_ne!(a.window, Some(0), "a window without positions");
         assert!(
@@ -343,14 +343,14 @@ impl Kernels {
             "sinks of other heads"
         );
         assert!(
-            (a.position + q.rows()).div_ceil(PAGE) <= a.pages.len(),
+            (a.position + out.rows()).div_ceil(PAGE) <= a.pages.len(),
             "missing pages"
         );
         assert!(
             a.pages.iter().all(|p| p.len() == page_len(a.head_dim)),
             "pages of another width"
         );
-        dispatch!(self, attention(a, q, scratch, &mut out));
+        dispatch!(self, attention(a, q, stride, scratch, &mut out));
     }
 }
 

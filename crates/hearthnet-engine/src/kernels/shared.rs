@@ -5,49 +5,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Read-only rectangle of a row-major matrix: `rows` rows of `cols` values, `stride` values apart.
-#[derive(Clone, Copy, Debug)]
-pub struct Tile<'a> {
-    data: &'a [f32],
-    rows: usize,
-    cols: usize,
-    stride: usize,
-}
-
-impl<'a> Tile<'a> {
-    /// A tile whose row `i` is `data[i * stride..][..cols]`.
-    ///
-    /// # Panics
-    /// When `cols > stride` or `data` is too short.
-    pub fn new(data: &'a [f32], rows: usize, cols: usize, stride: usize) -> Self {
-        assert!(
-            fits(data.len(), rows, cols, stride),
-            "a tile reaches beyond its buffer"
-        );
-        Self {
-            data,
-            rows,
-            cols,
-            stride,
-        }
-    }
-
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn cols(&self) -> usize {
-        self.cols
-    }
-
-    /// # Panics
-    /// When there is no such row.
-    pub fn row(&self, row: usize) -> &'a [f32] {
-        assert!(row < self.rows, "a row beyond the tile");
-        &self.data[row * self.stride..][..self.cols]
-    }
-}
-
 /// Exclusively borrowed rectangle of a row-major `f32` matrix: `rows` rows of `cols` values,
 /// `stride` values apart. Threads fill one matrix together through tiles that do not overlap.
 #[derive(Debug)]
@@ -136,7 +93,7 @@ impl<'a> TileMut<'a> {
 }
 
 /// Returns true if `rows` rows of `cols` values, `stride` apart, lie within `len` values.
-fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
+pub(super) fn fits(len: usize, rows: usize, cols: usize, stride: usize) -> bool {
     cols <= stride
         && match rows.checked_sub(1) {
             None => true,
@@ -333,7 +290,7 @@ mod tests {
 
     #[test]
     fn the_last_row_of_a_tile_need_not_be_a_whole_stride() {
-        let data = [0.0; 11];
-        assert_eq!(Tile::new(&data, 2, 5, 6).row(1).len(), 5);
+        let mut data = [0.0; 11];
+        assert_eq!(TileMut::new(&mut data, 2, 5, 6).row_mut(1).len(), 5);
     }
 }

@@ -258,14 +258,14 @@ proptest! {
             let mut out = vec![f32::NAN; q.len()];
             let mut scratch = AttentionScratch::default();
             let width = heads * d;
-            kernels.attention(&a, Tile::new(&q, rows, width, width), &mut scratch, TileMut::whole(&mut out, width));
+            kernels.attention(&a, &q, width, &mut scratch, TileMut::whole(&mut out, width));
             assert_same(kernels.isa().name(), &out, &wanted);
             // The last head of the last row alone.
             let at = q.len() - d;
             let sinks = sinks.map(|sinks| &sinks[heads - 1..]);
             let one = Attention { heads: 1, position: n - 1, sinks, ..a };
             let mut out = vec![f32::NAN; d];
-            kernels.attention(&one, Tile::new(&q[at..], 1, d, d), &mut scratch, TileMut::whole(&mut out, d));
+            kernels.attention(&one, &q[at..], d, &mut scratch, TileMut::whole(&mut out, d));
             assert_same(kernels.isa().name(), &out, &wanted[at..]);
         }
     }
