@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 
 use crate::cpu::{Engine, check};
 use crate::error::{EngineError, LoadError};
-use crate::kernels::{Act, ActForm, Kernels, LANES, Output, Packed, SharedMut};
+use crate::forward::{share, units};
+use crate::kernels::{Act, ActForm, Kernels, Output, Packed, SharedMut};
 use crate::options::EngineOptions;
 use crate::thread_pool::ThreadPool;
 use crate::weights::{Loader, packed_bytes};
@@ -166,12 +167,7 @@ impl Head {
     fn tile(&self, rows: &[f32], out: &mut [f32]) {
         let matrix = self.output.as_ref().unwrap_or(&self.embedding);
         let (panels, vocab) = (matrix.panels(), matrix.rows());
-        let threads = self.thread_pool.threads();
-        let units = if threads == 1 {
-            1
-        } else {
-            panels.min(UNITS * threads)
-        };
+        let units = units(panels, self.thread_pool.threads(), UNITS);
         let mut act = self.act.lock();
         let form = ActForm::of([matrix]);
         self.kernels
@@ -180,10 +176,9 @@ impl Head {
         let out = SharedMut::new(out);
         self.thread_pool.run(&|thread| {
             thread.phase(units, |unit| {
-                let range = panels * unit / units..panels * (unit + 1) / units;
-                let columns = range.start * LANES..vocab.min(range.end * LANES);
+                let range = share(panels, units, unit);
                 // SAFETY: units have separate panels, and so separate columns.
-                let tile = unsafe { out.tile_mut(count, vocab, columns) };
+                let tile = unsafe { out.tile_mut(count, vocab, matrix.columns(&range)) };
                 self.kernels.matmul(matrix, range, act, Output::Store, tile);
             });
         });

@@ -131,8 +131,7 @@ impl Ffn {
     }
 
     pub(super) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
-        let rows = self.gate().rows();
-        panels.start * LANES..rows.min(panels.end * LANES)
+        self.gate().columns(panels)
     }
 
     fn gate(&self) -> &Packed {

@@ -4,7 +4,7 @@ use hearthnet_files::BoundaryDtype;
 
 use super::moe::{Chunk, choose};
 use super::stages::LayerRun;
-use super::tiles::{Tile, Widths, columns};
+use super::tiles::{Tile, Widths};
 use super::tiling::share;
 use crate::kernels::{Act, ActForm, Output, TileMut, grow};
 use crate::weights::{Expert, Ffn, Router};
@@ -130,7 +130,7 @@ impl LayerRun<'_> {
         let h = unsafe { pairs.h.slice(places.start * ffn..places.end * ffn) };
         kernels.prepare(h, ffn, ActForm::of([down]), act);
         let out = pairs.out.part(places.start * x..places.end * x);
-        let columns = columns(down, &panels, 0);
+        let columns = down.columns(&panels);
         // SAFETY: units have separate places or panels, and so separate parts of `out`.
         let mut out = unsafe { out.tile_mut(places.len(), x, columns.clone()) };
         kernels.matmul(down, panels, act, Output::Store, out.reborrow());

@@ -43,11 +43,12 @@ use moe::MoeBuffers;
 use stages::{FirstOverflow, LayerRun, Stage};
 use tiles::{Rows, Tile, TileBuffers, Widths, shared, tiles_of};
 use tiling::{
-    DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, cut, decode_rows, prefill_tile, share, units,
+    DECODE_TILE, PASS_TILES, PREFILL_TILE, Segment, UNITS, cut, decode_rows, prefill_tile,
 };
 
 pub(crate) use stages::Overflow;
 pub(crate) use tiles::EngineContext;
+pub(crate) use tiling::{share, units};
 
 /// Buffers that batches reuse.
 #[derive(Default)]
@@ -171,7 +172,7 @@ fn decode_pass(
         let run = |thread: &mut PoolThread<'_>, index, stages: &[Stage]| {
             for &stage in stages {
                 let panels = pass.panels(index, stage);
-                let units = units(panels, threads);
+                let units = units(panels, threads, UNITS);
                 let mut work = |unit| {
                     for tile in &tiles {
                         // SAFETY: separate panels.

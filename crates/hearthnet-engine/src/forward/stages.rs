@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hearthnet_files::BoundaryDtype;
 
 use super::moe::Pairs;
-use super::tiles::{EngineContext, Tile, Widths, columns};
+use super::tiles::{EngineContext, Tile, Widths};
 use crate::kernels::{Act, ActForm, Output, Packed, SharedMut};
 use crate::weights::{FeedForward, Layer};
 
@@ -184,7 +184,8 @@ impl LayerRun<'_> {
             let own = panels.start.max(before)..panels.end.min(end);
             if own.start < own.end {
                 let own = own.start - before..own.end - before;
-                let columns = columns(part, &own, column);
+                let columns = part.columns(&own);
+                let columns = column + columns.start..column + columns.end;
                 // SAFETY: the columns of `panels` are the unit's.
                 let out = unsafe { out.tile_mut(rows, width, columns) };
                 self.context
@@ -209,7 +210,7 @@ impl LayerRun<'_> {
             true => (tile.buffers.branch, Output::Store),
             false => (tile.rows.x, Output::Add(dtype)),
         };
-        let columns = columns(matrix, &panels, 0);
+        let columns = matrix.columns(&panels);
         // SAFETY: the columns of `panels` are the unit's, and no unit writes `act`.
         unsafe {
             let (act, out) = (

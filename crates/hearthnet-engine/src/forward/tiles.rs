@@ -1,11 +1,9 @@
 //! Tiles of rows, and the buffers for their intermediate values.
 
-use std::ops::Range;
-
 use hearthnet_files::spec::ModelSpec;
 
 use super::tiling::Segment;
-use crate::kernels::{Act, Kernels, LANES, Packed, SharedMut, grow};
+use crate::kernels::{Act, Kernels, SharedMut, grow};
 use crate::kv::Geometry;
 use crate::rope_tables::RopeTables;
 use crate::thread_pool::ThreadPool;
@@ -186,9 +184,4 @@ pub(super) fn tiles_of<'a>(
             }
         })
         .collect()
-}
-
-/// Columns of the outputs of `panels`, if the first output of the matrix is column `first`.
-pub(super) fn columns(matrix: &Packed, panels: &Range<usize>, first: usize) -> Range<usize> {
-    first + panels.start * LANES..first + matrix.rows().min(panels.end * LANES)
 }

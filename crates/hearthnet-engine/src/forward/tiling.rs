@@ -64,16 +64,16 @@ pub(super) fn cut(spans: &[Span], rows: &Range<usize>, size: usize) -> Vec<Vec<S
 }
 
 /// Range of unit `unit` when `count` items are split into `units` nearly equal parts.
-pub(super) fn share(count: usize, units: usize, unit: usize) -> Range<usize> {
+pub(crate) fn share(count: usize, units: usize, unit: usize) -> Range<usize> {
     count * unit / units..count * (unit + 1) / units
 }
 
-/// Number of units into which `panels` panels are split.
-pub(super) fn units(panels: usize, threads: usize) -> usize {
+/// Number of units into which `panels` panels are split, at most `each` per thread.
+pub(crate) fn units(panels: usize, threads: usize, each: usize) -> usize {
     if threads == 1 {
         1
     } else {
-        panels.min(threads * UNITS)
+        panels.min(threads * each)
     }
 }
 

@@ -40,6 +40,8 @@
 //! the sub-scales of Q3_K, Q4_K, Q5_K and IQ4_XS take 8 bits instead of 6 (at most 3.7% more), and
 //! the scale of MXFP4 takes 16 bits instead of 8 (5.9% more).
 
+use std::ops::Range;
+
 use hearthnet_files::blocks::{BLOCK, Bits, Block, Layout, WeightType, all_finite};
 use hearthnet_files::floats::{bf16_to_f32, f16_to_f32};
 use rayon::prelude::*;
@@ -249,6 +251,11 @@ impl Packed {
     /// Number of groups of 16 outputs, the unit in which work is split.
     pub fn panels(&self) -> usize {
         self.rows.div_ceil(LANES)
+    }
+
+    /// Outputs of some panels.
+    pub(crate) fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        panels.start * LANES..self.rows.min(panels.end * LANES)
     }
 
     /// Whether this was packed by [`Packed::pack_gate_up`].
