@@ -74,35 +74,3 @@ pub(crate) fn first_line(error: &TchError) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().to_owned()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exhausted_memory_is_distinguished_from_other_failures() {
-        let cases = [
-            ("CUDA out of memory. Tried to allocate 2.00 GiB", true),
-            (
-                "DefaultCPUAllocator: can't allocate memory: you tried",
-                true,
-            ),
-            ("CUDA error: unspecified launch failure\nat c10", false),
-        ];
-        for (text, memory) in cases {
-            let error = EngineError::from(TorchLoadError::from(TchError::Torch(text.to_owned())));
-            assert_eq!(error == EngineError::DeviceMemory, memory, "{text}");
-            assert!(!error.to_string().contains("c10"), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_excessive_allocation_is_out_of_memory() {
-        let options = (tch::Kind::Float, tch::Device::Cpu);
-        let error = tch::Tensor::f_empty([1 << 50], options).unwrap_err();
-        assert_eq!(
-            EngineError::from(TorchLoadError::from(error)),
-            EngineError::DeviceMemory
-        );
-    }
-}

@@ -169,23 +169,3 @@ impl FromStr for DeviceChoice {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_and_formats_round_trip_as_text() {
-        for text in ["auto", "cpu", "cuda:0", "cuda:3", "mps"] {
-            assert_eq!(text.parse::<DeviceChoice>().unwrap().to_string(), text);
-        }
-        assert_eq!("cuda".parse(), Ok(DeviceChoice::Cuda(0)));
-        for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:128", "CPU"] {
-            assert_eq!(text.parse::<DeviceChoice>(), Err(OptionError::Device));
-        }
-        for text in ["fp16", "bf16", "fp32"] {
-            assert_eq!(text.parse::<Dtype>().unwrap().to_string(), text);
-        }
-        assert_eq!("f16".parse::<Dtype>(), Err(OptionError::Dtype));
-    }
-}

@@ -5,6 +5,7 @@
 //! values of attention, are in the engine's format.
 
 mod attention;
+mod choose;
 mod experts;
 
 use std::rc::Rc;

@@ -64,9 +64,8 @@ mod tests {
     #[test]
     fn devices_and_formats_are_those_of_libtorch() {
         for device in ["auto", "cpu", "cuda", "cuda:0", "cuda:127", "mps"] {
+            // `crates/hearthnet-torch/tests/parts.rs` parses the same names.
             assert_eq!(parse_device(device).as_deref(), Ok(device));
-            #[cfg(feature = "torch")]
-            assert!(device.parse::<hearthnet_torch::DeviceChoice>().is_ok());
         }
         for wrong in ["", "gpu", "CPU", "cuda:", "cuda:-1", "cuda:128"] {
             assert!(parse_device(wrong).is_err(), "{wrong}");

@@ -164,9 +164,12 @@ pub(crate) fn exact_has_no(torch: &TorchArgs) -> Result<(), Failure> {
 
 /// Whether a daemon with these arguments and settings needs access to graphics cards.
 pub(crate) fn may_use_cards(args: &HostEngineArgs, config: &Config) -> bool {
+    cfg!(feature = "torch") && asks_for_a_card(args, config)
+}
+
+fn asks_for_a_card(args: &HostEngineArgs, config: &Config) -> bool {
     let host = &config.research.distributed_inference.host;
-    cfg!(feature = "torch")
-        && asked(args, config) == EngineKind::Torch
+    asked(args, config) == EngineKind::Torch
         && args.torch.device.as_ref().unwrap_or(&host.device) != "cpu"
 }
 
@@ -236,14 +239,13 @@ mod tests {
     }
 
     #[test]
-    #[cfg(feature = "torch")]
     fn only_libtorch_on_a_card_may_access_cards() {
         let torch = config(&[TORCH]);
-        assert!(may_use_cards(&args(None, None), &torch));
-        assert!(!may_use_cards(&args(None, Some("cpu")), &torch));
-        assert!(!may_use_cards(&args(None, None), &config(&[])));
+        assert!(asks_for_a_card(&args(None, None), &torch));
+        assert!(!asks_for_a_card(&args(None, Some("cpu")), &torch));
+        assert!(!asks_for_a_card(&args(None, None), &config(&[])));
         let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
-        assert!(!may_use_cards(&args(None, None), &on_processor));
-        assert!(may_use_cards(&args(None, Some("cuda:1")), &on_processor));
+        assert!(!asks_for_a_card(&args(None, None), &on_processor));
+        assert!(asks_for_a_card(&args(None, Some("cuda:1")), &on_processor));
     }
 }
