@@ -10,7 +10,7 @@ use super::attention::{self, Attention, AttentionScratch};
 use super::matmul::{self, Job, PanelDots};
 use super::portable::lanes::Array;
 use super::portable::matmul::Portable;
-use super::shared::{SharedMut, Tile, TileMut};
+use super::shared::{SharedMut, TileMut};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{avx2::Avx2, avx2::AvxVnni, avx512::Avx512, lanes};
 use super::{kv, rope, rows};
