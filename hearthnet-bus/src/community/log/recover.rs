@@ -217,16 +217,12 @@ fn named(dir: &Path) -> Option<CommunityId> {
     text.trim().parse().ok()
 }
 
-/// Open log, with the repairs that were needed.
-pub(super) struct Opened {
-    pub(super) conn: Connection,
-    pub(super) view: View,
-    pub(super) guard: RecoveryLock,
-    pub(super) recovery: Option<Recovery>,
-}
-
 /// Opens the log's file at `path` in `dir`, and repairs it if necessary.
-pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, LogError> {
+pub(super) fn open(
+    dir: &Path,
+    path: &Path,
+    quotas: &Quotas,
+) -> Result<(Connection, View, RecoveryLock, Option<Recovery>), LogError> {
     let mut guard = RecoveryLock::shared(dir)?;
     if !guard.alone() {
         guard.share(dir)?;
@@ -234,12 +230,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
         // moment both come here, and the next opening still finds the copy.
         guard.log = Mark::read(&guard.lock).unwrap_or_default();
         let (conn, view) = load(path, None)?;
-        return Ok(Opened {
-            conn,
-            view,
-            guard,
-            recovery: None,
-        });
+        return Ok((conn, view, guard, None));
     }
     let (conn, view, recovery) = match load(path, Some(dir)) {
         Ok((conn, view)) => {
@@ -261,12 +252,7 @@ pub(super) fn open(dir: &Path, path: &Path, quotas: &Quotas) -> Result<Opened, L
     if let Some(recovery) = &recovery {
         tracing::warn!(code = %recovery.code(), "{}", recovery.what);
     }
-    Ok(Opened {
-        conn,
-        view,
-        guard,
-        recovery,
-    })
+    Ok((conn, view, guard, recovery))
 }
 
 /// Opens the file. With `check`, it also looks for damage.

@@ -24,7 +24,7 @@ use super::error::{LogError, LogHealth};
 use super::event::Checked;
 use super::heads::Heads;
 use super::merge::{Compacted, Merge, Quotas};
-use super::recover::{self, Opened, Recovery, RecoveryLock};
+use super::recover::{self, Recovery, RecoveryLock};
 use super::view::View;
 use crate::{CommunityId, now_ms};
 
@@ -119,16 +119,7 @@ impl EventLog {
         db::create(&tx, community)?;
         tx.commit()?;
         let view = View::load(&conn, now_ms())?;
-        Self::start(
-            path,
-            Quotas::default(),
-            Opened {
-                conn,
-                view,
-                guard,
-                recovery: None,
-            },
-        )
+        Self::start(path, Quotas::default(), conn, view, guard, None)
     }
 
     /// Opens the log in `dir`, and repairs it if necessary: see [`EventLog::recovery`].
@@ -149,12 +140,18 @@ impl EventLog {
         if !path.exists() {
             return Err(LogError::NoCommunity { path });
         }
-        let opened = recover::open(dir, &path, &quotas)?;
-        Self::start(path, quotas, opened)
+        let (conn, view, guard, recovery) = recover::open(dir, &path, &quotas)?;
+        Self::start(path, quotas, conn, view, guard, recovery)
     }
 
-    fn start(path: PathBuf, quotas: Quotas, opened: Opened) -> Result<Self, LogError> {
-        let Opened { conn, view, .. } = opened;
+    fn start(
+        path: PathBuf,
+        quotas: Quotas,
+        conn: Connection,
+        view: View,
+        guard: RecoveryLock,
+        recovery: Option<Recovery>,
+    ) -> Result<Self, LogError> {
         let doubt = AtomicBool::new(db::doubt(&conn)?);
         let (alive, ended) = mpsc::channel();
         let inner = Arc::new(Inner {
@@ -174,9 +171,9 @@ impl EventLog {
                 stale: false,
                 broken: false,
             }),
-            recovery: opened.recovery,
+            recovery,
             doubt,
-            guard: opened.guard,
+            guard,
             _alive: alive,
         });
         let weak = Arc::downgrade(&inner);
