@@ -101,7 +101,7 @@ impl ShardedBackend {
                 self.health.failed(&node, FailureKind::Refused);
             }
         }
-        let route = if failure.cause.stays() {
+        let (route, is_told) = if failure.cause.stays() {
             let (others, none) = (self.others(&span), Patience::None);
             let route = self.find(&span, others, none, run.cancel, &failure.error);
             let route = route.await;
@@ -112,25 +112,23 @@ impl ShardedBackend {
             };
             self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
-            route
+            (route, true)
+        } else if failure.cause == Cause::Preempted
+            && let Some(route) = self.find_room(&span, run.cancel).await?
+        {
+            let computes = |span: &RoutedSpan| span.link.descriptor.arithmetic.clone();
+            let now: Arithmetics = route.iter().map(computes).collect();
+            (route, failover.before != now)
         } else {
-            if failure.cause == Cause::Preempted
-                && let Some(route) = self.find_room(&span, run.cancel).await?
-            {
-                let computes = |span: &RoutedSpan| span.link.descriptor.arithmetic.clone();
-                if failover.before != route.iter().map(computes).collect::<Arithmetics>() {
-                    failover.replayed = self.pipeline.length();
-                    self.call.recoveries.push((layers, failover));
-                }
-                self.replace(index, route);
-                return Ok(());
-            }
             self.call.failed_at.get_or_insert(failover.since);
             self.leave(index, &failure, run)?;
-            self.find_replacement(&span, &failure, run.cancel).await?
+            let route = self.find_replacement(&span, &failure, run.cancel).await?;
+            (route, true)
         };
-        failover.replayed = self.pipeline.length();
-        self.call.recoveries.push((layers, failover));
+        if is_told {
+            failover.replayed = self.pipeline.length();
+            self.call.recoveries.push((layers, failover));
+        }
         self.replace(index, route);
         Ok(())
     }

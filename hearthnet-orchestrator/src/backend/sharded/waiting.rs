@@ -56,7 +56,7 @@ impl ShardedBackend {
                 };
                 (hop.id, sent)
             }));
-            let sent = tokio::select! {
+            let (id, sent) = tokio::select! {
                 biased;
                 message = self.inbound.recv() => {
                     // `self.inbox` is a sender, so the queue cannot close.
@@ -66,7 +66,6 @@ impl ShardedBackend {
                 Some(sent) = sent => sent,
                 Some(()) = time_is_up => continue,
             };
-            let (id, sent) = sent;
             if let Some(hop) = self.hops.iter_mut().find(|hop| hop.id == id) {
                 hop.unsent.pop_front();
                 if let Err(error) = sent {
