@@ -24,7 +24,7 @@ pub mod router;
 mod source;
 
 pub use self::community::{CommunityHosts, Expelled, InSync, Links};
-pub use self::pool::{HostPool, Reached};
+pub use self::pool::HostPool;
 pub use self::source::{
     Choice, DISCOVERY_TIMEOUT, GRACE, HostSource, ModelOnWire, Patience, RoutedSpan,
     SHORT_DISCOVERY_TIMEOUT, Search,

@@ -54,13 +54,8 @@ struct Session {
     retry_at: Option<Instant>,
 }
 
-/// Open sessions, and the errors of the other hosts.
-#[derive(Debug, Default)]
-pub struct Reached {
-    pub links: Vec<Arc<HostLink>>,
-    /// Errors of the hosts that cannot be reached, one per host.
-    pub failures: Vec<ChatError>,
-}
+/// Open sessions, and the errors of the other hosts, one per host.
+type Reached = (Vec<Arc<HostLink>>, Vec<ChatError>);
 
 impl HostPool {
     /// Creates a pool without connections. Sessions run on `runtime`.
@@ -84,16 +79,16 @@ impl HostPool {
         }
     }
 
-    /// Opens missing sessions in parallel and returns those that succeed. A host within its retry
-    /// delay is not tried again.
-    pub async fn reach(&self) -> Reached {
-        self.reach_enough(|_| false, None).await
+    /// Opens missing sessions in parallel. Returns the errors of the hosts that cannot be reached,
+    /// one per host. A host within its retry delay is not tried again.
+    pub async fn reach(&self) -> Vec<ChatError> {
+        self.reach_enough(|_| false, None).await.1
     }
 
     /// Errors of the hosts without a session, one per host. An attempt is waited for until it has
     /// taken [`GRACE`].
     pub async fn failures(&self) -> Vec<ChatError> {
-        self.reach_enough(|_| true, None).await.failures
+        self.reach_enough(|_| true, None).await.1
     }
 
     /// Like [`Self::reach`], but returns once `enough` is true and the other hosts have had
@@ -110,7 +105,7 @@ impl HostPool {
             let pending = openings.iter().filter(|one| one.now().is_none());
             let pending: Vec<&Opening> = pending.collect();
             let reached = self.reached_by(&openings);
-            let until = match enough(&reached.links) {
+            let until = match enough(&reached.0) {
                 // Attempts that have already taken longer are not waited for.
                 true => pending.iter().map(|one| one.since() + GRACE).max(),
                 false => give_up,
@@ -124,11 +119,11 @@ impl HostPool {
 
     /// Results so far, in the order of the hosts, which makes routes deterministic.
     fn reached_by(&self, openings: &[Opening]) -> Reached {
-        let (mut reached, mut silent) = (Reached::default(), Vec::new());
+        let (mut links, mut failures, mut silent) = (Vec::new(), Vec::new(), Vec::new());
         for (host, opening) in self.hosts.iter().zip(openings) {
             match opening.now() {
-                Some(Ok(link)) => reached.links.push(link),
-                Some(Err(error)) => reached.failures.push(error),
+                Some(Ok(link)) => links.push(link),
+                Some(Err(error)) => failures.push(error),
                 None => {
                     let HostAddr { endpoint, node } = &host.addr;
                     let text = format!("{endpoint} ({}) has not answered yet", node.short());
@@ -136,8 +131,8 @@ impl HostPool {
                 }
             }
         }
-        reached.failures.extend(silent);
-        reached
+        failures.extend(silent);
+        (links, failures)
     }
 
     /// Resets the retry delay of hosts that are not in `exclude`.
@@ -216,16 +211,16 @@ impl HostSource for HostPool {
                 .cancel
                 .run_until_cancelled(self.reach_enough(enough, limit));
             let reached = self.runtime.block_on(reach);
-            let reached = reached.ok_or(ChatError::Cancelled)?;
-            let error = match self.choice.among(&reached.links, search) {
+            let (links, failures) = reached.ok_or(ChatError::Cancelled)?;
+            let error = match self.choice.among(&links, search) {
                 // The error of an unreachable host explains more than the missing layers.
                 Err(error @ ChatError::ShardUnavailable(_)) => {
-                    reached.failures.into_iter().next().unwrap_or(error)
+                    failures.into_iter().next().unwrap_or(error)
                 }
                 spans => return spans,
             };
             let mut hosts = self.hosts.iter();
-            let in_vain = !hosts.any(|host| is_absent(host, &reached.links));
+            let in_vain = !hosts.any(|host| is_absent(host, &links));
             if in_vain || until.is_none_or(|until| until <= Instant::now() + SEARCH_INTERVAL) {
                 return Err(error);
             }

@@ -153,7 +153,7 @@ pub(crate) async fn model_of(
     let runtime = Handle::current();
     let hosts = pooled_hosts(&runtime, &args.shard, &key, model, config);
     // The host may start later, so this is only a warning.
-    for failure in hosts.reach().await.failures {
+    for failure in hosts.reach().await {
         note(format!("warning: a host cannot be reached: {failure}"));
     }
     let fallback = config.research.distributed_inference.fallback_to_local && !args.no_fallback;
