@@ -37,11 +37,7 @@ pub const MAX_OF_HOST: usize = 4;
 /// # Errors
 /// Any [`RouteError`].
 pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<Span>, RouteError> {
-    let Usables {
-        usable,
-        other_weights,
-        other_dtypes,
-    } = usable(request, candidates);
+    let (usable, other_weights, other_dtypes) = usable(request, candidates);
     let may = |c: &Candidate| request.arithmetic.admits(&c.descriptor.arithmetic);
     let (usable, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|(_, c)| may(c));
     let covered = match request.arithmetic {
@@ -83,17 +79,13 @@ pub fn pick(request: &RouteRequest<'_>, candidates: &[Candidate]) -> Result<Vec<
     }
 }
 
-/// Usable candidates, and reasons for rejecting others.
-struct Usables<'a> {
-    /// At most [`MAX_CANDIDATES`].
-    usable: Vec<Usable<'a>>,
-    /// Weights of other candidates with the same model id.
-    other_weights: Option<String>,
-    /// Candidates with the right weights or model id and another data type; at most [`MAX_CANDIDATES`].
-    other_dtypes: Vec<&'a Candidate>,
-}
-
-fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usables<'a> {
+/// Usable candidates, and reasons for rejecting others: weights of a candidate with the same model
+/// id, and candidates with the right weights or model id and another data type. Both lists have at
+/// most [`MAX_CANDIDATES`].
+fn usable<'a>(
+    request: &RouteRequest<'_>,
+    candidates: &'a [Candidate],
+) -> (Vec<Usable<'a>>, Option<String>, Vec<&'a Candidate>) {
     let (mut usable, mut other_weights, mut other_dtypes) = (Vec::new(), None, Vec::new());
     let mut of_host: BTreeMap<NodeId, usize> = BTreeMap::new();
     for (index, candidate) in in_order(request.tie_breaker, candidates) {
@@ -121,11 +113,7 @@ fn usable<'a>(request: &RouteRequest<'_>, candidates: &'a [Candidate]) -> Usable
             other_weights = Some(d.weights_sha256.clone());
         }
     }
-    Usables {
-        usable,
-        other_weights,
-        other_dtypes,
-    }
+    (usable, other_weights, other_dtypes)
 }
 
 /// Order in which candidates are considered: measured ones first, then by tie-break; the latest

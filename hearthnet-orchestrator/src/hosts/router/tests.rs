@@ -362,7 +362,7 @@ fn callers_spread_over_equal_hosts_and_each_chooses_the_same_again() {
 #[test]
 fn ten_thousand_descriptors_are_cut_to_a_bounded_number() {
     let ask = ask();
-    let count = |all: &[Candidate]| usable(&ask, all).usable.len();
+    let count = |all: &[Candidate]| usable(&ask, all).0.len();
     assert_eq!(count(&vec![shard("x", 3, 4, 0); 10_000]), MAX_OF_HOST);
     let all: Vec<_> = (0..10_000)
         .map(|n| shard(&format!("h{n}"), 3, 4, 0))
