@@ -2,15 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use hearthnet_bus::now_ms;
-
 /// Clock of a host. Tests set it by hand.
 pub(crate) trait Clock: Send + Sync {
     /// Monotonic time since a fixed start.
     fn now(&self) -> Duration;
-
-    /// Unix time in seconds.
-    fn unix_secs(&self) -> u64;
 }
 
 /// System's monotonic clock, counted from its creation.
@@ -26,9 +21,5 @@ impl SystemClock {
 impl Clock for SystemClock {
     fn now(&self) -> Duration {
         self.0.elapsed()
-    }
-
-    fn unix_secs(&self) -> u64 {
-        now_ms() / 1000
     }
 }

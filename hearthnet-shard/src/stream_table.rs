@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
-use hearthnet_bus::{Descriptor, NodeId};
+use hearthnet_bus::{Descriptor, NodeId, now_ms};
 use hearthnet_transport::{
     CloseCode, DType, Handler, Message, Step, StreamClose, StreamOpen, Truncate,
 };
@@ -89,7 +89,7 @@ impl HostState {
             max_concurrent_streams: self.config.max_concurrent_streams,
             host: self.node,
             endpoint: self.endpoint.clone(),
-            advertised_at: self.clock.unix_secs(),
+            advertised_at: now_ms() / 1000,
             boundary_dtype: served.boundary.descriptor_name().to_owned(),
             arithmetic: served.arithmetic.clone(),
             ms_per_token,

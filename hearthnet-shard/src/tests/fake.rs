@@ -300,10 +300,6 @@ impl Clock for HandClock {
     fn now(&self) -> Duration {
         Duration::from_micros(self.micros.load(Ordering::SeqCst))
     }
-
-    fn unix_secs(&self) -> u64 {
-        1_750_000_000 + self.now().as_secs()
-    }
 }
 
 /// ResponseSink that records the messages.
