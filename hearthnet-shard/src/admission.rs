@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use hearthnet_bus::calls::{Authority, BUS_PATH, CallServer, Registry, Research};
-use hearthnet_bus::flight::Readers;
+use hearthnet_bus::flight::{self, Readers};
 use hearthnet_bus::log::Level;
 use hearthnet_bus::node::TensorAcceptor;
 use hearthnet_bus::{Capability, Expectation, Grant, NodeId, ReplayCache};
@@ -129,7 +129,7 @@ impl Admission for SessionAuthorizer {
     }
 
     fn connection_refused(&self, why: &RefusedConnection) {
-        self.events.connection_refused(why);
+        flight::connection_refused(why);
     }
 }
 

@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use hearthnet_bus::NodeId;
 use hearthnet_bus::flight::{self, Event, Name, SessionId, StreamTrace};
-use hearthnet_transport::{
-    CloseCode, Code, Connection, RefusedConnection, SessionClosed, StreamClose,
-};
+use hearthnet_transport::{CloseCode, Code, Connection, SessionClosed, StreamClose};
 use metrics::{counter, gauge, histogram};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -193,11 +191,6 @@ impl HostEvents {
     pub(crate) fn peer_refused(&self, peer: NodeId, code: CloseCode) {
         let code = code.into();
         (self.record)(Event::PeerRefused { peer, code });
-    }
-
-    /// A connection ended without a session.
-    pub(crate) fn connection_refused(&self, why: &RefusedConnection) {
-        flight::connection_refused(why);
     }
 
     /// A connection is closed, by either side.

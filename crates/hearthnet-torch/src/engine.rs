@@ -11,7 +11,7 @@ use tch::Tensor;
 use crate::error::TorchLoadError;
 use crate::forward::{Pass, download, upload};
 use crate::kv::{Geometry, KvTensors};
-use crate::options::{Target, TorchOptions};
+use crate::options::{Target, TorchOptions, probe};
 use crate::weights::{Layer, layers};
 
 /// Engine on a libtorch device. It is not `Send`.
@@ -128,7 +128,7 @@ impl Backend for Torch {
 
     /// Whether a trivial probe fails. After a driver reset a GPU stays lost for this process.
     fn is_lost(&self) -> bool {
-        self.target.probe().is_err()
+        probe(self.target.device).is_err()
     }
 }
 

@@ -80,17 +80,12 @@ impl TorchOptions {
 }
 
 /// Computes a trivial tensor on a device.
-fn probe(device: Device) -> Result<(), tch::TchError> {
+pub(crate) fn probe(device: Device) -> Result<(), tch::TchError> {
     let ones = Tensor::f_ones([8], (Kind::Float, device))?;
     ones.f_to_device(Device::Cpu).map(drop)
 }
 
 impl Target {
-    /// Computes a trivial tensor on this device.
-    pub(crate) fn probe(&self) -> Result<(), tch::TchError> {
-        probe(self.device)
-    }
-
     /// Whether the device is not the processor, and so has memory of its own.
     pub fn is_on_card(&self) -> bool {
         self.device != Device::Cpu
