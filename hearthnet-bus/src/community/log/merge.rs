@@ -291,7 +291,8 @@ impl<'a> Merge<'a> {
             (it.row.events, it.row.bytes) = db::measure(conn, author)?;
         }
         it.row.fork = Some(at);
-        if it.row.head >= at {
+        let lost = it.row.head >= at;
+        if lost {
             it.row.head = at.saturating_sub(1);
             it.tip = db::durable_at(conn, author, it.row.head)?
                 .first()
@@ -299,9 +300,10 @@ impl<'a> Merge<'a> {
         }
         it.fork = fork(conn, author, it)?;
         self.durable_changed = true;
-        // A fold that is not plain also depends on events that have no effect in its last pass.
+        // A fold that is not plain also depends on events that have no effect in its last pass. A
+        // fork beyond the head takes no event from it.
         let fold = &self.view.fold;
-        match it.is_root || !fold.is_plain() || fold.had_effect(author, at) {
+        match it.is_root || fold.had_effect(author, at) || (lost && !fold.is_plain()) {
             true => self.view.fold_again(conn, Redo::All),
             false => Ok(()),
         }
