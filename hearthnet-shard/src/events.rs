@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::fault::StreamFault;
+use crate::plan::Kind;
 
 /// Limit of callers with a counter of their own. Each costs a line of metrics for as long as the
 /// host runs; a community has tens of members.
@@ -324,11 +325,11 @@ impl HostEvents {
     }
 
     /// A batch was computed, with `short` rows of decode steps and `long` rows of prefill.
-    pub(crate) fn turn(&self, short: u32, long: u32, took: Duration) {
+    pub(crate) fn turn(&self, kind: Kind, (short, long): (u32, u32), took: Duration) {
         let mut stats = self.stats.lock();
         stats.turns += 1;
-        let label = match long {
-            0 => {
+        let label = match kind {
+            Kind::Decode => {
                 let ms = took.as_secs_f32() * 1000.0;
                 // Averages over about 16 batches; the first value is taken as it is.
                 stats.ms_per_token = match stats.ms_per_token {
@@ -337,7 +338,7 @@ impl HostEvents {
                 };
                 "decode"
             }
-            _ => "prefill",
+            Kind::Prefill => "prefill",
         };
         for (kind, rows) in [("decode", short), ("prefill", long)] {
             if rows > 0 {

@@ -16,7 +16,8 @@
 //! | checks that need no engine | `stream_table.rs` |
 //! | stream slots, one epoch of a stream | `stream_handle.rs` |
 //! | order of refused callers when slots are scarce | `claims.rs` (pure) |
-//! | content of the next batch, its cost, fairness, page eviction | `plan/` (pure) |
+//! | content of the next batch, fairness, page eviction | `plan/` (pure) |
+//! | length of prefill chunks | `chunked_prefill.rs` (pure) |
 //! | streams, steps, timeouts, eviction | `sched/`, `stream.rs` (no I/O, no clock of their own) |
 //! | a batch through the engine, isolation of faults | `batch.rs` |
 //! | the compute thread | `compute.rs` |
@@ -32,8 +33,8 @@
 //! - KV is overcommitted, by whole pages, and never beyond its budget. When it is short, the host
 //!   ends an idle stream with `preempted`, or the least progressed stream of the callers beyond
 //!   their fair share. It never preempts the most progressed stream of a caller within its share.
-//! - While two callers wait with decode steps, or with prefill, they are given the same number of
-//!   rows, up to two of the largest chunks, however many streams each has.
+//! - While two callers wait for the same kind of batch, they are given the same number of rows, up
+//!   to two of the largest chunks, however many streams each has.
 //! - When a stream ends (by caller, host, lost connection, timeout or shutdown), its slot is free
 //!   at once and its KV before the next batch. Its waiting steps are never computed.
 //! - A row's result depends on its stream alone, so timing can decide which streams share a batch
@@ -42,6 +43,7 @@
 
 mod admission;
 mod batch;
+mod chunked_prefill;
 mod claims;
 mod clock;
 mod compute;

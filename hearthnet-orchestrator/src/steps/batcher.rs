@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use crate::steps::chat_loop;
 
-/// How long a leader waits for a full batch. The rows of hosts arrive a few hundred microseconds
+/// How long a leader waits for a full batch; tokio's timer may add a millisecond. The rows of hosts arrive a few hundred microseconds
 /// apart. Without a wait, groups of chats that once fell apart stay apart: their batches are small,
 /// here and at the hosts.
 const GATHER: Duration = Duration::from_millis(1);

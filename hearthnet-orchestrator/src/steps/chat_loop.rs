@@ -13,11 +13,11 @@
 //!        └───────────────── sleep until a chat is woken ◄───────────────┘
 //! ```
 //!
-//! This has three effects, without a timed wait:
+//! This has three effects:
 //! - Rows that several chats `send` to one host leave as one record, and the host computes them as
 //!   one batch.
-//! - The collector of a [batch](super::batcher) waits for a boundary: by then every ready chat has
-//!   submitted its job.
+//! - The leader of a [batch](super::batcher) waits for a boundary, by which every ready chat has
+//!   submitted its job, and then briefly for a full batch.
 //! - The text of a token is delivered after a boundary, so after the next row has been sent.
 //!
 //! A chat must not block the loop. Long operations run elsewhere and are awaited: batches of

@@ -1,45 +1,43 @@
 //! Content of the engine's next batch: a pure function of the streams, the waiting steps, the free
-//! pages, the rows given to callers before, and the learnt cost of a batch.
+//! pages, and the rows given to callers before.
 //!
-//! A batch takes decode rows first, then prefill rows up to a time budget, as Sarathi-Serve and vLLM
-//! schedule. The engine runs all of them in one pass, so the weights are read once for all.
+//! A turn is one batch. A *decode* turn takes the waiting short steps of all streams at once. If
+//! several callers decode, it takes a row of each, and extra rows that lengthen it by a third, so
+//! that one caller's many streams cost another caller no more than that. A *prefill* turn takes a
+//! chunk of one long step, or of several until the chunk is full. When both kinds wait, the turns
+//! alternate, so
 //!
-//! - *Decode.* All waiting short steps. If several callers decode, it takes a row of each, and extra
-//!   rows that lengthen the batch by a third, so that one caller's many streams cost another caller
-//!   no more than that.
-//! - *Prefill.* A chunk of one long step, or of several until the chunk is full.
+//! - a decode step waits for at most one chunk, however much prefill there is (and, if several
+//!   callers decode, for the earlier decode steps of its own caller), and
+//! - prefill gets every other turn, however many streams decode.
 //!
-//! The budget follows from the [cost](BatchCost) of a batch. While only the caller of a prompt
-//! decodes, it is a fixed time. While other callers decode, a batch is at most a third longer than
-//! one of their decode rows alone; if these rows are on their way, it takes as long as such a batch.
-//! If the chunk takes the extra rows, each caller has one decode row.
-//!
-//! A chunk delays a decode step once: the step either shares a batch with it, or waits for its end.
-//! In the latter case the step's own batch has no prefill. So at least every second batch has
-//! prefill, however many streams decode.
-//!
-//! Example: streams A and B decode, C sends 100 rows, a batch has 42 rows.
+//! Example: streams A and B decode, C sends 100 rows, a chunk is 40 rows.
 //!
 //! ```text
-//! batch    1          2           3            4
-//! rows     A B        A B         A B          A B
-//!          C 0..40    C 40..80    C 80..100
+//! turn      1        2         3        4         5        6         7
+//! rows      A B      C 0..40   A B      C 40..80  A B      C 80..100 A B
 //! ```
 //!
-//! Streams that use other layers than the rest of a batch run in an engine pass of their own.
+//! A chunk of a neighbour's prompt takes waiting short steps along, a row of each caller, if all
+//! use the same layers ([`piggybacks`]): the weights are read once for all of them. In the example,
+//! turn 2 is then `A B C 0..40`.
 //!
-//! If a batch cannot take all waiting steps of a kind, callers get equal parts of it over time
+//! If a turn cannot take all waiting steps of its kind, callers get equal parts of it over time
 //! (`fair.rs`), whatever the number of their streams. Among the streams of a caller, the one served
 //! longest ago is first. If pages are short, a step is cut to the rows that fit; if none fits, a
 //! stream is preempted (`pages.rs`).
 //!
-//! The host waits a moment before a batch for streams that return at once (`returns.rs`): a step
-//! that arrives later waits for a whole batch.
+//! The length of a chunk follows from the engine's measured speed ([`crate::chunked_prefill`]), so
+//! it takes about the same time on every machine. While another caller decodes, the chunk lengthens
+//! a turn with decode steps by a third, or takes as long as a decode turn if no decode step waits.
+//! That bounds what a neighbour's prompts cost a chat.
+//!
+//! So the host waits a moment before a turn for streams that return at once ([`ReturnEstimator`]):
+//! a step that arrives later waits for a whole turn.
 //!
 //! | concept | file |
 //! |---|---|
-//! | limits of a batch, order of decode and prefill | here |
-//! | time of a batch by its rows | `cost.rs` |
+//! | kinds of batches, their order and limits | here |
 //! | snapshots of the streams | `snapshot.rs` |
 //! | division of rows and pages in a batch | `batch_builder.rs` |
 //! | rows given to callers over time | `fair.rs` |
@@ -47,7 +45,6 @@
 //! | streams that return at once | `returns.rs` |
 
 mod batch_builder;
-mod cost;
 mod fair;
 mod pages;
 mod returns;
@@ -57,77 +54,57 @@ mod tests;
 
 use std::time::Duration;
 
-use batch_builder::{BatchBuilder, Candidate, queue, rows_of};
-pub(crate) use cost::BatchCost;
-use cost::MAX_TURN_ROWS;
+use batch_builder::{BatchBuilder, Candidate};
 use fair::Ledger;
-pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit, holders};
+pub(crate) use pages::{Full, IDLE_AFTER, Pool, UNUSED_AFTER, admit};
 pub(crate) use returns::{ReturnEstimator, may_grow};
-pub(crate) use snapshot::{Head, StreamSnapshot};
-use snapshot::{Kind, decoders, others_decode};
+pub(crate) use snapshot::{
+    Head, Kind, StreamSnapshot, decoders, holders, others_decode, piggybacks, short_rows,
+};
 
-/// Minimum rows of a batch between decode batches of other callers.
-const MIN_ROWS_BETWEEN: u32 = 2;
-/// If several callers decode, every 16th batch may have one more row: batches of one size only would
-/// never show what a row costs.
-const EXTRA_ROW_EVERY: u64 = 16;
+/// Limit of rows per batch: bounds the batch's memory.
+pub(crate) const MAX_TURN_ROWS: u32 = 512;
 
 /// Limits of the next batch.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BatchLimits {
-    /// If several callers decode: rows of short steps. Otherwise all are taken.
-    short: Option<u32>,
-    /// Rows of a batch with long steps, which has at least one row of them. `None`: it takes short
-    /// steps only.
-    rows: Option<u32>,
+pub(crate) struct Sizes {
+    /// Rows of a chunk.
+    pub(crate) chunk: u32,
+    /// Whether a chunk takes short steps along: [`piggybacks`].
+    pub(crate) piggybacks: bool,
+    pub(crate) decoders: u32,
+    /// If several callers decode: extra rows of short steps, beside one row of each caller.
+    pub(crate) more: u32,
 }
 
-impl BatchLimits {
-    /// Limits of batch number `turn`. `chunk_ended` is the end of the last batch, if that had a
-    /// chunk.
-    pub(crate) fn of(
-        streams: &[StreamSnapshot],
-        cost: &BatchCost,
-        now: Duration,
-        turn: u64,
-        chunk_ended: Option<Duration>,
-    ) -> Self {
-        let (short, long) = (queue(streams, Kind::Decode), queue(streams, Kind::Prefill));
-        let decoders = decoders(streams, now);
-        let several = decoders > 1;
-        let decoding = match several {
-            true => decoders,
-            false => rows_of(&short).max(1),
-        };
-        let beside = cost.rows_beside(decoding);
-        let waited = |step: &Candidate<'_>| Some(step.head.arrived) < chunk_ended;
-        let has_waited = short.iter().any(waited);
-        let rows = match long.first() {
-            Some(_) if has_waited => None,
-            Some(first) if !others_decode(streams, now) => {
-                let (lo, hi) = first.view.layers;
-                Some(cost.chunk_rows(hi.saturating_sub(lo) + 1))
-            }
-            // The decode rows are on their way.
-            Some(_) if short.is_empty() => Some(decoding.max(MIN_ROWS_BETWEEN)),
-            Some(_) => Some(beside),
-            None => None,
-        };
-        // A chunk takes the place of the extra rows.
-        let most = match rows {
-            Some(_) => decoders,
-            None => beside + u32::from(turn.is_multiple_of(EXTRA_ROW_EVERY)),
-        };
-        Self {
-            short: several.then_some(most),
-            rows,
+impl Sizes {
+    /// Limit of rows of short steps in a batch of this kind.
+    fn room(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Decode => MAX_TURN_ROWS,
+            Kind::Prefill if self.piggybacks => MAX_TURN_ROWS - self.chunk(),
+            Kind::Prefill => 0,
         }
+    }
+
+    /// Target rows of short steps in a batch of this kind, if several callers decode.
+    fn short(&self, kind: Kind) -> u32 {
+        match kind {
+            Kind::Decode => self.decoders.saturating_add(self.more),
+            // The chunk takes the place of the extra rows.
+            Kind::Prefill => self.decoders,
+        }
+    }
+
+    fn chunk(&self) -> u32 {
+        self.chunk.clamp(1, MAX_TURN_ROWS)
     }
 }
 
 /// A batch, and the streams to preempt for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Turn {
+    pub(crate) kind: Kind,
     /// Streams, and the rows that each contributes from the head of its step: short steps first.
     /// Empty if each of them was preempted.
     pub(crate) scheduled: Vec<(u64, u32)>,
@@ -138,57 +115,78 @@ pub(crate) struct Turn {
 }
 
 /// Plans batches. Deterministic: the same calls give the same batches.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Planner {
+    last: Kind,
     decode: Ledger,
     prefill: Ledger,
 }
 
 impl Planner {
+    pub(crate) fn new() -> Self {
+        Self {
+            last: Kind::Prefill,
+            decode: Ledger::default(),
+            prefill: Ledger::default(),
+        }
+    }
+
     /// Plans the next batch; `None` if no step waits.
     pub(crate) fn plan(
         &mut self,
         streams: &[StreamSnapshot],
         pool: &Pool,
-        limits: &BatchLimits,
+        sizes: &Sizes,
         now: Duration,
     ) -> Option<Turn> {
-        let (short, long) = (queue(streams, Kind::Decode), queue(streams, Kind::Prefill));
-        if short.is_empty() && long.is_empty() {
-            return None;
-        }
-        let mut builder = BatchBuilder::new(streams, pool, now);
-        // A chunk has at least a row.
-        let most = MAX_TURN_ROWS - u32::from(limits.rows.is_some());
-        let waiting = rows_of(&short);
-        let mut layers = short.iter().map(|step| step.view.layers);
-        let first = layers.next();
-        let alike = layers.all(|one| Some(one) == first);
-        match limits.short.filter(|rows| !alike || waiting > *rows) {
-            Some(rows) => builder.share_short(&short, rows.min(most), &mut self.decode),
-            None if waiting > most => builder.share(&short, most, None, &mut self.decode),
-            None => {
-                for step in &short {
-                    builder.take(step, step.head.left, step.head.left);
-                }
-                // All fit, so no caller has to wait.
-                self.decode.settle();
+        let (mut short, mut short_rows, mut long) = (0, 0u32, 0);
+        for head in streams.iter().filter_map(|view| view.head) {
+            match Kind::of(head) {
+                Kind::Decode => (short, short_rows) = (short + 1, short_rows + head.left),
+                Kind::Prefill => long += 1,
             }
         }
-        if let Some(rows) = limits.rows {
-            let chunk = rows.min(MAX_TURN_ROWS).saturating_sub(builder.rows());
-            builder.share(&long, chunk.max(1), Some(1), &mut self.prefill);
+        let kind = match (short, long) {
+            (0, 0) => return None,
+            (_, 0) => Kind::Decode,
+            (0, _) => Kind::Prefill,
+            _ if self.last == Kind::Prefill => Kind::Decode,
+            _ => Kind::Prefill,
+        };
+        self.last = kind;
+        let mut builder = BatchBuilder::new(streams, pool, now, short + long);
+        let queue = Candidate::queue(streams, Kind::Decode, short);
+        let (most, several) = (sizes.room(kind), sizes.decoders > 1);
+        let alike = queue.windows(2).all(|two| two[0].layers == two[1].layers);
+        let all = !several || alike && short_rows <= sizes.short(kind);
+        if short_rows <= most && all {
+            for step in &queue {
+                builder.take(step, step.left, step.left);
+            }
+            // All fit, so no caller has to wait.
+            self.decode.settle();
+        } else if several {
+            builder.share_short(queue, sizes.short(kind).min(most), &mut self.decode);
+        } else if most > 0 {
+            builder.share(queue, most, Kind::Decode, &mut self.decode);
         }
-        if long.is_empty() {
+        builder.own_from = builder.scheduled.len();
+        if kind == Kind::Prefill {
+            let queue = Candidate::queue(streams, kind, long);
+            builder.share(queue, sizes.chunk(), kind, &mut self.prefill);
+        }
+        if short == 0 {
+            self.decode.settle();
+        }
+        if long == 0 {
             self.prefill.settle();
         }
-        let (scheduled, preempted) = (builder.scheduled, builder.preempted);
-        let is_long = |stream: u64| long.iter().any(|step| step.view.stream == stream);
-        let chunk = scheduled.iter().filter(|(stream, _)| is_long(*stream));
+        let chunk = builder.scheduled.iter().skip(builder.own_from);
         Some(Turn {
+            kind,
             chunk: chunk.map(|(_, rows)| rows).sum(),
-            scheduled,
-            preempted,
+            scheduled: builder.scheduled,
+            preempted: builder.preempted,
         })
     }
 }

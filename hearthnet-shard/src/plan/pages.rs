@@ -33,8 +33,6 @@ use std::time::Duration;
 use hearthnet_engine::Footprint;
 use hearthnet_transport::NodeId;
 
-use super::snapshot::StreamSnapshot;
-
 /// A stream without events for this long counts as idle. Steps of an answer follow each other
 /// faster on all but the slowest pipelines. On a slower one the only harm is that the stream is
 /// preempted first when memory is short.
@@ -90,21 +88,16 @@ impl Pool {
 /// Page use of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Holder {
-    pub(crate) view: StreamSnapshot,
+    pub(crate) stream: u64,
+    pub(crate) caller: NodeId,
+    /// Positions in its KV: its progress.
+    pub(crate) length: u32,
     /// Pages that it holds, including those given by the planned batch.
     pub(crate) pages: u32,
+    /// Time of the last event on it.
+    pub(crate) active: Duration,
     /// No step of it waits, and its caller has paused it or sent nothing for long.
     pub(crate) idle: bool,
-}
-
-/// Page use of all streams.
-pub(crate) fn holders(streams: &[StreamSnapshot], pool: &Pool, now: Duration) -> Vec<Holder> {
-    let holder = |view: &StreamSnapshot| Holder {
-        view: *view,
-        pages: pool.pages(view.length),
-        idle: view.head.is_none() && (view.rests || now.saturating_sub(view.active) >= IDLE_AFTER),
-    };
-    streams.iter().map(holder).collect()
 }
 
 /// A stream that needs more pages than are free.
@@ -119,7 +112,7 @@ pub(crate) struct Need {
 pub(crate) fn held_by(holders: &[Holder], caller: NodeId) -> u32 {
     holders
         .iter()
-        .filter(|holder| holder.view.caller == caller)
+        .filter(|holder| holder.caller == caller)
         .map(|holder| holder.pages)
         .fold(0, u32::saturating_add)
 }
@@ -129,19 +122,19 @@ pub(crate) fn held_by(holders: &[Holder], caller: NodeId) -> u32 {
 pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64> {
     let own = held_by(holders, need.caller).saturating_add(need.pages);
     let beyond_quota = own > pool.quota;
-    let in_question = |holder: &&Holder| !beyond_quota || holder.view.caller == need.caller;
+    let in_question = |holder: &&Holder| !beyond_quota || holder.caller == need.caller;
     let kept = holders
         .iter()
         .filter(in_question)
         .filter(|holder| holder.idle && holder.pages > 0)
-        .min_by_key(|holder| (holder.view.active, holder.view.stream));
+        .min_by_key(|holder| (holder.active, holder.stream));
     if let Some(kept) = kept {
-        return Some(kept.view.stream);
+        return Some(kept.stream);
     }
     let mut by_caller: BTreeMap<NodeId, u32> = BTreeMap::new();
     for holder in holders {
         // A stream without pages counts too: its caller runs.
-        let pages = by_caller.entry(holder.view.caller).or_default();
+        let pages = by_caller.entry(holder.caller).or_default();
         *pages = pages.saturating_add(holder.pages);
     }
     by_caller.insert(need.caller, own);
@@ -150,22 +143,22 @@ pub(crate) fn victim(holders: &[Holder], pool: &Pool, need: &Need) -> Option<u64
     let beyond = |holder: &&Holder| {
         beyond_quota
             || by_caller
-                .get(&holder.view.caller)
+                .get(&holder.caller)
                 .is_some_and(|pages| *pages > share)
     };
     holders
         .iter()
         .filter(in_question)
         .filter(beyond)
-        .filter(|holder| holder.pages > 0 || holder.view.stream == need.stream)
-        .min_by_key(|holder| (holder.view.length, Reverse(holder.view.stream)))
-        .map(|holder| holder.view.stream)
+        .filter(|holder| holder.pages > 0 || holder.stream == need.stream)
+        .min_by_key(|holder| (holder.length, Reverse(holder.stream)))
+        .map(|holder| holder.stream)
 }
 
 fn runs(holders: &[Holder], caller: NodeId) -> bool {
     holders
         .iter()
-        .any(|holder| holder.view.caller == caller && !holder.idle)
+        .any(|holder| holder.caller == caller && !holder.idle)
 }
 
 fn fair_share(pool: &Pool, callers: usize) -> u32 {
@@ -190,7 +183,7 @@ pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(
     // A stream that has not begun will take a page.
     let due = |holder: &Holder| holder.pages.max(1);
     let kept = |holder: &Holder| holder.idle && holder.pages > 0;
-    let own = || holders.iter().filter(|holder| holder.view.caller == caller);
+    let own = || holders.iter().filter(|holder| holder.caller == caller);
     let held = own().map(due).fold(0, u32::saturating_add);
     if pool.quota < pool.total && held >= pool.quota && !own().any(kept) {
         return Err(Full::Caller);
@@ -199,7 +192,7 @@ pub(crate) fn admit(holders: &[Holder], pool: &Pool, caller: NodeId) -> Result<(
     if taken < pool.total || holders.iter().any(kept) {
         return Ok(());
     }
-    let mut callers: Vec<NodeId> = holders.iter().map(|holder| holder.view.caller).collect();
+    let mut callers: Vec<NodeId> = holders.iter().map(|holder| holder.caller).collect();
     callers.push(caller);
     callers.sort_unstable();
     callers.dedup();

@@ -37,7 +37,7 @@ pub(crate) struct ReturnEstimator {
 pub(super) const MAX_LATE_RETURNS: u32 = 4;
 /// Every 17th batch waits for late streams again: a caller that shares a core with this host cannot
 /// return while it computes. All streams share the same batches, so that the cost does not grow
-/// with their number.
+/// with their number. Odd, since every second batch may be prefill.
 pub(super) const REPROBE_EVERY: u64 = 17;
 
 impl ReturnEstimator {

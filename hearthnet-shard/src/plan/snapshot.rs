@@ -1,20 +1,22 @@
-//! Snapshots of the streams, and which callers decode.
+//! Snapshots of the streams, and what the planner concludes from them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use hearthnet_transport::NodeId;
 
+use super::pages::{Holder, IDLE_AFTER, Pool};
+
 /// Steps of at most this many rows count as decode: one row is a plain decode step, several are one
 /// with speculated tokens to verify.
 pub(super) const SHORT_ROWS: u32 = 8;
 
-/// Kinds of steps.
+/// Kinds of steps and of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Short steps.
+pub(crate) enum Kind {
+    /// Short steps, or a batch of short steps only.
     Decode,
-    /// Long steps.
+    /// Long steps, or a batch with a chunk of them.
     Prefill,
 }
 
@@ -23,7 +25,7 @@ impl Kind {
         Self::of_rows(head.rows)
     }
 
-    pub(super) fn of_rows(rows: u32) -> Self {
+    pub(crate) fn of_rows(rows: u32) -> Self {
         match rows <= SHORT_ROWS {
             true => Self::Decode,
             false => Self::Prefill,
@@ -60,6 +62,25 @@ pub(crate) struct Head {
     pub(crate) arrived: Duration,
 }
 
+impl StreamSnapshot {
+    fn holder(&self, pool: &Pool, now: Duration) -> Holder {
+        Holder {
+            stream: self.stream,
+            caller: self.caller,
+            length: self.length,
+            pages: pool.pages(self.length),
+            active: self.active,
+            idle: self.head.is_none()
+                && (self.rests || now.saturating_sub(self.active) >= IDLE_AFTER),
+        }
+    }
+}
+
+/// Page use of all streams.
+pub(crate) fn holders(streams: &[StreamSnapshot], pool: &Pool, now: Duration) -> Vec<Holder> {
+    streams.iter().map(|view| view.holder(pool, now)).collect()
+}
+
 /// A stream with an event within this time is expected to send its next step in a moment.
 const COMES_BACK: Duration = Duration::from_millis(20);
 
@@ -68,9 +89,21 @@ pub(super) fn comes_back(active: Duration, now: Duration) -> bool {
     now <= active.saturating_add(COMES_BACK)
 }
 
+/// Returns whether a chunk takes the waiting short steps along. They must be of other callers, or
+/// the chunk would delay its own for as long as it may. All must use the same layers, or nothing is
+/// gained.
+pub(crate) fn piggybacks(streams: &[StreamSnapshot], others_decode: bool) -> bool {
+    let heads = || streams.iter().filter(|view| view.head.is_some());
+    let short =
+        |view: &StreamSnapshot| view.head.is_some_and(|head| Kind::of(head) == Kind::Decode);
+    let mut layers = heads().map(|view| view.layers);
+    let first = layers.next();
+    others_decode && heads().any(short) && layers.all(|one| Some(one) == first)
+}
+
 /// Returns whether a caller decodes beside the prompts of others: a short step waits or is expected
 /// in a moment, and a long step of another caller waits.
-pub(super) fn others_decode(streams: &[StreamSnapshot], now: Duration) -> bool {
+pub(crate) fn others_decode(streams: &[StreamSnapshot], now: Duration) -> bool {
     let prompts = || {
         let long = |view: &&StreamSnapshot| {
             view.head
@@ -86,7 +119,7 @@ pub(super) fn others_decode(streams: &[StreamSnapshot], now: Duration) -> bool {
 const DECODES_ON: Duration = Duration::from_secs(1);
 
 /// Number of callers that decode: a short step waits, or the next is on its way.
-pub(super) fn decoders(streams: &[StreamSnapshot], now: Duration) -> u32 {
+pub(crate) fn decoders(streams: &[StreamSnapshot], now: Duration) -> u32 {
     let decoding = streams.iter().filter(|view| decodes(view, now, DECODES_ON));
     let callers: BTreeSet<NodeId> = decoding.map(|view| view.caller).collect();
     u32::try_from(callers.len()).unwrap_or(u32::MAX)
@@ -97,4 +130,11 @@ fn decodes(view: &StreamSnapshot, now: Duration, within: Duration) -> bool {
         Some(head) => Kind::of(head) == Kind::Decode,
         None => view.length > 0 && !view.rests && now <= view.active.saturating_add(within),
     }
+}
+
+/// Rows of the waiting short steps.
+pub(crate) fn short_rows(streams: &[StreamSnapshot]) -> u32 {
+    let heads = streams.iter().filter_map(|view| view.head);
+    let short = heads.filter(|head| Kind::of(*head) == Kind::Decode);
+    short.map(|head| head.left).sum()
 }

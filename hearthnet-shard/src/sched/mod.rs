@@ -21,13 +21,12 @@ use std::time::Duration;
 use zeroize::Zeroize as _;
 
 use crate::batch::wipe;
+use crate::chunked_prefill::ChunkedPrefill;
 use crate::clock::Clock;
 use crate::engine::{EngineSource, LayerEngine, LoadFault, Served, StartProgress};
 use crate::events::HostEvents;
 use crate::fault::StreamFault;
-use crate::plan::{
-    BatchCost, Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, holders, may_grow,
-};
+use crate::plan::{Full, Planner, Pool, ReturnEstimator, StreamSnapshot, admit, holders, may_grow};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::StreamHandle;
 
@@ -54,7 +53,6 @@ pub(crate) struct Limits {
     pub(crate) stream_idle: Duration,
     /// `None`: never.
     pub(crate) evict_after: Option<Duration>,
-    /// Time of a batch with prefill while no other caller decodes.
     pub(crate) chunk: Duration,
 }
 
@@ -62,18 +60,6 @@ pub(crate) struct Limits {
 /// `RETURN_LIMIT`.
 const RETURN_FRACTION: u32 = 4;
 const RETURN_LIMIT: Duration = Duration::from_millis(5);
-
-/// How long a decode batch waits for the next row of a burst, and in all.
-///
-/// Rows that travelled together arrive some 30 us apart, and a batch takes hardly longer than a
-/// row. A batch that starts with the first row makes all others wait for it.
-///
-/// Tried without: a caller's rows handed over as one record, and no wait. Eight chats at once over
-/// two hosts were slower by 8% (3.49 times one chat with the waits, 3.21 without; medians of 3 and
-/// 10 runs of `bench mesh` on a Xeon with AVX-512). The caller's batches fall into halves that
-/// drift apart, and nothing brings them together again.
-const BATCH_GAP: Duration = Duration::from_micros(100);
-const BATCH_WINDOW: Duration = Duration::from_micros(400);
 
 pub(crate) struct Scheduler<S: EngineSource> {
     source: S,
@@ -91,17 +77,17 @@ pub(crate) struct Scheduler<S: EngineSource> {
     empty_since: Duration,
     planner: Planner,
     turn: u64,
-    cost: BatchCost,
-    /// Rows and layers of the last batch with decode steps.
-    decode: (u32, u32),
-    /// End of the last batch, if that had a chunk.
-    chunk_ended: Option<Duration>,
-    /// When the next batch was first held back.
-    held_since: Option<Duration>,
+    prefill: ChunkedPrefill,
+    /// See [`Self::delays_decode`].
+    delays_decode: bool,
     /// Snapshots of the streams for the planner, kept to reuse the memory.
     snapshots: Vec<StreamSnapshot>,
     /// Rows of the batch, kept to reuse the memory; zeroed between batches.
     x: Vec<f32>,
+}
+
+fn at_once(prefill: &ChunkedPrefill) -> Duration {
+    RETURN_LIMIT.min(prefill.decode_turn() / RETURN_FRACTION)
 }
 
 impl<S: EngineSource> Scheduler<S> {
@@ -112,7 +98,7 @@ impl<S: EngineSource> Scheduler<S> {
         events: Arc<HostEvents>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let cost = BatchCost::new(limits.chunk);
+        let prefill = ChunkedPrefill::new(limits.chunk);
         Self {
             source,
             engine: None,
@@ -128,12 +114,10 @@ impl<S: EngineSource> Scheduler<S> {
             },
             page_bytes: 0,
             empty_since: Duration::ZERO,
-            planner: Planner::default(),
+            planner: Planner::new(),
             turn: 0,
-            cost,
-            decode: (0, 0),
-            chunk_ended: None,
-            held_since: None,
+            prefill,
+            delays_decode: false,
             snapshots: Vec::new(),
             x: Vec::new(),
         }
@@ -178,23 +162,8 @@ impl<S: EngineSource> Scheduler<S> {
         }
     }
 
-    /// How long to hold back the next batch for further decode rows, if no command comes meanwhile.
-    /// `None`: run it now.
-    pub(crate) fn hold(&mut self) -> Option<Duration> {
-        let now = self.clock.now();
-        let since = *self.held_since.get_or_insert(now);
-        let burst = self.may_grow(now) && now < since + BATCH_WINDOW;
-        burst.then_some(BATCH_GAP).max(self.awaited(now))
-    }
-
-    /// Time within which a stream returns at once.
-    fn at_once(&self) -> Duration {
-        let (rows, layers) = self.decode;
-        RETURN_LIMIT.min(self.cost.time(rows, layers) / RETURN_FRACTION)
-    }
-
     /// See [`may_grow`].
-    fn may_grow(&self, now: Duration) -> bool {
+    pub(crate) fn may_grow(&self) -> bool {
         // Resting streams are not waited for.
         let streams = self
             .streams
@@ -202,13 +171,14 @@ impl<S: EngineSource> Scheduler<S> {
             .filter(|stream| !stream.handle.rests());
         let standing =
             streams.map(|stream| (stream.head().map(|job| job.step.rows), stream.active));
-        may_grow(standing, now)
+        may_grow(standing, self.clock.now())
     }
 
-    /// Time until streams that return at once, and would otherwise wait for a whole batch, are
-    /// late: at most a quarter of a decode batch, and 5 ms, from their last answer.
-    fn awaited(&self, now: Duration) -> Option<Duration> {
-        let at_once = self.at_once();
+    /// How long to hold back the next batch for streams that return at once and would otherwise
+    /// wait for a whole batch. At most a quarter of a decode batch, and 5 ms, from their last
+    /// answer.
+    pub(crate) fn awaited(&self) -> Option<Duration> {
+        let (now, at_once) = (self.clock.now(), at_once(&self.prefill));
         let waiting = self.streams.values().filter(|one| !one.work.is_empty());
         let waiting: BTreeSet<_> = waiting.map(|one| one.handle.caller.party).collect();
         if waiting.is_empty() {
@@ -259,6 +229,13 @@ impl<S: EngineSource> Scheduler<S> {
         }
         self.evict();
         None
+    }
+
+    /// Returns whether the last batch was prefill while another caller decodes. The compute thread
+    /// then yields before the next batch so that arrived messages are read: on a machine without a
+    /// free core they could wait for milliseconds.
+    pub(crate) fn delays_decode(&self) -> bool {
+        self.delays_decode
     }
 
     /// Returns whether the engine's device is gone.
@@ -367,11 +344,11 @@ impl<S: EngineSource> Scheduler<S> {
     }
 
     fn enqueue(&mut self, handle: u64, work: Work) {
-        let at_once = self.at_once();
         match self.streams.get_mut(&handle) {
             Some(stream) => {
                 stream.active = self.clock.now();
                 if let Work::Step(job) = &work {
+                    let at_once = at_once(&self.prefill);
                     stream
                         .return_estimator
                         .came(job.step.rows, job.arrived, at_once);

@@ -9,34 +9,60 @@ use zeroize::Zeroize as _;
 use super::Scheduler;
 use crate::batch::{self, Part, wipe};
 use crate::engine::{EngineSource, LayerEngine as _, Span};
-use crate::plan::{BatchLimits, Turn};
+use crate::plan::{Kind, Sizes, Turn, decoders, others_decode, piggybacks, short_rows};
 use crate::stream::{Job, Stream, Work};
 use crate::stream_handle::ResponseSink;
+
+/// Every 16th batch takes one extra row, so that the cost model sees batches of different sizes.
+const EXTRA_ROW_EVERY: u64 = 16;
 
 impl<S: EngineSource> Scheduler<S> {
     /// Computes one batch. Returns `false` if no step waited.
     pub(crate) fn turn(&mut self) -> bool {
-        self.held_since = None;
         self.settle();
         self.take_snapshots();
         let now = self.clock.now();
-        let (turn, chunk_ended) = (self.turn, self.chunk_ended);
-        let limits = BatchLimits::of(&self.snapshots, &self.cost, now, turn, chunk_ended);
-        let turn = self.planner.plan(&self.snapshots, &self.pool, &limits, now);
+        let beside = others_decode(&self.snapshots, now);
+        self.delays_decode = false;
+        let (piggybacks, decoders) = (
+            piggybacks(&self.snapshots, beside),
+            decoders(&self.snapshots, now),
+        );
+        let more = match decoders > 1 {
+            // The extra row lets the cost model see batches of different sizes.
+            true => {
+                self.prefill.rows_beside(decoders)
+                    + u32::from(self.turn.is_multiple_of(EXTRA_ROW_EVERY))
+            }
+            false => self.prefill.rows_beside(short_rows(&self.snapshots).max(1)),
+        };
+        let chunk = match (beside, piggybacks) {
+            (false, _) => self.prefill.chunk_rows(),
+            (true, false) => self.prefill.rows_between(),
+            (true, true) => more,
+        };
+        let sizes = Sizes {
+            chunk,
+            piggybacks,
+            decoders,
+            more,
+        };
+        let turn = self.planner.plan(&self.snapshots, &self.pool, &sizes, now);
         if let Some(turn) = &turn {
+            self.delays_decode = beside && turn.kind == Kind::Prefill;
             for stream in &turn.preempted {
                 self.preempt(*stream);
             }
             if !turn.scheduled.is_empty() {
                 self.turn += 1;
-                self.run(turn, now);
+                self.run(turn, beside, now);
             }
         }
         self.count_waiting();
         turn.is_some()
     }
 
-    fn run(&mut self, turn: &Turn, began: Duration) {
+    fn run(&mut self, turn: &Turn, beside: bool, began: Duration) {
         let Some(engine) = self.engine.as_mut() else {
             return;
         };
@@ -69,20 +95,22 @@ impl<S: EngineSource> Scheduler<S> {
         parts.sort_by_key(|part| part.layers);
         let (boundary, width) = (self.served.boundary, self.served.width as usize);
         let results = batch::compute(engine, &parts, &mut self.x, boundary, width);
-        let ended = self.clock.now();
-        let took = ended.saturating_sub(began);
-        self.chunk_ended = (turn.chunk > 0).then_some(ended);
+        let took = self.clock.now().saturating_sub(began);
 
         let rows = batch::rows_of(&parts);
         let (short, chunk) = (rows.saturating_sub(turn.chunk), turn.chunk);
-        self.events.turn(short, chunk, took);
-        let first = parts.first().map(|part| part.layers);
-        if let Some((lo, hi)) = first.filter(|all| parts.iter().all(|part| part.layers == *all)) {
-            let layers = hi.saturating_sub(lo) + 1;
-            self.cost.note(rows, layers, took);
-            if short > 0 {
-                self.decode = (short, layers);
-            }
+        self.events.turn(turn.kind, (short, chunk), took);
+        let layers = parts.first().map(|part| part.layers);
+        let layers = layers.filter(|layers| parts.iter().all(|part| part.layers == *layers));
+        match turn.kind {
+            Kind::Decode => self.prefill.note_decode(took),
+            Kind::Prefill if short > 0 => {}
+            Kind::Prefill if beside => self.prefill.note_between(chunk, took),
+            Kind::Prefill => self.prefill.note(chunk, took),
+        }
+        if let Some((lo, hi)) = layers.filter(|_| short > 0) {
+            let layers = (hi + 1).saturating_sub(lo);
+            self.prefill.note_turn(rows, layers, took);
         }
         let mut x = std::mem::take(&mut self.x);
         let mut rest = x.as_mut_slice();

@@ -68,92 +68,59 @@ fn left(view: StreamSnapshot, left: u32) -> StreamSnapshot {
     StreamSnapshot { head, ..view }
 }
 
-/// All short steps, and long ones up to `rows` rows in all.
-fn limits(rows: u32) -> BatchLimits {
-    BatchLimits {
-        short: None,
-        rows: Some(rows),
+fn after(last: Kind) -> Planner {
+    Planner {
+        last,
+        ..Planner::new()
     }
 }
 
-fn plan(planner: &mut Planner, streams: &[StreamSnapshot], rows: u32) -> Option<Turn> {
-    planner.plan(streams, &PLENTY, &limits(rows), Duration::ZERO)
+/// Chunks of `chunk` rows, which take short steps along or not.
+fn sizes(chunk: u32, piggybacks: bool) -> Sizes {
+    Sizes {
+        chunk,
+        piggybacks,
+        decoders: 1,
+        more: 0,
+    }
 }
 
-/// Plans a single batch with scarce pages.
-fn plan_in(pool: Pool, streams: &[StreamSnapshot], rows: u32, now: Duration) -> Turn {
-    let planned = Planner::default().plan(streams, &pool, &limits(rows), now);
-    planned.unwrap()
+fn plan(planner: &mut Planner, streams: &[StreamSnapshot], chunk: u32) -> Option<Turn> {
+    planner.plan(streams, &PLENTY, &sizes(chunk, false), Duration::ZERO)
 }
 
 #[test]
 fn the_example_of_the_module_holds() {
     let mut waiting = 100;
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     let mut turns = Vec::new();
-    for turn in 1..=4 {
+    for turn in 1..=7 {
         let mut streams = vec![step(1, 1, turn), step(2, 1, turn)];
         if waiting > 0 {
             streams.push(left(step(3, 100, 0), waiting));
         }
-        let planned = plan(&mut planner, &streams, 42).unwrap();
-        waiting -= planned.chunk;
+        let planned = plan(&mut planner, &streams, 40).unwrap();
+        waiting -= planned
+            .scheduled
+            .iter()
+            .find(|t| t.0 == 3)
+            .map_or(0, |t| t.1);
         turns.push(planned.scheduled);
     }
-    let both = [(1, 1), (2, 1)];
-    let with = |rows| [&both[..], &[(3, rows)]].concat();
-    assert_eq!(turns, [with(40), with(40), with(20), both.to_vec()]);
-}
-
-#[test]
-fn limits_follow_from_the_cost_of_a_batch_and_from_who_decodes() {
-    let mut cost = BatchCost::new(Duration::from_millis(5));
-    for rows in [1, 3, 6].repeat(100) {
-        cost.note(rows, 4, Duration::from_micros(850 + 100 * u64::from(rows)));
-    }
-    let now = Duration::from_secs(5);
-    let away = StreamSnapshot {
-        length: 7,
-        active: now - Duration::from_millis(20),
-        head: None,
-        ..of(1, 1, 1, 0)
-    };
-    let (one, own, other) = (of(1, 1, 1, 0), of(1, 2, 1, 0), of(2, 3, 1, 0));
-    let prompt = |number| of(number, 9, 100, 0);
-    // 950 us for a row, 1050 us for two.
-    for (streams, short, rows) in [
-        (&[one, own][..], None, None),
-        (&[one, other], Some(5), None),
-        (&[one, other, prompt(3)], Some(2), Some(5)),
-        (&[one, prompt(2)], None, Some(4)),
-        (&[away, prompt(2)], None, Some(2)),
-        // 5 ms.
-        (&[one, prompt(1)], None, Some(41)),
-        (&[prompt(1)], None, Some(41)),
-    ] {
-        let limits = BatchLimits::of(streams, &cost, now, 1, None);
-        assert_eq!((limits.short, limits.rows), (short, rows), "{streams:?}");
-    }
-    // A chunk delays a decode step once.
-    let at = |arrived: u64| StreamSnapshot {
-        head: one.head.map(|head| Head {
-            arrived: Duration::from_millis(arrived),
-            ..head
-        }),
-        ..one
-    };
-    for (step, prompt, rows) in [
-        (at(99), prompt(1), None),
-        (at(99), prompt(2), None),
-        (at(100), prompt(1), Some(41)),
-        (at(100), prompt(2), Some(4)),
-    ] {
-        let ended = Some(Duration::from_millis(100));
-        let limits = BatchLimits::of(&[step, prompt], &cost, now, 1, ended);
-        assert_eq!(limits.rows, rows);
-        let planned = Planner::default().plan(&[step, prompt], &PLENTY, &limits, now);
-        assert_eq!(planned.unwrap().chunk > 0, rows.is_some());
-    }
+    let both = vec![(1, 1), (2, 1)];
+    let c = |rows| vec![(3, rows)];
+    assert_eq!(
+        turns,
+        [
+            both.clone(),
+            c(40),
+            both.clone(),
+            c(40),
+            both.clone(),
+            c(20),
+            both
+        ]
+    );
 }
 
 #[test]
@@ -192,24 +159,24 @@ fn decode_counts_beside_prompts_of_other_callers_only() {
 
 #[test]
 fn no_batch_is_planned_without_waiting_steps() {
-    assert_eq!(plan(&mut Planner::default(), &[], 40), None);
+    assert_eq!(plan(&mut Planner::new(), &[], 40), None);
     let quiet = StreamSnapshot {
         head: None,
         ..step(1, 1, 0)
     };
-    assert_eq!(plan(&mut Planner::default(), &[quiet], 40), None);
+    assert_eq!(plan(&mut Planner::new(), &[quiet], 40), None);
 }
 
 #[test]
 fn a_chunk_is_filled_from_several_streams_in_order_of_service() {
     let streams = [of(1, 1, 30, 9), of(1, 2, 30, 3), of(1, 3, 30, 5)];
-    let turn = plan(&mut Planner::default(), &streams, 64).unwrap();
+    let turn = plan(&mut Planner::new(), &streams, 64).unwrap();
     assert_eq!(turn.scheduled, [(2, 30), (3, 30), (1, 4)]);
 }
 
 #[test]
 fn prefill_is_shared_per_caller_not_per_stream() {
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     let mut served: BTreeMap<u64, u64> = BTreeMap::new();
     let mut given = [0, 0];
     for turn in 1..=100 {
@@ -226,7 +193,7 @@ fn prefill_is_shared_per_caller_not_per_stream() {
 
 #[test]
 fn the_example_of_the_ledger_holds() {
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     let mut served = [0, 0];
     let mut seen = Vec::new();
     for turn in 1..=6 {
@@ -257,7 +224,7 @@ fn the_example_of_the_ledger_holds() {
 
 #[test]
 fn one_callers_many_streams_do_not_delay_another_callers_decode_step() {
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     for turn in 1..=20 {
         // Caller 1 has more than fits a turn; caller 2 returns each time.
         let mut streams: Vec<_> = (1..=100).map(|s| of(1, s, 8, s % 3)).collect();
@@ -271,7 +238,7 @@ fn one_callers_many_streams_do_not_delay_another_callers_decode_step() {
 #[test]
 fn a_returning_caller_keeps_its_debt() {
     // Caller 1 closes its stream after each chunk and opens another; caller 2 stays.
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     let mut given = [0, 0];
     for turn in 1..=100 {
         let streams = [of(1, 1000 + turn, 40, 0), of(2, 1, 5000, turn)];
@@ -284,7 +251,7 @@ fn a_returning_caller_keeps_its_debt() {
 
 #[test]
 fn an_absent_caller_earns_no_credit() {
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     for turn in 1..=50 {
         plan(&mut planner, &[of(1, 1, 5000, turn)], 40).unwrap();
     }
@@ -307,15 +274,16 @@ fn a_step_is_cut_to_the_pages_that_are_left() {
         length: 35,
         ..of(1, 1, 100, 0)
     }];
-    let turn = plan_in(pool, &streams, 64, Duration::ZERO);
-    assert_eq!(turn.scheduled, [(1, 29)]);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
+    assert_eq!(turn.unwrap().scheduled, [(1, 29)]);
 }
 
 #[test]
 fn the_example_of_the_pages_holds() {
     let pool = pool(10, 10);
     let streams = [long(1, 1, 75), long(1, 2, 40), long(2, 3, 32)];
-    let turn = plan_in(pool, &streams, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
+    let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.scheduled),
         (vec![2], vec![(1, 1), (3, 1)])
@@ -343,7 +311,9 @@ fn idle_streams_are_preempted_first_longest_idle_before_others() {
             ..of(2, 4, 40, 0)
         },
     ];
-    let turn = plan_in(pool, &streams, 64, now);
+    let turn = Planner::new()
+        .plan(&streams, &pool, &sizes(64, false), now)
+        .unwrap();
     // The victim is the longest idle, not the youngest or the least progressed.
     assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(4, 32)]));
 }
@@ -352,7 +322,8 @@ fn idle_streams_are_preempted_first_longest_idle_before_others() {
 fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
     let pool = pool(10, 4);
     let streams = [long(1, 1, 48), long(1, 2, 10), long(2, 3, 5)];
-    let turn = plan_in(pool, &streams, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
+    let turn = turn.unwrap();
     assert_eq!(
         (turn.preempted, turn.scheduled),
         (vec![2], vec![(1, 1), (3, 1)])
@@ -363,7 +334,8 @@ fn a_caller_beyond_its_own_share_gives_up_streams_of_its_own_only() {
 fn the_stream_that_needs_a_page_may_be_the_victim() {
     let pool = pool(2, 2);
     let streams = [long(1, 1, 20), long(1, 2, 0)];
-    let turn = plan_in(pool, &streams, 64, Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &pool, &sizes(64, false), Duration::ZERO);
+    let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.scheduled), (vec![2], vec![(1, 1)]));
 }
 
@@ -424,6 +396,10 @@ fn any_streams() -> impl Strategy<Value = Vec<StreamSnapshot>> {
     })
 }
 
+fn any_kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Decode), Just(Kind::Prefill)]
+}
+
 fn head_of(streams: &[StreamSnapshot], stream: u64) -> Head {
     let view = streams.iter().find(|view| view.stream == stream);
     view.unwrap().head.unwrap()
@@ -454,40 +430,50 @@ impl Lead {
 
 proptest! {
     #[test]
-    fn a_batch_is_bounded_and_takes_from_each_stream_once(
-        streams in any_streams(), rows in 0u32..2000,
+    fn a_turn_is_bounded_and_takes_from_each_stream_once(
+        streams in any_streams(), last in any_kind(), chunk in 0u32..2000, piggybacks in any::<bool>(),
     ) {
-        let Some(turn) = plan(&mut Planner::default(), &streams, rows) else {
+        let turn = after(last).plan(&streams, &PLENTY, &sizes(chunk, piggybacks), Duration::ZERO);
+        let Some(turn) = turn else {
             prop_assert!(streams.is_empty());
             return Ok(());
         };
         prop_assert!(!turn.scheduled.is_empty() && turn.preempted.is_empty());
-        let (mut seen, mut short, mut long) = (BTreeSet::new(), 0, 0);
+        let bound = match turn.kind {
+            Kind::Decode => 0,
+            Kind::Prefill => chunk.clamp(1, MAX_TURN_ROWS),
+        };
+        prop_assert!(turn.scheduled.iter().map(|t| t.1).sum::<u32>() <= MAX_TURN_ROWS);
+        let (mut seen, mut long) = (BTreeSet::new(), 0);
         for (stream, rows) in &turn.scheduled {
             prop_assert!(seen.insert(*stream));
             let step = head_of(&streams, *stream);
             prop_assert!(*rows >= 1 && *rows <= step.left);
             match Kind::of(step) {
-                Kind::Decode => {
-                    prop_assert!(*rows == step.left && long == 0);
-                    short += rows;
-                }
+                Kind::Decode => prop_assert!(*rows == step.left && long == 0),
                 Kind::Prefill => long += rows,
             }
         }
-        prop_assert!(short + long <= rows.clamp(short + 1, MAX_TURN_ROWS.max(short + 1)));
-        prop_assert!(short + long <= MAX_TURN_ROWS);
+        prop_assert!(long <= bound && (long > 0) == (turn.kind == Kind::Prefill));
         prop_assert_eq!(long, turn.chunk);
-        let waits = |view: &StreamSnapshot| view.head.is_some_and(|head| head.rows > SHORT_ROWS);
-        prop_assert_eq!(long > 0, streams.iter().any(waits));
+        let short = turn.scheduled.iter().map(|take| take.1).sum::<u32>() - long;
+        prop_assert!(short == 0 || piggybacks || turn.kind == Kind::Decode);
     }
 
     #[test]
-    fn a_decode_step_is_in_the_next_batch(streams in any_streams(), rows in 1u32..600) {
+    fn a_decode_step_waits_for_at_most_one_chunk(
+        streams in any_streams(), last in any_kind(), chunk in 1u32..600,
+    ) {
         let is_short = |view: &&StreamSnapshot| view.head.is_some_and(|head| head.rows <= SHORT_ROWS);
-        // Up to 63 streams of 8 rows fit one batch with a row of prefill.
-        prop_assume!((1..=63).contains(&streams.iter().filter(is_short).count()));
-        let turn = plan(&mut Planner::default(), &streams, rows).unwrap();
+        // Up to 64 streams of 8 rows fit one turn.
+        prop_assume!((1..=64).contains(&streams.iter().filter(is_short).count()));
+        let mut planner = after(last);
+        let mut turn = plan(&mut planner, &streams, chunk).unwrap();
+        if turn.kind == Kind::Prefill {
+            prop_assert_eq!(last, Kind::Decode);
+            turn = plan(&mut planner, &streams, chunk).unwrap();
+        }
+        prop_assert_eq!(turn.kind, Kind::Decode);
         for view in streams.iter().filter(is_short) {
             prop_assert!(turn.scheduled.contains(&(view.stream, view.head.unwrap().left)));
         }
@@ -497,25 +483,24 @@ proptest! {
     /// step is done after the number of turns that its rows need.
     #[test]
     fn all_prefill_ends_while_others_decode_without_pause(
-        longs in proptest::collection::vec(9u32..400, 1..6), decoders in 0u32..40, rows in 1u32..200,
+        longs in proptest::collection::vec(9u32..400, 1..12), decoders in 0u64..40, chunk in 1u32..200,
     ) {
         let mut waiting: BTreeMap<u64, (u32, u32, u64)> =
             longs.iter().enumerate().map(|(i, &r)| (100 + i as u64, (r, r, 0))).collect();
-        let all: u32 = longs.iter().sum();
-        let bound = u64::from(all.div_ceil(rows.saturating_sub(decoders).max(1)));
-        let mut planner = Planner::default();
+        let rows: u32 = longs.iter().sum();
+        let bound = 2 * (u64::from(rows.div_ceil(chunk)) + 1);
+        let mut planner = after(Kind::Decode);
         let mut turn_no = 0;
         while !waiting.is_empty() {
             turn_no += 1;
             prop_assert!(turn_no <= bound, "not done after {turn_no} turns");
-            let mut streams: Vec<_> =
-                (0..decoders).map(|s| step(s.into(), 1, turn_no - 1)).collect();
-            for (&stream, &(whole, rest, served)) in &waiting {
-                streams.push(left(step(stream, whole, served), rest));
+            let mut streams: Vec<_> = (0..decoders).map(|s| step(s, 1, turn_no - 1)).collect();
+            for (&stream, &(rows, rest, served)) in &waiting {
+                streams.push(left(step(stream, rows, served), rest));
             }
-            for (stream, taken) in plan(&mut planner, &streams, rows).unwrap().scheduled {
+            for (stream, rows) in plan(&mut planner, &streams, chunk).unwrap().scheduled {
                 if let Some(step) = waiting.get_mut(&stream) {
-                    step.1 -= taken;
+                    step.1 -= rows;
                     step.2 = turn_no;
                 }
             }
@@ -532,7 +517,7 @@ proptest! {
             (1u32..200, proptest::collection::vec((0u8..4, 9u32..300), 0..6)), 20..150),
         decode in any::<bool>(),
     ) {
-        let mut planner = Planner::default();
+        let mut planner = Planner::new();
         let mut streams: Vec<StreamSnapshot> = Vec::new();
         let mut lead = Lead::default();
         let (mut largest, mut number) = (0, 0);
@@ -571,9 +556,9 @@ proptest! {
     ) {
         let pool = Pool { total: pages, quota: pages, page: 16 };
         let run = || {
-            let mut planner = Planner::default();
+            let mut planner = Planner::new();
             let plan = |(streams, chunk): &(Vec<StreamSnapshot>, u32)| {
-                planner.plan(streams, &pool, &limits(*chunk), Duration::ZERO)
+                planner.plan(streams, &pool, &sizes(*chunk, true), Duration::ZERO)
             };
             calls.iter().map(plan).collect::<Vec<_>>()
         };
@@ -664,27 +649,47 @@ fn late_streams_are_waited_for_at_every_seventeenth_batch_only() {
 }
 
 #[test]
-fn prefill_joins_the_decode_steps_and_takes_the_rest_of_the_rows() {
+fn a_chunk_takes_other_callers_decode_steps_for_the_same_layers_along() {
+    let (prompt, short) = (of(1, 1, 100, 0), of(2, 2, 1, 0));
+    assert!(piggybacks(&[prompt, short], true));
+    assert!(!piggybacks(&[prompt, short], false));
+    assert!(!piggybacks(&[prompt], true));
     let elsewhere = StreamSnapshot {
         layers: (0, 2),
         ..of(3, 3, 1, 0)
     };
-    let streams = [of(2, 2, 1, 0), of(4, 4, 8, 0), elsewhere, of(1, 1, 100, 0)];
-    let turn = plan(&mut Planner::default(), &streams, 50).unwrap();
-    assert_eq!(turn.scheduled, [(2, 1), (3, 1), (4, 8), (1, 40)]);
-    assert_eq!(turn.chunk, 40);
+    assert!(!piggybacks(&[prompt, short, elsewhere], true));
+    let gone = StreamSnapshot {
+        head: None,
+        ..elsewhere
+    };
+    assert!(piggybacks(&[prompt, short, gone], true));
+    let plan = |piggybacks| {
+        let streams = [short, of(4, 4, 8, 0), prompt];
+        let turn =
+            after(Kind::Decode).plan(&streams, &PLENTY, &sizes(40, piggybacks), Duration::ZERO);
+        let turn = turn.unwrap();
+        (turn.kind, turn.scheduled, turn.chunk)
+    };
+    assert_eq!(plan(false), (Kind::Prefill, vec![(1, 40)], 40));
+    let all = vec![(2, 1), (4, 8), (1, 40)];
+    assert_eq!(plan(true), (Kind::Prefill, all, 40));
 }
 
 #[test]
 fn rows_of_a_preempted_short_step_are_neither_charged_nor_given_to_the_chunk() {
     // Of three pages one is free, and the short step of a caller that holds two needs it.
+    let pool = pool(3, 3);
     let rich = StreamSnapshot {
         length: 32,
         ..of(1, 1, 8, 0)
     };
-    let mut planner = Planner::default();
-    let streams = [rich, of(2, 2, 100, 0)];
-    let turn = planner.plan(&streams, &pool(3, 3), &limits(18), Duration::ZERO);
+    let prompt = StreamSnapshot {
+        length: 0,
+        ..of(2, 2, 100, 0)
+    };
+    let mut planner = after(Kind::Decode);
+    let turn = planner.plan(&[rich, prompt], &pool, &sizes(10, true), Duration::ZERO);
     let turn = turn.unwrap();
     assert_eq!((turn.preempted, turn.scheduled), (vec![1], vec![(2, 10)]));
     assert_eq!(turn.chunk, 10);
@@ -694,20 +699,21 @@ fn rows_of_a_preempted_short_step_are_neither_charged_nor_given_to_the_chunk() {
 
 #[test]
 fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
-    let limited = |short| BatchLimits {
-        short,
-        rows: Some(42),
+    let limited = |decoders, more| Sizes {
+        decoders,
+        more,
+        ..sizes(40, true)
     };
     // Caller 1 has one stream, caller 2 has seven, with short steps of `rows` rows.
-    let run = |rows: u32, short: Option<u32>, turns: u64| {
-        let mut planner = Planner::default();
+    let run = |rows: u32, sizes: Sizes, turns: u64| {
+        let mut planner = Planner::new();
         let mut served = BTreeMap::new();
         let (mut longest, mut missed, mut given) = (0, 0, [0, 0]);
         for turn in 1..=turns {
             let at = |stream: u64| served.get(&stream).copied().unwrap_or(0);
             let mut streams = vec![of(1, 1, 1, at(1))];
             streams.extend((2..=8).map(|stream| of(2, stream, rows, at(stream))));
-            let planned = planner.plan(&streams, &PLENTY, &limited(short), Duration::ZERO);
+            let planned = planner.plan(&streams, &PLENTY, &sizes, Duration::ZERO);
             let scheduled = planned.unwrap().scheduled;
             missed += u64::from(scheduled.iter().all(|take| take.0 != 1));
             longest = longest.max(scheduled.iter().map(|take| take.1).sum::<u32>());
@@ -718,12 +724,12 @@ fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
         }
         (longest, missed, given)
     };
-    assert_eq!(run(1, Some(2), 100), (2, 0, [100, 100]));
-    assert_eq!(run(1, Some(5), 100), (5, 0, [100, 400]));
-    assert_eq!(run(1, None, 100).0, 8);
+    assert_eq!(run(1, limited(2, 0), 100), (2, 0, [100, 100]));
+    assert_eq!(run(1, limited(2, 3), 100), (5, 0, [100, 400]));
+    assert_eq!(run(1, limited(1, 0), 100).0, 8);
     // Steps of eight rows change nothing: they are cut.
-    assert_eq!(run(8, Some(2), 100), (2, 0, [100, 100]));
-    assert_eq!(run(8, Some(5), 100), (5, 0, [100, 400]));
+    assert_eq!(run(8, limited(2, 0), 100), (2, 0, [100, 100]));
+    assert_eq!(run(8, limited(2, 3), 100), (5, 0, [100, 400]));
     // Streams through other layers change nothing: they need other weights.
     let through = |stream, layers| StreamSnapshot {
         layers,
@@ -735,7 +741,7 @@ fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
         through(3, (0, 2)),
         through(4, (0, 1)),
     ];
-    let turn = Planner::default().plan(&streams, &PLENTY, &limited(Some(7)), Duration::ZERO);
+    let turn = Planner::new().plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
     assert_eq!(turn.unwrap().scheduled, [(1, 1), (2, 1), (4, 1)]);
     // With a chunk, one row of each.
     let streams = [
@@ -744,7 +750,7 @@ fn one_callers_many_streams_lengthen_anothers_batches_by_a_bounded_share() {
         of(2, 3, 1, 0),
         of(3, 4, 100, 0),
     ];
-    let turn = Planner::default().plan(&streams, &PLENTY, &limited(Some(2)), Duration::ZERO);
+    let turn = after(Kind::Decode).plan(&streams, &PLENTY, &limited(2, 5), Duration::ZERO);
     assert_eq!(turn.unwrap().scheduled, [(1, 1), (2, 1), (4, 40)]);
 }
 
@@ -767,11 +773,12 @@ fn callers_with_waiting_or_recent_short_steps_count_as_decoders() {
 
 #[test]
 fn extra_rows_given_while_no_other_caller_wanted_them_are_not_charged() {
-    let limited = BatchLimits {
-        short: Some(6),
-        rows: Some(42),
+    let limited = Sizes {
+        decoders: 3,
+        more: 3,
+        ..sizes(40, true)
     };
-    let mut planner = Planner::default();
+    let mut planner = Planner::new();
     let mut turn = |turn: u64, third: bool| {
         let mut streams = vec![of(1, 1, 1, turn)];
         streams.extend((2..=8).map(|stream| of(2, stream, 1, turn)));

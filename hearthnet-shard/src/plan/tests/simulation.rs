@@ -137,12 +137,12 @@ impl World {
         let (turn, now) = (self.turn, self.now());
         self.chats.iter_mut().for_each(|chat| chat.ask(turn, now));
         let views = self.views();
-        let decoders = decoders(&views, now);
-        let limits = BatchLimits {
-            short: (decoders > 1).then_some(decoders + 3),
-            rows: Some(96),
+        let sizes = Sizes {
+            decoders: decoders(&views, now),
+            more: 3,
+            ..sizes(96, piggybacks(&views, true))
         };
-        let Some(planned) = self.planner.plan(&views, &self.pool, &limits, now) else {
+        let Some(planned) = self.planner.plan(&views, &self.pool, &sizes, now) else {
             return;
         };
         assert!(!planned.scheduled.is_empty() || !planned.preempted.is_empty());
@@ -193,7 +193,7 @@ impl World {
         let running: BTreeSet<NodeId> = holders
             .iter()
             .filter(|holder| !holder.idle)
-            .map(|holder| holder.view.caller)
+            .map(|holder| holder.caller)
             .collect();
         let share = self.pool.total / u32::try_from(running.len()).unwrap();
         let mut demand: BTreeMap<NodeId, u32> = BTreeMap::new();
@@ -203,8 +203,8 @@ impl World {
             *demand.entry(view.caller).or_default() += pages;
         }
         for stream in &planned.preempted {
-            let victim = holders.iter().find(|h| h.view.stream == *stream).unwrap();
-            let demand = demand[&victim.view.caller];
+            let victim = holders.iter().find(|h| h.stream == *stream).unwrap();
+            let demand = demand[&victim.caller];
             let beyond = demand > share || demand > self.pool.quota;
             assert!(
                 victim.idle || beyond,
@@ -214,7 +214,7 @@ impl World {
             let of_one = running.len() == 1 && self.pool.quota == self.pool.total;
             let first = holders
                 .iter()
-                .max_by_key(|h| (h.view.length, std::cmp::Reverse(h.view.stream)));
+                .max_by_key(|h| (h.length, std::cmp::Reverse(h.stream)));
             assert!(
                 victim.idle || !of_one || first != Some(victim),
                 "{holders:?}"
@@ -254,7 +254,7 @@ fn world(pages: u32, quota: u32, chats: Vec<(u8, u32, u32, bool)>) -> World {
             quota,
             page: PAGE,
         },
-        planner: Planner::default(),
+        planner: Planner::new(),
         chats: chats.into_iter().map(chat).collect(),
         next: 0,
         turn: 0,
