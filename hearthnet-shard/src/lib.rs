@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A step changes threads once on its way in: the transport's driver of the socket calls the
-//! session's handler (`session.rs`), which wakes the compute thread. On its way out it does not:
+//! session's handler (`stream_table.rs`), which wakes the compute thread. On its way out it does not:
 //! the compute thread writes the answer to the socket.
 //!
 //! | concept | file |
