@@ -242,6 +242,10 @@ mod tests {
     fn only_libtorch_on_a_card_may_access_cards() {
         let torch = config(&[TORCH]);
         assert!(asks_for_a_card(&args(None, None), &torch));
+        assert_eq!(
+            may_use_cards(&args(None, None), &torch),
+            cfg!(feature = "torch")
+        );
         assert!(!asks_for_a_card(&args(None, Some("cpu")), &torch));
         assert!(!asks_for_a_card(&args(None, None), &config(&[])));
         let on_processor = config(&[TORCH, "research.distributed_inference.host.device=cpu"]);
