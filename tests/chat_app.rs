@@ -35,7 +35,7 @@ impl Authority for Home {
 }
 
 fn tiny() -> ServedModel {
-    let file = TinyLlama::default().file();
+    let file = Arc::new(TinyLlama::default().file());
     let engine = Engine::load(&file, 0..2, &one_thread(), &mut |_, _| {}).expect("an engine");
     let head = Head::beside(&file, &engine).expect("a head");
     let engine = SharedEngine::new(engine, "tiny", 1 << 30);
@@ -52,6 +52,7 @@ fn tiny() -> ServedModel {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
+        file,
         open: Box::new(opener),
         exact: Exact::default(),
     }

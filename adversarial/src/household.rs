@@ -46,7 +46,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service> {
         context: 4096,
         ..TinyLlama::default()
     };
-    let file = tiny.file();
+    let file = Arc::new(tiny.file());
     let engine = Engine::load(&file, 0..tiny.layers, &one_thread(), &mut |_, _| {})?;
     let head = Head::beside(&file, &engine)?;
     let engine = SharedEngine::new(engine, name, 1 << 30);
@@ -60,6 +60,7 @@ pub(crate) fn service_of(name: &str) -> Result<Service> {
             context: file.spec().context,
             sampling: SamplingChoice::GREEDY,
         },
+        file,
         open: Box::new(move |_, _| Ok(Box::new(engine.open()?))),
         exact: Exact::default(),
     };

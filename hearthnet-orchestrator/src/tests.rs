@@ -1,5 +1,7 @@
 //! Fixtures that the tests of several modules use: node ids, descriptors, tiny models.
 
+use std::sync::Arc;
+
 use std::ops::Range;
 
 use hearthnet_bus::{Descriptor, NodeId};
@@ -104,6 +106,7 @@ where
     ServedModel {
         id: "tiny".into(),
         weights: file.manifest(&mut |_, _| {}).weights_id(),
+        file: Arc::new(file),
         text,
         open: Box::new(move |exact, _| open(&engine, exact)),
         exact: Exact::default(),

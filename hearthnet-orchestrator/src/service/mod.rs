@@ -34,8 +34,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use hearthnet_files::WeightsId;
-use parking_lot::{Mutex, MutexGuard};
+use hearthnet_files::{ModelFile, WeightsId};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -102,6 +102,7 @@ pub struct ServedModel {
     /// Id that callers use.
     pub id: String,
     pub weights: WeightsId,
+    pub file: Arc<ModelFile>,
     /// Tokenizer, embedding and output head.
     pub text: TextModel,
     /// Opens a backend for the blocks.
@@ -149,7 +150,7 @@ struct Inner {
     /// Loop on which chats run.
     chat_loop: ChatLoop,
     settings: ServiceSettings,
-    models: Vec<Arc<ServedModel>>,
+    models: RwLock<Vec<Arc<ServedModel>>>,
     state: Mutex<State>,
     /// Number of chats that run or wait.
     active: watch::Sender<usize>,
@@ -217,7 +218,7 @@ impl Service {
                 draining: false,
                 answer_ms: 0.0,
             }),
-            models: models.into_iter().map(Arc::new).collect(),
+            models: RwLock::new(models.into_iter().map(Arc::new).collect()),
             active: watch::Sender::new(0),
             began: Instant::now(),
             chat_loop: ChatLoop::start(runtime.clone()),
@@ -228,13 +229,27 @@ impl Service {
         Self(inner)
     }
 
-    /// The models, in the given order.
-    pub fn models(&self) -> &[Arc<ServedModel>] {
-        &self.0.models
+    /// The models, the oldest first.
+    pub fn models(&self) -> Vec<Arc<ServedModel>> {
+        self.0.models.read().clone()
     }
 
-    pub fn model(&self, id: &str) -> Option<&Arc<ServedModel>> {
-        self.0.models.iter().find(|model| model.id == id)
+    pub fn model(&self, id: &str) -> Option<Arc<ServedModel>> {
+        let models = self.0.models.read();
+        models.iter().find(|model| model.id == id).cloned()
+    }
+
+    /// Adds a model, or replaces the one with the same id.
+    pub fn add_model(&self, model: ServedModel) {
+        self.remove_model(&model.id);
+        self.0.models.write().push(Arc::new(model));
+    }
+
+    /// Removes a model and its idle conversations. Chats that run or wait go on.
+    pub fn remove_model(&self, id: &str) {
+        self.0.models.write().retain(|model| model.id != id);
+        let kept = self.0.lock().kept.remove(|key| key.model == id);
+        self.0.discard(kept);
     }
 
     pub fn load(&self) -> Load {
@@ -279,7 +294,7 @@ impl Service {
         model: &str,
         request: ChatRequest,
     ) -> Result<Answer, ChatError> {
-        let Some(model) = self.model(model).cloned() else {
+        let Some(model) = self.model(model) else {
             let problem = format!("there is no model {model:?} here");
             return Err(ChatError::BadRequest(problem));
         };

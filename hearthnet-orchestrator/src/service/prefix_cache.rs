@@ -108,6 +108,12 @@ impl<T: CachedPrefix> PrefixCache<T> {
             .collect()
     }
 
+    /// Removes the conversations whose key is `of`.
+    pub(crate) fn remove(&mut self, of: impl Fn(&Key) -> bool) -> Vec<T> {
+        let removed = self.entries.extract_if(.., |entry| of(&entry.key));
+        removed.map(|entry| entry.item).collect()
+    }
+
     /// Removes all conversations.
     pub(crate) fn clear(&mut self) -> Vec<T> {
         self.entries.drain(..).map(|entry| entry.item).collect()

@@ -70,6 +70,7 @@ fn served(
     Ok(ServedModel {
         id: model.id.clone(),
         weights: model.weights,
+        file: Arc::clone(&model.file),
         text: text_model(model, head)?,
         open,
         exact: config.research.distributed_inference.exact,

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use hearthnet_bus::NodeKey;
 use hearthnet_bus::calls::{CallServer, Client, LocalApi, OneLevel, Registry};
 use hearthnet_bus::log::Level;
-use hearthnet_files::ModelFile;
 use hearthnet_files::sampling::SamplingChoice;
 use hearthnet_hub::catalogue::Resolved;
 use hearthnet_orchestrator::Service;
 use hearthnet_orchestrator::bus::{ChatHandler, descriptor};
+use hearthnet_orchestrator::service::ServedModel;
 use hearthnet_platform::whole_file::{self, Access};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -116,7 +116,6 @@ fn greedy() -> SamplingChoice {
 pub(crate) fn offer_chats(
     registry: &Registry,
     service: &Service,
-    file: &Arc<ModelFile>,
     config: &Config,
 ) -> Result<(), Failure> {
     let inference = &config.research.distributed_inference;
@@ -125,34 +124,35 @@ pub(crate) fn offer_chats(
     registry
         .register(chats, Arc::new(ChatHandler(service.clone())))
         .map_err(Failure::internal)?;
-    // A path that is not UTF-8 is not reported, so a chat does not find its model here.
-    let path = file.path().and_then(|path| path.canonicalize().ok());
-    let path = path.filter(|path| path.to_str().is_some());
-    let (service, file, told) = (service.clone(), Arc::clone(file), AtomicBool::new(false));
+    let (service, told) = (service.clone(), AtomicBool::new(false));
     Offer::new(
         NODE_MODELS,
         "Lists the model files that chats use, for programs on the node's own machine.",
         move |_, _| {
-            let replaced = file.is_replaced();
-            if replaced && !told.swap(true, Ordering::Relaxed) {
+            let models: Vec<Offered> = service.models().iter().filter_map(|m| offered(m)).collect();
+            if models.iter().any(|model| model.replaced) && !told.swap(true, Ordering::Relaxed) {
                 note(
-                    "warning: the model file was replaced or changed after this service had loaded it; \
+                    "warning: a model file was replaced or changed after this service had loaded it; \
                      answers are those of the earlier file until the service is restarted",
                 );
             }
-            let models = service.models().iter().filter_map(|model| {
-                Some(Offered {
-                    id: model.id.clone(),
-                    path: path.clone()?,
-                    sampling: model.text.sampling,
-                    replaced,
-                })
-            });
-            let models = models.collect();
             std::future::ready(answer(&Models { models }))
         },
     )
     .register(registry)
+}
+
+/// A model as other programs see it; `None` if its path is not UTF-8: then a chat does not find it
+/// here.
+fn offered(model: &ServedModel) -> Option<Offered> {
+    let path = model.file.path()?.canonicalize().ok()?;
+    path.to_str()?;
+    Some(Offered {
+        id: model.id.clone(),
+        path,
+        sampling: model.text.sampling,
+        replaced: model.file.is_replaced(),
+    })
 }
 
 /// Local API of a standalone service. Only programs of this user can connect; the command line has
@@ -168,7 +168,6 @@ impl StandaloneApi {
     pub(crate) async fn open(
         data_dir: &Path,
         service: &Service,
-        file: &Arc<ModelFile>,
         config: &Config,
     ) -> Result<Self, Failure> {
         refuse_open_to_others(data_dir)?;
@@ -176,7 +175,7 @@ impl StandaloneApi {
         whole_file::make_folder(&dir, Access::Owner).map_err(|e| Failure::file("make", &dir, e))?;
         let lock = Lock::take(&dir)?;
         let registry = Arc::new(Registry::new());
-        offer_chats(&registry, service, file, config)?;
+        offer_chats(&registry, service, config)?;
         offer_record(&registry)?;
         // A random id is enough, because only this user calls here.
         let own = NodeKey::generate().map_err(Failure::internal)?.id();

@@ -46,7 +46,7 @@ async fn standalone(args: &RunArgs, cx: &Context) -> Result<(), Failure> {
     let runtime = tokio::runtime::Handle::current();
     let service = Service::new(runtime, vec![served], settings(&cx.config));
     let data_dir = cx.global.dir()?;
-    let api = match StandaloneApi::open(&data_dir, &service, &model.file, &cx.config).await {
+    let api = match StandaloneApi::open(&data_dir, &service, &cx.config).await {
         Ok(api) => Some(api),
         Err(why) if why.kind == Kind::Refused => return Err(why),
         // The HTTP interface is enough: `serve` continues without the local API.

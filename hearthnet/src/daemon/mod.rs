@@ -306,7 +306,7 @@ fn offer_chats(
     let served = hosted_model(model, config, fallback, runtime, hosts)?;
     let service = Service::new(runtime.clone(), vec![served], settings(config));
     let registry = node.call_server().registry();
-    local_service::offer_chats(registry, &service, &model.file, config)?;
+    local_service::offer_chats(registry, &service, config)?;
     Ok(service)
 }
 

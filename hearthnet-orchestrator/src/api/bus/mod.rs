@@ -13,8 +13,6 @@
 mod client;
 mod request;
 
-use std::sync::Arc;
-
 use futures_util::future::BoxFuture;
 use hearthnet_bus::calls::{CallContext, CallError, FrameSink, Handler};
 use serde::Deserialize;
@@ -47,17 +45,16 @@ impl Handler for ChatHandler {
             let drawn = getrandom::u64()
                 .map_err(|_| CallError::internal("the system gave no randomness"))?
                 >> 11;
-            let model = match (&given.model, self.0.models().first()) {
-                (Some(id), _) => self.0.model(id).ok_or_else(|| {
+            let model = match &given.model {
+                Some(id) => self.0.model(id).ok_or_else(|| {
                     let problem = format!("there is no model {id:?} here");
                     failure(&ChatError::BadRequest(problem))
                 })?,
-                (None, Some(first)) => first,
-                (None, None) => {
-                    return Err(CallError::bad_request("model", "this node has none"));
+                None => {
+                    let first = self.0.models().into_iter().next();
+                    first.ok_or_else(|| CallError::bad_request("model", "this node has none"))?
                 }
             };
-            let model = Arc::clone(model);
             let request = given.into_request(&model.text.sampling, drawn)?;
             let caller = match ctx.is_local {
                 true => Caller::from(OWNER),

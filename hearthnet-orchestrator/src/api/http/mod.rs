@@ -115,8 +115,8 @@ pub async fn serve(
 }
 
 async fn models(State(api): State<Arc<Api>>) -> Response<Body> {
-    let models = api.service.models().iter();
-    let data: Vec<Value> = models.map(|model| api.describe(model)).collect();
+    let models = api.service.models();
+    let data: Vec<Value> = models.iter().map(|model| api.describe(model)).collect();
     json_response(StatusCode::OK, &json!({"object": "list", "data": data}))
 }
 
@@ -127,7 +127,7 @@ async fn model(
     // An id that is not UTF-8 matches no model.
     let id = id.map_or_else(|_| "\u{fffd}".to_owned(), |Path(id)| id);
     match api.service.model(&id) {
-        Some(model) => json_response(StatusCode::OK, &api.describe(model)),
+        Some(model) => json_response(StatusCode::OK, &api.describe(&model)),
         None => no_model(&id).response(),
     }
 }
@@ -255,7 +255,7 @@ impl Api {
             Shape::Text => request::completion(&body, seed)?,
         };
         drop(body);
-        let Some(served) = self.service.model(&model).cloned() else {
+        let Some(served) = self.service.model(&model) else {
             return Err(no_model(&model));
         };
         chat.sampling = chosen.or_models(&served.text.sampling).over(chat.sampling);
