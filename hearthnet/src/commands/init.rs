@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::io::{self, IsTerminal as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use hearthnet_bus::NodeKey;
 use hearthnet_platform::files::{close_folder_to_others, foreign_owner, open_to_others};
 use hearthnet_platform::whole_file::{self, Access};
 
@@ -11,32 +13,63 @@ use crate::cli::args::{Global, InitArgs};
 use crate::cli::{Failure, Kind, answer, failure, note, print, print_json};
 use crate::config::{Loaded, default_path, starter};
 
-pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
+/// What makes a machine a node, and whether each part was there before.
+pub(super) struct Made {
+    data: (PathBuf, &'static str),
+    key: Arc<NodeKey>,
+    key_file: (PathBuf, &'static str),
+    config: (PathBuf, &'static str),
+}
+
+/// Makes the data directory, the key and the configuration, as far as they are missing. `research`
+/// says whether a new configuration switches distributed inference on.
+pub(super) fn make(
+    global: &Global,
+    research: impl FnOnce() -> Result<bool, Failure>,
+    name: Option<&str>,
+) -> Result<Made, Failure> {
     let data = global.dir()?;
     let data_state = private_dir(&data)?;
     let key_file = data.join("node.key");
-    let key_state = if fs::symlink_metadata(&key_file).is_ok() {
-        "exists"
-    } else {
-        "made"
+    let key_state = match fs::symlink_metadata(&key_file) {
+        Ok(_) => "exists",
+        Err(_) => "made",
     };
-    let key = global.node_key()?;
-
+    let key = Arc::new(global.node_key()?);
     let config = global.config.clone().or_else(default_path);
     let config = config.ok_or_else(|| {
         let why = "there is no home directory for the configuration";
         Failure::new(Kind::Host, why).hint("name the file with --config")
     })?;
-    let config_state = if config.exists() {
-        "exists"
-    } else {
-        let research = args.research || agrees_to_research(args.json, false)?;
-        write_new(&config, research, args.name.as_deref())?;
-        "written"
+    let config_state = match config.exists() {
+        true => "exists",
+        false => {
+            write_new(&config, research()?, name)?;
+            "written"
+        }
     };
+    Ok(Made {
+        data: (data, data_state),
+        key,
+        key_file: (key_file, key_state),
+        config: (config, config_state),
+    })
+}
+
+pub(crate) fn run(args: &InitArgs, global: &Global) -> Result<(), Failure> {
+    let research = || match args.research {
+        true => Ok(true),
+        false => agrees_to_research(args.json, false),
+    };
+    let made = make(global, research, args.name.as_deref())?;
+    let Made {
+        data: (data, data_state),
+        key,
+        key_file: (key_file, key_state),
+        config: (config, config_state),
+    } = made;
     let loaded = Loaded::load(Some(&config), &global.set)?;
     let research = loaded.config.policy.research.enable;
-
     if args.json {
         return print_json(&serde_json::json!({
             "node_id": key.id().to_string(),

@@ -46,6 +46,15 @@ const AT_ONCE: usize = 16;
 const REPORT: Duration = Duration::from_secs(5);
 
 pub(super) fn run(args: &JoinArgs, cx: &Context) -> Result<(), Failure> {
+    let next = enter(args, cx)?;
+    if !args.json {
+        note(next);
+    }
+    Ok(())
+}
+
+/// Joins the community of the code, and reports it. Returns a recommendation of the next command.
+pub(crate) fn enter(args: &JoinArgs, cx: &Context) -> Result<String, Failure> {
     let code = match args.code.as_slice() {
         [] if !std::io::stdin().is_terminal() => {
             return Err(Failure::new(Kind::Config, "there is no invite code")
@@ -169,7 +178,7 @@ fn report(
     home: &Home,
     joined: Option<Joined>,
     config: &Config,
-) -> Result<(), Failure> {
+) -> Result<String, Failure> {
     let state = home.state();
     let (name, members) = (&state.name, state.members().count());
     let research = config.policy.research.enable;
@@ -181,7 +190,7 @@ fn report(
             asked.extend(&joined.others.from);
             ids(&asked)
         });
-        return print_json(&json!({
+        print_json(&json!({
             "community": home.log.community().to_string(),
             "name": name,
             "level": level,
@@ -192,7 +201,8 @@ fn report(
             "asked": asked,
             "kept_back": joined.map(|joined| ids(&joined.others.revoked)),
             "strange_to": joined.map(|joined| ids(&joined.others.unknown_to)),
-        }));
+        }))?;
+        return Ok(next_step(level, research, state.policy.research));
     }
     let how = match &joined {
         Some(joined) => format!("joined {name:?} in {:.1} s", joined.took.as_secs_f64()),
@@ -223,8 +233,7 @@ fn report(
             ));
         }
     }
-    note(next_step(level, research, state.policy.research));
-    Ok(())
+    Ok(next_step(level, research, state.policy.research))
 }
 
 struct Joined {

@@ -6,13 +6,13 @@
 
 mod change;
 mod invites;
-mod join;
+pub(super) mod join;
 mod leave;
 mod renew;
 
 use std::io::IsTerminal as _;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use hearthnet_bus::invite::{Invite, MAX_HINTS, is_name};
 use hearthnet_bus::log::{Body, EventLog, Level, Policy};
@@ -58,8 +58,15 @@ pub(crate) fn run(command: CommunityCommand, cx: &Context) -> Result<(), Failure
     }
 }
 
-fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
-    let name = args.name.trim();
+/// Founds a community named `name` with this node as its anchor, which others see as `called`.
+/// `passphrase` is asked for once nothing else can fail.
+pub(super) fn found(
+    cx: &Context,
+    name: &str,
+    called: &str,
+    research: bool,
+    passphrase: impl FnOnce() -> Result<Option<Zeroizing<String>>, Failure>,
+) -> Result<Founded, Failure> {
     if !is_name(name) {
         return Err(Failure::new(
             Kind::Config,
@@ -82,31 +89,57 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
         OnDisk::Nothing => {}
     }
     let key = cx.global.node_key()?;
-    let called = display_name(args.as_name.as_deref(), &cx.config);
-    if !is_name(&called) {
+    if !is_name(called) {
         return Err(Failure::new(
             Kind::Config,
             "a node's name has 1 to 64 bytes and no invisible characters",
         )
         .hint("choose another name with --as"));
     }
-    let passphrase = args.passphrase.then(new_passphrase).transpose()?;
+    let passphrase = passphrase()?;
     discard_unborn(&dir)?;
     let root = new_root_key(
         &dir.join(ROOT_KEY),
         passphrase.as_ref().map(|it| it.as_str()),
     )?;
-    let research = args.research.unwrap_or(cx.config.policy.research.enable);
     let policy = Policy {
         research,
         ..Policy::default()
     };
     let log = EventLog::create(&dir, &root, key.id(), name, policy, now_ms())?;
     let named = Body::Named {
-        name: called.clone(),
+        name: called.to_owned(),
     };
     log.append(&key, named, now_ms())?;
     Membership::note(&dir, &log.state(), &key.id());
+    Ok(Founded {
+        dir,
+        key,
+        log,
+        sealed: passphrase.is_some(),
+    })
+}
+
+/// A community that this node has just founded.
+pub(super) struct Founded {
+    dir: PathBuf,
+    key: NodeKey,
+    log: EventLog,
+    /// Whether the root key has a passphrase.
+    sealed: bool,
+}
+
+fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
+    let name = args.name.trim();
+    let called = display_name(args.as_name.as_deref(), &cx.config);
+    let research = args.research.unwrap_or(cx.config.policy.research.enable);
+    let passphrase = || args.passphrase.then(new_passphrase).transpose();
+    let Founded {
+        dir,
+        key,
+        log,
+        sealed,
+    } = found(cx, name, &called, research, passphrase)?;
     if args.json {
         return print_json(&json!({
             "community": log.community().to_string(),
@@ -130,11 +163,11 @@ fn create(args: &CreateArgs, cx: &Context) -> Result<(), Failure> {
         on_off(research),
         dir.join(ROOT_KEY).display(),
     ))?;
-    note(match passphrase {
-        Some(_) => {
+    note(match sealed {
+        true => {
             "keep a copy of the root key in a safe place, and its passphrase in another one: together they alone make and remove anchors"
         }
-        None => {
+        false => {
             "keep a copy of the root key in a safe place: it alone makes and removes anchors (`hearthnet community passphrase` seals it)"
         }
     });
