@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `identity/` | keys, signatures, ids, session grants | `key_file.rs` (files), `unix_time.rs` (clock) |
 //! | `community/` | event log, gossip, invites, descriptors | `log/{store,db,recover,backup,audit}.rs` (SQLite, one thread), `sync/link.rs` (a socket) |
-//! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
+//! | `node/` | a running node: calls, discovery, flight record, access, dialling | `mod.rs`, `tasks.rs`, `reach.rs`, `by_root.rs`, `access.rs` (sockets, tasks); `weights/{server,client}` (sockets, tasks), `weights/pace.rs` (clock); `calls/{wire,client,server,frame_sink,local_api,local_client}`; `discovery/{mod,mdns}.rs` (mDNS), `discovery/local.rs` (interfaces); `flight/mod.rs` (one ring per process, clocks); `joining/` |
 //!
 //! All other files are pure: time and randomness come in as arguments.
 //!
@@ -21,6 +21,7 @@
 //! | what a shard host offers | [`Descriptor`] |
 //! | capabilities of a node, and calls | [`calls`] (`specs/capability-bus.md`) |
 //! | addresses of nodes | [`discovery`] (`specs/discovery.md`) |
+//! | transfer of weights | [`node::weights`] (`specs/weights-transfer.md`) |
 //! | recent events of this process | [`flight`] (`specs/flight-record.md`) |
 //! | the running node | [`node`] |
 //! | a community for tests | `testing` (feature of that name) |

@@ -214,6 +214,8 @@ pub struct PathRule {
     pub queue_messages: usize,
     /// Queue size in bytes; a single message is always accepted.
     pub queue_bytes: usize,
+    /// Whether the sockets are driven by the low-priority threads ([`background`](crate::background)).
+    pub low_priority: bool,
 }
 
 impl PathRule {
@@ -229,6 +231,7 @@ impl PathRule {
             max_strangers: 64,
             queue_messages: 64,
             queue_bytes: max_message_bytes.saturating_mul(2),
+            low_priority: false,
         }
     }
 
@@ -251,6 +254,14 @@ impl PathRule {
         self.max_sockets = in_all;
         self.max_sockets_per_peer = per_peer;
         self.max_strangers = in_all;
+        self
+    }
+
+    /// Drives the sockets on the low-priority threads, for bulk data: the cost of TLS then falls on
+    /// those.
+    #[must_use]
+    pub fn with_low_priority(mut self) -> PathRule {
+        self.low_priority = true;
         self
     }
 

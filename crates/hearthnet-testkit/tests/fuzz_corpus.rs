@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use hearthnet_bus::{calls, discovery, fuzzing as log, sync};
+use hearthnet_bus::{calls, discovery, fuzzing as log, node, sync};
 use hearthnet_files::fuzzing as files;
 use hearthnet_tokens::fuzzing as tokens;
 use hearthnet_transport::fuzzing as wire;
@@ -15,7 +15,7 @@ use proptest::test_runner::TestRunner;
 type Target = fn(&[u8]);
 
 /// Targets, with the minimum number of inputs in their corpus.
-const TARGETS: [(&str, Target, usize); 17] = [
+const TARGETS: [(&str, Target, usize); 18] = [
     ("bus_frames", calls::fuzzing::frames, 12),
     ("discovery", discovery::fuzzing::announcement, 5),
     ("gguf", tokens::gguf, 90),
@@ -28,6 +28,7 @@ const TARGETS: [(&str, Target, usize); 17] = [
     ("template", tokens::template, 3),
     ("template_source", tokens::template_source, 40),
     ("tokenizer", tokens::tokenizer, 10),
+    ("weights_session", node::weights::fuzzing::session, 9),
     ("wire_certificate", wire::certificate, 10),
     ("wire_decompress", wire::decompress, 10),
     ("wire_frame", wire::frame, 30),

@@ -14,6 +14,7 @@ use crate::community::log::{Community, EventLog, Level, OpenInvite};
 use crate::community::sync::SYNC_PATH;
 use crate::node::calls::{Authority, BUS_PATH, Research};
 use crate::node::flight;
+use crate::node::weights::{WEIGHTS_PATH, Weights};
 use crate::now_ms;
 use crate::{Grant, NodeId};
 
@@ -38,6 +39,8 @@ pub trait TensorAcceptor: Send + Sync {
 pub(super) enum Use {
     Bus,
     Sync,
+    /// Transfer of weights, in either direction.
+    Weights,
     /// A session of a caller, with the grant that authorises it.
     Tensor(Option<(NodeId, [u8; 16])>),
     /// A connection to a host that receives this node's rows or is asked for a grant.
@@ -71,7 +74,7 @@ pub(super) fn may_use(
         };
     }
     match what {
-        Use::Bus | Use::Sync => Ok(()),
+        Use::Bus | Use::Sync | Use::Weights => Ok(()),
         // A host sees the rows of others, so it has to be trusted.
         Use::Host(_) if state.level(peer) < Some(Level::Trusted) => Err(CloseCode::Unauthorized),
         Use::Tensor(_) | Use::Host(_) if !state.policy.research => Err(CloseCode::Unauthorized),
@@ -102,6 +105,7 @@ pub(super) struct Access {
     /// This machine's setting `policy.research.enable`.
     pub(super) research: bool,
     pub(super) tensor: RwLock<Option<TensorService>>,
+    pub(super) weights: Arc<Weights>,
 }
 
 impl Access {
@@ -113,12 +117,14 @@ impl Access {
         let what = match path {
             BUS_PATH => Use::Bus,
             SYNC_PATH => Use::Sync,
+            WEIGHTS_PATH => Use::Weights,
             PATH => Use::Tensor(None),
             _ => return Err(CloseCode::Unauthorized),
         };
         may_use(&self.log.state(), key, what, now_ms())?;
         match what {
             Use::Tensor(_) if self.tensor().is_none() => Err(CloseCode::PurposeUnknown),
+            Use::Weights if !self.weights.is_served() => Err(CloseCode::PurposeUnknown),
             _ => Ok(()),
         }
     }

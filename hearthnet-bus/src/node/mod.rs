@@ -1,5 +1,5 @@
-//! A running node of a community: one listener for calls, gossip and tensors, and a link to each
-//! reachable member.
+//! A running node of a community: one listener for calls, gossip, weights and tensors, and a link to
+//! each reachable member.
 //!
 //! | concept | type | file |
 //! |---|---|---|
@@ -14,12 +14,14 @@
 //! | addresses of nodes | [`discovery`] | `discovery/` |
 //! | recent events | [`flight`] | `flight/` |
 //! | reaching and calling nodes | [`Node::call`] | `reach.rs` |
+//! | transfer of weights | [`weights`] | `weights/` |
 //! | delivering events signed by the root key | [`Node::push_root_events`] | `by_root.rs` |
 //!
 //! ```text
 //!                        one TLS listener
 //!   /bus/v1     calls     ── CallServer ── Registry (this node's capabilities)
 //!   /sync/v1    gossip    ── one link per member, dialled by either side ── EventLog
+//!   /weights/v1 weights   ── WeightsStore (files of models)
 //!   /tensor/v1  sessions  ── TensorAcceptor ── TensorSessions (a shard host)
 //! ```
 //!
@@ -45,6 +47,9 @@ mod shared;
 mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod weights;
+#[cfg(test)]
+mod weights_tests;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -72,6 +77,7 @@ use crate::now_ms;
 use crate::{NodeId, NodeKey};
 use access::{Access, TensorService, Use};
 use shared::Inner;
+use weights::{Busy, WeightsStore};
 
 /// Accepted sessions that the shard host has not taken yet. Further ones get `session_limit`.
 const WAITING_SESSIONS: usize = 16;
@@ -157,12 +163,14 @@ impl Node {
             log: log.clone(),
             research: settings.research,
             tensor: RwLock::new(None),
+            weights: Arc::default(),
         });
         let listener = match &settings.listen {
             None => None,
             Some(addr) => {
                 let admission = Arc::clone(&access) as Arc<dyn Admission>;
-                let rules = [bus_rule(), crate::community::sync::path_rule()];
+                let sync = crate::community::sync::path_rule();
+                let rules = [bus_rule(), sync, weights::path_rule()];
                 let config = settings.transport.clone();
                 Some(Listener::bind(addr, &identity, admission, config, &rules).await?)
             }
@@ -320,6 +328,18 @@ impl Node {
             sessions,
             access: Arc::clone(&self.inner.access),
         }
+    }
+
+    /// Serves the weights in `store` to members, instead of an earlier store. Without a store they
+    /// are refused with `purpose_unknown`. While `busy` is true, this node sends and requests
+    /// weights at a limited pace, also with [`weights_of`](Self::weights_of).
+    pub fn serve_weights(&self, store: Arc<dyn WeightsStore>, busy: Busy) {
+        self.inner.access.weights.serve(store, busy);
+    }
+
+    /// Bytes of weights that this node has sent to members since its start.
+    pub fn weights_sent(&self) -> u64 {
+        self.inner.access.weights.sent()
     }
 
     /// Opens a tensor session with the shard host of this same node, without a network connection.

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::access::Use;
 use super::shared::Inner;
+use super::weights::{self, WeightsError, WeightsPeer};
 use super::{Node, bus_rule};
 use crate::node::calls::{CallError, CallStream, Client, Code, Origin, Wire};
 use crate::{Capability, NodeId};
@@ -84,12 +85,20 @@ impl Inner {
         }
     }
 
-    async fn client(&self, to: NodeId) -> Result<Client, CallError> {
+    /// Refuses a node that is not a member, as far as this node knows.
+    fn check_member(&self, node: NodeId) -> Result<(), CallError> {
         let state = self.log.state();
-        if state.is_created() && state.level(&to).is_none() {
-            let message = format!("{to} is not a member of this community");
-            return Err(CallError::new(Code::UNAUTHORIZED, message));
+        match state.is_created() && state.level(&node).is_none() {
+            false => Ok(()),
+            true => {
+                let message = format!("{node} is not a member of this community");
+                Err(CallError::new(Code::UNAUTHORIZED, message))
+            }
         }
+    }
+
+    async fn client(&self, to: NodeId) -> Result<Client, CallError> {
+        self.check_member(to)?;
         if to == self.id {
             // A call to this node itself needs no socket; all checks still apply.
             let (ours, theirs) = Wire::pair();
@@ -140,6 +149,31 @@ impl Node {
         params: &Value,
     ) -> Result<CallStream, CallError> {
         self.inner.client(to).await?.call(capability, params)
+    }
+
+    /// Connects to a member for its weights.
+    ///
+    /// # Errors
+    /// The errors of a connection: see [`WeightsError`].
+    pub async fn weights_of(&self, member: &NodeId) -> Result<WeightsPeer, WeightsError> {
+        let (inner, member) = (&self.inner, *member);
+        inner.check_member(member).map_err(WeightsError::Connect)?;
+        let reached = inner.reach(member, &weights::path_rule()).await;
+        let socket = reached.map_err(|failed| {
+            let refusal = failed.iter().find_map(|(_, error)| match error {
+                ConnectError::NotServed => Some(WeightsError::NotServed),
+                ConnectError::Refused { code, .. } => match code {
+                    CloseCode::PurposeUnknown => Some(WeightsError::NotServed),
+                    CloseCode::SessionLimit => Some(WeightsError::Busy),
+                    _ => None,
+                },
+                _ => None,
+            });
+            refusal.unwrap_or_else(|| WeightsError::Connect(unreachable(member, &failed)))
+        })?;
+        let closer = socket.closer();
+        inner.connections.add(member, Use::Weights, closer, true);
+        Ok(WeightsPeer::new(socket, Arc::clone(&inner.access.weights)))
     }
 }
 

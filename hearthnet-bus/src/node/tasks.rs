@@ -21,6 +21,7 @@ use crate::community::sync::{Progress, gossip, path_rule};
 use crate::node::calls::BUS_PATH;
 use crate::node::discovery::{Claims, Source};
 use crate::node::flight;
+use crate::node::weights::WEIGHTS_PATH;
 use crate::{NodeId, NodeKey, now_ms};
 
 /// Interval of housekeeping: addresses and time limits.
@@ -167,6 +168,18 @@ impl Inner {
         });
     }
 
+    /// Answers the requests of a peer for weights.
+    fn serve_weights(&self, socket: PeerSocket) {
+        let (peer, closer) = (socket.peer(), socket.closer());
+        self.connections.add(peer, Use::Weights, closer, false);
+        let party = self.log.state().answers_for(&peer);
+        let weights = Arc::clone(&self.access.weights);
+        self.spawn_background(async move {
+            let closed = weights.attend(socket, party).await;
+            tracing::debug!(peer = %peer.short(), %closed, "a transfer of weights ended");
+        });
+    }
+
     /// Runs work on the log on a blocking thread; `None` if it panicked.
     async fn on_log<T: Send + 'static>(
         &self,
@@ -247,6 +260,7 @@ async fn accept(inner: Arc<Inner>, mut listener: Listener) {
                 let server = Arc::clone(&inner.server);
                 inner.spawn(async move { server.serve(socket).await });
             }
+            Arrival::Peer(socket) if socket.path() == WEIGHTS_PATH => inner.serve_weights(socket),
             Arrival::Peer(socket) if socket.peer() == inner.log.community().root() => {
                 inner.accept_root_events(socket);
             }

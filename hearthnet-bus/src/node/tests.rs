@@ -22,7 +22,7 @@ use crate::now_ms;
 use crate::testing::{self, id, key};
 use crate::{Capability, Grant};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 fn echo() -> Capability {
     "test.echo@1.0".parse().unwrap()
@@ -37,9 +37,9 @@ impl Handler for Echo {
 }
 
 /// A listening node and its log.
-struct Home {
-    node: Node,
-    community: testing::Home,
+pub(super) struct Home {
+    pub(super) node: Node,
+    pub(super) community: testing::Home,
 }
 
 async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Home {
@@ -59,12 +59,12 @@ async fn start(seed: u8, community: testing::Home, peers: Vec<StaticPeer>) -> Ho
 }
 
 /// A node with key 1 that has founded a community with research on.
-async fn founder() -> Home {
+pub(super) async fn founder() -> Home {
     start(1, testing::Home::founded(key(1), true), Vec::new()).await
 }
 
 /// [`founder`] with an open invite, and members of these keys.
-async fn founder_of(members: &[u8]) -> Home {
+pub(super) async fn founder_of(members: &[u8]) -> Home {
     let first = founder().await;
     first.invite();
     members.iter().for_each(|seed| first.admit(*seed));
@@ -72,7 +72,7 @@ async fn founder_of(members: &[u8]) -> Home {
 }
 
 /// A member that is in sync with the founder, at which it joined.
-async fn member(seed: u8, at: &Home) -> Home {
+pub(super) async fn member(seed: u8, at: &Home) -> Home {
     let home = joiner(seed, at).await;
     home.linked_with(&[1]).await;
     timeout(PATIENCE, home.node.until_in_sync()).await.unwrap();
@@ -94,7 +94,7 @@ impl Home {
         self.node.listen_addr().unwrap().to_string()
     }
 
-    fn append(&self, body: Body) {
+    pub(super) fn append(&self, body: Body) {
         self.community.append(body);
     }
 
@@ -118,7 +118,7 @@ impl Home {
         self.community.admit(id(seed), Level::Member);
     }
 
-    fn revoke(&self, seed: u8) {
+    pub(super) fn revoke(&self, seed: u8) {
         self.community.revoke(id(seed));
     }
 
@@ -172,12 +172,12 @@ impl Home {
     }
 
     /// Waits until this node knows an address of key `seed`.
-    async fn knows(&self, seed: u8) {
+    pub(super) async fn knows(&self, seed: u8) {
         until(|| !self.node.discovery().endpoints(&id(seed)).is_empty()).await;
     }
 
     /// Connects to this node with key `seed`.
-    async fn dial(&self, seed: u8, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
+    pub(super) async fn dial(&self, seed: u8, rule: &PathRule) -> Result<PeerSocket, ConnectError> {
         let own = key(seed).identity().unwrap();
         let (expect, config) = (Some(self.node.id()), Config::default());
         connect_path(&self.addr(), &own, expect, rule, &config).await
@@ -191,7 +191,7 @@ impl Home {
     }
 }
 
-async fn until(mut condition: impl FnMut() -> bool) {
+pub(super) async fn until(mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
         assert!(Instant::now() < deadline, "it does not happen");
@@ -234,7 +234,7 @@ fn token(issuer: u8, subject: u8, number: u8) -> Vec<u8> {
     grant.sign(&key(issuer)).unwrap()
 }
 
-fn refusal<T: std::fmt::Debug>(result: Result<T, ConnectError>) -> CloseCode {
+pub(super) fn refusal<T: std::fmt::Debug>(result: Result<T, ConnectError>) -> CloseCode {
     let error = result.unwrap_err();
     error.code().unwrap_or_else(|| panic!("{error}"))
 }

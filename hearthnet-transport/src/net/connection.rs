@@ -56,7 +56,7 @@ impl Pending {
     ) -> Pending {
         let mut metrics = SessionMetrics::new(side);
         session.observer = Some(Box::new(move |stats, ended| metrics.note(stats, ended)));
-        let shared = driver::start(session, socket, peer, begin, config, ended);
+        let shared = driver::start(session, socket, peer, begin, config, ended, false);
         Pending(Some(shared))
     }
 

@@ -55,7 +55,8 @@ const MAX_TIMER_MICROS: u64 = 365 * 86_400 * 1_000_000;
 /// Callback for the end of a connection.
 pub(crate) type Ended = Box<dyn FnOnce(&SessionClosed) + Send>;
 
-/// Starts driving a socket after the upgrade. Times count from `start`.
+/// Starts driving a socket after the upgrade. Times count from `start`. With `low_priority` it stays
+/// on the low-priority threads.
 pub(crate) fn start<P: Protocol>(
     session: P,
     socket: Socket,
@@ -63,6 +64,7 @@ pub(crate) fn start<P: Protocol>(
     start: Instant,
     config: &Config,
     ended: Ended,
+    low_priority: bool,
 ) -> Arc<Shared<P>> {
     let shared = Arc::new(Shared {
         inner: Mutex::new(Inner {
@@ -85,6 +87,7 @@ pub(crate) fn start<P: Protocol>(
         shared: Arc::clone(&shared),
         handler: None,
         ended: Some(ended),
+        low_priority,
         busy: None,
     };
     driver.run(Handle::current());
@@ -104,16 +107,18 @@ struct Driver<P: Protocol> {
     shared: Arc<Shared<P>>,
     handler: Option<Box<dyn Handler<P::Incoming>>>,
     ended: Option<Ended>,
-    /// While on the low-priority threads: when a turn last left unread input.
+    /// Stays on the low-priority threads, whatever it reads.
+    low_priority: bool,
+    /// While on the low-priority threads because of its input: when a turn last left some unread.
     busy: Option<Time>,
 }
 
 impl<P: Protocol> Driver<P> {
     /// Drives the connection to its end, on its own runtime or on the low-priority threads.
     fn run(mut self, own: Handle) {
-        let there = match self.busy {
-            None => own.clone(),
-            Some(_) => background(),
+        let there = match self.low_priority || self.busy.is_some() {
+            false => own.clone(),
+            true => background(),
         };
         there.spawn(async move {
             // A timer belongs to the runtime on which it was made.
@@ -131,9 +136,10 @@ impl<P: Protocol> Driver<P> {
         let shared = Arc::clone(&self.shared);
         // A single read may have brought the messages of many turns.
         give_way();
-        if self
-            .busy
-            .is_some_and(|since| shared.now() >= since + LOW_PRIORITY_TIME)
+        if !self.low_priority
+            && self
+                .busy
+                .is_some_and(|since| shared.now() >= since + LOW_PRIORITY_TIME)
         {
             self.busy = None;
             return Poll::Ready(TaskExit::Moved);
@@ -214,7 +220,7 @@ impl<P: Protocol> Driver<P> {
             Closing::More => self.busy = Some(now),
             Closing::Waits => {}
         }
-        if self.busy.is_some() && !was_low_priority {
+        if self.busy.is_some() && !was_low_priority && !self.low_priority {
             return Poll::Ready(TaskExit::Moved);
         }
         if timer.poll(cx).is_ready() {

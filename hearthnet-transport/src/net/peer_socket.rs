@@ -49,7 +49,8 @@ pub(crate) fn start(
 ) -> PeerSocket {
     let rule = Arc::new(rule);
     let session = PlainSession::new(Arc::clone(&rule), config, Time::from(begin.elapsed()));
-    let shared = driver::start(session, socket, peer, begin, config, ended);
+    let low_priority = rule.low_priority;
+    let shared = driver::start(session, socket, peer, begin, config, ended, low_priority);
     PeerSocket {
         sender: PeerSender {
             shared,

@@ -37,10 +37,16 @@ fn sync() -> PathRule {
     PathRule::new("/sync/v1", 100_000).with_sockets(8, 2)
 }
 
+fn bulk() -> PathRule {
+    PathRule::new("/weights/v1", 100_000).with_low_priority()
+}
+
 /// Members may do everything, strangers may use the bus, revoked keys are told so.
 #[derive(Default)]
 struct Community {
     ended: Mutex<Vec<(&'static str, CloseCode)>>,
+    /// Names of the threads on which sockets ended.
+    threads: Mutex<Vec<String>>,
 }
 
 impl Admission for Community {
@@ -67,7 +73,10 @@ impl Admission for Community {
     }
 
     fn path_ended(&self, _: &NodeId, path: &str, closed: &SessionClosed) {
-        let known = [bus().path, sync().path].into_iter().find(|it| *it == path);
+        let thread = std::thread::current().name().unwrap_or_default().to_owned();
+        self.threads.lock().push(thread);
+        let paths = [bus().path, sync().path, bulk().path];
+        let known = paths.into_iter().find(|it| *it == path);
         self.ended.lock().push((known.unwrap(), closed.code));
     }
 }
@@ -81,7 +90,7 @@ struct Net {
 impl Net {
     async fn new() -> Net {
         let community = Arc::new(Community::default());
-        let (host, config, paths) = (identity(&HOST), Config::default(), [bus(), sync()]);
+        let (host, config, paths) = (identity(&HOST), Config::default(), [bus(), sync(), bulk()]);
         let listening = Listener::bind("127.0.0.1:0", &host, community.clone(), config, &paths);
         let listener = listening.await.unwrap();
         let addr = listener.local_addr().to_string();
@@ -460,4 +469,31 @@ async fn a_peer_that_does_not_read_is_given_up() {
     ended(socket.recv().await, CloseCode::PipelineStalled, true);
     assert!(matches!(sending.await.unwrap(), SendError::Closed(_)));
     drop(raw);
+}
+
+#[tokio::test]
+async fn a_low_priority_path_is_driven_by_the_low_priority_threads() {
+    let mut net = Net::new().await;
+    for rule in [sync(), bulk()] {
+        let (caller, mut host) = net.pair(&rule).await;
+        caller.send(binary(50_000)).await.unwrap();
+        assert_eq!(host.recv().await.unwrap(), binary(50_000));
+        drop(caller);
+        host.recv().await.unwrap_err();
+        drop(host);
+    }
+    let threads = async {
+        loop {
+            let threads = net.community.threads.lock().clone();
+            if threads.len() == 2 {
+                return threads;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let threads = tokio::time::timeout(Duration::from_secs(60), threads)
+        .await
+        .unwrap();
+    let low = threads.iter().filter(|name| *name == "background");
+    assert_eq!(low.count(), 1, "{threads:?}");
 }

@@ -175,9 +175,10 @@ const NUMBERS: &[Number] = &[
     Number { kind: Kind::Counter, name: "hearthnet_shard_evictions_total", what: "Times that idle weights were unloaded" },
 
     Number { kind: Kind::Labelled, name: "hearthnet_log_refused_total", what: "Events from other members that this node's log refused, by code" },
+    Number { kind: Kind::Counter, name: "hearthnet_weights_sent_bytes_total", what: "Bytes of weights sent to members" },
 
     Number { kind: Kind::Gauge, name: "hearthnet_transport_sessions", what: "Tensor sessions, by side: host, caller" },
-    Number { kind: Kind::Gauge, name: "hearthnet_transport_sockets", what: "Connections between nodes for calls and gossip, by side and path" },
+    Number { kind: Kind::Gauge, name: "hearthnet_transport_sockets", what: "Connections between nodes for calls, gossip and weights, by side and path" },
     Number { kind: Kind::Labelled, name: "hearthnet_transport_closed_total", what: "Connections that ended, by side, path, who ended it, and code" },
     Number { kind: Kind::Labelled, name: "hearthnet_transport_bytes_total", what: "Bytes of frames of tensor sessions, by side and direction" },
     Number { kind: Kind::Gauge, name: "hearthnet_transport_credit_chunks", what: "Chunk credit to peers: granted, used" },

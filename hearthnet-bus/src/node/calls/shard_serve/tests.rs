@@ -32,6 +32,7 @@ fn test_community(own: u8, research: [bool; 2], serves: bool) -> TestCommunity {
         log: home.log.clone(),
         research: here,
         tensor: Default::default(),
+        weights: Default::default(),
     });
     let server = Arc::new(CallServer::new(id(own), registry, authority));
     TestCommunity { home, server }
